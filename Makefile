@@ -1,9 +1,10 @@
-# make demo | federation-demo | image | test | torture | mutants | mutation | fuzz | lint | docs | bench | bench-peers | accuracy | peers | adult | clean:
+# make demo | federation-demo | image | dist | test | torture | mutants | mutation | fuzz | lint | docs | bench | bench-peers | accuracy | peers | adult | clean:
 # each sets up .venv with nothing but python3, and only when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RELEASE := .release
 DOCS_READY := $(VENV)/.docs-ready
 # half as many again as there are cores: tests of processes, brokers and browsers wait as often as they work
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 2) * 3 // 2)')
@@ -11,7 +12,7 @@ COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo none)
 BASE = $(or $(filter-out $(COMMIT),$(shell git merge-base HEAD origin/HEAD 2>/dev/null)),HEAD~1)
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace image lint format docs bench bench-peers clean
+.PHONY: dist accuracy peers adult demo federation-demo test torture mutants mutation mutation-sample fuzz browser strace image lint format docs bench bench-peers clean
 
 demo: $(READY)
 	$(BIN)/dpadmm demo
@@ -71,15 +72,24 @@ strace:
 image: $(READY)
 	-@$(BIN)/python tests/support/images.py 2>.image.log || tail -3 .image.log
 
+# wheel, sdist and SBOM in dist/: built twice, checked, and tried offline in empty environments with each extra
+dist: $(RELEASE)/.ready
+	$(RELEASE)/bin/python release/make.py $(if $(TAG),--tag "$(TAG)")
+
+$(RELEASE)/.ready: release/tools.txt
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check -r release/tools.txt
+	touch $@
+
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples docs
-	$(BIN)/ruff format --check src tests benchmarks examples docs
+	$(BIN)/ruff check src tests benchmarks examples release docs
+	$(BIN)/ruff format --check src tests benchmarks examples release docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks examples docs
-	$(BIN)/ruff format src tests benchmarks examples docs
+	$(BIN)/ruff check --fix src tests benchmarks examples release docs
+	$(BIN)/ruff format src tests benchmarks examples release docs
 
 # the documentation site into docs/_build/html: every tutorial is run, every internal link checked, a warning is an error
 docs: $(DOCS_READY)
@@ -107,7 +117,7 @@ adult: $(READY)
 	$(BIN)/python benchmarks/peers/adult.py
 
 # installs again only when what is to be installed has changed
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt src/dpadmm/version.py
 	$(PYTHON) -c 'import sys; sys.exit("dpadmm needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -119,5 +129,5 @@ $(DOCS_READY): $(READY)
 	touch $(DOCS_READY)
 
 clean:
-	rm -rf $(VENV) .peers .image .image.log runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation docs/_build
+	rm -rf $(VENV) .release .peers .image .image.log runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutation docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

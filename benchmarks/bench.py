@@ -22,6 +22,7 @@ import numba
 import numpy as np
 from scipy.sparse import csr_array
 
+import before
 from dpadmm import Logistic, Problem, Rows, make_rows, simulate
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.features import layout
@@ -170,13 +171,26 @@ def one_round() -> bool:
 
 
 def classes() -> bool:
-    """Softmax with 10 classes, dense beside coded; beside the kernels of before coded rows see decision 3."""
+    """Softmax with 10 classes, and CSR rows, beside the kernels of before coded rows (benchmarks/before.py)."""
     short, offsets = coded_rows(), np.linspace(0, 40_000, 101).astype(np.int64)
     dense, labels = short.toarray(), np.random.default_rng(1).integers(0, 10, 40_000).astype(float)
-    points = np.random.default_rng(2).normal(size=(100, 104, 10))
-    rows = [make_rows(each, labels, offsets=offsets) for each in (dense, short)]
-    long, coded = interleaved(*(partial(kernels.gradient, each, points, Softmax(10)) for each in rows), repeats=20)
-    return report("softmax with 10 classes, dense / coded kernel", long / coded, "at least 1.5", long >= 1.5 * coded)
+    points, loss = np.random.default_rng(2).normal(size=(100, 104, 10)), Softmax(10)
+    long, coded = (make_rows(each, labels, offsets=offsets) for each in (dense, short))
+    then, now, now_coded = interleaved(
+        lambda: before.gradient(long, points, loss),
+        *(partial(kernels.gradient, each, points, loss) for each in (long, coded)),
+        repeats=20,
+    )
+    fine = report("softmax with 10 classes, before / dense", then / now, "at least 3", then >= 3 * now)
+    fine &= report("softmax with 10 classes, before / coded", then / now_coded, "at least 5", then >= 5 * now_coded)
+    sparse, point = (
+        make_rows(csr_array(dense), np.where(labels < 5, 1.0, -1.0), offsets=offsets),
+        points[:, :, :1].copy(),
+    )
+    then, now = interleaved(
+        *(partial(each, sparse, point, Logistic()) for each in (before.gradient, kernels.gradient)), repeats=20
+    )
+    return at_most("CSR now / before", now / then, 1.05) and fine
 
 
 def whole_run() -> bool:

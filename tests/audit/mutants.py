@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import count
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,9 @@ from dpadmm._base.errors import Refusal
 from dpadmm.audit import Plan, run_audit
 from dpadmm.audit.game import AUTO, GAMES
 from dpadmm.optim import problem
+from dpadmm.privacy.statistics import newton_pair
 from dpadmm.privacy.statistics.moments import Moments
+from dpadmm.privacy.statistics.newton_pair import NewtonPair
 from dpadmm.site import agent as agent_module
 from dpadmm.site.agent import Agent
 from dpadmm.training.methods import dp_admm
@@ -229,6 +233,46 @@ def silent_labels_counted(patch: Patch) -> None:
     patch.setattr(Moments, "_sum", with_silent)
 
 
+# --- the Newton pair of counts; what would be shortened to 1 in the end is not -----------------------------
+
+
+def counts_at_full_length(patch: Patch) -> None:
+    """Gradient and Hessian have the norm 1 each, and √2 together."""
+    patch.setattr(newton_pair, "COUNT_SHARES", (1.0, 1.0))
+    clipping_off(patch)
+
+
+def means_capped_too_late(patch: Patch) -> None:
+    """At a quarter more than what was agreed on; with far more, sums leave their range and are refused."""
+    _rewritten(patch, "(cap / np.maximum(row_sums(planned * rates), cap))",
+               "(1.25 * cap / np.maximum(row_sums(planned * rates), 1.25 * cap))")  # fmt: skip
+
+
+def counts_not_clipped(patch: Patch) -> None:
+    _rewritten(patch, "np.maximum(sizes, ends_at)", "(0.0 * sizes + ends_at)")
+
+
+def intervals_capped_one_by_one(patch: Patch) -> None:
+    """A person with p intervals is p times as long."""
+    _rewritten(patch, "(cap / np.maximum(row_sums(planned * rates), cap))[:, None]",
+               "cap / np.maximum(planned * rates, cap)")  # fmt: skip
+
+
+def constant_of_silent_rows(patch: Patch) -> None:
+    """Rows of zeros have the constant all the same, and with it their count and exposure."""
+    _rewritten(patch, "rows[:, d:]", "np.full((len(rows), 1), 0.28)")
+
+
+def _rewritten(patch: Patch, old: str, new: str) -> None:
+    """The sum over counts with other words in it, and rows that nothing shortens afterwards."""
+    source = dedent(inspect.getsource(NewtonPair._sum_of_counts))
+    assert source.count(old) == 1
+    found: dict[str, Any] = {}
+    exec(source.replace(old, new), vars(newton_pair), found)
+    patch.setattr(NewtonPair, "_sum_of_counts", found["_sum_of_counts"])
+    clipping_off(patch)
+
+
 # --- secure aggregation -------------------------------------------------------------------------------------
 
 
@@ -330,6 +374,7 @@ class Mutant:
 
 ADMM, AUTO_ONLY, COALITION, ALONE = ("dp_admm",), ("auto",), ("auto_coalition",), ("auto_alone",)
 MASKED = (*COALITION, *ALONE)
+COUNTS = ("auto_counts", "auto_times")
 MUTANTS = (
     Mutant("noise halved", noise_halved, ("noise: variance", "noise: shape")),
     Mutant("factor 2 missing", factor_2_missing, ("noise: variance", "noise: shape")),
@@ -360,6 +405,11 @@ MUTANTS = (
         ("noise: variance by round", "noise: variance"), AUTO_ONLY,
     ),
     Mutant("y² of silent rows counted", silent_labels_counted, ("noise: mean",), AUTO_ONLY),
+    Mutant("pair of counts √2 long", counts_at_full_length, ("noise: mean",), COUNTS),
+    Mutant("means of counts capped too late", means_capped_too_late, ("noise: mean",), COUNTS),
+    Mutant("counts above their means not clipped", counts_not_clipped, ("noise: mean",), COUNTS[:1]),
+    Mutant("intervals capped one by one", intervals_capped_one_by_one, ("noise: mean",), COUNTS[1:]),
+    Mutant("constant of silent rows", constant_of_silent_rows, ("noise: mean",), COUNTS),
     Mutant("shares of σ/h", shares_too_small, ("noise: variance", "noise: shape"), MASKED),
     Mutant("one share left out", one_share_left_out, ("noise: variance", "noise: shape"), COALITION),
     Mutant("no noise under masks", masks_for_noise, ("noise: variance", "noise: never twice"), MASKED),

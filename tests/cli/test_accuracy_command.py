@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 from looping import case
@@ -28,6 +29,13 @@ def suite(cli, folder, *words, sets="correlated"):
     return cli("compare", "--suite", "accuracy", *named, *words)
 
 
+@pytest.fixture
+def made(cli, few, once, tmp_path):
+    """A folder with the suite's runs on one data set, which were made once for all tests."""
+    folder = once("suite", lambda folder: suite(cli, folder).succeeded())
+    return copytree(folder, tmp_path / "made")
+
+
 def test_the_suite_writes_its_lines_and_its_page(cli, few, tmp_path):
     answer = suite(cli, tmp_path, "--json", sets="correlated,separable").succeeded()
     assert answer.json["cells"] == 4
@@ -44,11 +52,10 @@ def test_the_suite_writes_its_lines_and_its_page(cli, few, tmp_path):
     assert read_results(tmp_path / "correlated").table.equals(before)  # nothing was run again
 
 
-def test_only_makes_one_method_s_runs_again(cli, few, tmp_path):
-    suite(cli, tmp_path).succeeded()
-    before = read_results(tmp_path / "correlated")
-    suite(cli, tmp_path, "--only", "auto").succeeded()
-    after = read_results(tmp_path / "correlated")
+def test_only_makes_one_method_s_runs_again(cli, made):
+    before = read_results(made / "correlated")
+    suite(cli, made, "--only", "auto").succeeded()
+    after = read_results(made / "correlated")
     for name, same in (("auto", False), ("dp_sgd", True), ("optimum", True)):
         with case(name):
             old, new = (each.select(name).column("wall_seconds").tolist() for each in (before, after))
@@ -56,26 +63,24 @@ def test_only_makes_one_method_s_runs_again(cli, few, tmp_path):
             assert (old == new) == same
 
 
-def test_a_folder_from_before_a_contender_is_resumed(cli, few, tmp_path):
-    suite(cli, tmp_path).succeeded()
-    path = tmp_path / "correlated" / "results.parquet"
-    made = read_results(path)
-    grid = {**made.grid, "experiments": {k: v for k, v in made.grid["experiments"].items() if k != "auto_secure"}}
-    old = made.select(cell=[key for each in grid["experiments"].values() for key in each["cells"]])
-    assert len(old.cells) == len(made.cells) - 2
-    about = {"grid": grid, "data": made.meta["data"], "command": made.meta["command"]}
+def test_a_folder_from_before_a_contender_is_resumed(cli, made):
+    path = made / "correlated" / "results.parquet"
+    whole = read_results(path)
+    grid = {**whole.grid, "experiments": {k: v for k, v in whole.grid["experiments"].items() if k != "auto_secure"}}
+    old = whole.select(cell=[key for each in grid["experiments"].values() for key in each["cells"]])
+    assert len(old.cells) == len(whole.cells) - 2
+    about = {"grid": grid, "data": whole.meta["data"], "command": whole.meta["command"]}
     write_results(path, old.table, **about)
-    suite(cli, tmp_path).succeeded()
+    suite(cli, made).succeeded()
     new = read_results(path)
     assert new.select(cell=old.cells).table.equals(old.table)  # nothing of it was run again
     assert new.select("auto_secure").last().column("honest").tolist() == [2, 2]
-    assert {line.contender for line in accuracy.read_lines(tmp_path / "accuracy.csv")} == set(accuracy.CONTENDERS)
+    assert {line.contender for line in accuracy.read_lines(made / "accuracy.csv")} == set(accuracy.CONTENDERS)
 
 
-def test_more_splits_extend_a_folder(cli, few, tmp_path):
-    suite(cli, tmp_path).succeeded()
-    suite(cli, tmp_path, "--repeats", "3").succeeded()
-    assert {line.seed for line in accuracy.read_lines(tmp_path / "accuracy.csv")} == {1, 2, 3}
+def test_more_splits_extend_a_folder(cli, made):
+    suite(cli, made, "--repeats", "3").succeeded()
+    assert {line.seed for line in accuracy.read_lines(made / "accuracy.csv")} == {1, 2, 3}
 
 
 def test_other_words_are_refused(cli, few, tmp_path):
@@ -91,13 +96,13 @@ def test_other_words_are_refused(cli, few, tmp_path):
             assert message in " ".join(cli("compare", *words, "-o", tmp_path / "out").err.split())
 
 
-def test_a_data_set_that_cannot_be_had_is_left_out(cli, few, tmp_path, monkeypatch):
+def test_a_data_set_that_cannot_be_had_is_left_out(cli, made, tmp_path, monkeypatch):
     monkeypatch.setenv("DPADMM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    words = ["--sets", "compas,correlated", "--quick", "--repeats", "2", "-o", tmp_path / "out"]
+    words = ["--sets", "compas,correlated", "--quick", "--repeats", "2", "-o", made]
     answer = cli("compare", "--suite", "accuracy", *words).succeeded()
     assert "compas is left out: the table compas could not be fetched" in " ".join(answer.out.split())
-    assert {line.set for line in accuracy.read_lines(tmp_path / "out" / "accuracy.csv")} == {"correlated"}
+    assert {line.set for line in accuracy.read_lines(made / "accuracy.csv")} == {"correlated"}
     words[1] = "compas"
     assert "none of the suite's data sets could be had" in cli("compare", "--suite", "accuracy", *words).err

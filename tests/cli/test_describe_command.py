@@ -174,6 +174,8 @@ def test_a_model_is_evaluated_under_privacy(cli: Cli, table: Path, model: Path) 
         with case(name):
             assert told[name]["value"] == pytest.approx(plain[name], abs=5.0 * told[name]["noise_se"] + 0.01)
             assert 0.0 < told[name]["noise_se"] < told[name]["se"] < 0.1
+            assert told[name]["high"] - told[name]["low"] == pytest.approx(3.92 * told[name]["se"], rel=1e-3)
+    assert "95% interval" in answer.out
     cli("verify", out.with_name("e.statement.json")).succeeded()
 
 

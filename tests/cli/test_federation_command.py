@@ -90,3 +90,30 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
             assert done.code == 2
             assert text in done.err
             assert len(done.err.strip().splitlines()) == 1
+
+
+def test_without_network_the_demo_says_so_and_uses_synthetic_rows(tmp_path: Path, cli, monkeypatch) -> None:
+    from cli.test_demo_command import offline
+
+    for name, value in offline(tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
+    done = cli("federation", "demo", "--sites", 2, "--rounds", 4, columns=200).succeeded()
+    assert done.out.startswith("Adult is not available, so the demo uses synthetic rows. Adult could not be fetched")
+    assert "DPADMM_ADULT" in done.out
+    assert "income (synthetic rows)" in done.out
+    assert "Identical to a run in one process, bit by bit: yes" in done.out
+
+
+def test_made_up_rows_have_the_columns_bounds_and_something_to_learn() -> None:
+    from dpadmm.data.datasets.adult import COLUMNS
+    from dpadmm.federation.demo import BOUNDS, CLASSES, made_up_rows
+
+    rows = made_up_rows()
+    assert {len(row) for row in rows} == {len(COLUMNS)}
+    for name, (low, high) in BOUNDS.items():
+        values = [float(row[COLUMNS.index(name)]) for row in rows]
+        assert low <= min(values) <= max(values) <= high, name
+    rich = [row[-1] == CLASSES[1] for row in rows]
+    taught = [float(row[COLUMNS.index("education-num")]) for row in rows]
+    assert 0.15 < sum(rich) / len(rich) < 0.45
+    assert sum(t for t, r in zip(taught, rich, strict=True) if r) / sum(rich) > sum(taught) / len(taught) + 0.5

@@ -434,3 +434,55 @@ def test_the_same_in_python(table: Path, study: Path) -> None:
     assert by_file.statement.as_json()["agents"]
     assert len(by_file.model.predict_table(table)) == N_ROWS
     assert dpadmm.train(study, table).privacy.exact_noise
+
+
+def test_intervals_for_more_columns_than_the_budget_allows_are_refused_before_anything_is_released(cli, tmp_path):
+    names = [f"x{j}" for j in range(40)]
+    rows = np.random.default_rng(2).random((500, 40)).round(2)
+    lines = [",".join(["y", *names]), *(",".join(map(str, [j % 2, *row])) for j, row in enumerate(rows.tolist()))]
+    table, path, model = tmp_path / "t.csv", tmp_path / "s.toml", tmp_path / "m.dpadmm"
+    table.write_text("\n".join(lines) + "\n")
+    head = ['format = "dpadmm-study/2"', 'name = "wide"', "[label]", 'column = "y"', 'classes = ["0", "1"]',
+            "[privacy]", "epsilon = 0.5", "delta = 1e-6", "[method]", 'name = "auto"', "inference = true"]  # fmt: skip
+    columns = [f'[columns.{name}]\nkind = "number"\nbounds = [0, 1]' for name in names]
+    path.write_text("\n".join([*head, *columns]) + "\n")
+    answer = cli("train", path, "--data", table, "-o", model)
+    assert answer.code == 2
+    assert "the noise would hide how 40 columns go together" in " ".join(answer.err.split())
+    assert not model.exists()
+    path.write_text("\n".join([*head, *columns[:1]]).replace("0.5", "9.0") + "\n")
+    cli("train", path, "--data", table, "-o", model).succeeded()
+
+
+def test_an_exposure_that_is_not_above_0_is_refused_before_anything_is_released(cli, tmp_path):
+    table, path, model = tmp_path / "t.csv", tmp_path / "s.toml", tmp_path / "m.dpadmm"
+    text = """format = "dpadmm-study/2"
+name = "visits"
+[label]
+column = "visits"
+bounds = [0, 10]
+exposure = "years"
+exposure_bound = 5
+[columns.age]
+kind = "number"
+bounds = [20, 90]
+[training]
+intercept = true
+[loss]
+name = "poisson"
+[privacy]
+epsilon = 4.0
+delta = 1e-6
+"""
+    path.write_text(text)
+    for cell in ("0", "-2", ""):
+        table.write_text("age,visits,years\n" + "50,1,2\n" * 50 + f"50,1,{cell}\n")
+        for command in (("train", path, "--data", table, "-o", model), ("study", "check", path, "--data", table)):
+            answer = cli(*command)
+            assert answer.code == 2
+            assert "the exposure 'years'" in " ".join((answer.out + answer.err).split())
+        assert not model.exists()
+    path.write_text(text.replace("exposure_bound = 5", "exposure_bound = 0"))
+    answer = cli("train", path, "--data", table, "-o", model)
+    assert (answer.code, model.exists()) == (2, False)
+    assert "exposure_bound must be the largest exposure, above 0, not 0" in " ".join(answer.err.split())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -188,3 +191,18 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
         interrupted()
     assert path.read_bytes() == b"old"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_index_that_never_answers_is_given_up(tmp_path, monkeypatch):
+    """It takes the connection and says nothing, as a firewall that drops packets does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+        monkeypatch.setenv("DPADMM_CACHE", str(tmp_path))
+        monkeypatch.delenv("DPADMM_ADULT", raising=False)
+        began = time.monotonic()
+        with pytest.raises(DataError, match=r"given up after 2 seconds.*DPADMM_ADULT"):
+            load_adult(seconds=2)
+        assert time.monotonic() - began < 15

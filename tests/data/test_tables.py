@@ -267,66 +267,20 @@ def test_npz_damage_and_disguise(tmp_path: Path) -> None:
         read_table(path, task="binary")
 
 
-def test_svmlight_rows(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for ending in ["svm", "libsvm", "SVMLIGHT"]:
-        with case(ending):
-            tmp_path = tmp_path_factory.mktemp("case")
-            path = tmp_path / f"t.{ending}"
-            path.write_text("# a comment\n+1 qid:3 1:0.5 4:-1e-1 # end\n\n-1 qid:2\n1 qid:3 2:2\n")
-            data = read_table(path, task="binary", by="qid")
-            assert isinstance(data.features, sparse.csr_array)
-            assert data.features.indices.dtype == data.features.indptr.dtype == np.int32
-            assert data.features.toarray().tolist() == [[0.5, 0, 0, -0.1], [0, 0, 0, 0], [0, 2, 0, 0]]
-            assert data.labels.tolist() == [1.0, -1.0, 1.0]
-            assert data.groups is not None
-            assert data.groups.tolist() == ["3", "2", "3"]
-
-
-def test_svmlight_may_count_from_zero(tmp_path: Path) -> None:
-    (tmp_path / "t.svm").write_text("2.5 1:1\n0.5 0:3\n")
-    data = read_table(tmp_path / "t.svm", task="regression")
-    assert isinstance(data.features, sparse.csr_array)
-    assert data.features.toarray().tolist() == [[0, 1], [3, 0]]
-    assert data.groups is None
-
-
-def test_bad_svmlight_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for text, arguments, message in [
-        ("1 1:2\n1 1:x\n", {}, "row 2: '1:x' is not of the form index:value"),
-        ("1 5\n", {}, "row 1: '5' is not of the form"),
-        ("1 2:nan\n", {}, "row 1, column 2: the value 'nan' is not a finite number"),
-        ("1 2:1 2:1\n", {}, "row 1: index 2 is out of order"),
-        ("1 -3:1\n", {}, "index -3 is out of order"),
-        ("1 99999999999:1\n", {}, "index 99999999999 is out of order"),
-        ("3 1:1\n", {}, "row 1: label '3' is not one of"),
-        ("1,2 1:1\n", {}, "row 1: label '1,2' is not one of"),
-        ("# nothing\n", {}, "has no rows"),
-        ("1\n", {}, "has no feature columns"),
-        ("1 1:1\n", {"by": "qid"}, "row 1 has no qid tag"),
-        ("1 1:1\n", {"by": "site"}, "only the tag 'qid'"),
-        ("1 1:1\n", {"label": "y"}, "first word of every line"),
-    ]:
-        with case(text, arguments, message):
-            tmp_path = tmp_path_factory.mktemp("case")
-            (tmp_path / "t.svm").write_text(text)
-            with pytest.raises(DpadmmError, match=message):
-                read_table(tmp_path / "t.svm", task="binary", **arguments)
-
-
 def test_binary_garbage_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for seed, ending in product(range(5), ["csv", "parquet", "npz", "svm"]):
+    for seed, ending in product(range(5), ["csv", "parquet", "npz"]):
         with case(seed, ending):
             tmp_path = tmp_path_factory.mktemp("case")
             path = tmp_path / f"t.{ending}"
             path.write_bytes(np.random.default_rng(seed).bytes(5000))
             with pytest.raises(DpadmmError) as caught:
-                read_table(path, task="binary", label=None if ending == "svm" else "y")
+                read_table(path, task="binary", label="y")
             assert "t." in str(caught.value)
             assert "\n" not in str(caught.value)
 
 
 def test_missing_empty_and_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for ending in ["csv", "parquet", "npz", "svm"]:
+    for ending in ["csv", "parquet", "npz"]:
         with case(ending):
             tmp_path = tmp_path_factory.mktemp("case")
             path = tmp_path / f"t.{ending}"

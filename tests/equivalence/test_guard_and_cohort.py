@@ -78,9 +78,10 @@ def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
     )
 
 
-def rows_for(loss: Loss, storage: Any) -> Rows:
+def rows_for(loss: Loss, storage: Any, weighted: bool) -> Rows:
     rows = cohort(loss, sizes=SIZES, d=D)
-    return make_rows(storage(rows.features[rows.order]), rows.labels, offsets=rows.offsets)
+    weights = np.random.default_rng(2).choice([0.0, 1e-9, 0.3, 1.0], size=len(rows.labels)) if weighted else None
+    return make_rows(storage(rows.features[rows.order]), rows.labels, offsets=rows.offsets, row_weights=weights)
 
 
 def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
@@ -117,10 +118,26 @@ def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPat
                     check_same_bits(loss, method, plan, storage, tmp_path_factory.mktemp("case"), monkeypatch)
 
 
+def test_guards_and_cohort_upload_the_same_bits_with_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for loss, method in product(LOSS_CASES, ("auto", "dp_admm", "inference")):
+        if loss.name in PAIRED if method == "inference" else not getattr(loss, "cuts", ()):
+            for storage in (np.asarray, csr_array, coded) if isinstance(loss, Logistic) else (csr_array,):
+                with case(loss, method, storage), pytest.MonkeyPatch.context() as monkeypatch:
+                    folder = tmp_path_factory.mktemp("case")
+                    check_same_bits(loss, method, "some", storage, folder, monkeypatch, weighted=True)
+
+
 def check_same_bits(
-    loss: Loss, method: str, plan: str, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: Loss,
+    method: str,
+    plan: str,
+    storage: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    weighted: bool = False,
 ) -> None:
-    study, rows = study_for(loss, method, allow_missed_rounds=plan == "some"), rows_for(loss, storage)
+    study, rows = study_for(loss, method, allow_missed_rounds=plan == "some"), rows_for(loss, storage, weighted)
     mask = np.ones((ROUNDS, len(SIZES)), bool)
     if plan == "some":
         mask[1, 0] = mask[3, 1] = mask[2, 2] = mask[3, 2] = False
@@ -135,7 +152,7 @@ def check_same_bits(
         guards = []
         for i in range(len(SIZES)):
             alone = rows.agent(i)
-            own = private(alone.features[alone.order], alone.labels)
+            own = private(alone.features[alone.order], alone.labels, row_weights=alone.row_weights)
             ledger = held.enter_context(Ledger.open(tmp_path / str(i), cap=policy.cap, create=True))
             guards.append(Guard(policy, ledger, lambda study, own=own: own))  # type: ignore[misc]
         agents = [Agent(guard, study) for guard in guards]
@@ -158,5 +175,6 @@ def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempP
         with case(small, storage), pytest.MonkeyPatch.context() as monkeypatch:
             tmp_path = tmp_path_factory.mktemp("case")
             monkeypatch.setattr(kernels, "SMALL", small)
-            for method in ("dp_admm", "auto"):
-                check_same_bits(Logistic(), method, "some", storage, tmp_path / method, monkeypatch)
+            for method, weighted in (("dp_admm", True), ("auto", False)):
+                folder = tmp_path / method
+                check_same_bits(Logistic(), method, "some", storage, folder, monkeypatch, weighted=weighted)

@@ -12,8 +12,13 @@ from sklearn.calibration import calibration_curve
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.schema import Label, Number, Schema
-from dpadmm.model.evaluate import auc, evaluate, of_scores
+from dpadmm.model.evaluate import auc, evaluate, measures_of, of_scores
 from dpadmm.model.model import Model, Scorer, score_file
+
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+with pytest.MonkeyPatch.context() as path:
+    path.syspath_prepend(BENCHMARKS)
+    from evaluation import FIGURES, POPULATIONS, Population, coverage, histogram, truth
 
 RNG = np.random.default_rng(0)
 SCHEMA = Schema((Number("x", (-2.0, 2.0)), Number("y", (-2.0, 2.0))))
@@ -165,3 +170,49 @@ def test_a_sentence_for_every_mistake(tmp_path_factory: pytest.TempPathFactory) 
             tmp_path = tmp_path_factory.mktemp("case")
             with pytest.raises((DataError, StudyError), match=sentence):
                 evaluate(model, write(tmp_path / "t.csv", labels), label=label)
+
+
+# --- under privacy ------------------------------------------------------------------------------------------
+
+
+def test_intervals_of_an_evaluation_cover_what_they_should() -> None:
+    """The short form of ``python benchmarks/evaluation.py``, of given seeds."""
+    for population in POPULATIONS:
+        if population.name in ("usual", "narrow"):
+            told = coverage(population, 250)
+            for figure in FIGURES:
+                with case(population.name, figure):
+                    covered, given = told[figure]
+                    assert 0.915 <= covered <= 0.985
+                    assert given > 0.98
+
+
+def test_figures_of_a_histogram_are_those_of_the_scores() -> None:
+    """Of bins' middles, the Brier score would be 0.001 and more too large."""
+    for population in POPULATIONS:
+        right, counts = truth(population), histogram(*population.draw(1_000_000, np.random.default_rng(0)))
+        found = measures_of(counts, 0.0, all_count=True, probabilities=True)
+        for figure, near in (("accuracy", 1e-12), ("auc", 2e-3), ("brier", 3e-4), ("mean_probability", 2e-3)):
+            with case(population.name, figure):
+                assert found[figure] is not None
+                assert found[figure].value == pytest.approx(right[figure], abs=near)  # type: ignore[union-attr]
+
+
+def test_without_noise_the_interval_of_a_slope_is_that_of_a_large_sample() -> None:
+    counts = histogram(*Population("", 0.0, 1.5, 0.2, 0.8).draw(200_000, np.random.default_rng(3)))
+    slope = measures_of(counts, 0.0, all_count=True, probabilities=True)["calibration_slope"]
+    assert slope is not None
+    assert slope.noise_se == 0.0
+    assert slope.low == pytest.approx(slope.value - 1.96 * slope.se, abs=0.02 * slope.se)
+    assert slope.high == pytest.approx(slope.value + 1.96 * slope.se, abs=0.02 * slope.se)
+
+
+def test_a_slope_that_noise_hides_has_no_end_on_one_side_or_both() -> None:
+    counts = histogram(*Population("", 0.0, 0.2, 0.0, 1.0).draw(300, np.random.default_rng(3)))
+    found = [
+        measures_of(counts + 12.0 * rng.standard_normal(counts.shape), 12.0, all_count=False, probabilities=True)
+        for rng in map(np.random.default_rng, range(12))
+    ]
+    slopes = [each["calibration_slope"] for each in found]
+    assert any(each is not None and None in (each.low, each.high) for each in slopes)
+    assert all(each is None or each.low is None or each.low < each.value for each in slopes)

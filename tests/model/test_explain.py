@@ -17,7 +17,7 @@ from dpadmm._base.errors import DataError
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import OTHER, Boolean, Category, Interaction, Label, Number, Ordinal, Plain, Schema
-from dpadmm.model.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, Coefficient, explain
+from dpadmm.model.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, Coefficient, alike, explain
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
 from dpadmm.runs.training import run_study
@@ -273,6 +273,11 @@ def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
     frame = replace(model, covariance=covariance, clearance=2.0).to_frame()
     assert len(frame) == len(told)
     assert frame["odds_ratio_high"].isna().sum() == 1
+    tidy = ["term", "estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high"]
+    assert set(tidy) < set(frame.columns)
+    assert frame["term"].tolist()[-1] == "intercept"
+    known = frame.dropna(subset=["std_error"])
+    assert (known["statistic"] * known["std_error"]).tolist() == pytest.approx(known["estimate"].tolist())
     hidden = covariance.copy()
     hidden[4, 5:], hidden[5:, 4] = 0.0, 0.0
     hidden[4:6, 4:6] = 1.0  # of age and b only the sum is known
@@ -280,6 +285,18 @@ def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
     text = replace(model, covariance=covariance, clearance=2.0).summary()
     for word in ("coef", "std err", "P>|z|", "[0.025", "0.975]", "odds ratio", "age (per unit)", "privacy noise"):
         assert word in text
+
+
+def test_an_estimate_and_its_interval_have_as_many_decimals():
+    for numbers, told in [
+        ((1.0393, 1.0357, 1.043), ("1.039", "1.036", "1.043")),
+        ((1.5154, 1.38, 1.664), ("1.52", "1.38", "1.66")),
+        ((23.96, 17.92, 32.03), ("24.0", "17.9", "32.0")),
+        ((403.4, 38.2, 4239.0), ("403", "38", "4239")),
+        ((0.5, 0.5, 0.5), ("0.500000",) * 3),
+        ((1.0, 0.5, math.inf), ("1", "0.5", "inf")),
+    ]:
+        assert alike(*numbers) == told
 
 
 def test_directions_in_which_products_sum_to_their_columns_are_no_obstacle():

@@ -23,8 +23,8 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import PerformanceWarning
 from dpadmm._base.features import Features
 from dpadmm.optim import kernels, problem
-from dpadmm.optim.kernels import formulas
-from dpadmm.optim.losses import Loss, Softmax, slopes
+from dpadmm.optim.kernels import formulas, passes
+from dpadmm.optim.losses import Loss, Poisson, Softmax, slopes
 from dpadmm.optim.losses.base import Index
 from dpadmm.optim.problem import Rows, make_rows
 
@@ -138,6 +138,15 @@ def test_any_number_of_features() -> None:
                 agrees(rows, loss, points_for(rows, loss))
 
 
+def test_any_number_of_outputs() -> None:
+    """They are worked on in fours and fives, and rows in twos and fours."""
+    for p, storage in product([4, 8, 10, 13], ["dense-f64", "dense-f32", "coded-f64", "coded-f32"]):
+        with case(p, storage):
+            loss = Softmax(n_outputs=p)
+            rows = cohort(loss, storage, sizes=(2, 3, 5, 126, 1031))
+            agrees(rows, loss, points_for(rows, loss))
+
+
 # --- clipping ----------------------------------------------------------------------------------------------
 
 
@@ -180,6 +189,22 @@ def test_whether_a_row_is_clipped_does_not_depend_on_the_rows_beside_it() -> Non
             for each in (edge, np.concatenate([edge, long]))
         )
         assert alone[0, 0, 0] == 2.0 * beside[0, 0, 0]
+
+
+def test_one_output_is_clipped_as_one_of_several() -> None:
+    """Its loop is another, for speed: to the last bit, and whatever the slopes are."""
+    rng = np.random.default_rng(0)
+    for n in (1, 4, 7, 250):
+        slope = rng.standard_normal((1, n)) * 10.0 ** rng.choice([0.0, 0.0, 0.0, -200.0, 200.0], n)
+        slope[0, rng.random(n) < 0.1] = rng.choice([0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324, 1e308])
+        norms = np.maximum(rng.random(n) * 10.0 ** rng.choice([0.0, 0.0, -9.0, -160.0], n), problem.LEAST_NORM)
+        for bound in (1.0, 0.3, 1e-3, 1e-120):
+            alone, beside_zeros = slope.copy(), np.vstack([slope, np.zeros((1, n))])
+            passes._clip(alone, norms, bound)
+            passes._clip(beside_zeros, norms, bound)
+            # as numbers: a slope of several that is -0.0 may lose its sign
+            np.testing.assert_array_equal(alone[0], beside_zeros[0])
+            assert (np.abs(alone[0]) * norms <= bound * (1.0 + 1e-15)).all()
 
 
 def test_sums_for_exact_noise_are_clipped_to_the_bound_that_was_asked_for() -> None:
@@ -261,6 +286,25 @@ def test_a_copy_in_cohort_order_has_the_same_bits() -> None:
             np.testing.assert_array_equal(
                 kernels.gradient(copied, points, loss), kernels.gradient(in_place, points, loss)
             )
+
+
+def test_large_coded_rows_have_five_bytes_beside_them_and_others_sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million agents of 20 coded rows have room in 1.5 times the rows: ``make bench``, million."""
+    monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
+    for loss, storage, expected in (
+        (Softmax(3), "coded-f64", 5),
+        (Softmax(3), "coded-f32", 5),
+        (Softmax(3), "dense-f64", 16),
+        (Poisson(), "coded-f64", 12),  # labels of counts are no whole numbers
+    ):
+        with case(loss, storage):
+            rows = cohort(loss, storage)
+            assert rows.labels.itemsize + rows.order.itemsize == expected
+    whole = coded(np.eye(6))
+    for *labels, kind in ([0, 1, 2, 0, 1, 2, "i1"], [0.5, 1, 2, 0, 1, 2, "f8"], [0, 1, 128, 0, 0, 0, "f8"]):
+        rows = make_rows(whole, np.array(labels, float), order=np.array([5, 4, 3, 2, 1, 0]), offsets=np.array([0, 6]))
+        assert rows.labels.dtype == np.dtype(kind)
+        assert rows.labels.tolist() == labels[::-1]
 
 
 @prove

@@ -23,7 +23,7 @@ from scipy.spatial.distance import pdist, squareform
 from statistic_cases import all_statistics, grid_of, parameters_for, shapes_and_points
 
 from dpadmm._base import memmap
-from dpadmm._base.errors import StudyError
+from dpadmm._base.errors import DataError, StudyError
 from dpadmm.optim import kernels, problem
 from dpadmm.optim import shape as shape_module
 from dpadmm.optim.losses import Huber, Logistic, Loss, Poisson, Softmax, Squared
@@ -54,18 +54,27 @@ ATTACKED: list[Loss] = [
 ]
 
 
-def contributions(statistic: Statistic, features: Any, labels: Any, parameters: Any, bound: float) -> Any:
+def contributions(
+    statistic: Statistic, features: Any, labels: Any, parameters: Any, bound: float, weights: Any = None
+) -> Any:
     """What every row adds, (rows, size): each is an agent's, beside a row of zeros that adds nothing."""
     n, d = features.shape
     both = np.zeros((2 * n, d))
     both[::2] = features
-    rows = make_rows(both, np.repeat(labels, 2), order=np.arange(2 * n), offsets=np.arange(0, 2 * n + 1, 2))
+    order, offsets = np.arange(2 * n), np.arange(0, 2 * n + 1, 2)
+    row_weights = None if weights is None else np.repeat(weights, 2)
+    rows = make_rows(both, np.repeat(labels, 2), order=order, offsets=offsets, row_weights=row_weights)
     asked = np.broadcast_to(parameters, (n, *np.shape(parameters)))
     return statistic.sums(rows, asked, bound=bound).reshape(n, -1)
 
 
-def attack(statistic: Statistic, loss: Loss, parameters: Any, bound: float, *, turns: int = 6) -> tuple[float, float]:
-    """How far apart two rows were found to be, and how far from nothing one: by search from good places."""
+def attack(
+    statistic: Statistic, loss: Loss, parameters: Any, bound: float, *, turns: int = 6, weighted: bool = False
+) -> tuple[float, float]:
+    """How far apart two rows were found to be, and how far from nothing one: by search from good places.
+
+    Rows that are ``weighted`` have any weights that there may be, which the adversary chooses too.
+    """
     d, rng = statistic.n_features, np.random.default_rng(1)
     even = np.full((1, d), d**-0.5)
     axes = np.eye(d)
@@ -77,9 +86,10 @@ def attack(statistic: Statistic, loss: Loss, parameters: Any, bound: float, *, t
     labels = random_labels(loss, rng, len(features))
     if loss.task == "regression":
         labels = np.sign(labels) * rng.choice([1e-3, 1.0, 1e6], size=len(labels))
+    weights = rng.choice([0.0, 1e-300, 0.5, 1.0 - 2.0**-53, 1.0], len(features)) if weighted else None
     apart = alone = 0.0
     for turn in range(turns):
-        told = contributions(statistic, features, labels, parameters, bound)
+        told = contributions(statistic, features, labels, parameters, bound, weights)
         between, lengths = squareform(pdist(told)), np.linalg.norm(told, axis=1)
         apart, alone = max(apart, float(between.max())), max(alone, float(lengths.max()))
         best = np.unravel_index(np.argsort(between, axis=None)[-8:], between.shape)
@@ -88,6 +98,9 @@ def attack(statistic: Statistic, loss: Loss, parameters: Any, bound: float, *, t
         moved = features[near] + rng.normal(scale=0.3 / 4**turn, size=(len(near), d)) / d**0.5
         features = np.concatenate([features[parents], moved / np.maximum(1.0, np.linalg.norm(moved, axis=1))[:, None]])
         labels = np.concatenate([labels[parents], labels[near]])
+        if weights is not None:
+            nearby = np.clip(weights[near] + rng.normal(scale=0.3 / 4**turn, size=len(near)), 0.0, 1.0)
+            weights = np.concatenate([weights[parents], nearby])
     return apart, alone
 
 
@@ -110,6 +123,60 @@ def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
                 # two cells of a histogram; S is for two rows of one cell that are silenced together
                 most = 0.5**0.5 if statistic.name == ScoreHistogram.name else most
                 assert (reached > 0.96 * np.array([most, 1.0])).all(), reached
+
+
+def test_an_adversary_who_chooses_weights_comes_as_near_and_never_beyond() -> None:
+    for loss in ATTACKED:
+        for statistic in all_statistics(loss, 12):
+            grid, reached = grid_of(statistic, 100), 0.0
+            for parameters in parameters_for(statistic):
+                with case(loss, statistic.name, parameters):
+                    apart, alone = attack(statistic, loss, parameters, grid.row_bound, turns=4, weighted=True)
+                    assert apart <= 2.0 * statistic.row_norm < grid.sensitivity
+                    assert alone <= statistic.row_norm
+                    reached = max(reached, alone / statistic.row_norm)
+            with case(loss, statistic.name):
+                assert reached > 0.85
+
+
+@pytest.mark.parametrize("weight", [1.0 + 2.0**-52, -(2.0**-60), np.nan, np.inf])
+def test_no_rows_have_weights_beyond_the_bound(weight: float) -> None:
+    with pytest.raises(
+        DataError, match=r"the weight of row 2 is .*; divided by its public bound it must lie in \[0, 1\]"
+    ):
+        make_rows(np.eye(2), np.ones(2), row_weights=np.array([1.0, weight]))
+    with pytest.raises(DataError, match="one weight per row"):
+        make_rows(np.eye(2), np.ones(2), row_weights=np.ones(3))
+
+
+def test_sums_of_weighted_rows_are_those_of_rows_times_weights_and_of_repeated_ones() -> None:
+    """However rows are stored and summed: compiled, in NumPy, over agents and over all."""
+    rng = np.random.default_rng(3)
+    for loss in ATTACKED:
+        features, copies = random_rows(rng, 60, 5), rng.integers(0, 5, 60)
+        labels = random_labels(loss, rng, 60)
+        repeated = np.repeat(np.arange(60), copies)
+        for statistic in all_statistics(loss, 5):
+            if statistic.name in (ColumnSums.name, ScoreHistogram.name):  # which count rows
+                continue
+            for storage, parameters in product((np.asarray, csr_array, coded), parameters_for(statistic)[:2]):
+                with case(loss, statistic.name, storage, parameters):
+                    rows = make_rows(storage(features), labels, row_weights=copies / 4.0)
+                    told = make_rows(storage(features[repeated]), labels[repeated])
+                    expected = statistic.sums(told, parameters[None], bound=statistic.row_norm)[0]
+                    within = {"rtol": 1e-8, "atol": 1e-8 * np.abs(expected).max() + 1e-300}
+                    found = statistic.sums(rows, parameters[None], bound=statistic.row_norm)[0]
+                    np.testing.assert_allclose(4.0 * found, expected, **within)
+                    means = statistic.means(rows, parameters[None])[0]
+                    np.testing.assert_allclose(240.0 * means, expected, **within)
+                    offsets = np.array([0, 20, 25, 60])
+                    dealt = make_rows(storage(features), labels, offsets=offsets, row_weights=copies / 4.0)
+                    if hasattr(statistic, "weighted_mean"):
+                        for shares in (np.diff(offsets) / 60.0, np.array([0.5, 0.25, 0.25])):
+                            some = statistic.weighted_mean(dealt, parameters, shares)
+                            asked = np.broadcast_to(parameters, (3, *parameters.shape))
+                            each = np.tensordot(shares, statistic.means(dealt, asked), 1)
+                            np.testing.assert_allclose(some, each, **within)
 
 
 def test_an_adversary_is_beyond_the_bound_where_rows_are_not_shortened() -> None:

@@ -43,12 +43,18 @@ def worlds(draw):
     coordinate = st.builds(np.multiply, st.sampled_from(REACH), signed)
     size = 3 * loss.n_outputs
     point = np.array(draw(st.lists(coordinate, min_size=size, max_size=size))).reshape(1, 3, loss.n_outputs)
-    return loss, rows, labels, point
+    weight = st.sampled_from([0.0, 5e-324, 1e-9, 1 / 3, 1.0 - 2.0**-53, 1.0])
+    weights = draw(st.none() | st.lists(weight, min_size=5, max_size=5).map(np.array))
+    return loss, rows, labels, point, weights
 
 
-def _gradient(loss, features, labels, point, how):
+def _some(weights, index):
+    return None if weights is None else weights[index]
+
+
+def _gradient(loss, features, labels, point, weights, how):
     storage = {"sparse": csr_array, "coded": coded}.get(how.split()[-1], np.asarray)
-    rows = make_rows(storage(features), labels)
+    rows = make_rows(storage(features), labels, row_weights=weights)
     compute = kernels.reference_gradient if how.startswith("reference") else kernels.gradient
     with np.errstate(all="ignore"):
         return compute(rows, point, loss)[0]
@@ -58,9 +64,10 @@ def _gradient(loss, features, labels, point, how):
 @prove
 @given(world=worlds())
 def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
-    loss, features, labels, point = world
-    one = _gradient(loss, features[:4], labels[:4], point, how)
-    other = _gradient(loss, features[[4, 1, 2, 3]], labels[[4, 1, 2, 3]], point, how)
+    loss, features, labels, point, weights = world
+    after = [4, 1, 2, 3]
+    one = _gradient(loss, features[:4], labels[:4], point, _some(weights, slice(4)), how)
+    other = _gradient(loss, features[after], labels[after], point, _some(weights, after), how)
     assert np.isfinite(one).all()
     assert np.isfinite(other).all()
     limit = mean_sensitivity(loss.lipschitz, 4)
@@ -73,7 +80,7 @@ def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
 @given(world=worlds(), place=st.integers(0, 7))
 def test_one_row_moves_every_statistic_by_at_most_its_sensitivity(name, storage, world, place):
     """Replaced, by what the grid's noise is for; silenced, which ids of others can do to a row, by half of that."""
-    loss, features, labels, point = world
+    loss, features, labels, point, weights = world
     if name == "newton_pair":
         loss = loss if loss.task == "count" else Logistic() if loss.task == "binary" else Squared()
     if name == "score_histogram":
@@ -83,14 +90,14 @@ def test_one_row_moves_every_statistic_by_at_most_its_sensitivity(name, storage,
     asked = point[0] if name == "gradient" and place else asked[place % len(asked)]
     grid = grid_of(statistic, 4)
 
-    def total(x, y):
+    def total(x, index):
+        rows = make_rows(storage(x), labels[index], row_weights=_some(weights, index))
         with np.errstate(all="ignore"):
-            return statistic.sums(make_rows(storage(x), y), asked[None], bound=grid.row_bound)[0]
+            return statistic.sums(rows, asked[None], bound=grid.row_bound)[0]
 
-    silent = features[:4].copy()
+    silent, before, after = features[:4].copy(), [0, 1, 2, 3], [4, 1, 2, 3]
     silent[0] = 0.0
-    one, gone = total(features[:4], labels[:4]), total(silent, labels[:4])
-    other = total(features[[4, 1, 2, 3]], labels[[4, 1, 2, 3]])
+    one, gone, other = total(features[before], before), total(silent, before), total(features[after], after)
     assert steps_between(quantise(one, grid), quantise(other, grid)) <= allowed_steps(grid)
     assert np.linalg.norm(one - gone) <= statistic.row_norm * (1.0 + 1e-12)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ def bars(axes):
 
 def test_dots_and_bars():
     axes = coefficient_figure(explanation(CLEAR, NOISY), top=20, title="m").axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["age", r"ward=cost in \$ and \$"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["age (per 60 units)", r"ward=cost in \$ and \$"]
     reach = sorted(tuple(np.round(segment[:, 0], 9)) for segment in bars(axes))
     wide = 1.959963985
     expected = [(-0.3 - 0.4 * wide, -0.3 + 0.4 * wide), (6.0 - 1.2 * wide, 6.0 + 1.2 * wide)]
@@ -55,11 +57,25 @@ def test_without_standard_errors_there_are_no_bars(count):
 def test_what_has_no_interval_beside_others_is_left_out():
     silent = Coefficient("ward", "other", "vs average", "", 0.9, None, 1.0)
     axes = coefficient_figure(explanation(CLEAR, silent), top=20, title="m").axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["age"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["age (per 60 units)"]
 
 
 def test_long_names_are_cut():
     long = Coefficient("a" * 200, "", "per unit", "", 0.1, 0.01, 60.0)
     label = coefficient_figure(explanation(long), top=20, title="m").axes[0].get_yticklabels()[0].get_text()
-    assert label.endswith("…")
-    assert len(label) < 50
+    assert "…" in label
+    assert len(label) < 65
+
+
+def test_ratios_stand_on_the_axis_and_beside_their_intervals():
+    found = replace(explanation(CLEAR, NOISY), ratios="odds ratio")
+    axes, beside = coefficient_figure(found, top=20, title="m").axes
+    ticks = {text.get_text(): place for text, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)}
+    assert ticks["1"] == 0.0
+    assert ticks["10"] == pytest.approx(np.log(10.0))
+    assert axes.get_xlabel().startswith("ratio of the odds of ill against well")
+    texts = [text.get_text() for text in beside.get_yticklabels()]
+    assert texts == ["403 (38 to 4238)", "0.74 (0.34 to 1.62)"]
+    assert beside.get_ylim() == axes.get_ylim()
+    narrow = replace(found, coefficients=(Coefficient("x", "", "per unit", "", 0.01, 0.002, 1.0),))
+    assert len(coefficient_figure(narrow, top=20, title="m").axes[0].get_xticks()) >= 3

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
+from scipy.sparse import csr_array
 
 from dpadmm._base.errors import DataError, Refusal, StudyError
 from dpadmm.privacy.calibration import mu_from_epsilon
@@ -439,17 +440,14 @@ def test_every_format_gives_the_same_rows(folder, intercept):
     matrix = np.column_stack([table["income"], np.full(5, 1e3), table["age"]])
     who, labels = np.array([7, 8, 7, 7, 9]), np.array(["yes", "no", "no", "yes", "no"])
     np.savez(folder / "table.npz", features=matrix, labels=labels, who=who)
-    lines = [
-        f"{label} qid:{person} 1:{row[0]} 2:1000 3:{row[2]}"
-        for label, person, row in zip(labels, who, matrix, strict=True)
-    ]
-    (folder / "table.svm").write_text("\n".join(lines) + "\n")
+    parts = {name: getattr(csr_array(matrix), name) for name in ("data", "indices", "indptr", "shape")}
+    np.savez(folder / "sparse.npz", **parts, labels=labels, who=who)
     training = {"intercept": intercept}
     named, numbered = a_study(training=training), a_study(features=("x3", "x1"), training=training)
     cases = [
         ("table.parquet", "repaid", "who", named),
         ("table.npz", None, "who", numbered),
-        ("table.svm", None, "qid", numbered),
+        ("sparse.npz", None, "who", numbered),
     ]
     wanted_features, wanted_labels = dense(source.open_rows(named))
     assert wanted_features.any(axis=1).tolist() == [True, True, True, False, True]  # no constant either
@@ -460,19 +458,6 @@ def test_every_format_gives_the_same_rows(folder, intercept):
         features = features.toarray() if hasattr(features, "toarray") else features
         assert np.array_equal(features, wanted_features), name
         assert np.array_equal(rows._rows.labels, wanted_labels), name
-
-
-def test_svmlight_columns_do_not_depend_on_the_rows(folder):
-    path = folder / "table.svm"
-    site = opened(folder, data={"table": "table.svm", "label": None}, person={"column": None})
-    study = a_study(features=("x1", "x9"), classes=None)
-    path.write_text("1 1:0.5 9:0.1\n-1 2:0.5\n")
-    assert site.open_rows(study)._rows.features.toarray().tolist() == np.float32([[0.5, 0.1], [0.0, 0.0]]).tolist()
-    path.write_text("1 1:0.5\n-1 2:0.5\n")  # the ninth column is of zeros, not missing
-    assert site.open_rows(study)._rows.features.toarray().tolist() == [[0.5, 0.0], [0.0, 0.0]]
-    path.write_text("1 1:0.5 9:0.1\n-1 0:0.5\n")  # would shift the columns of everyone
-    with pytest.raises(DataError, match="row 2 has an index 0"):
-        site.open_rows(study)
 
 
 BAD_ROWS = [

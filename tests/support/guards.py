@@ -108,9 +108,11 @@ def own(features: Floats, labels: Floats) -> Callable[[Study], CheckedRows]:
     return opened
 
 
-def private(features: Any, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> CheckedRows:
+def private(
+    features: Any, labels: Floats, unit: PrivacyUnit = ONE_ROW, row_weights: Floats | None = None
+) -> CheckedRows:
     """Rows as a guard holds them, each of another person."""
-    return CheckedRows(protect(features, labels, unit))
+    return CheckedRows(protect(features, labels, unit, row_weights=row_weights))
 
 
 def gradient_total(rows: CheckedRows, point: Floats, bound: float, loss: Loss | None = None) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
-from dpadmm.training.methods import Statistics
+from dpadmm.training.methods import Evaluation, Statistics
 
 Cell = Any
 Row = tuple[Cell, ...]
 
 COLUMNS = ("id", "age", "bmi", "region", "grade", "smoker", "note", "outcome")
+"""``note`` is anything; of counts it says how long they were counted for."""
 REGIONS = ("north", "south", "east", "west", *(f"county {i}" for i in range(12)))
 GRADES = ("low", "middle", "high")
 
@@ -52,6 +53,8 @@ LABELS = {
     "softmax": Label("outcome", classes=("no", "perhaps", "yes")),
     "squared": Label("outcome", bounds=(0.0, 10.0)),
     "huber": Label("outcome", bounds=(0.0, 10.0)),
+    "poisson": Label("outcome", bounds=(0.0, 10.0), exposure="note", exposure_bound=5.0),
+    "poisson with times": Label("outcome", exposure="note", times=(1.0, 2.5, 5.0)),
 }
 BOUNDS = {"squared": {"loss_gradient_bound": 0.5}, "huber": {"loss_delta": 0.2}}
 ROUNDS = 6
@@ -65,12 +68,17 @@ def person_study(
     intercept: bool = True,
     method: str = "dp_admm",
     allow_missed_rounds: bool = False,
+    weighted: bool = False,
 ) -> Study:
     """A study of such tables; a small bound of the gradient makes every row move as far as a row may."""
     step = {"learning_rate": 0.5} if method == "dp_sgd" else {}
     constants = {**BOUNDS.get(loss, {}), **step}
     training = {"loss": loss, "method": method, "intercept": intercept, **constants}
-    columns: dict[str, Any] = {"schema": SCHEMAS[schema], "label": LABELS[loss]}
+    label = LABELS[loss]
+    if weighted and SCHEMAS[schema] is not None:  # by what a note says, which may be anything
+        shares = {name: 1.0 + k for k, name in enumerate(map(str, label.classes or ()))} or None
+        label = replace(label, weight="note", weight_bound=4.0, class_weight=shares)
+    columns: dict[str, Any] = {"schema": SCHEMAS[schema], "label": label}
     if SCHEMAS[schema] is None:
         names = ("age", "bmi") if schema == "plain" else ("x1", "x2")
         columns = {"features": names, "classes": LABELS[loss].classes}
@@ -84,6 +92,27 @@ def person_study(
 
 
 @cache
+def person_counts(label: str, schema: str = "mixed", *, inference: bool = True) -> Study:
+    """Counts of such tables, or survival."""
+    training = {"loss": "poisson", "intercept": True, "method": "auto", "inference": inference or "times" in label}
+    return Study(
+        name="counts of events",
+        training={**training, "noise_multiplier": 20.0, "n_rounds": ROUNDS, "delta": 1e-5},
+        schema=SCHEMAS[schema],
+        label=LABELS[label],
+    )
+
+
+@cache
+def person_evaluation(schema: str = "mixed") -> Study:
+    """Of a model whose scores are in many bins."""
+    width = len(person_study("logistic", schema).features) + 1
+    method = Evaluation(weights=tuple(5.0 * (-1.0) ** j for j in range(width)))
+    training = Training(method=method, intercept=True, noise_multiplier=20.0, delta=1e-5, n_rounds=ROUNDS)
+    return Study(name="a model on persons", training=training, schema=SCHEMAS[schema], label=LABELS["logistic"])
+
+
+@cache
 def person_statistics(schema: str = "mixed") -> Study:
     """Counts, moments and two-way tables of such tables."""
     tables = (("age", "region"), ("region", "smoker"))
@@ -94,8 +123,8 @@ def person_statistics(schema: str = "mixed") -> Study:
 # Cells
 
 POLES: dict[str, Row] = {
-    "top": ("100", "60", "north", "high", "yes", ""),
-    "bottom": ("0", "10", "south", "low", "no", "x"),
+    "top": ("100", "60", "north", "high", "yes", "4"),
+    "bottom": ("0", "10", "south", "low", "no", "1e9"),
     "inside": ("35.5", "22", "east", "middle", "0", "a, b"),
     "nothing": ("", None, "", None, "", None),
 }
@@ -103,7 +132,9 @@ EVERYWHERE = ("top", "bottom", "top", "bottom", "inside", "nothing")
 PLACES = (EVERYWHERE, ("top", "bottom"), ("bottom", "bottom", "inside"), ("inside",))
 """Where all rows of a table are; who comes may be anywhere."""
 
-OUTCOMES = {"classes": ("no", "yes", "perhaps"), "numbers": ("0", "10", "7.25")}
+OUTCOMES = {"classes": ("no", "yes", "perhaps"), "numbers": ("0", "10", "7.25"), "counts": ("0", "1", "10", "1")}
+EXPOSURES = ("5", "0.001", "2.5", "1", "7", "0", "-1", "")
+"""Of counts: some are none."""
 GARBAGE = (
     *("", None, " ", "\t", "\u00a0", "text", 'say "so"', "a,b", "two\nlines", "=1+1", "\x00", "é", "e\u0301"),
     *("nan", "NaN", "NA", "null", "inf", "-inf", "1e308", "-1e308", "1e400", "-1e400", "1e-400", "9" * 400),
@@ -225,6 +256,8 @@ class Neighbours:
 def bodies(draw: Any, outcomes: tuple[str, ...], poles: tuple[str, ...] = EVERYWHERE) -> Row:
     """A row without its id: mostly one that moves the sum as far as it can, with up to two odd cells."""
     cells = list(POLES[draw(st.sampled_from(poles))])
+    if outcomes == OUTCOMES["counts"]:
+        cells[-1] = draw(st.sampled_from(EXPOSURES))
     cells.append(draw(st.sampled_from(outcomes)))
     for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
         cells[draw(st.integers(0, len(cells) - 1))] = draw(st.sampled_from(GARBAGE))
@@ -240,13 +273,22 @@ def numbers_alone(draw: Any, classes: tuple[Any, ...] | None) -> Row:
 
 @cache
 def some_studies() -> st.SearchStrategy[Study]:
-    return st.builds(person_statistics, st.sampled_from(("mixed", "sparse"))) | st.builds(
-        person_study,
-        st.sampled_from(("huber", "logistic", "squared", "softmax")),
-        st.sampled_from(("mixed", "sparse", "shortened", "plain", "numbered")),
-        intercept=st.booleans(),
-        method=st.sampled_from(("dp_sgd", "dp_admm")),
-        allow_missed_rounds=st.booleans(),
+    schemas = st.sampled_from(("mixed", "sparse", "shortened"))
+    counts = st.builds(person_counts, st.sampled_from(("poisson", "poisson with times")), schemas,
+                       inference=st.booleans())  # fmt: skip
+    others = st.builds(person_statistics, st.sampled_from(("mixed", "sparse"))) | st.builds(person_evaluation, schemas)
+    return (
+        counts
+        | others
+        | st.builds(
+            person_study,
+            st.sampled_from(("huber", "logistic", "squared", "softmax")),
+            st.sampled_from(("mixed", "sparse", "shortened", "plain", "numbered")),
+            intercept=st.booleans(),
+            method=st.sampled_from(("dp_sgd", "dp_admm")),
+            allow_missed_rounds=st.booleans(),
+            weighted=st.booleans(),
+        )
     )
 
 
@@ -254,7 +296,8 @@ def some_studies() -> st.SearchStrategy[Study]:
 def neighbours(draw: Any, most_rows: int = 14) -> Neighbours:
     """Any table, any person in it, and any other person in place."""
     study = draw(some_studies())
-    outcomes = OUTCOMES["numbers" if study.classes is None else "classes"]
+    counts = study.label is not None and study.label.counts
+    outcomes = OUTCOMES["counts" if counts else "numbers" if study.classes is None else "classes"]
     form = "npz" if "x1" in study.features else draw(st.sampled_from(FORMS))
     ids = draw(st.sampled_from(ID_TYPES.get(form, ("text", "text", "text", "int", "float"))))
     blanks, known, new = IDS[ids]

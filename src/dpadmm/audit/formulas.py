@@ -10,12 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from dpadmm._base.arrays import Floats
 
 N_FEATURES = 16
+LARGEST_COUNT = 8.0
+CUTS = (0.5,)
+"""Of the times in studies of survival."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,36 @@ def newton_pair(features: Floats, labels: Floats, point: Floats) -> Floats:
     return np.concatenate([(-labels * size) @ features, *(matrix[j, j:] for j in range(N_FEATURES))])
 
 
+def counts_pair(features: Floats, labels: Floats, asked: Floats, *, largest: float, cuts: tuple[float, ...]) -> Floats:
+    """``Σ_j √½·(g_j/C, H_j/M)`` of the Poisson loss, every term shortened to 1, one row and interval after the other.
+
+    A row is x, the constant c, and in the label its count over the largest one and its exposure over the longest. In
+    interval h, of which it has e_h, its vector is ``v_h = (x, c·u_h)`` and its mean ``m_h = e_h·exp(v_hᵀw)``. With
+    ``ω = min(1, M/Σm)``, over all of the follow-up, ``g = Σ_h r_h v_h``, ``r_h = ω(m_h − y_h)``, is shortened where
+    ``max(|Σr|, ‖r‖)`` is more than ``C = max(M, min(1, (1 + 3√(M·largest))/largest))``, and ``H = Σ_h ω·m_h·v_h v_hᵀ``.
+    """
+    point, cap, width = asked[:-1], float(asked[-1]), N_FEATURES + len(cuts)
+    most = max(cap, min(1.0, (1.0 + 3.0 * math.sqrt(cap * largest)) / largest))
+    scaled = math.sqrt(2.0) - (math.sqrt(2.0) - 1.0) * np.eye(width)
+    edges, out = [0.0, *cuts, 1.0], np.zeros(width * (width + 3) // 2)
+    for row, label in zip(features, labels, strict=True):
+        count, seen = math.floor(label) / 2.0**26, 1.0 - (label - math.floor(label))
+        intervals, planned = list[tuple[Floats, float, float]](), 0.0
+        for h, (low, high) in enumerate(pairwise(edges)):
+            vector = np.append(row[:-1], row[-1] * (np.arange(len(cuts) + 1) == h))
+            rate, spent = math.exp(min(float(vector @ point), 15.0)), min(max(seen - low, 0.0), high - low)
+            planned += rate * (high - low if cuts else spent)
+            intervals.append((vector, rate * spent, count if low < seen <= high else 0.0))
+        weight = cap / max(planned, cap)
+        slopes = np.array([weight * (mean - count) for _, mean, count in intervals])
+        slopes *= most / max(most, abs(float(slopes.sum())), float(np.linalg.norm(slopes)))
+        gradient = np.sum([slope * each[0] for slope, each in zip(slopes, intervals, strict=True)], axis=0)
+        hessian = np.sum([weight * mean * np.outer(vector, vector) for vector, mean, _ in intervals], axis=0) * scaled
+        term = np.concatenate([gradient / most, *(hessian[j, j:] / cap for j in range(width))]) * math.sqrt(0.5)
+        out += term / max(1.0, float(np.linalg.norm(term)))
+    return out
+
+
 def column_sums(features: Floats, labels: Floats, asked: Floats) -> Floats:
     """``Σ_j a_j``, every row shortened to 1: (d,)."""
     lengths = np.linalg.norm(features, axis=1)[:, None]
@@ -89,7 +124,14 @@ FORMULAS: Mapping[str, Formula] = {
     "shaped_gradient": Formula(N_FEATURES, 1.0, shaped_gradient),
     "moments": Formula(3 * N_FEATURES + 1, 2.0, moments),
     "newton_pair": Formula(N_FEATURES * (N_FEATURES + 3) // 2, 1.0, newton_pair),
+    "newton_pair of counts": Formula(
+        N_FEATURES * (N_FEATURES + 3) // 2, 1.0, partial(counts_pair, largest=LARGEST_COUNT, cuts=())
+    ),
+    "newton_pair of times": Formula(
+        (N_FEATURES + len(CUTS)) * (N_FEATURES + len(CUTS) + 3) // 2, 1.0,
+        partial(counts_pair, largest=1.0, cuts=CUTS),
+    ),
     "column_sums": Formula(N_FEATURES, 1.0, column_sums),
     "score_histogram": Formula(40, 1.0, score_histogram),
-}
-"""By the name of the statistic."""
+}  # fmt: skip
+"""By the name of the statistic, and of what labels are where it is not the same for all."""

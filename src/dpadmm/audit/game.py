@@ -4,15 +4,18 @@ Each agent has one of two data sets that differ in a single row, its *world*. Th
 what it likes, and sees uploads only. There is a game for each method that agents can be asked for, and together
 they ask for every statistic of the closed list. What an agent says is to be, ``formulas.py`` says.
 
-The loss is the squared one, but for ``auto_inference``. The row in question has a label far beyond what any point
-here predicts, so that its gradient is as long as it may be after clipping, and only after clipping, in every round.
-(With the logistic loss the first round of DP-ADMM, at 0, would have half of that.)
+The loss is the squared one, but where intervals are asked for. The row in question has a label far beyond what any
+point here predicts, so that its gradient is as long as it may be after clipping, and only after clipping, in every
+round. (With the logistic loss the first round of DP-ADMM, at 0, would have half of that.)
 
 - ``dp_admm``: the row is ``(±cos θ, sin θ)``, and its two gradients are ``2·cos θ`` apart: 0.9988 of the sensitivity.
 - ``auto``: the row is ±a with nine equal entries. Its two shaped gradients are opposite, so all of the sensitivity
   2 apart; of its moments ``(a, a∘a, √3·y·a, y²/2)`` the first and the third change their signs: 0.958 of 4.
 - ``auto_inference``: the rows of ``dp_admm`` and a logistic loss, far out, where slopes are 1 and curvatures vanish:
   0.9988 of the sensitivity (with the squared loss, no two rows are more than .78 of the sensitivity apart).
+- ``auto_counts``, ``auto_times``: the same of the Poisson loss, of counts with an exposure and of survival times. The
+  row predicts far more events than the cap in one world, and none in the other. As gradient and Hessian have half of
+  the squared norm each, no two rows are further apart than ``√(5/8)`` of the sensitivity, which is for silencing two.
 - ``statistics``: the row is ±a, and its two sums all of the sensitivity apart.
 - ``evaluation``: the row is in one bin of scores or in another, ``√½`` of the sensitivity apart, which is for silencing
   two rows of the same bin. All labels are positive, so that half of the histogram is noise alone.
@@ -33,7 +36,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dpadmm._base.arrays import Floats
-from dpadmm.audit.formulas import FORMULAS, N_FEATURES, Formula
+from dpadmm.audit.formulas import CUTS, FORMULAS, LARGEST_COUNT, N_FEATURES, Formula
+from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm.optim.shape import Shape
 from dpadmm.study.roster import RosterEntry
 from dpadmm.study.settings import Training
@@ -45,8 +49,8 @@ from dpadmm.training.methods.newton import Inferred
 N_ROUNDS = 3
 """Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
 N_USED = 9
-IDLE = slice(N_USED, N_FEATURES)
-"""Columns that are 0 in all rows: there uploads are noise alone."""
+IDLE = slice(N_USED, N_FEATURES - 1)
+"""Columns that are 0 in all rows: there uploads are noise alone. The last one may be a constant."""
 LABEL = 8.0
 RHO, STEP_SIZE = 0.05, 20.0
 ANGLE = 0.05
@@ -67,6 +71,8 @@ class Role:
     """The rows that are the same in both worlds: column, how many, value, label."""
     sent: tuple[Floats, ...]
     label: float = LABEL
+    constant: float = 0.0
+    """The last column of all rows that are not 0; others are shortened, so that rows are no longer than before."""
 
     def rows(self, world: int) -> tuple[Floats, Floats]:
         """Features (m, d) and labels (m,): the row in question first."""
@@ -77,6 +83,9 @@ class Role:
             features[first : first + count, column] = value
             labels[first : first + count] = label
             first += count
+        if self.constant:
+            features *= math.sqrt(1.0 - self.constant**2)
+            features[:, -1] = self.constant * features.any(axis=1)
         return features, labels
 
 
@@ -86,10 +95,12 @@ class Round(NamedTuple):
     statistic: str
     share: float
     sharpness: float
+    of: str = ""
+    """What labels are, where the statistic's formula depends on it."""
 
     @property
     def formula(self) -> Formula:
-        return FORMULAS[self.statistic]
+        return FORMULAS[f"{self.statistic} of {self.of}" if self.of else self.statistic]
 
     def noise_multiplier(self, mu: float) -> float:
         """z of all noise that is left in an answer, where a study costs μ."""
@@ -140,10 +151,14 @@ class Game:
     coalition: Coalition | None = None
     loss: str = "squared"
     inference: bool = False
+    label: Label | None = None
+    """Of counts, or of events at times."""
 
     @property
     def name(self) -> str:
-        variant = self.coalition.name if self.coalition else "inference" if self.inference else ""
+        variant = (
+            self.coalition.name if self.coalition else self.rounds[0].of or ("inference" if self.inference else "")
+        )
         return f"{self.method}_{variant}" if variant else self.method
 
     @property
@@ -212,10 +227,15 @@ class Game:
             from dpadmm.trusted.masking import public_key  # needs cryptography, which other games do not
 
             agreed["roster"] = tuple(RosterEntry(site, public_key(keys[site]).hex()) for site in self.sites)
+        if self.label:  # and the constant
+            columns = tuple(Plain(f"x{j + 1}") for j in range(N_FEATURES - 1))
+            agreed |= {"schema": Schema(columns, row_norm=1.0), "label": self.label}
+            training["intercept"] = True
+        else:
+            agreed["features"] = tuple(f"x{j + 1}" for j in range(N_FEATURES))
+            agreed["classes"] = (-1, 1) if self.loss == "logistic" else None
         return Study(
             name=name,
-            features=tuple(f"x{j + 1}" for j in range(N_FEATURES)),
-            classes=(-1, 1) if self.loss == "logistic" else None,
             training=Training(**training),
             provenance=dict.fromkeys(self.constants, "assumed"),
             **agreed,
@@ -327,11 +347,15 @@ AUTO = Game(
 
 
 class NewtonListener:
-    """Likewise."""
+    """Likewise; ``more`` weights than features, and the cap where there is one."""
+
+    def __init__(self, *, more: int = 0, capped: bool = False) -> None:
+        self.n_weights, self.capped = N_FEATURES + more, capped
 
     def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
-        """The point."""
-        return Inferred.unpacked(sent, N_FEATURES).weights, upload.ravel()
+        """The point, and the cap."""
+        told = Inferred.unpacked(sent, self.n_weights)
+        return np.append(told.weights, told.clip) if self.capped else told.weights, upload.ravel()
 
 
 def _newton_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], *point: float) -> Role:
@@ -357,6 +381,48 @@ AUTO_INFERENCE = Game(
     loss="logistic",
     inference=True,
 )  # fmt: skip
+
+
+def _count(count: float, exposure: float = 1.0) -> float:
+    """A label: the count over the largest one, in whole steps, and what is missing of the longest exposure."""
+    return count * 2.0**26 + (1.0 - exposure)
+
+
+def _count_role(
+    name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], caps: tuple[float, ...],
+    constants: tuple[float, ...], *point: float,
+) -> Role:  # fmt: skip
+    worlds = (math.cos(ANGLE), math.sin(ANGLE)), (math.cos(ANGLE), -math.sin(ANGLE))
+    weights = np.append(_padded((0.0, 1e3, *point))[:-1], constants)
+    none = np.zeros((len(weights), len(weights)))
+    sent = tuple(Inferred(cap, 0.0, weights, none).packed() for cap in caps)
+    return Role(name, n_rows, worlds, others, sent, label=_count(1.0), constant=0.28)
+
+
+def _count_game(of: str, label: Label, caps: tuple[float, ...], *constants: float) -> Game:
+    roles = (
+        # 20 rows whose means are above the cap, and 19 whose counts are far above their means
+        _count_role("far", 40, ((2, 20, 1.0, _count(0.0, 0.9)), (3, 19, 0.05, _count(1.0, 0.05))),
+                    caps, constants, 3.0),
+        # Ten rows of zeros with labels; 30 rows that follow the point, and end at all times
+        _count_role("near", 50, ((2, 9, 0.05, _count(0.0, 0.3)), (2, 10, 0.0, _count(1.0, 0.6)),
+                                 *((column, 5, 1.0, _count(column % 2, column / 8)) for column in range(3, N_USED))),
+                    caps, constants, 0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0),
+    )  # fmt: skip
+    listener = partial(NewtonListener, more=len(constants) - 1, capped=True)
+    rounds = []
+    for k, share in enumerate((0.2, 0.2, 0.6)):
+        round = Round("newton_pair", share, 1.0, of)
+        asked, _ = listener().hear(roles[0].sent[k], np.zeros(0))
+        one, other = (round.formula.total(*roles[0].rows(world), asked) for world in (0, 1))
+        rounds.append(round._replace(sharpness=float(np.linalg.norm(one - other)) / (2.0 * round.formula.row_norm)))
+    return Game("auto", {}, tuple(rounds), roles, listener, loss="poisson", inference=True, label=label)
+
+
+AUTO_COUNTS = _count_game(  # at the first cap, counts are clipped to half of the largest one
+    "counts", Label("y", bounds=(0.0, LARGEST_COUNT), exposure="years", exposure_bound=1.0), (0.125, 1.0, 1.0), -1.0
+)
+AUTO_TIMES = _count_game("times", Label("y", exposure="years", times=(*CUTS, 1.0)), (0.5, 1.0, 1.0), -1.0, 0.5)
 
 # --- Studies that train nothing -----------------------------------------------------------------------------
 
@@ -405,5 +471,8 @@ AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, honest
 AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, honest=1))
 
 GAMES: Mapping[str, Game] = {
-    game.name: game for game in (AUTO, DP_ADMM, AUTO_INFERENCE, STATISTICS, EVALUATION, AUTO_COALITION, AUTO_ALONE)
-}
+    game.name: game
+    for game in (
+        AUTO, DP_ADMM, AUTO_INFERENCE, AUTO_COUNTS, AUTO_TIMES, STATISTICS, EVALUATION, AUTO_COALITION, AUTO_ALONE,
+    )
+}  # fmt: skip

@@ -18,7 +18,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import for_json
 from dpadmm.audit.formulas import N_FEATURES
 from dpadmm.audit.game import GAMES, N_ROUNDS, Game
-from dpadmm.audit.gates import Gate, Guesses, LowerBound, all_guesses, judge, lower_bound, threshold
+from dpadmm.audit.gates import Gate, Guesses, LowerBound, all_guesses, judge, lower_bound, sharpness, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
 from dpadmm.experiments.workers import in_processes
 from dpadmm.privacy.accounting import exact_epsilon
@@ -31,7 +31,7 @@ class Plan:
     """What to play, and how sure to be.
 
     A trial is a study of three rounds with two agents, and each agent has one of two worlds, so that there
-    are as many guesses in either world. Trials are shared out among the games.
+    are as many guesses in either world. Trials are shared out among the games: see ``shared``.
     """
 
     games: tuple[str, ...] = tuple(GAMES)  # which between them release every statistic
@@ -57,6 +57,14 @@ class Plan:
         for name in ("confidence", "false_alarm"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise StudyError(f"{name} must lie between 0 and 1, not {getattr(self, name)!r}")
+
+    def shared(self) -> dict[str, int]:
+        """Trials of each game; a third as many where worlds are too near each other to show the whole promise."""
+        sharp = {name: sharpness(GAMES[name].parts[0]) for name in self.games}
+        parts = {name: 3 if sharp[name] == max(sharp.values()) else 1 for name in self.games}
+        trials = {name: self.trials * parts[name] // sum(parts.values()) for name in self.games}
+        left = self.trials - sum(trials.values())
+        return {name: trials[name] + (i < left) for i, name in enumerate(self.games)}
 
 
 @dataclass(frozen=True)
@@ -166,10 +174,9 @@ def run_audit(
     """Play and judge; ``watch`` hears how many studies are done, and ``stop`` ends it early."""
     start = time.perf_counter()
     run = secrets.token_hex(8)
-    share, more = divmod(plan.trials, len(plan.games))
     batches = [
         Batch(name, run, first, min(PER_LEDGER, trials - first), plan.mu, plan.delta)
-        for name, trials in zip(plan.games, [share + (i < more) for i in range(len(plan.games))], strict=True)
+        for name, trials in plan.shared().items()
         for first in range(0, trials, PER_LEDGER)
     ]
     batches.sort(key=lambda batch: batch.first)  # an audit that is stopped has seen something of each game

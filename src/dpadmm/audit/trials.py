@@ -198,6 +198,14 @@ class _Site:
         self.role, self.folder, self.batch = role, folder, batch
         self.world = 0
         self.rows = tuple(role.rows(world) for world in (0, 1))
+        self.known: dict[tuple[Formula, bytes], Floats] = {}
+
+    def totals(self, formula: Formula, asked: Floats) -> Floats:
+        """The sums over the rows of both worlds; what most games ask for is the same in every study."""
+        key = formula, asked.tobytes()
+        if key not in self.known:
+            self.known[key] = np.array([formula.total(*rows, asked) for rows in self.rows])
+        return self.known[key]
 
     def open(self, held: ExitStack) -> None:
         """Limits are for half a study more than there are: that on the promise that the game is about."""
@@ -273,7 +281,7 @@ class _Member:
         for round, (asked, noisy) in zip(self.game.rounds, self.asked, strict=True):
             formula, steps = round.formula, noisy * (self.site.role.n_rows / round.formula.grid_step)
             scale = formula.noise_steps(round.noise_multiplier(self.site.batch.mu))
-            totals = np.array([formula.total(*rows, asked) for rows in self.site.rows]) + self._others(formula, asked)
+            totals = self.site.totals(formula, asked) + self._others(formula, asked)
             answers.append(steps / scale)
             means.append(totals / (formula.grid_step * scale))
             off_grid.append(float(np.abs(steps - np.rint(steps)).max()))

@@ -50,10 +50,12 @@ COMMANDS = {
     "aggregator": "For study coordinators: certificates, the broker, rounds and the model.",
     "federation": "Try a whole federation on this machine.",
     "ledger": "The privacy budget of a data set: spent, reserved and left, by study.",
+    "doctor": "Check this installation and this machine, and say what to do about problems.",
+    "version": "Show the version; with --verbose, also what it runs on.",
 }
 """The first line of every command's help."""
 
-_HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "report": "reproduce"}
+_HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "report": "reproduce", "version": "doctor"}
 """Files of commands that have another name than their command."""
 
 
@@ -98,7 +100,6 @@ app = typer.Typer(
     cls=Commands,
     help="Train one linear model across data owners with differential privacy.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -128,7 +129,7 @@ def main() -> None:
     except typer.TyperException as error:
         _fail(error.format_message(), USER_ERROR)
     except (DpadmmError, OSError) as error:
-        _fail(_sentence(error), TRY_LATER if _may_heal(error) else USER_ERROR)
+        _fail(sentence(error), TRY_LATER if _may_heal(error) else USER_ERROR)
     except ModuleNotFoundError as error:
         if (package := _left_out(error)) is None:
             raise
@@ -140,7 +141,8 @@ def main() -> None:
         sys.exit(code)
 
 
-def _sentence(error: DpadmmError | OSError) -> str:
+def sentence(error: DpadmmError | OSError) -> str:
+    """What the user of a command reads of an error."""
     if isinstance(error, Refusal):
         # The user of the command is the owner, who may see the problem with the rows
         why = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dpadmm.federation.aggregator.coordinator import Coordinator
     from dpadmm.federation.aggregator.journal import FederatedResult
     from dpadmm.federation.aggregator.server import Server
+    from dpadmm.federation.pki.authority import Authority
 
 T = TypeVar("T")
 
@@ -118,10 +119,9 @@ def install(
 ) -> None:
     """Use a certificate of your own CA for the broker or the aggregator. A running broker loads it at once."""
     from dpadmm.federation.nats.broker import Broker
-    from dpadmm.federation.pki.authority import Authority
     from dpadmm.federation.pki.private_files import read_short
 
-    authority = Authority.open(folder)
+    authority = _authority(folder)
     try:
         whose = authority.install(read_short(certificate))
     except StudyError as problem:
@@ -144,10 +144,9 @@ def approve(
     fingerprint: str | None = Option(None, help="The expected fingerprint, from the owner of the site."),
 ) -> None:
     """Certify the key of a site, and write the invitation to send back. Neither file is secret."""
-    from dpadmm.federation.pki.authority import Authority
     from dpadmm.federation.pki.joining import read_request, same_fingerprint
 
-    authority, asked = Authority.open(folder), read_request(request)
+    authority, asked = _authority(folder), read_request(request)
     if fingerprint is not None and not same_fingerprint(fingerprint, asked.fingerprint):
         raise StudyError("the fingerprints differ: this request is from somebody else")
     target = output or Path(f"{asked.name}.invitation.json")
@@ -167,9 +166,8 @@ def revoke(
 ) -> None:
     """Revoke the certificates of a site. It is disconnected at once; studies continue with their quorum."""
     from dpadmm.federation.nats.broker import Broker
-    from dpadmm.federation.pki.authority import Authority
 
-    authority = Authority.open(folder)
+    authority = _authority(folder)
     authority.revoke(name)
     broker, what = Broker(authority), ""
     if broker.alive():
@@ -185,10 +183,8 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
     """List the approved sites, and how long their certificates are valid."""
     from datetime import UTC, datetime
 
-    from dpadmm.federation.pki.authority import Authority
-
     rows, now = [], datetime.now(UTC)
-    for each in Authority.open(folder).sites():
+    for each in _authority(folder).sites():
         state = "revoked" if each.revoked else "approved" if each.usable(now) else "expired"
         rows.append((each.name, state, f"{each.expires:%Y-%m-%d}"))
     if as_json:
@@ -200,9 +196,8 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
 def users(folder: Folder = HERE) -> None:
     """Print who may connect, as the part of the configuration that each server of an existing NATS cluster needs."""
     from dpadmm.federation.nats.broker import users_config
-    from dpadmm.federation.pki.authority import Authority
 
-    typer.echo(users_config(Authority.open(folder)))
+    typer.echo(users_config(_authority(folder)))
 
 
 @aggregator_app.command("roster")
@@ -230,10 +225,9 @@ def broker(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text",
     Without it, serve starts a broker that stops with the last study.
     """
     from dpadmm.federation.aggregator.server import keep_broker
-    from dpadmm.federation.pki.authority import Authority
 
     try:
-        work = keep_broker(Authority.open(folder), _log(log_form), port=port, metrics=metrics)
+        work = keep_broker(_authority(folder), _log(log_form), port=port, metrics=metrics)
         asyncio.run(until_signal(work, ""))
     except Interrupted:
         say("Stopped. A study that is being served keeps the broker until its end.")
@@ -260,10 +254,9 @@ def serve(
     code 2 and says who is missing. It can be killed at any time and resumes with the same round when started again.
     """
     from dpadmm.federation.aggregator.server import Server, begin
-    from dpadmm.federation.pki.authority import Authority
     from dpadmm.study.study import read_study
 
-    authority, study = Authority.open(folder), read_study(study_file)
+    authority, study = _authority(folder), read_study(study_file)
     wanted = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
     server = Server(authority, begin(authority, study, wanted), _log(log_form), broker, port, start_wait, metrics)
     _run(server, folder, study_file, page_port if page else None)
@@ -283,10 +276,9 @@ def resume(
 ) -> None:
     """Continue a study from its journal, with the round that was open."""
     from dpadmm.federation.aggregator.server import Server
-    from dpadmm.federation.pki.authority import Authority
 
     journal = _journal(folder, study_file)
-    server = Server(Authority.open(folder), journal, _log(log_form), broker, port, start_wait, metrics)
+    server = Server(_authority(folder), journal, _log(log_form), broker, port, start_wait, metrics)
     _run(server, folder, study_file, page_port if page else None)
 
 
@@ -298,9 +290,8 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
     """
     from dpadmm.federation.aggregator.server import alarms_of, journals, overview, status_of
     from dpadmm.federation.health import STATUS, AggregatorStatus, is_live, read_status
-    from dpadmm.federation.pki.authority import Authority
 
-    authority = Authority.open(folder)
+    authority = _authority(folder)
     hub, found = read_status(folder / STATUS, AggregatorStatus), journals(folder)
     if study_file:
         found = [_journal(folder, study_file)]
@@ -332,9 +323,8 @@ def health(study_file: ChosenStudy = None, folder: Folder = HERE, only_live: Onl
     Without STUDY: the broker that dpadmm aggregator broker keeps, and all studies that are being served.
     """
     from dpadmm.federation.aggregator.server import alarms_of, journals, status_of
-    from dpadmm.federation.pki.authority import Authority
 
-    authority = Authority.open(folder)
+    authority = _authority(folder)
     found = [_journal(folder, study_file)] if study_file else journals(folder)
     seen = [status_of(authority, each) for each in found]
     if study_file is None:
@@ -355,13 +345,11 @@ def export(
 
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
-    from dpadmm.cli.describe import statement_beside
-    from dpadmm.cli.train import statement_path
+    from dpadmm.cli.train import statement_beside
     from dpadmm.federation.aggregator.journal import Journal, result_of, write_transcript
     from dpadmm.model.model import model_of
 
-    transcript = output.with_suffix(".transcript.npz")
-    statement = statement_beside(output) if output.suffix == ".json" else statement_path(output)
+    transcript, statement = output.with_suffix(".transcript.npz"), statement_beside(output)
     check_free(output, statement, transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
@@ -389,6 +377,12 @@ def _results(result: FederatedResult) -> dict[str, Any]:
 
     of = description_of if result.study.kind == "statistics" else private_evaluation_of
     return of(result, all_count=False).as_json()
+
+
+def _authority(folder: Path) -> Authority:
+    from dpadmm.federation.pki.authority import Authority
+
+    return Authority.open(folder)
 
 
 def _journal(folder: Path, study_file: Path | None) -> Path:

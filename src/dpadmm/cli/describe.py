@@ -23,7 +23,7 @@ from dpadmm.cli.screen import (
     write,
     write_json,
 )
-from dpadmm.cli.train import ADDS_UP, EXPERIMENT
+from dpadmm.cli.train import ADDS_UP, EXPERIMENT, statement_beside
 from dpadmm.model.description import ColumnSummary, Description, TwoWay, description_of, load_description
 from dpadmm.runs.training import encode, run_study
 from dpadmm.study.study import read_study, study_warnings
@@ -110,11 +110,6 @@ def _released(
         say(*(f"Warning: {each}." for each in study_warnings(study, found.released.n_rows)))
         owner_report.show(rows.report, data)
     return found
-
-
-def statement_beside(output: Path) -> Path:
-    """``s.json`` -> ``s.statement.json``."""
-    return output.with_name(f"{output.name.removesuffix('.json')}.statement.json")
 
 
 def show(found: Description) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import replace
@@ -15,7 +16,6 @@ from typer import Argument, Option
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
-from dpadmm.cli.describe import statement_beside
 from dpadmm.cli.screen import (
     TABLE_KINDS,
     AsJson,
@@ -31,17 +31,18 @@ from dpadmm.cli.screen import (
     write,
     write_json,
 )
-from dpadmm.cli.train import ADDS_UP
+from dpadmm.cli.train import ADDS_UP, statement_beside
 from dpadmm.data.encoder import Report
 from dpadmm.model.evaluate import (
     NOT_TO_PUBLISH,
     Evaluation,
+    Measure,
     PrivateEvaluation,
     evaluation_study,
     private_evaluation_of,
 )
 from dpadmm.model.evaluate import evaluate as measure
-from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, ratio
+from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, alike, ratio
 from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
@@ -114,6 +115,9 @@ def _write(out: IO[bytes], suffix: str, batches: Iterator[Any]) -> None:
 
 WORDS = {
     "accuracy": "accuracy",
+    "weighted_accuracy": "accuracy of the weighted rows",
+    "balanced_accuracy": "accuracy, mean over the classes",
+    "weighted_rmse": "root mean square error of the weighted rows",
     "most_frequent_class": "accuracy of always the most frequent class",
     "auc": "AUC",
     "log_loss": "log-loss",
@@ -132,7 +136,7 @@ WORDS = {
     "expected": "events expected",
     "loss": "mean loss, as in training",
 }
-RATES = ("accuracy", "most_frequent_class")
+RATES = ("accuracy", "weighted_accuracy", "balanced_accuracy", "most_frequent_class")
 OF_PROBABILITIES = ("log_loss", "brier", "calibration_error")
 MOST_CLASSES = 8
 LONGEST_CLASS = 10
@@ -180,7 +184,8 @@ def _evaluate_privately(
     if model.label is not None and label is not None:
         model = replace(model, label=replace(model.label, column=label))
     given = {name: value for name, value in budget.items() if value is not None}
-    study = evaluation_study(model, f"evaluation of {_name_of(model)}", **given)
+    name = str(model.study.get("name") or "a model")[:150]
+    study = evaluation_study(model, f"evaluation of {name}", **given)
     if output is not None:
         check_free(output, statement_beside(output), overwrite=False)
     with waiting(f"reading {data}", quiet=as_json):
@@ -200,17 +205,13 @@ def _evaluate_privately(
     return None
 
 
-def _name_of(model: Model) -> str:
-    return str(model.study.get("name") or "a model")[:150]
-
-
 def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
     """Figures with their standard errors, calibration, and the sentence beside them."""
     rows: list[Row] = []
     for name, each in found.figures.items():
-        told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.noise_se:.2g}", f"{each.se:.2g}")
+        told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.se:.2g}", _interval(each))
         rows.append((WORDS[name], *told))
-    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± noise", "± noise, sample"), rows, fold=[0])
+    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± se", "95% interval"), rows, fold=[0])
     if "brier" in found.figures:
         lines: list[Row] = [
             (f"{group.low:.1%} to {group.high:.1%}", f"{group.rows:,.0f}", f"{group.predicted:.1%}",
@@ -219,6 +220,11 @@ def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
         ]  # fmt: skip
         show_table(("predicted", "rows", "mean predicted", "observed", "± se"), lines)
     say(found.sentence)
+
+
+def _interval(measure: Measure) -> str:
+    low, high = (None if end is None else f"{end:.3g}" for end in (measure.low, measure.high))
+    return f"{low} to {high}" if low and high else f"above {low}" if low else f"below {high}" if high else "any"
 
 
 def _show_evaluation(found: Evaluation, data: Path) -> None:
@@ -289,7 +295,9 @@ def explain(
     if figure is not None:
         from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
-        save_figure(coefficient_figure(found, top=top, title=model_file.name), figure / FIGURE)
+        save_figure(
+            coefficient_figure(found, top=top, title=str(model.study.get("name") or model_file.name)), figure / FIGURE
+        )
     if as_json:
         return echo_json({**found.as_json(), "privacy_sentence": sentence})
     say(f"Effect of the columns on: {found.score}", style="bold")
@@ -304,23 +312,31 @@ def explain(
 
 def _markdown(found: Explanation, sentence: str) -> str:
     """A table of the estimates for a paper, with what stands below it."""
-    effect = "Odds ratio" if found.ratios else "Coefficient"
-    head = ["", "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
-    lines = [head, [":--", ":--", *["--:"] * (len(head) - 2)]]
+    effect = found.ratios.capitalize() or "Coefficient"
+    classes = ["Class"] if any(each.output for each in found.coefficients) else []
+    head = ["", *classes, "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
+    lines = [head, [*[":--"] * (2 + len(classes)), *["--:"] * (len(head) - 2 - len(classes))]]
     shown = [each for each in found.coefficients if found.unknown or each.interval()]
     for each in shown:
         ends, p = each.interval(), each.p_value
-        numbers = [each.coefficient, *(ends or ())]
-        told = [f"{ratio(x):.4g}" if found.ratios and ratio(x) is not None else f"{x:.4g}" for x in numbers]
-        cells = [each.name.replace("|", r"\|"), each.per, told[0]]
+        numbers = [_ratio(x) if found.ratios else x for x in (each.coefficient, *(ends or ()))]
+        cells = [cell.replace("|", r"\|") for cell in (each.name, *([each.output] if classes else []), each.per)]
         if ends:
-            cells += [f"{told[1]} to {told[2]}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
+            told, low, high = alike(*numbers)
+            cells += [told, f"{low} to {high}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
+        else:
+            cells.append(f"{numbers[0]:.3g}")
         lines.append(cells)
     left = [each.name for each in found.coefficients if each not in shown]
     notes = f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED
     notes += f" Left out, since too few rows tell: {', '.join(left)}." if left else ""
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**Effects on: {found.score}**\n\n{body}\n\n{notes} {sentence}\n"
+
+
+def _ratio(logarithm: float) -> float:
+    found = ratio(logarithm)
+    return math.inf if found is None else found
 
 
 def _csv(found: Explanation) -> str:
@@ -346,6 +362,7 @@ def in_words(found: Explanation, top: int) -> list[str]:
         "change over the whole range of a column.",
         *(["Categories and bins: against the average over the column's public values."] if against else []),
         *([found.shortened] if found.shortened else []),
+        *([found.weights] if found.weights else []),
         f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED,
         *([NOTHING_KNOWN] if not found.unknown and any(e.standard_error is None for e in found.coefficients) else []),
     ]

@@ -26,7 +26,7 @@ from dpadmm.training.prior import Prior
 NAMED = ("adult", "synthetic")
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "study": (str, "A study's TOML file: its model, method, budget and columns, for a table (--data).", ()),
-    "data": (str, "File (.csv .tsv .parquet .npz .svm) or data set: adult, synthetic.", ("--data", "-d")),
+    "data": (str, "File (.csv .tsv .parquet .npz) or data set: adult, synthetic.", ("--data", "-d")),
     "label": (str, "Name of the label column (tables).", ("--label",)),
     "classes": (str, "Public list of labels, negative first: no,yes", ("--classes",)),
     "by": (str, "Column that says who owns a row (then each value is an agent).", ("--by",)),
@@ -65,12 +65,20 @@ def parameters() -> list[inspect.Parameter]:
 
 def _option(name: str, kind: type, names: tuple[str, ...], text: str, panel: str) -> inspect.Parameter:
     if names:
-        option = Option(*names, help=text, show_default=False, rich_help_panel=panel)
+        listed = list(REGISTRIES[name].classes) if name in REGISTRIES else ()
+        option = Option(
+            *names, help=text, show_default=False, rich_help_panel=panel, autocompletion=_completed_from(listed)
+        )
     else:
         option = Argument(help=text, show_default=False, metavar=name.upper())
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
+
+
+def _completed_from(names: Iterable[str]) -> Callable[[str], list[str]] | None:
+    """What a shell may complete a word to; typer knows the parameter by its name."""
+    return (lambda incomplete: [each for each in names if each.startswith(incomplete)]) if names else None
 
 
 def _panel(name: str) -> str:

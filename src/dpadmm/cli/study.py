@@ -558,6 +558,10 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
                 classes = f"an event or not by intervals up to {', '.join(f'{each:g}' for each in study.label.times)}"
             if study.label.exposure is not None:
                 classes += f", {study.label.exposure} up to {study.label.longest:g}"
+    if study.label.weight is not None:
+        classes += f"; weights {study.label.weight} up to {study.label.weight_bound:g}"
+    if study.label.class_weight is not None:
+        classes += f"; class weights {', '.join(f'{name} {each:g}' for name, each in study.label.class_weight.items())}"
     declared = " (declared)" if study.schema.row_norm is not None else ", the square root of columns"
     declared += " and interactions" if study.schema.interactions and study.schema.row_norm is None else ""
     return [

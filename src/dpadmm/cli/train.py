@@ -29,7 +29,6 @@ from dpadmm.runs.run import Result
 from dpadmm.runs.training import encode, prior_from, run_study, with_public_table
 from dpadmm.study.study import read_study, study_warnings
 
-SUFFIX = ".dpadmm"
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
 EXPERIMENT = "The noise was simulated from a seed: a reproducible experiment without any protection."
 
@@ -69,7 +68,7 @@ def train(
     if by is not None and agents is not None:
         raise StudyError("--by and --agents cannot be combined: --by defines the agents")
     study, known = with_public_table(read_study(study_file), chosen_public(public, no_public))
-    statement = statement_path(output)
+    statement = statement_beside(output)
     check_free(output, statement, overwrite=overwrite)
     silent = quiet or as_json
     with screen.waiting(f"reading {data}", quiet=silent):
@@ -99,9 +98,9 @@ def train(
         )
 
 
-def statement_path(model: Path) -> Path:
-    """``m.dpadmm`` -> ``m.statement.json``."""
-    return model.with_name(f"{model.name.removesuffix(SUFFIX)}.statement.json")
+def statement_beside(output: Path) -> Path:
+    """``m.dpadmm`` or ``m.json`` -> ``m.statement.json``."""
+    return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.statement.json")
 
 
 def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict
     return {
         "study": {"name": result.study.name, "hash": result.study.hash},
         "model": str(output),
-        "statement": str(statement_path(output)),
+        "statement": str(statement_beside(output)),
         "noise": "exact" if result.privacy.exact_noise else "simulated",
         "epsilon": worst["epsilon"][repr(float(result.privacy.delta))],
         "epsilon_paper": worst["epsilon_paper"],
@@ -141,4 +140,4 @@ def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None
     owner_report.show(found.report, data)
     exact = result.privacy.exact_noise
     say(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")
-    say_path(f"Model:     {output}", f"Statement: {statement_path(output)}")
+    say_path(f"Model:     {output}", f"Statement: {statement_beside(output)}")

@@ -31,6 +31,7 @@ class Dataset:
 
     ``classes`` are what labels stand for: (negative, positive), or the p classes; None for regression.
     ``groups`` has a value per row that names its owner, if the table says so; ``feature_names`` may be empty.
+    ``row_weights``, if any, are what rows' losses are multiplied with: weights over their public bound, from 0 to 1.
 
     Examples
     --------
@@ -45,11 +46,12 @@ class Dataset:
     classes: tuple[Any, ...] | None
     groups: NDArray[Any] | None = None
     feature_names: tuple[str, ...] = ()
+    row_weights: Floats | None = None
 
     def __post_init__(self) -> None:
         if self.features.ndim != 2:
             raise DataError(f"{self.name}: features must be a matrix (rows × columns), not {self.features.ndim}-D")
-        for what, values in (("labels", self.labels), ("groups", self.groups)):
+        for what, values in (("labels", self.labels), ("groups", self.groups), ("weights", self.row_weights)):
             if values is not None and values.shape != (self.n_rows,):
                 raise DataError(
                     f"{self.name}: {self.n_rows} rows need {self.n_rows} {what} in one dimension, "
@@ -70,8 +72,8 @@ class Dataset:
     def take(self, indices: ArrayLike) -> Dataset:
         """The rows at ``indices``, in that order, as a new data set."""
         rows = np.asarray(indices)
-        groups = None if self.groups is None else self.groups[rows]
-        return replace(self, features=self.features[rows], labels=self.labels[rows], groups=groups)
+        groups, weights = (None if each is None else each[rows] for each in (self.groups, self.row_weights))
+        return replace(self, features=self.features[rows], labels=self.labels[rows], groups=groups, row_weights=weights)
 
 
 def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, WordCache, as_numbers, as_words, placed, word_codes
 from dpadmm.data.encoder import ENCODERS, Encoder, Report, Tally, much, tallied
 from dpadmm.data.matrices import GrowingArray
-from dpadmm.data.reader import ahead, column_names, line_warnings, open_batches
+from dpadmm.data.reader import ahead, column_names, known_count, line_warnings, open_batches
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
 from dpadmm.optim.losses.poisson import coded
 
@@ -31,7 +31,7 @@ from dpadmm.optim.losses.poisson import coded
 class EncodedTable:
     """Rows of length at most 1, labels as losses want them, whose each row is, and what was counted.
 
-    Row j belongs to ``owners[groups[j]]``; owners are sorted.
+    Row j belongs to ``owners[groups[j]]``; owners are sorted. ``row_weights`` are from 0 to 1, if there are any.
     """
 
     features: Features
@@ -39,6 +39,7 @@ class EncodedTable:
     groups: Integers | None
     owners: Sequence[str]
     report: Report
+    row_weights: Floats | None = None
 
 
 def encode_table(
@@ -56,60 +57,72 @@ def encode_table(
     ``intercept`` appends the constant column. Without a label, as for a table to predict on, they are 0.
 
     ``total`` is for agents, whose "no" must not tell about a cell: every table with these columns is encoded.
-    What is no number is missing, and a row whose label is none of the classes is a row of zeros, which has no
-    gradient. It is counted in the report. Owners are told apart as they are written, blanks and all: which
-    of them are one person is for :class:`dpadmm.trusted.unit.PrivacyUnit` to say.
+    What is no number is missing, and a row whose label is none of the classes, or whose exposure or weight is none, is
+    a row of zeros, which has no gradient. It is counted in the report. Owners are told apart as they are written,
+    blanks and all: which of them are one person is for :class:`dpadmm.trusted.unit.PrivacyUnit` to say.
     """
     columns = [column.name for column in schema.sources]
-    asked = (label.column, label.exposure) if label else ()
+    asked = (label.column, label.exposure, label.weight) if label else ()
     others = [name for name in (*asked, by) if name is not None]
     for name in others:
         if name in columns:
             raise DataError(
-                f"column {name!r} cannot be a feature too: it is the label, its exposure, or says who owns a row; "
-                "take it out of the study's columns"
+                f"column {name!r} cannot be a feature too: it is the label, its exposure or weight, or says who owns a "
+                "row; take it out of the study's columns"
             )
     numeric = {c.name for c in schema.sources if isinstance(c, Number | Plain)}
     if label is not None and label.classes is None:
         numeric |= {label.column} if label.exposure is None else {label.column, label.exposure}
-    encoder = Encoder(schema, intercept=intercept, total=total)
+    encoder, weighted = Encoder(schema, intercept=intercept, total=total), label is not None and label.weighted
+    if label is not None and label.weight is not None:
+        numeric |= {label.weight}
+        encoder.report.columns[label.weight] = Tally()
     owners = _Owners(by, total=total) if by is not None else None
 
-    def encoded() -> Iterator[tuple[tuple[NDArray[Any], ...], Floats | None, NDArray[np.int32] | None]]:
+    def encoded() -> Iterator[tuple[tuple[NDArray[Any], ...], Floats | None, Floats | None, NDArray[np.int32] | None]]:
         for batch in open_batches(path, [*columns, *others], numbers=frozenset(numeric), total=total):
             first = encoder.report.rows
             try:
-                values = bad = None
+                values = bad = weights = None
                 if label is not None:
                     cells = batch.column(label.column)
                     exposures = None if label.exposure is None else batch.column(label.exposure)
                     values, bad = label_values(label, cells, encoder.words, exposures, total=total)
                     _check_labels(~bad | total, label, cells, first, exposures)
+                    if label.weighted:
+                        cells = None if label.weight is None else batch.column(label.weight)
+                        tally = encoder.report.columns.get(label.weight or "", Tally())
+                        weights, unknown = row_weights_of(label, values, cells, tally, total=total)
+                        _check_weights(~unknown | total, label, first)
+                        bad = bad | unknown
                     encoder.report.label.unknown += int(np.count_nonzero(bad))
                 blocks = encoder.encode_blocks(batch)
                 if bad is not None:  # rows of zeros, the constant column too: no gradient at any point
                     blocks[0][bad] = 0.0
-                yield blocks, values, owners.numbers_of(batch.column(by)) if owners else None
+                yield blocks, values, weights, owners.numbers_of(batch.column(by)) if owners else None
             except DataError as error:
                 raise placed(error, path, first, batch.num_rows) from None
 
-    row_bytes = [kind.itemsize * width for kind, width in encoder.stored]
+    row_bytes, n_rows = [kind.itemsize * width for kind, width in encoder.stored], known_count(path)
     with ExitStack() as stack:
 
         def growing(kind: DTypeLike, width: int, limit: int) -> GrowingArray:
-            return stack.enter_context(closing(GrowingArray(kind, width, memory_bytes=limit)))
+            return stack.enter_context(closing(GrowingArray(kind, width, memory_bytes=limit, n_rows=n_rows)))
 
         rows = [  # which go to files at the same row
             growing(kind, width, memory_bytes * mine // sum(row_bytes))
             for (kind, width), mine in zip(encoder.stored, row_bytes, strict=True)
         ]
         labels = growing(np.float64, 1, memory_bytes // 4)
+        row_weights = growing(np.float64, 1, memory_bytes // 4)
         groups = growing(np.int32, 1, MEMORY_BYTES)  # 4 bytes a row count in a large table
-        for blocks, values, numbers_of_owners in stack.enter_context(closing(ahead(encoded()))):
+        for blocks, values, weights, numbers_of_owners in stack.enter_context(closing(ahead(encoded()))):
             for part, block in zip(rows, blocks, strict=True):
                 part.append(block)
             if values is not None:
                 labels.append(values)
+            if weights is not None:
+                row_weights.append(weights)
             if numbers_of_owners is not None:
                 groups.append(numbers_of_owners)
         if not encoder.report.rows:
@@ -122,6 +135,7 @@ def encode_table(
             None if places is None else _renamed(groups.finish().reshape(-1), places),
             names,
             encoder.report,
+            row_weights.finish().reshape(-1) if weighted else None,
         )
 
 
@@ -190,6 +204,33 @@ def label_values(
     known = np.maximum(codes, 0)
     by_word = known * 2.0 - 1.0 if len(label.classes) == 2 else known.astype(np.float64)
     return by_word[places], (codes < 0)[places]
+
+
+def row_weights_of(
+    label: Label, labels: Floats, cells: Any, tally: Tally, *, total: bool = False
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """ω of rows with these labels, from 0 to 1, and which cells of the column of weights are none (they get 0).
+
+    Weights beyond the bound are the bound, which the tally counts.
+    """
+    weights, bad = np.ones(len(labels)), np.zeros(len(labels), dtype=bool)
+    if label.weight is not None and label.weight_bound is not None:
+        given = as_numbers(cells, label.weight, total=total)
+        bad = ~((given >= 0.0) & np.isfinite(given))
+        tally.clamped += int(np.count_nonzero(~bad & (given > label.weight_bound)))
+        weights = np.minimum(np.where(bad, 0.0, given) / label.weight_bound, 1.0)
+    if label.class_weight is not None:
+        shares = np.array(label.class_shares)
+        weights *= shares[(labels > 0.0).astype(np.intp) if len(shares) == 2 else labels.astype(np.intp)]
+    return weights, bad
+
+
+def _check_weights(good: NDArray[np.bool_], label: Label, first: int) -> None:
+    if not good.all():
+        raise DataError(
+            f"the weight {label.weight!r} of row {first + int(np.argmin(good)) + 1} is negative, infinite or missing; "
+            "correct the cell or leave the row out"
+        )
 
 
 def _check_labels(good: NDArray[np.bool_], label: Label, cells: Any, first: int, exposures: Any = None) -> None:
@@ -272,6 +313,8 @@ class Survey(Report):
     """Labels that would be a class if capitals did not count."""
     without_exposure: int = 0
     """Rows whose exposure is missing, 0 or negative."""
+    without_weight: int = 0
+    """Rows whose weight is missing, negative or infinite."""
     no_count: int = 0
     """Labels that are negative, or with times neither 0 nor 1."""
     about_lines: list[str] = field(default_factory=list)
@@ -292,6 +335,8 @@ class Survey(Report):
                     f"column {column.name!r}: {unknown[column.name] / self.rows:.0%} of the cells are none "
                     "of its values: other spellings?"
                 )
+        for name in clamped.keys() - {column.name for column in schema.sources}:
+            yield f"weights {name!r}: {clamped[name] / self.rows:.0%} are beyond their bound, and taken to be the bound"
 
 
 def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Survey:
@@ -313,12 +358,18 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
             open_columns[label.exposure] = label
         else:
             survey.problems.append(str(unknown_name("column", label.exposure, names, path.name)))
+    if label is not None and label.weight is not None:
+        if label.weight in counts:
+            open_columns[label.weight] = label
+            survey.columns[label.weight] = Tally()
+        else:
+            survey.problems.append(str(unknown_name("column", label.weight, names, path.name)))
     try:
         for batch in open_batches(path, list(open_columns)):
             rows = f"rows {survey.rows + 1:,} to {survey.rows + batch.num_rows:,}"
             for name, each in list(open_columns.items()):
                 try:
-                    _count(each, batch.column(name), survey, words, exposure=name == getattr(each, "exposure", None))
+                    _count(each, name, batch.column(name), survey, words)
                 except DataError as error:
                     survey.problems.append(
                         error.at(survey.rows) if isinstance(error, NoNumber) else f"{error} ({rows})"
@@ -345,6 +396,11 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
             f"the exposure {label.exposure!r} is missing, 0 or negative in {survey.without_exposure:,} rows; correct "
             "them or leave them out"
         )
+    if label is not None and survey.without_weight:
+        survey.problems.append(
+            f"the weight {label.weight!r} is missing, negative or infinite in {survey.without_weight:,} rows; correct "
+            "them or leave them out"
+        )
     if label is not None and survey.label.unknown:
         classes = ", ".join(map(str, (label.classes or ())[:8]))
         survey.problems.append(
@@ -354,10 +410,13 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     return survey
 
 
-def _count(column: Column | Label, cells: Any, survey: Survey, words: WordCache, *, exposure: bool) -> None:
+def _count(column: Column | Label, name: str, cells: Any, survey: Survey, words: WordCache) -> None:
     if not isinstance(column, Label):
         ENCODERS[column.kind](column, cells, survey.columns[column.name], words)
-    elif exposure:
+    elif name == column.weight:
+        _, bad = row_weights_of(replace(column, class_weight=None), np.zeros(len(cells)), cells, survey.columns[name])
+        survey.without_weight += int(np.count_nonzero(bad))
+    elif name == column.exposure:
         values = as_numbers(cells, str(column.exposure))
         survey.without_exposure += int(np.count_nonzero(~(values > 0.0) | np.isinf(values)))
     elif column.classes is None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
@@ -236,6 +236,10 @@ class Label:
     Of counts (loss poisson) the lower bound is 0, and ``exposure`` may name a column of years, doses or persons that
     they belong to, up to ``exposure_bound``. With ``times``, a public grid, the label is whether an event (1) or the
     end of observation (0) came at the time in the column ``exposure``; what is later than the last time is not seen.
+
+    ``weight`` may name a column of sampling weights: a row's loss is multiplied with ``ω = weight/weight_bound``, and
+    larger weights are taken to be the bound. ``class_weight`` has a public number for every class, of which the largest
+    counts as 1. So ω lies between 0 and 1, and no weight makes a row say more than one without weights.
     """
 
     column: str
@@ -244,6 +248,9 @@ class Label:
     exposure: str | None = None
     exposure_bound: float | None = None
     times: tuple[float, ...] | None = None
+    weight: str | None = None
+    weight_bound: float | None = None
+    class_weight: Mapping[str, float] | None = None
     counts: bool = field(default=False, metadata=NOT_IN_FILE)
     """Whether the loss is of counts; the study says so."""
     plain: bool = field(default=False, metadata=NOT_IN_FILE)
@@ -253,6 +260,7 @@ class Label:
         if not isinstance(self.column, str) or not self.column.strip():
             raise StudyError(f"the label's column must be the name of a column, not {self.column!r}")
         self._check_exposure()
+        self._check_weight()
         if self.plain and self.classes is None and self.bounds is None:
             return
         if (self.classes is None) == (self.bounds is None):
@@ -262,6 +270,7 @@ class Label:
             object.__setattr__(self, "classes", tuple(self.classes))
         else:
             object.__setattr__(self, "bounds", _pair(self.column, self.bounds))
+        self._check_class_weight()
 
     def _check_exposure(self) -> None:
         if self.exposure is None:
@@ -283,6 +292,60 @@ class Label:
             raise StudyError("with times the label is 1 or 0, up to the last time: leave bounds and classes out")
         object.__setattr__(self, "times", tuple(times))
         object.__setattr__(self, "bounds", (0.0, 1.0))
+
+    def _check_weight(self) -> None:
+        if self.weight is None:
+            if self.weight_bound is not None:
+                raise StudyError("the label's weight_bound needs weight: the column of weights")
+            return
+        known, bound = (self.column, self.exposure), self.weight_bound
+        if not isinstance(self.weight, str) or not self.weight.strip() or self.weight in known:
+            raise StudyError(f"the label's weight must be the name of another column, not {self.weight!r:.60}")
+        if bound is None or not _finite(self.column, "weight_bound", bound) > 0.0:
+            raise StudyError(
+                f"the label's weight_bound must be the largest weight, a public number above 0, not {bound!r:.60}"
+            )
+        object.__setattr__(self, "weight_bound", float(bound))
+
+    def _check_class_weight(self) -> None:
+        given = self.class_weight
+        if given is None:
+            return
+        if self.classes is None:
+            raise StudyError("the label's class_weight needs classes, and this label is a number; leave it out")
+        if not isinstance(given, Mapping):
+            raise StudyError(
+                f"the label's class_weight must be a table of classes and numbers, such as {{ yes = 3.0, no = 1.0 }}, "
+                f"not {given!r:.60}"
+            )
+        classes, said = [str(each) for each in self.classes], {str(name): each for name, each in given.items()}
+        for name in said:
+            if name not in classes:
+                listed = ", ".join(classes[:8])
+                raise StudyError(f"the label's class_weight names {name!r:.60}, which is none of its classes {listed}")
+        for name in classes:
+            if name not in said or not _finite(self.column, "class_weight", said[name]) > 0.0:
+                raise StudyError(
+                    f"the label's class_weight must be a number above 0 for every class, and for {name!r:.60} it is "
+                    f"{repr(said[name]) if name in said else 'missing'}"
+                )
+        object.__setattr__(self, "class_weight", {name: float(said[name]) for name in classes})
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows have weights."""
+        return self.weight is not None or self.class_weight is not None
+
+    @property
+    def unweighted(self) -> Label:
+        """The same label without weights."""
+        return replace(self, weight=None, weight_bound=None, class_weight=None)
+
+    @property
+    def class_shares(self) -> tuple[float, ...]:
+        """ω of every class, of which the largest is 1."""
+        weights = tuple((self.class_weight or {}).values())
+        return tuple(each / max(weights) for each in weights)
 
     @property
     def largest(self) -> float:

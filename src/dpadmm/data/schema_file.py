@@ -127,7 +127,7 @@ def label_from(table: object) -> Label:
     if "column" not in table:
         raise StudyError("[label]: column is missing: the name of the column to predict")
     _check_mark("[label]", "public", table)
-    return Label(**_tupled(table, allowed))
+    return Label(**_tupled(table, allowed))  # its class weights are copied there
 
 
 def label_as_json(label: Label) -> dict[str, Any]:

@@ -54,6 +54,10 @@ _ADVICE = {
     ),
     **dict.fromkeys((".sav", ".dta", ".sas7bdat", ".rds"), _STATISTICS),
     **dict.fromkeys(
+        (".svm", ".libsvm", ".svmlight"),
+        "read it with sklearn.datasets.load_svmlight_file, and save features and labels as .npz",
+    ),
+    **dict.fromkeys(
         (".duckdb", ".ddb"),
         "for a database, write a file such as visits.toml that says database, table and order_by",
     ),

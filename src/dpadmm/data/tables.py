@@ -1,11 +1,9 @@
-"""A user's table in any format, read as a whole: what ``reader.py`` reads, NPZ or svmlight text -> Dataset."""
+"""A user's table in any format, read as a whole: what ``reader.py`` reads, or NPZ -> Dataset."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +30,6 @@ from dpadmm.data.reader import ARROW, DATABASE, column_names, open_batches, reas
 from dpadmm.data.sources import advice, check_no_address
 from dpadmm.optim.losses.base import Task
 
-_LARGEST_INDEX = 2**31 - 2
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
 
 
@@ -60,8 +57,7 @@ def read_table(
     file that says where a database's table is: one column is the ``label``, all others but ``by``, the
     owner, are numeric features. ``.npz``: arrays ``features`` and ``labels``, and perhaps ``groups``, the owners; a
     sparse matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
-    scipy.sparse.save_npz does. ``.svm``, ``.libsvm``, ``.svmlight``: lines ``label index:value ...``, where
-    the tag ``qid`` may be the owner; gives a sparse matrix.
+    scipy.sparse.save_npz does.
 
     Parameters
     ----------
@@ -114,8 +110,8 @@ def read_columns(
 ) -> RawTable:
     """Only the columns that are named, in this order, with labels as written.
 
-    What a cell means depends on no other row: owners are text where the file is, and indices of svmlight
-    text count from 1. Where columns have no names (NPZ, svmlight), they are called x1, x2, ...
+    What a cell means depends on no other row: owners are text where the file is. The columns of NPZ files are called
+    x1, x2, ...
 
     Examples
     --------
@@ -310,14 +306,13 @@ def _as_floats(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float32 if values.dtype == np.float32 else np.float64, copy=False)
 
 
-def numbered(columns: Sequence[str], n_columns: int | None, where: object) -> list[int]:
+def numbered(columns: Sequence[str], n_columns: int, where: object) -> list[int]:
     """Places (from 0) of columns that have no names of their own: x1, x2, ... in the order of the file."""
     places = []
     for name in columns:
         found = re.fullmatch("x([1-9][0-9]{0,8})", name)
-        if found is None or (n_columns is not None and int(found[1]) > n_columns):
-            there = "" if n_columns is None else f" to x{n_columns}"
-            raise StudyError(f"{where} has no column {name!r}: its columns are called x1, x2{there}")
+        if found is None or int(found[1]) > n_columns:
+            raise StudyError(f"{where} has no column {name!r}: its columns are called x1, x2 to x{n_columns}")
         places.append(int(found[1]) - 1)
     return places
 
@@ -334,81 +329,10 @@ def first_nonfinite(features: Features) -> tuple[int, int] | None:
     return None if finite.all() else divmod(int(np.argmin(finite)), features.shape[1])
 
 
-# svmlight / libsvm text: one line ``label index:value index:value ... # comment`` per row
-
-
-def read_svmlight(path: Path, label: str | None, by: str | None, columns: Sequence[str] | None = None) -> RawTable:
-    """Rows as CSR. Indices count from 1, or from 0 if an index 0 occurs; ``qid`` tags may name the owners.
-
-    Where ``columns`` are chosen, x1, x2, ... by their index, an index 0 is refused: one row with it would
-    change the meaning of all others.
-    """
-    if label is not None:
-        raise StudyError(f"{path}: the label is the first word of every line; leave label= / --label out")
-    if by not in (None, "qid"):
-        raise StudyError(f"{path}: only the tag 'qid' can name the owner of a row in this format, not {by!r}")
-    wanted = None if columns is None else {i + 1: k for k, i in enumerate(numbered(columns, None, path))}
-    labels: list[str] = []
-    owners: list[str] = []
-    values, places, starts = array("d"), array("q"), array("q", [0])
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                words = line.partition("#")[0].split()
-                if not words:
-                    continue
-                where = f"{path}: row {len(labels) + 1}"
-                labels.append(words[0])
-                owner = _append_entries(words, wanted, values, places, where)
-                if by is not None and not owner:
-                    raise DataError(f"{where} has no qid tag, so it has no owner")
-                owners.append(owner)
-                starts.append(len(values))
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not svmlight text: it holds bytes that are not UTF-8") from None
-    entries, offsets = np.array(values, dtype=np.float64), np.array(starts, dtype=np.int64)
-    indices, n_columns = np.array(places, dtype=np.int64), len(columns or ())
-    if columns is None and len(indices):
-        indices -= int(indices.min() > 0)
-        n_columns = int(indices.max()) + 1
-    features = compact_csr(entries, indices, offsets, (len(labels), n_columns))
-    features.sort_indices()  # chosen columns may have another order than those of the file
-    groups = np.array(owners, dtype=object) if by is not None else None
-    return RawTable(features, labels, groups, tuple(columns or ()))
-
-
-def _append_entries(words: list[str], wanted: dict[int, int] | None, values: Any, places: Any, where: str) -> str:
-    """Append a row's entries, or those wanted (index -> place) of them; the owner, if a tag names one."""
-    last, owner = -1, ""
-    for word in words[1:]:
-        index, _, value = word.partition(":")
-        if index == "qid":
-            owner = owner or value
-            continue
-        try:
-            column, number = int(index), float(value)
-        except ValueError:
-            raise DataError(f"{where}: {word[:40]!r} is not of the form index:value") from None
-        if not math.isfinite(number):
-            raise DataError(f"{where}, column {column}: the value {value!r} is not a finite number")
-        if not (last < column <= _LARGEST_INDEX):
-            raise DataError(f"{where}: index {column} is out of order; indices must ascend from 0 or 1")
-        if wanted is not None and column == 0:
-            raise DataError(f"{where} has an index 0; here indices must count from 1")
-        if wanted is None or column in wanted:
-            places.append(column if wanted is None else wanted[column])
-            values.append(number)
-        last = column
-    return owner
-
-
 _READERS: dict[str, Callable[[Path, str | None, str | None, Sequence[str] | None], RawTable]] = {
     ".csv": read_named,
     ".tsv": read_named,
     ".parquet": read_named,
     ".npz": read_npz,
-    ".svm": read_svmlight,
-    ".libsvm": read_svmlight,
-    ".svmlight": read_svmlight,
     **dict.fromkeys((*ARROW, DATABASE), read_named),
 }

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, check_is_fitted
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
 from dpadmm._base.fields import nearest
 from dpadmm.data import Dataset
 from dpadmm.estimators.encoding import Encoding, encoding_of, positive, validated
-from dpadmm.model.explain import Explanation, in_units
+from dpadmm.model.explain import CONSERVATIVE, Explanation, in_units
 from dpadmm.model.model import Model
 from dpadmm.optim.features import row_norms
 from dpadmm.optim.regularizers import ElasticNet
@@ -89,6 +90,7 @@ class PrivateLinearModel(BaseEstimator):
     trust: str = "local"
     honest: int | None = None
     inference: bool = False
+    weight_max: float | None = None
     rho: float = 0.1
     weight_radius: float = 30.0
     random_state: Any = None
@@ -96,21 +98,23 @@ class PrivateLinearModel(BaseEstimator):
     _encoding: Encoding = field(init=False)
     _model: Model = field(init=False)
     _units: tuple[Floats, float] = field(init=False)
+    _weighted: bool = field(init=False)
     _sent_from: tuple[BudgetAccountant, ...] = field(init=False)
 
-    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Self:
         """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent).
 
         ``public`` is a pair (X, y) of rows that anyone may see: a model of them is the start, and is
-        trusted as far as the first private answers agree with it.
+        trusted as far as the first private answers agree with it. ``sample_weight`` has a number for every row, of at
+        least 0, up to ``weight_max``; public rows are then (X, y, weights).
         """
-        checked = self._checked(X, y, groups, public)
+        checked = self._checked(X, y, groups, public, sample_weight=sample_weight)
         self._warn(checked.leaks)
         checked.train()
         return self
 
     @abstractmethod
-    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Checked:
+    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Checked:
         """Check all that a fit needs, and say nothing yet."""
 
     def shortened(self, X: Any) -> NDArray[np.bool_]:
@@ -131,7 +135,8 @@ class PrivateLinearModel(BaseEstimator):
 
     def summary(self) -> str:
         """Coefficients with standard errors, p-values and 95% intervals, as a table of text; for ``inference=True``."""
-        return self._explained().summary([f"ε = {self.privacy_['epsilon']:.4g} at δ = {self.privacy_['delta']:g}"])
+        about = [f"ε = {self.privacy_['epsilon']:.4g} at δ = {self.privacy_['delta']:g}"]
+        return self._explained().summary([*about, CONSERVATIVE] if self._weighted else about)
 
     def _explained(self) -> Explanation:
         check_is_fitted(self)
@@ -163,6 +168,15 @@ class PrivateLinearModel(BaseEstimator):
             names=getattr(self, "feature_names_in_", None),
         )
         return encoding, ["the norm of rows (give bounds=, scale= or data_norm=)"] if read_off else []
+
+    def _row_weights(self, sample_weight: Any, X: Any) -> tuple[Floats | None, float, list[str]]:
+        """Weights over the largest, from 0 to 1, the largest, and what was read off them; None where there are none."""
+        if sample_weight is None:
+            return None, 1.0, []
+        weights = as_weights(sample_weight, X)
+        read_off = ["the largest weight (give weight_max=)"] if self.weight_max is None else []
+        largest = positive("weight_max", float(weights.max()) or 1.0 if self.weight_max is None else self.weight_max)
+        return np.minimum(weights / largest, 1.0), largest, read_off
 
     def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:
         """Settings of the fit; ``strength`` is the penalty in the units of the rows, times their number."""
@@ -209,14 +223,21 @@ class PrivateLinearModel(BaseEstimator):
                 ) from None
         return prepared
 
-    def _prior(self, public: Any, encoded: Callable[[Any, Any], Dataset], settings: Settings) -> Prior | None:
-        """What the public rows say, which is weighed against the noise."""
+    def _prior(
+        self, public: Any, encoded: Callable[..., Dataset], settings: Settings, largest: float | None = None
+    ) -> Prior | None:
+        """What the public rows say, which is weighed against the noise; ``largest`` is that of weights, if any."""
         if public is None:
             return None
-        if not isinstance(public, tuple | list) or len(public) != 2:
-            raise StudyError("public: it must be a pair (X, y) of public rows and their labels")
+        if not isinstance(public, tuple | list) or len(public) != (2 if largest is None else 3):
+            what = "a pair (X, y) of public rows and their labels"
+            if largest is not None:
+                what = "(X, y, weights) where there is a sample_weight: public rows, their labels and their weights"
+            raise StudyError(f"public: it must be {what}")
         try:
-            dataset = encoded(*validated(self, *public, reset=False))
+            X, y = validated(self, *public[:2], reset=False)
+            weights = None if largest is None else np.minimum(as_weights(public[2], X) / largest, 1.0)
+            dataset = encoded(X, y, weights=weights)
             found = prepare(dataset, settings.changed(partition="equal", n_agents=1))
             return prior_of(found.problem, found.rows)
         except ValueError as error:
@@ -228,7 +249,7 @@ class PrivateLinearModel(BaseEstimator):
         with _ONE_AT_A_TIME:
             noise = ExactNoise() if self.random_state is None else None
             result = run_prepared(prepared, settings, noise=noise, prior=prior)
-        self.n_iter_ = result.outcome.rounds
+        self.n_iter_, self._weighted = result.outcome.rounds, prepared.problem.weighted
         self.privacy_ = told(result.privacy.as_json(), leaks)
         if (n := len(result.n_rows)) > 1:
             self.privacy_["agents"] = f"{n} simulated in one process, which sees the rows of all"
@@ -326,6 +347,15 @@ def owned(groups: Any, n_agents: Any) -> dict[str, Any]:
     if n_agents is not None:
         raise StudyError("groups say who the agents are; leave n_agents out")
     return {"partition": "groups"}
+
+
+def as_weights(weights: Any, X: Any) -> Floats:
+    """One for every row, of at least 0."""
+    found = np.asarray(_check_sample_weight(weights, X, dtype=np.float64))
+    if (found < 0.0).any():
+        row = int(np.argmax(found < 0.0))
+        raise DataError(f"sample_weight[{row}] is {found[row]:g}, and weights are never negative; correct it")
+    return found
 
 
 def as_groups(groups: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
@@ -65,6 +65,12 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         :class:`dpadmm.PrivacyLeakWarning`.
     classes : sequence, optional
         Public list of the labels. Left out: read off ``y``, with the same warning.
+    class_weight : dict or "balanced", optional
+        Public numbers above 0 by class, 1 for those left out: rows count so many times as much, as in scikit-learn.
+        ``"balanced"`` takes them from the labels of ``fit(public=)``; private ones would tell of rows.
+    weight_max : float, optional
+        Public largest weight, where ``fit`` is given a ``sample_weight``; larger ones are taken to be this, and noise
+        is in proportion to it. Left out: read off them, with the same warning.
     C : float
         Inverse strength of the penalty; inf for none.
     l1_ratio : float
@@ -125,6 +131,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     classes: Sequence[Any] | None = None
     C: float = 1.0
     loss: str = "logistic"
+    class_weight: Any = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -133,7 +140,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         tags.classifier_tags.poor_score = True
         return tags
 
-    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Checked:
+    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Checked:
         X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, leaks = self._classes_of(y)
@@ -143,10 +150,13 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         if not binary and self.loss != "logistic":
             raise StudyError(f"loss {self.loss} is for two classes, not {len(classes)}; use logistic")
         encoding, unbounded = self._encoding_of(X)
+        weights, largest, read_off = self._row_weights(sample_weight, X)
+        by_class = self._class_weights(classes, public)
+        heaviest = 1.0 if by_class is None else float(by_class.max())
         settings = self._settings(
             X.shape[0],
             encoding,
-            strength=1.0 / positive("C", self.C),
+            strength=1.0 / positive("C", self.C) / (largest * heaviest),
             half=1.0,
             loss=self.loss if binary else "softmax",
             **owned(groups, self.n_agents),
@@ -154,13 +164,16 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         task: Task = "binary" if binary else "multiclass"
         names = classes.tolist()
 
-        def encoded(X: Any, y: Any, groups: Any = None) -> Dataset:
+        def encoded(X: Any, y: Any, groups: Any = None, weights: Floats | None = None) -> Dataset:
             labels = encode_labels(y, task=task, classes=names)
-            return Dataset("X", encoding.rows(X), labels, tuple(names), as_groups(groups))
+            if by_class is not None:
+                codes = (labels > 0.0).astype(np.intp) if binary else labels.astype(np.intp)
+                weights = by_class[codes] / heaviest * (1.0 if weights is None else weights)
+            return Dataset("X", encoding.rows(X), labels, tuple(names), as_groups(groups), row_weights=weights)
 
-        prepared = self._prepared(encoded(X, y, groups), settings)
-        prior = self._prior(public, encoded, settings)
-        leaks += unbounded
+        prepared = self._prepared(encoded(X, y, groups, weights), settings)
+        prior = self._prior(public, encoded, settings, None if weights is None else largest)
+        leaks += unbounded + read_off
 
         def train() -> None:
             result = self._run(prepared, settings, leaks, prior)
@@ -178,6 +191,29 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         if len(classes) < 2:
             raise DataError(f"a classifier needs two classes or more; here is only one class: {classes.tolist()!r:.60}")
         return classes, ["the classes (give classes=)"] if self.classes is None else []
+
+    def _class_weights(self, classes: NDArray[Any], public: Any) -> Floats | None:
+        """A number above 0 for every class."""
+        given = self.class_weight
+        if given is None:
+            return None
+        if isinstance(given, str) and given == "balanced":
+            if public is None:
+                raise StudyError(
+                    "class_weight='balanced' would be read off the private labels; give numbers by class, or public= "
+                    "rows whose labels say how frequent the classes are"
+                )
+            counts = np.array([np.count_nonzero(np.asarray(public[1]) == each) for each in classes])
+            if not counts.all():
+                raise DataError("public: class_weight='balanced' needs rows of every class; add some, or give numbers")
+            return np.asarray(counts.sum() / (len(classes) * counts))
+        if not isinstance(given, Mapping):
+            raise StudyError(f"class_weight must be a dict of numbers by class, or 'balanced', not {given!r:.60}")
+        known = classes.tolist()
+        for name in given:
+            if name not in known:
+                raise StudyError(f"class_weight names {name!r:.60}, which is none of the classes {known!r:.60}")
+        return np.array([positive("class_weight", given.get(each, 1.0)) for each in known])
 
     def decision_function(self, X: Any) -> Floats:
         """Scores: (rows,) for two classes, above 0 for the second; else (rows, classes)."""
@@ -229,7 +265,9 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     epsilon, delta, data_norm, bounds, center, scale, l1_ratio, fit_intercept, method, max_iter
         As in :class:`DPADMMClassifier`.
     n_agents, trust, honest, inference
-        Likewise; intervals are for the squared loss.
+        Likewise; intervals are for the squared loss, and with a ``sample_weight`` need an intercept.
+    weight_max
+        Likewise.
     rho, weight_radius, random_state, accountant
         Likewise; ``weight_radius`` is for labels scaled to [−1, 1].
 
@@ -266,7 +304,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         tags.regressor_tags.poor_score = True
         return tags
 
-    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Checked:
+    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Checked:
         X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
         if self.loss not in REGRESSOR_LOSSES:
             raise StudyError(f"loss must be one of {', '.join(REGRESSOR_LOSSES)}, not {self.loss!r}")
@@ -275,10 +313,13 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         low, high, middle, half = label_scale(y.astype(float), self.y_bounds, centred=intercept)
         leaks = ["the bounds of y (give y_bounds=)"] if self.y_bounds is None else []
         encoding, unbounded = self._encoding_of(X)
+        weights, largest, read_off = self._row_weights(sample_weight, X)
+        if weights is not None and self.inference and not intercept:
+            raise StudyError("intervals with a sample_weight need fit_intercept=True, which tells the mean weight")
         settings = self._settings(
             X.shape[0],
             encoding,
-            strength=positive("alpha", self.alpha, or_zero=True),
+            strength=positive("alpha", self.alpha, or_zero=True) / largest,
             half=half,
             loss=self.loss,
             loss_gradient_bound=bound,
@@ -286,13 +327,13 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
             **owned(groups, self.n_agents),
         )
 
-        def encoded(X: Any, y: Any, groups: Any = None) -> Dataset:
+        def encoded(X: Any, y: Any, groups: Any = None, weights: Floats | None = None) -> Dataset:
             labels = (np.clip(y.astype(float), low, high) - middle) / half
-            return Dataset("X", encoding.rows(X), labels, None, as_groups(groups))
+            return Dataset("X", encoding.rows(X), labels, None, as_groups(groups), row_weights=weights)
 
-        prepared = self._prepared(encoded(X, y, groups), settings)
-        prior = self._prior(public, encoded, settings)
-        leaks += unbounded
+        prepared = self._prepared(encoded(X, y, groups, weights), settings)
+        prior = self._prior(public, encoded, settings, None if weights is None else largest)
+        leaks += unbounded + read_off
 
         def train() -> None:
             result = self._run(prepared, settings, leaks, prior)
@@ -329,7 +370,8 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         Public largest exposure, where ``fit`` is given some; larger ones are taken to be this. Left out: read off
         them, with the same warning.
     alpha : float
-        Strength of the penalty; 0 for none.
+        Strength of the penalty; 0 for none. With a ``sample_weight`` it stands beside losses of weights over
+        ``weight_max``.
     gradient_bound : float
         For dp_admm, in largest counts: a row whose gradient is longer counts no more than this, and the noise is in
         proportion to it.
@@ -337,7 +379,7 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         As in :class:`DPADMMClassifier`.
     fit_intercept : bool
         It has to be True: rates have a level of their own.
-    n_agents, trust, honest, inference, rho, weight_radius, random_state, accountant
+    n_agents, trust, honest, inference, weight_max, rho, weight_radius, random_state, accountant
         Likewise.
 
     Attributes
@@ -373,18 +415,36 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         tags.target_tags.positive_only = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, exposure: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        public: Any = None,
+        *,
+        sample_weight: Any = None,
+        exposure: Any = None,
+    ) -> Self:
         """Fit to rows X (dense or sparse) and counts y; ``groups`` says who owns a row (None: one agent).
 
         ``exposure`` has the years, doses or persons that a count belongs to, above 0: (rows,), or 1 for all. ``public``
-        is a pair (X, y) of rows that anyone may see, with an exposure of 1.
+        is a pair (X, y) of rows that anyone may see, with an exposure of 1. ``sample_weight`` as in other estimators.
         """
-        checked = self._checked(X, y, groups, public, exposure)
+        checked = self._checked(X, y, groups, public, sample_weight=sample_weight, exposure=exposure)
         self._warn(checked.leaks)
         checked.train()
         return self
 
-    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, exposure: Any = None) -> Checked:
+    def _checked(
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        public: Any = None,
+        *,
+        sample_weight: Any = None,
+        exposure: Any = None,
+    ) -> Checked:
         X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
         if not self.fit_intercept:
             raise StudyError("fit_intercept must be True for counts: rates have a level of their own")
@@ -395,6 +455,7 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
             leaks.append("the largest exposure (give exposure_max=)")
         longest = positive("exposure_max", float(spent.max()) if self.exposure_max is None else self.exposure_max)
         encoding, unbounded = self._encoding_of(X)
+        weights, heaviest, read_off = self._row_weights(sample_weight, X)
         settings = self._settings(
             X.shape[0],
             encoding,
@@ -404,13 +465,13 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
             **owned(groups, self.n_agents),
         )
 
-        def encoded(X: Any, y: Any, groups: Any = None, spent: Any = 1.0) -> Dataset:
+        def encoded(X: Any, y: Any, groups: Any = None, spent: Any = 1.0, weights: Floats | None = None) -> Dataset:
             labels = coded(np.minimum(_counts(y.astype(float)) / largest, 1.0), np.minimum(spent / longest, 1.0))
-            return Dataset("X", encoding.rows(X), labels, None, as_groups(groups))
+            return Dataset("X", encoding.rows(X), labels, None, as_groups(groups), row_weights=weights)
 
-        prepared = self._prepared(encoded(X, y, groups, spent), settings)
-        prior = self._prior(public, encoded, settings)
-        leaks += unbounded
+        prepared = self._prepared(encoded(X, y, groups, spent, weights), settings)
+        prior = self._prior(public, encoded, settings, None if weights is None else heaviest)
+        leaks += unbounded + read_off
         level = float(np.log(largest / longest))
 
         def train() -> None:

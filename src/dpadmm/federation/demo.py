@@ -1,8 +1,9 @@
 """A deployment on one machine: broker, aggregator and one process per site, with real certificates.
 
-Every site has its own part of UCI Adult, its own ledger and its own limits. At the end the demo verifies the
-statement, the ledgers, and the run itself, which is repeated in this process. The public study has d = 104
-features, as in the paper: the last value of every category is not listed and counts as "other".
+Every site has its own part of UCI Adult (or of made-up rows, where that is not available), its own ledger and its
+own limits. At the end the demo verifies the statement, the ledgers, and the run itself, which is repeated in this
+process. The public study of Adult has d = 104 features, as in the paper: the last value of every category is not
+listed and counts as "other".
 
 The sites, whose agents are processes of the installed program, serve tests too.
 """
@@ -27,7 +28,7 @@ from fractions import Fraction
 from itertools import pairwise
 from logging import Logger
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -185,7 +186,49 @@ BOUNDS = {
     "capital-loss": (0.0, 4_400.0),
     "hours-per-week": (1.0, 99.0),
 }
+VALUES = {
+    "workclass": ("Government", "Private", "Self-employed"),
+    "education": ("College", "Degree", "School"),
+    "marital-status": ("Married", "Never-married", "Separated"),
+    "occupation": ("Craft", "Office", "Professional", "Service"),
+    "relationship": ("Alone", "In-family"),
+    "race": ("A", "B", "C"),
+    "sex": ("Female", "Male"),
+    "native-country": ("Abroad", "Here"),
+}
+"""Of made-up rows."""
+N_MADE_UP = 45_222
 HELD_OUT, LEAST_ROWS, SHUFFLED_BY = 5_222, 50, 1
+FETCH_SECONDS = 60.0
+"""After which the demo goes on with made-up rows."""
+
+
+def made_up_rows() -> list[Row]:
+    """As many rows with Adult's columns, in which the class depends on some of them: for a machine without network."""
+    rng = np.random.default_rng(SHUFFLED_BY)
+    means = {"age": 39.0, "fnlwgt": 190_000.0, "education-num": 10.0, "hours-per-week": 41.0}
+    spreads = {"age": 13.0, "fnlwgt": 100_000.0, "education-num": 2.5, "hours-per-week": 12.0}
+    drawn: dict[str, Any] = {}
+    for name, (low, high) in BOUNDS.items():
+        if name in means:
+            drawn[name] = np.clip(rng.normal(means[name], spreads[name], N_MADE_UP).round(), low, high).astype(int)
+        else:  # most persons have none
+            drawn[name] = (rng.random(N_MADE_UP) < 0.08) * rng.integers(1, int(high), N_MADE_UP)
+    for name, values in VALUES.items():
+        drawn[name] = np.array(values)[rng.integers(0, len(values), N_MADE_UP)]
+    score = 0.4 * (drawn["education-num"] - 10.0) + 0.04 * (drawn["age"] - 39.0) + 0.04 * (drawn["hours-per-week"] - 41)
+    score += 1.5 * (drawn["marital-status"] == "Married") + (drawn["occupation"] == "Professional") - 2.5
+    drawn[LABEL] = np.where(rng.logistic(score) > 0.0, CLASSES[1], CLASSES[0])
+    return [list(map(str, row)) for row in zip(*(drawn[name].tolist() for name in COLUMNS), strict=True)]
+
+
+def demo_rows(report: Callable[[str], None]) -> tuple[list[Row], str]:
+    """The rows of UCI Adult, or made-up ones where it is not available, and what the study is called."""
+    try:
+        return adult_rows(seconds=FETCH_SECONDS), "income (UCI Adult)"
+    except DataError as error:
+        report(f"Adult is not available, so the demo uses synthetic rows. {error}")
+        return made_up_rows(), "income (synthetic rows)"
 
 
 def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[Row]]]:
@@ -199,9 +242,9 @@ def split_rows(rows: Sequence[Row], n_sites: int) -> tuple[list[Row], list[list[
     return shuffled[:HELD_OUT], [shuffled[a:b] for a, b in pairwise(ends)]
 
 
-def adult_study(rows: Sequence[Row], n_sites: int, training: Training) -> Study:
+def adult_study(rows: Sequence[Row], n_sites: int, training: Training, name: str) -> Study:
     return Study(
-        name="income (UCI Adult)",
+        name=name,
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
         training=training,
@@ -357,7 +400,9 @@ def _cohort(parts: list[ProtectedRows]) -> Rows:
     together = stacked([clip_rows(each.features) for each in parts])
     labels = [each.labels for each in parts]
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in labels])])
-    return make_rows(together, np.concatenate(labels), offsets=offsets)
+    weights = [each.row_weights for each in parts if each.row_weights is not None]
+    row_weights = np.concatenate(weights) if weights else None
+    return make_rows(together, np.concatenate(labels), offsets=offsets, row_weights=row_weights)
 
 
 def repeated(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> list[Floats]:
@@ -421,9 +466,9 @@ async def demonstrate(
 ) -> Summary:
     """Set up a deployment in an empty folder, run it and check it; all processes end in any case."""
     began = time.monotonic()
-    rows = adult_rows()
+    rows, name = demo_rows(report)
     held_out, parts = split_rows(rows, n_sites)
-    draft = adult_study(rows, n_sites, training)
+    draft = adult_study(rows, n_sites, training, name)
     write_table(folder / "held_out.csv", held_out)
     authority = Authority.create(folder / "aggregator", hosts=["localhost"], port=free_port())
     async with AsyncExitStack() as resources:

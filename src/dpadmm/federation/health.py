@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,6 +24,7 @@ import msgspec
 
 from dpadmm._base.errors import StudyError
 from dpadmm._base.files import atomic_file
+from dpadmm.federation.protocol import SILENT_AFTER, Seen
 
 STATUS = "status.json"
 STALE_AFTER = 10.0
@@ -54,8 +55,17 @@ class Alarm(NamedTuple):
     text: str
 
 
-def now_text() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def now_text(seconds_ago: float = 0.0) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
+
+
+def sign_of_life(seen: Seen | None, since: float) -> Status:
+    """What is told of a site that was last heard so many seconds ago, by a sign of life or by an answer."""
+    return {
+        "last_seen": None if since == math.inf else now_text(since),
+        "silent": since > SILENT_AFTER,
+        "clock_difference": None if seen is None else round(seen.clock_difference, 1),
+    }
 
 
 def write_status(folder: Path, table: Status) -> None:

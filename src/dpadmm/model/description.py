@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,8 @@ from dpadmm._base.suggestions import first_of, unknown_name
 from dpadmm.data.schema import Boolean, Category, Number, Ordinal
 from dpadmm.data.schema_file import RELEASED, schema_as_json
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
-from dpadmm.privacy.report import PrivacyReport, privacy_sentence
-from dpadmm.privacy.statement import Statement
+from dpadmm.model.model import Finished
+from dpadmm.privacy.report import privacy_sentence
 from dpadmm.study.drafting import Draft, DraftColumn
 from dpadmm.study.study import Study, study_from
 from dpadmm.training.methods import Released, ReleaseRounds, Statistics
@@ -262,22 +262,7 @@ class Description:
         }
 
 
-class StatisticsResult(Protocol):
-    """What a run of a statistics or evaluation study leaves, in one process or across sites."""
-
-    @property
-    def study(self) -> Study: ...
-    @property
-    def method(self) -> Any: ...
-    @property
-    def broadcast(self) -> Floats: ...
-    @property
-    def privacy(self) -> PrivacyReport: ...
-    @property
-    def statement(self) -> Statement: ...
-
-
-def released_by(result: StatisticsResult, kind: str) -> Released:
+def released_by(result: Finished, kind: str) -> Released:
     """What a run of a study of this kind released."""
     if result.study.kind != kind:
         raise StudyError(f'the study is of the kind "{result.study.kind}", and not "{kind}"')
@@ -285,7 +270,7 @@ def released_by(result: StatisticsResult, kind: str) -> Released:
     return method.released(result.broadcast)
 
 
-def description_of(result: StatisticsResult, *, all_count: bool) -> Description:
+def description_of(result: Finished, *, all_count: bool) -> Description:
     """The description that a run gives: nothing of the rows is in it but what was released."""
     released = released_by(result, Statistics.name)
     if result.study.schema is None:

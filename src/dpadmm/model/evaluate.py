@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +20,12 @@ from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError
 from dpadmm._base.fields import parameters
 from dpadmm.data.cells import NoNumber, as_numbers
-from dpadmm.data.encoded import encode_labels_of
-from dpadmm.data.encoder import Report
+from dpadmm.data.encoded import encode_labels_of, row_weights_of
+from dpadmm.data.encoder import Report, Tally
+from dpadmm.data.reader import column_names
 from dpadmm.data.schema import Label
-from dpadmm.model.description import Estimate, StatisticsResult, released_by
-from dpadmm.model.model import PROBABILITIES, Model, Scorer, score_file
+from dpadmm.model.description import released_by
+from dpadmm.model.model import PROBABILITIES, Finished, Model, Scorer, score_file
 from dpadmm.optim.losses import LOSSES, Poisson
 from dpadmm.optim.losses.poisson import LARGEST_SCORE, decoded
 from dpadmm.privacy.report import privacy_sentence
@@ -93,26 +93,53 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
     scorer = Scorer(model)
     if column in scorer.columns:
         raise DataError(f"column {column!r} is a feature of the model, so it cannot be the label")
-    scores, truth = [], []
+    scores, truth, weights = [], [], []
     exposure = model.label.exposure if model.label else None
     read = [column] if exposure is None else [column, exposure]
     numbers = frozenset(read if model.task in ("regression", "count") else [])
+    weighed = _weighed(model, path)
+    if weighed is not None and weighed.weight is not None:
+        read, numbers = [*read, weighed.weight], numbers | {weighed.weight}
     for found, beside in score_file(scorer, path, beside=read, numbers=numbers):
         first = scorer.report.rows - len(found)
         exposures = None if exposure is None else beside.column(exposure)
         truth.append(_truth(model, beside.column(column), column, first, path, exposures))
         scores.append(found)
-    return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report)
+        if weighed is not None:
+            cells = None if weighed.weight is None else beside.column(weighed.weight)
+            given, bad = row_weights_of(weighed, truth[-1], cells, Tally())
+            if bad.any():
+                row = first + int(np.argmax(bad)) + 1
+                raise DataError(f"{path}: the weight {weighed.weight!r} of row {row} is negative, infinite or missing")
+            weights.append(given)
+    row_weights = np.concatenate(weights) if weighed is not None else None
+    return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report, row_weights)
 
 
-def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None = None) -> Evaluation:
-    """Figures from the truth (codes of classes, or numbers in the label's units) and scores (rows, p)."""
+def _weighed(model: Model, path: Path) -> Label | None:
+    """The label whose weights figures are shown for, too; None if the model has none, or the table lacks the column."""
+    label = model.label
+    if label is None or not label.weighted or model.task == "count":
+        return None
+    return label if label.weight is None or label.weight in column_names(path) else None
+
+
+def of_scores(
+    model: Model, truth: Floats, scores: Floats, report: Report | None = None, row_weights: Floats | None = None
+) -> Evaluation:
+    """Figures from the truth (codes of classes, or numbers in the label's units) and scores (rows, p).
+
+    Every row counts once, but in the weighted accuracy and error.
+    """
     report = report or Report(rows=len(truth))
     classes = model.class_names
     if model.task == "count":
         return Evaluation(len(truth), _of_counts(model, truth, scores), (), np.empty((0, 0), int), (), report)
     if model.task == "regression":
         figures = _of_numbers(truth, np.asarray(model.answers(scores), float))
+        if row_weights is not None and row_weights.any():
+            squares = np.square(truth - np.asarray(model.answers(scores), float))
+            figures["weighted_rmse"] = math.sqrt(float(np.average(squares, weights=row_weights)))
         labels = truth
         if model.label is not None and model.label.bounds is not None:  # −1 … 1, as the loss saw them
             low, high = model.label.bounds
@@ -129,6 +156,10 @@ def of_scores(model: Model, truth: Floats, scores: Floats, report: Report | None
         "auc": mean_auc(codes, scores),
         **dict.fromkeys(("log_loss", "brier", "calibration_error")),
     }
+    if row_weights is not None and row_weights.any():
+        figures["weighted_accuracy"] = float(np.average(codes == chosen, weights=row_weights))
+    if row_weights is not None and confusion.sum(axis=1).all():
+        figures["balanced_accuracy"] = float(np.mean(np.diag(confusion) / confusion.sum(axis=1)))
     bins: list[Bin] = []
     if model.has_probabilities:
         chances = model.probabilities(scores)
@@ -185,7 +216,8 @@ def evaluation_study(model: Model, name: str, **budget: Any) -> Study:
         raise DataError(f"evaluation under privacy is for models of two classes, and this one is for {model.task}")
     if model.schema is None and not model.feature_names:
         raise DataError("the model does not know the names of its columns, so that no site could read them")
-    rows: dict[str, Any] = {"schema": model.schema, "label": model.label}
+    # Rows count once each, as the histogram counts them
+    rows: dict[str, Any] = {"schema": model.schema, "label": model.label and model.label.unweighted}
     if model.schema is None or model.label is None:
         rows = {"features": model.feature_names, "classes": model.classes}
     method = EvaluationRelease(weights=tuple(model.weights[:, 0].tolist()))
@@ -193,10 +225,42 @@ def evaluation_study(model: Model, name: str, **budget: Any) -> Study:
     return Study(name=name, training=training, **rows)
 
 
-MIDDLES = np.array([EDGES[0] - 0.25, *(0.5 * (low + high) for low, high in pairwise(EDGES)),
-                    EDGES[-1] + 0.25])  # fmt: skip
+ENDS = np.array([EDGES[0] - 0.5, *EDGES, EDGES[-1] + 0.5])
+"""Of the bins, as if the open ones were as wide as the others."""
+
+MIDDLES = 0.5 * (ENDS[1:] + ENDS[:-1])
 """Scores that stand for the bins."""
 
+
+def _within(yes: Floats, no: Floats) -> Floats:
+    """Means over every bin, for rows of either class (2, bins), where a calibrated model has as many of all scores.
+
+    They are integrals of a function times p, over that of p, for the second class, and times 1 − p for the first.
+    A row of the second class is rather at the upper end of its bin, so that its middle would be too pessimistic.
+    """
+    chances = np.diff(np.logaddexp(0.0, ENDS))
+    return np.array([np.diff(no) / (np.diff(ENDS) - chances), np.diff(yes) / chances])
+
+
+_P = expit(ENDS)
+PREDICTED = _within(np.logaddexp(0.0, ENDS) - _P, _P)
+"""p: the integral of p² is ``log(1 + eˢ) − p``, and that of p(1 − p) is p."""
+
+SQUARES = _within(_P - 0.5 * _P**2, 0.5 * _P**2)
+"""The squared distance of p from the class."""
+
+IN_ORDER = 1.0 / (1.0 - math.exp(-0.5)) - 1.0 / 0.5
+"""Of two rows of a bin that differ in class, how often the second class has the higher score: .5415, not ½.
+
+With chances as eˢ, this is ``1/(1 − e⁻ʰ) − 1/h`` in a bin of width h; with those of the logistic curve about as much.
+"""
+
+NORMAL = 1.959964
+"""Of 95% intervals."""
+
+
+STEEPEST = 20.0
+"""Calibration slopes further from 0, or from the estimate, are none."""
 
 CLEAR_RATE = 0.1
 """Noise of the rows in a group of scores, beside their number."""
@@ -213,6 +277,16 @@ class CalibrationGroup(NamedTuple):
     se: float
 
 
+class Measure(NamedTuple):
+    """A figure, standard errors as estimates of statistics have, and its 95% interval; None where it has no end."""
+
+    value: float
+    noise_se: float
+    se: float
+    low: float | None
+    high: float | None
+
+
 @dataclass(frozen=True, eq=False)
 class PrivateEvaluation:
     """A model on rows of others, from the noisy histogram of its scores by class.
@@ -220,8 +294,9 @@ class PrivateEvaluation:
     ``counts`` (2, bins) are as released, shifted so that they add up to the rows where all of these count; some may be
     negative, since to cut them would fill bins that are empty, and flatter nobody. So accuracy, shares and Brier score
     are unbiased, and AUC and slope nearly so. ``figures`` have standard errors: of the privacy noise alone, and with
-    that of a sample, both by how a figure follows each count (the delta method). Scores stand for their bin's
-    middle, which moves figures by about 0.002.
+    that of a sample, both by how a figure follows each count (the delta method). Intervals are 1.96 of them to either
+    side, but for the calibration slope: see :func:`_slope_interval`. Of a bin, rows are taken to be spread as a
+    calibrated model's would be.
     """
 
     study: Study
@@ -229,7 +304,7 @@ class PrivateEvaluation:
     noise: float
     counts: Floats
     all_count: bool
-    figures: Mapping[str, Estimate | None]
+    figures: Mapping[str, Measure | None]
     privacy: Mapping[str, Any]
     statement: Mapping[str, Any]
 
@@ -237,7 +312,8 @@ class PrivateEvaluation:
     def calibration(self) -> list[CalibrationGroup]:
         """Bins of scores, neighbours together until the noise of a rate is small: see ``CLEAR_RATE``."""
         found, first = [], 0
-        rows, chances = self.counts.sum(axis=0), expit(np.array([-np.inf, *EDGES, np.inf]))
+        rows, predicted_rows = self.counts.sum(axis=0), (self.counts * PREDICTED).sum(axis=0)
+        chances = expit(np.array([-np.inf, *EDGES, np.inf]))
         for last in range(len(rows)):
             together = slice(first, last + 1)
             n, error = float(rows[together].sum()), self.noise * math.sqrt(last + 1 - first)
@@ -247,9 +323,7 @@ class PrivateEvaluation:
                 se = math.sqrt(
                     observed * (1.0 - observed) / n + (1.0 - 2.0 * observed + 2.0 * observed**2) * (error / n) ** 2
                 )
-                predicted = float(
-                    np.clip(rows[together] @ expit(MIDDLES[together]) / n, chances[first], chances[last + 1])
-                )
+                predicted = float(np.clip(predicted_rows[together].sum() / n, chances[first], chances[last + 1]))
                 found.append(
                     CalibrationGroup(float(chances[first]), float(chances[last + 1]), n, predicted, observed, se)
                 )
@@ -282,25 +356,35 @@ class PrivateEvaluation:
         }
 
 
-def private_evaluation_of(result: StatisticsResult, *, all_count: bool) -> PrivateEvaluation:
+def private_evaluation_of(result: Finished, *, all_count: bool) -> PrivateEvaluation:
     """The evaluation that a run of an evaluation study gives; ``all_count``: no row can be silent."""
     released = released_by(result, EvaluationRelease.name)
     sigma, n, counts = released.noise_std, released.n_rows, released.sums
     if all_count:
         counts = counts + (n - counts.sum()) / counts.size
     chances = result.study.training.loss.name in PROBABILITIES
-    slopes = _slopes(counts, probabilities=chances)
-    figures: dict[str, Estimate | None] = {}
-    for name, value in _of_histogram(counts, probabilities=chances).items():
-        if value is None or not np.isfinite(slope := slopes[name]).all():
-            figures[name] = None
-            continue
-        by_noise = sigma * float(np.linalg.norm(slope - slope.mean() if all_count else slope))
-        by_sample = max(float(np.sum(counts * slope**2)), 0.0)
-        figures[name] = Estimate(value, by_noise, math.hypot(by_noise, math.sqrt(by_sample)))
+    figures = measures_of(counts, sigma, all_count=all_count, probabilities=chances)
     return PrivateEvaluation(
         result.study, n, sigma, counts, all_count, figures, result.privacy.as_json(), result.statement.as_json()
     )
+
+
+def measures_of(counts: Floats, noise: float, *, all_count: bool, probabilities: bool) -> dict[str, Measure | None]:
+    """All figures of a histogram whose counts have noise of this standard deviation."""
+    slopes = _slopes(counts, probabilities=probabilities)
+    figures: dict[str, Measure | None] = {}
+    for name, value in _of_histogram(counts, probabilities=probabilities).items():
+        if value is None or not np.isfinite(slope := slopes[name]).all():
+            figures[name] = None
+            continue
+        by_noise = noise * float(np.linalg.norm(slope - slope.mean() if all_count else slope))
+        error = math.sqrt(by_noise**2 + max(float(np.sum(counts * slope**2)), 0.0))
+        low: float | None = value - NORMAL * error
+        high: float | None = value + NORMAL * error
+        if name == "calibration_slope":
+            low, high = _slope_interval(counts, value, noise, all_count=all_count)
+        figures[name] = Measure(value, by_noise, error, low, high)
+    return figures
 
 
 def _slopes(counts: Floats, *, probabilities: bool) -> dict[str, Floats]:
@@ -322,7 +406,7 @@ def _of_histogram(counts: Floats, *, probabilities: bool) -> dict[str, float | N
     no, yes = counts
     n, n_no, n_yes = max(counts.sum(), 1.0), no.sum(), yes.sum()
     half = len(no) // 2
-    below = np.cumsum(no) - 0.5 * no
+    below = np.cumsum(no) - (1.0 - IN_ORDER) * no
     found: dict[str, float | None] = {
         "accuracy": float((no[:half].sum() + yes[half:].sum()) / n),
         "most_frequent_class": float(max(n_no, n_yes) / n),
@@ -330,9 +414,8 @@ def _of_histogram(counts: Floats, *, probabilities: bool) -> dict[str, float | N
         "auc": float(yes @ below / (n_yes * n_no)) if n_yes >= 1.0 and n_no >= 1.0 else None,
     }
     if probabilities:
-        chances = expit(MIDDLES)
-        found["brier"] = float((no @ chances**2 + yes @ (1.0 - chances) ** 2) / n)
-        found["mean_probability"] = predicted = float((no + yes) @ chances / n)
+        found["brier"] = float(np.sum(counts * SQUARES) / n)
+        found["mean_probability"] = predicted = float(np.sum(counts * PREDICTED) / n)
         found["calibration_in_the_large"] = predicted - float(n_yes / n)
         found["calibration_slope"] = _slope(no, yes)
     return found
@@ -353,7 +436,57 @@ def _slope(no: Floats, yes: Floats) -> float | None:
         fitted = fitted + np.clip(step, -1.0, 1.0)
         if np.abs(step).max() < 1e-9:
             break
-    return float(fitted[1]) if np.abs(fitted).max() < 20.0 else None
+    return float(fitted[1]) if np.abs(fitted).max() < STEEPEST else None
+
+
+def _slope_interval(
+    counts: Floats, slope: float, noise: float, *, all_count: bool
+) -> tuple[float | None, float | None]:
+    """All slopes b around the estimate that a test at 5% does not reject: ``|U(b)| ≤ 1.96·sd(U(b))``.
+
+    ``U(b) = Σ (s − s̄)(y − p_b)`` is linear in the counts where b is fixed, so that noise and sample are those of a
+    sum. The estimate is a ratio, which noise makes skewed: where noise has made it small, its standard error is small
+    as well, and of intervals of 1.96 standard errors all that missed were below the truth, up to 11% of them.
+    """
+
+    def accepted(tried: float) -> bool:
+        if (constant := _constant(counts, tried)) is None:
+            return True  # nothing can be told there
+        chances, rows = expit(constant + tried * MIDDLES), counts.sum(axis=0)
+        weights = rows * chances * (1.0 - chances)
+        distances = MIDDLES - float(weights @ MIDDLES) / max(float(weights.sum()), 1e-9)
+        terms = np.array([-chances * distances, (1.0 - chances) * distances])
+        by_noise = noise * float(np.linalg.norm(terms - terms.mean() if all_count else terms))
+        variance = by_noise**2 + max(float(np.sum(counts * terms**2)), 0.0)
+        return float(np.sum(counts * terms)) ** 2 <= NORMAL**2 * variance
+
+    def end(sign: float) -> float | None:
+        inside, step = 0.0, 0.01
+        while accepted(slope + sign * (inside + step)):
+            inside, step = inside + step, 1.2 * step
+            if inside > STEEPEST:
+                return None
+        for _ in range(20):
+            step *= 0.5
+            inside += step * accepted(slope + sign * (inside + step))
+        return slope + sign * inside
+
+    return end(-1.0), end(1.0)
+
+
+def _constant(counts: Floats, slope: float) -> float | None:
+    """The constant with which as many rows are predicted as there are, at this slope; None if there is none."""
+    (_, yes), rows, fitted = counts, counts.sum(axis=0), 0.0
+    for _ in range(100):
+        chances = expit(fitted + slope * MIDDLES)
+        curved = float(rows @ (chances * (1.0 - chances)))
+        if not curved > 1e-9:
+            return None
+        step = float(np.clip(np.sum(yes - rows * chances) / curved, -1.0, 1.0))
+        fitted += step
+        if abs(step) < 1e-9:
+            break
+    return fitted
 
 
 def _of_numbers(truth: Floats, predicted: Floats) -> dict[str, float | None]:

@@ -130,6 +130,8 @@ class Explanation:
     unknown: str
     shortened: str
     ratios: str = ""
+    weights: str = ""
+    """What rows were weighted by, as a sentence."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -138,16 +140,17 @@ class Explanation:
             "coefficients": [each.as_json(ratios=self.ratios) for each in self.coefficients],
             "confidence": LEVEL,
             "no_intervals_because": self.unknown or None,
+            **({"weights": self.weights} if self.weights else {}),
         }
 
     def to_frame(self) -> Any:
-        """A tidy data frame of pandas: a line for every coefficient, the intercepts last."""
+        """A tidy data frame of pandas, by the names of R's broom: a line for each coefficient, intercepts last."""
         try:
             from pandas import DataFrame
         except ImportError:
             raise DataError("a data frame needs pandas: pip install pandas") from None
         lines = (*self.coefficients, *self.intercepts)
-        return DataFrame([each.row(ratios=self.ratios) for each in lines])
+        return DataFrame([_tidy(each, each.row(ratios=self.ratios)) for each in lines])
 
     def conf_int(self, level: float = LEVEL) -> dict[str, tuple[float, float] | None]:
         """Ends of the intervals by the name of the coefficient; None where rows say nothing of it."""
@@ -179,12 +182,37 @@ class Explanation:
         ]  # fmt: skip
         rule = "=" * max(map(len, made))
         notes = [f"No intervals: {self.unknown}."] if self.unknown else [COUNTED]
+        notes += [self.weights] if self.weights else []
         return "\n".join([f"Effects on: {self.score}", *about, rule, made[0], "-" * len(rule), *made[1:], rule, *notes])
+
+
+def _tidy(each: Coefficient, row: dict[str, Any]) -> dict[str, Any]:
+    """The same values by other names, and z."""
+    names = {"coefficient": "estimate", "standard_error": "std_error", "low": "conf_low", "high": "conf_high"}
+    z = each.coefficient / each.standard_error if each.standard_error else None
+    found = {"term": each.name} | {names.get(name, name): value for name, value in row.items()}
+    place = list(found).index("std_error") + 1
+    return dict([*list(found.items())[:place], ("statistic", z), *list(found.items())[place:]])
+
+
+def alike(value: float, low: float, high: float) -> tuple[str, str, str]:
+    """An estimate and the ends of its interval, with as many decimals each: two, more if the interval is narrow."""
+    if not all(map(math.isfinite, (value, low, high))):
+        return f"{value:.3g}", f"{low:.3g}", f"{high:.3g}"
+    usual = 2 if abs(value) < 10.0 else 1 if abs(value) < 100.0 else 0
+    width = max(high - low, 1e-6)
+    decimals = max(usual, min(6, -math.floor(math.log10(width))))
+    told = [f"{each:.{decimals}f}" for each in (value, low, high)]
+    return told[0], told[1], told[2]
 
 
 COUNTED = (
     "Standard errors and 95% intervals count how much a sample of people varies and the privacy noise, for the model "
     "without a penalty."
+)
+CONSERVATIVE = (
+    "Weights ω, from 0 to 1 beside their bound, are sampling weights: a row is one observation. Standard errors take ω "
+    "in place of ω², so they are rather too large, the more so the smaller weights are beside the bound."
 )
 
 
@@ -243,6 +271,7 @@ def explain(model: Model) -> Explanation:
         ),
         unknown=unknown,
         shortened=_shortened(model),
+        weights=_weights(model),
         ratios=_ratios(model),
     )
 
@@ -443,6 +472,20 @@ def _score(model: Model) -> str:
         return "log odds of a class against the average of the classes"
     words = "log odds" if model.has_probabilities else "score"
     return f"{words} of {model.class_names[-1]!s} against {model.class_names[0]!s}"
+
+
+def _weights(model: Model) -> str:
+    """The sentences about weights of rows; empty if there were none."""
+    label = model.label
+    if label is None or not label.weighted:
+        return ""
+    by = [] if label.weight is None else [f"{label.weight} (up to {label.weight_bound:g})"]
+    if label.class_weight is not None:
+        by.append(f"class ({', '.join(f'{name} {each:g}' for name, each in label.class_weight.items())})")
+    said = f"Rows were weighted by {' and by '.join(by)}: coefficients describe the weighted rows."
+    if label.class_weight is not None:
+        said += " Class weights shift the intercept, and with it every probability, towards the heavier classes."
+    return f"{said} {CONSERVATIVE}" if model.covariance is not None else said
 
 
 def _shortened(model: Model) -> str:

@@ -261,11 +261,15 @@ class Model:
         return to_onnx(self, Path(path))
 
 
-class Trained(Protocol):
-    """What a run leaves, in one process or across sites."""
+class Finished(Protocol):
+    """What the run of a study leaves, in one process or across sites."""
 
     @property
     def study(self) -> Study: ...
+    @property
+    def method(self) -> Any: ...
+    @property
+    def broadcast(self) -> Floats: ...
     @property
     def weights(self) -> Floats: ...
     @property
@@ -276,7 +280,7 @@ class Trained(Protocol):
     def statement(self) -> Statement: ...
 
 
-def model_of(result: Trained) -> Model:
+def model_of(result: Finished) -> Model:
     """The model of a study that was run: nothing of the rows is in it but what was released."""
     study = result.study
     loss = study.problem.loss

@@ -1,20 +1,23 @@
 """What is minimised, and over which rows.
 
-``F(w) = mean_i [ mean_j ℓ(a_ij, b_ij, w) ] + reg_share · R(w)``, the paper's objective divided by n, with
-``reg_share = λ/n``. Every agent counts the same, whatever the number of its rows.
+``F(w) = mean_i [ mean_j ω_ij ℓ(a_ij, b_ij, w) ] + reg_share · R(w)``, the paper's objective divided by n, with
+``reg_share = λ/n``. Every agent counts the same, whatever the number of its rows. ω is a row's weight over its public
+bound, from 0 to 1; without weights it is 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dpadmm._base.arrays import Floats, Integers, aligned_empty
+from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.features import Features, layout, row_entries
 from dpadmm._base.memmap import is_nameless, portions
@@ -34,11 +37,16 @@ by a third); larger ones are read in place."""
 
 @dataclass(frozen=True)
 class Problem:
-    """A loss, a regularizer and its weight ``reg_share`` (the paper's λ/n)."""
+    """A loss, a regularizer and its weight ``reg_share`` (the paper's λ/n).
+
+    It is public whether rows are ``weighted``, and whether their last feature is the constant, ``intercept``.
+    """
 
     loss: Loss
     regularizer: Regularizer
     reg_share: float
+    weighted: bool = False
+    intercept: bool = False
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.reg_share < np.inf):
@@ -50,8 +58,8 @@ class Problem:
         return self.loss.smoothness is not None and self.regularizer.smoothness is not None
 
     def losses(self, rows: Rows, points: Floats) -> Floats:
-        """Mean loss of every agent's rows at its own point: (n, d, p) -> (n,)."""
-        values = self.loss.value(rows.labels, kernels.scores(rows, points))
+        """Mean loss of every agent's rows, times their weights, at its own point: (n, d, p) -> (n,)."""
+        values = rows.weighed(self.loss.value(rows.labels, kernels.scores(rows, points)))
         return np.asarray(np.add.reduceat(values, rows.offsets[:-1]) / rows.n_rows)
 
     def objectives(self, rows: Rows, points: Floats) -> Floats:
@@ -97,22 +105,24 @@ class PublicSizes:
 class Rows:
     """The rows of a cohort of agents: ragged, without padding and, when large, without a copy.
 
-    Agent i owns ``features[order[offsets[i]:offsets[i+1]]]``; ``labels`` and ``norms`` are in cohort order.
+    Agent i owns ``features[order[offsets[i]:offsets[i+1]]]``; ``labels``, ``norms`` and ``row_weights``, from 0 to 1
+    if there are any, are in cohort order.
     Build it with :func:`make_rows`, which checks everything.
     """
 
     features: Features
-    labels: Floats
-    order: Integers
+    labels: NDArray[Any]  # float64, or int8 where coded rows are large: exact, and an eighth of the size
+    order: NDArray[Any]  # int64, or int32 likewise
     offsets: Integers
     known_norms: Floats | None = None
+    row_weights: Floats | None = None
 
     @cached_property
     def norms(self) -> Floats:
         """The rows' lengths; where rows are large, made when they are first needed, which some methods never do."""
         if self.known_norms is not None:
             return self.known_norms
-        norms = row_norms(self.features)[self.order]
+        norms: Floats = row_norms(self.features)[self.order]
         return np.maximum(norms, LEAST_NORM, out=norms)
 
     @cached_property
@@ -159,7 +169,16 @@ class Rows:
         sizes = self.n_rows[agents]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         index = np.arange(offsets[-1]) + np.repeat(self.offsets[agents] - offsets[:-1], sizes)
-        return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index])
+        return self.some(index, offsets)
+
+    def some(self, index: Integers | slice, offsets: Integers) -> Rows:
+        """The rows at these places of the cohort's order, for other agents."""
+        weights = None if self.row_weights is None else self.row_weights[index]
+        return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index], weights)
+
+    def weighed(self, values: Floats) -> Floats:
+        """Values of all rows (rows,), times their weights."""
+        return values if self.row_weights is None else values * self.row_weights
 
     def shaped(self, shape: Shape) -> Rows:
         """The same rows in other coordinates, ``B·a``; kept until another shape is asked for."""
@@ -201,13 +220,14 @@ class Rows:
         ]
         index = np.concatenate([first + part for first, part in zip(self.offsets, chosen, strict=False)])
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in chosen])])
-        return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index])
+        return self.some(index, offsets)
 
     def portions(
         self, active: Integers | None, most: int, *, width: int | None = None
-    ) -> Iterator[tuple[int, Features, Floats]]:
-        """Agents, each with some of its rows and their labels: of about ``most`` stored entries, or of this width.
+    ) -> Iterator[tuple[int, Features, Floats, Floats | float]]:
+        """Agents, each with some of its rows, their labels and weights (1 where there are none).
 
+        There are about ``most`` stored entries in them, or entries of rows of this width.
         How rows are cut depends on the agent's own rows alone.
         """
         for i in range(self.n_agents) if active is None else active.tolist():
@@ -216,13 +236,14 @@ class Rows:
             step = max(1, most // max(1, stored))
             for start in range(0, len(mine), step):
                 some, first = mine[start : start + step], int(self.offsets[i]) + start
-                yield i, self.features[some], self.labels[first : first + len(some)]
+                these = slice(first, first + len(some))
+                weights = 1.0 if self.row_weights is None else self.row_weights[these]
+                yield i, self.features[some], self.labels[these], weights
 
     def agent(self, i: int) -> Rows:
         """Agent i alone: a cohort of one."""
         mine = slice(self.offsets[i], self.offsets[i + 1])
-        offsets = np.array([0, self.offsets[i + 1] - self.offsets[i]])
-        return Rows(self.features, self.labels[mine], self.order[mine], offsets, self.norms[mine])
+        return self.some(mine, np.array([0, self.offsets[i + 1] - self.offsets[i]]))
 
 
 def make_rows(
@@ -231,7 +252,8 @@ def make_rows(
     *,
     order: Integers | None = None,
     offsets: Integers | None = None,
-    names: tuple[str, ...] = (),
+    names: Sequence[str] = (),
+    row_weights: Floats | None = None,
 ) -> Rows:
     """Check rows and labels and lay them out for a cohort.
 
@@ -243,8 +265,10 @@ def make_rows(
         ±1, 0..p−1 or numbers, as the loss wants them.
     order, offsets
         Agent i owns rows ``order[offsets[i]:offsets[i+1]]``. Left out: one agent owns all rows.
-    names : tuple of str, optional
+    names : sequence of str, optional
         Names of the agents, for messages.
+    row_weights : (rows,), optional
+        What every row's loss is multiplied with, from 0 to 1: a weight over its public bound.
 
     Examples
     --------
@@ -266,16 +290,43 @@ def make_rows(
     bad = np.flatnonzero(~np.isfinite(labels))
     if len(bad):
         raise DataError(f"label of row {bad[0] + 1} is {labels[bad[0]]}; remove the row or give it a label")
+    if row_weights is not None:
+        row_weights = _checked_weights(row_weights, n)
     norms = row_norms(features)
     check_norms(norms)
     np.maximum(norms, LEAST_NORM, out=norms)
-    in_place = in_place or np.array_equal(order, np.arange(n))
+    in_place = in_place or (len(order) == n and order[0] == 0 and bool(np.all(order[1:] > order[:-1])))
     if in_place:
-        return Rows(features, labels, order, offsets, norms)
+        return Rows(features, labels, order, offsets, norms, row_weights)
+    row_weights = None if row_weights is None else row_weights[order]
     if _nbytes(features) > COMPACT_BYTES:
         del norms  # 8 bytes a row, which may be a fifth of its size
-        return Rows(features, labels[order], order, offsets)
-    return Rows(_in_order(features, order), labels[order], np.arange(len(order)), offsets, norms[order])
+        if isinstance(features, CodedRows):  # 16 bytes would be a quarter of a row
+            labels, order = _small(labels), order.astype(np.int32 if n < 2**31 else np.int64)
+        return Rows(features, labels[order], order, offsets, None, row_weights)
+    here = np.arange(len(order))
+    return Rows(_in_order(features, order), labels[order], here, offsets, norms[order], row_weights)
+
+
+def _checked_weights(weights: Floats, n: int) -> Floats:
+    """A row with a larger weight than 1 would say more than its share, so there is none."""
+    weights = np.ascontiguousarray(weights, dtype=np.float64)
+    if weights.shape != (n,):
+        raise DataError(f"features have {n} rows but weights have shape {weights.shape}; give one weight per row")
+    bad = np.flatnonzero(~((weights >= 0.0) & (weights <= 1.0)))
+    if len(bad):
+        raise DataError(
+            f"the weight of row {bad[0] + 1} is {weights[bad[0]]}; divided by its public bound it must lie in [0, 1]"
+        )
+    return weights
+
+
+def _small(labels: Floats) -> NDArray[Any]:
+    """The same numbers as int8, if they are such: those of few classes are. Coded counts are below 1 or far larger."""
+    if labels.min() < -127.0 or not 1.0 <= labels.max() <= 127.0:
+        return labels
+    small = labels.astype(np.int8)
+    return small if np.array_equal(small, labels) else labels
 
 
 def _in_order(features: Features, order: Integers) -> Features:
@@ -300,11 +351,11 @@ def _check_owners(order: Integers, n: int) -> None:
         raise DataError("the partition gives a row to two agents; every row may have one owner only")
 
 
-def _check_agents(order: Integers, offsets: Integers, names: tuple[str, ...]) -> None:
+def _check_agents(order: Integers, offsets: Integers, names: Sequence[str]) -> None:
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or np.any(np.diff(offsets) < 0):
         raise DataError("offsets must rise from 0 to the number of rows, one interval per agent")
     for i in np.flatnonzero(np.diff(offsets) < 2):
-        name = names[i].removeprefix("agent ") if names else str(i + 1)  # as agents without a name are called
+        name = names[int(i)].removeprefix("agent ") if names else str(i + 1)  # as agents without a name are called
         count = offsets[i + 1] - offsets[i]
         raise DataError(
             f"agent {name} has {'no rows' if count == 0 else 'one row'}; every agent needs at least 2 "

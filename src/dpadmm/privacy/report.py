@@ -216,7 +216,11 @@ def privacy_sentence(privacy: Mapping[str, Any]) -> str:
 
 
 def _finite(values: Floats) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+    """Every number, or None; agents with the same share one object: 10⁶ of them would take 24 MB."""
+    distinct, which = np.unique(values, return_inverse=True)
+    known = np.array([value if math.isfinite(value) else None for value in distinct.tolist()], dtype=object)
+    found: list[float | None] = known[which].tolist()
+    return found
 
 
 def _distinct(tallies: Sequence[Tally]) -> list[Tally]:

@@ -34,7 +34,7 @@ class Prepared:
     problem: Problem
     rows: Rows
     test: TestRows | None
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
 
 
 def as_dataset(
@@ -83,10 +83,14 @@ def prepare(dataset: Dataset, settings: Settings) -> Prepared:
         kept, held = sources.holdout(len(dataset.labels), n_test, rng)
     deal = _deal(dataset, kept, len(dataset.labels) - n_test, settings, rng)
     order = deal.order if isinstance(kept, slice) else kept[deal.order]
-    rows = make_rows(features, dataset.labels, order=order, offsets=deal.offsets, names=deal.names)
-    test = TestRows(features, dataset.labels[held], held) if n_test else None
+    weights = dataset.row_weights
+    rows = make_rows(features, dataset.labels, order=order, offsets=deal.offsets, names=deal.names, row_weights=weights)
+    test = None
+    if n_test:
+        test = TestRows(features, dataset.labels[held], held, None if weights is None else weights[held])
     n_classes = len(dataset.classes) if dataset.classes is not None else 0
-    return Prepared(dataset, settings.problem(n_classes), rows, test, deal.names)
+    problem = replace(settings.problem(n_classes), weighted=weights is not None)
+    return Prepared(dataset, problem, rows, test, deal.names)
 
 
 def seed_of(settings: Settings) -> int:

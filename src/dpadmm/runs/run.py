@@ -79,7 +79,7 @@ class Result:
     seconds: float = 0.0
     trace: Trace = field(default_factory=lambda: Trace({}))
     of_study: Study | None = None
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     dataset: Dataset | None = None
 
     def __repr__(self) -> str:

@@ -220,7 +220,8 @@ def rows_of(study: Study, table: Any, *, by: str | None = None) -> Dataset | tup
         return table
     rows = encode(study, table, by=by, intercept=False)
     owners = None if rows.groups is None else np.array(rows.owners, dtype=object)[rows.groups]
-    return Dataset(Path(table).name, rows.features, rows.labels, study.classes, owners, study.features)
+    name, weights = Path(table).name, rows.row_weights
+    return Dataset(name, rows.features, rows.labels, study.classes, owners, study.features, weights)
 
 
 def _study(data: object, table: object, **others: object) -> Study | None:

@@ -90,7 +90,7 @@ def prior_from(study: Study, public: Path, *, beside: object = None) -> Prior:
             "public ones out: --no-public (in Python public=False)"
         )
     known = encode(study, public)
-    return prior_of(study.problem, make_rows(known.features, known.labels))
+    return prior_of(study.problem, make_rows(known.features, known.labels, row_weights=known.row_weights))
 
 
 def _same_bytes(one: Path, other: Path) -> bool:
@@ -154,23 +154,26 @@ def run_study(
     return replace(result, of_study=study, names=names)
 
 
-def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, tuple[str, ...]]:
+def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, Sequence[str]]:
     """The rows of a cohort and its names; rows in a file are written anew, agent by agent."""
-    features, labels = table.features, table.labels
+    features, labels, weights = table.features, table.labels, table.row_weights
     owners, names = _deal(table, n_agents, seed)
     if not is_mapped(features):
         deal = of_codes(owners, names)
-        return make_rows(features, labels, order=deal.order, offsets=deal.offsets, names=names), names
+        order, offsets = deal.order, deal.offsets
+        return make_rows(features, labels, order=order, offsets=offsets, names=names, row_weights=weights), names
     if len(names) == 1:
-        return make_rows(features, labels, names=names), names
+        return make_rows(features, labels, names=names, row_weights=weights), names
     places, offsets = grouped(owners, len(names))
     del owners  # large, as the places are
     features, labels = moved(features, places), np.asarray(moved(labels[:, None], places)).reshape(-1)
+    if weights is not None:
+        weights = np.asarray(moved(weights[:, None], places)).reshape(-1)
     del places
-    return make_rows(features, labels, offsets=offsets, names=names), names
+    return make_rows(features, labels, offsets=offsets, names=names, row_weights=weights), names
 
 
-def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[NDArray[np.integer[Any]], tuple[str, ...]]:
+def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[NDArray[np.integer[Any]], Sequence[str]]:
     """The agent of every row, and the agents' names."""
     if table.groups is None:
         rng = np.random.default_rng(seed)

@@ -61,7 +61,9 @@ class SiteRows:
         """Features with the constant column if there is one, and labels; as many rows as the file has."""
         if (encoded := self.encoded_table(study)) is not None:
             ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
-            rows = protect(encoded.features, encoded.labels, self.unit, ids, given=True)
+            rows = protect(
+                encoded.features, encoded.labels, self.unit, ids, given=True, row_weights=encoded.row_weights
+            )
             self._reports[study.hash] = encoded.report, rows.persons
             return rows
         raw = self._read(study.features)
@@ -86,7 +88,8 @@ class SiteRows:
         told = self.line_warnings(report.rows)
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
-            told.append(f"{rows} have no label that the study knows; they count as rows of zeros.")
+            what = "label or weight" if study.label is not None and study.label.weight is not None else "label"
+            told.append(f"{rows} have no {what} that the study knows; they count as rows of zeros.")
         if report.label.unknown == report.rows:
             told.append("NO row has a label that the study knows: enrolled as it is, it spends your budget on nothing.")
         if persons.n_without_id or persons.n_ambiguous:

@@ -196,7 +196,8 @@ class Training:
             loss = replace(loss, unit=1.0 / label.largest, cuts=label.cuts)
         if loss.task == "multiclass":
             loss = replace(loss, n_outputs=n_classes)
-        return Problem(loss, self.regularizer, float(self.reg_share or 0.0))
+        weighted = label is not None and label.weighted
+        return Problem(loss, self.regularizer, float(self.reg_share or 0.0), weighted, self.intercept)
 
     def rounds(self, problem: Problem, sizes: Sizes, planned: Integers, *, seed: int = 0) -> Method[Any]:
         """The method with noise for ``planned`` (n,) rounds of every agent."""

@@ -41,6 +41,7 @@ from dpadmm.study.public_rows import PublicRows, is_unconfirmed, public_rows_fro
 from dpadmm.study.roster import RosterEntry, roster_from
 from dpadmm.study.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
 from dpadmm.training.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, Statistics
+from dpadmm.training.methods.newton import NewtonRounds
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.policy import MaskingTerms, Terms
 
@@ -211,6 +212,7 @@ class Study:
             raise StudyError(f"study: agents can answer for {_DEPLOYABLE_WORDS}, not for {training.method.name}")
         task = training.loss.task
         self._check_counts()
+        self._check_weights()
         numbers = task in ("regression", "count")
         if self.label is not None and (self.label.bounds is None) == numbers:
             need = "bounds, since it predicts a number" if numbers else "classes"
@@ -238,6 +240,21 @@ class Study:
         if label.times is not None and not getattr(self.training.method, "inference", False):
             raise StudyError("study: times need inference = true under [method], which estimates hazard ratios")
         object.__setattr__(self, "label", replace(label, counts=True))
+
+    def _check_weights(self) -> None:
+        """What weights of rows go with."""
+        label, training = self.label, self.training
+        if label is None or not label.weighted:
+            return
+        if self.kind != TRAINING:
+            raise StudyError(f"study: weights are for training, and kind = {self.kind!r} counts rows; leave them out")
+        if self.schema is not None and label.weight in [each.name for each in self.schema.columns]:
+            raise StudyError(f"study: {label.weight!r} is the label's weight, so it cannot be a column too")
+        inference = getattr(training.method, "inference", False)
+        if inference and training.loss.task == "regression" and not training.intercept:
+            raise StudyError(
+                "study: intervals of the squared loss with weights need intercept = true, which tells the mean weight"
+            )
 
     def _check_public_rows(self) -> None:
         if self.public_rows is None:
@@ -309,7 +326,11 @@ class Study:
         return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
 
     def check_rows(self, *n_rows: int) -> None:
-        """Refuse a release of which agents with so many rows would say noise alone; before anything is spent."""
+        """Refuse a study of which agents with so many rows would say noise alone; before anything is spent."""
+        method = self.method(*n_rows)
+        if isinstance(method, NewtonRounds):
+            columns = len(self.schema.columns) if self.schema else len(self.features)
+            method.check_rows(np.array(n_rows), columns + self.training.intercept, self.training.honest)
         if self.kind != TRAINING:
             unit = self.encoding.scale if self.encoding and self.kind == Statistics.name else 1.0
             cast(ReleaseRounds, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.honest)

@@ -30,7 +30,8 @@ COLUMNS = {
 }
 """Columns of a trace; the global model is the one that the run would release.
 
-Error is the share of wrong labels, or the root mean square residual in regression.
+Error is the share of wrong labels, or the root mean square residual in regression. Losses are times the rows' weights,
+where they have any; in an error every row counts once.
 """
 
 
@@ -83,11 +84,15 @@ class TestRows:
     labels: Floats
     """Labels of the held-out rows only."""
     index: Integers
+    row_weights: Floats | None = None
+    """Of the held-out rows, if they have any."""
 
-    def parts(self, size: int = 2048) -> Iterator[tuple[Features, Floats]]:
-        """(rows, labels), a few at a time."""
+    def parts(self, size: int = 2048) -> Iterator[tuple[Features, Floats, Floats | float]]:
+        """(rows, labels, weights), a few at a time."""
         for first in range(0, len(self.index), size):
-            yield self.features[self.index[first : first + size]], self.labels[first : first + size]
+            some = slice(first, first + size)
+            weights = 1.0 if self.row_weights is None else self.row_weights[some]
+            yield self.features[self.index[some]], self.labels[some], weights
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ class Metrics:
         weights = self.averages.model(self.average, view.consensus)
         everywhere = np.broadcast_to(weights, view.released.shape)
         global_scores = kernels.scores(rows, everywhere)
-        per_agent = np.add.reduceat(problem.loss.value(rows.labels, global_scores), rows.offsets[:-1])
+        per_agent = np.add.reduceat(rows.weighed(problem.loss.value(rows.labels, global_scores)), rows.offsets[:-1])
         out = {
             "round": float(view.round),
             "seconds": view.seconds,
@@ -164,9 +169,9 @@ class Metrics:
         n_agents, d, p = local.shape
         models = np.concatenate([local, weights[None]]).transpose(1, 0, 2).reshape(d, -1)
         loss_sum, error_sums = 0.0, np.zeros(n_agents + 1)
-        for features, labels in test.parts():
+        for features, labels, row_weights in test.parts():
             scores = np.asarray(features @ models).reshape(len(labels), n_agents + 1, p)
-            loss_sum += float(loss.value(labels, scores[:, -1]).sum())
+            loss_sum += float((row_weights * loss.value(labels, scores[:, -1])).sum())
             error_sums += errors(loss, labels, scores)
         rates = rate(loss, error_sums, len(test.labels))
         return {

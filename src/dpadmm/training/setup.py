@@ -94,6 +94,16 @@ class Setup:
             self.planned,
         )
 
+    def gaussian_apart(self, share: float) -> tuple[Floats, Floats]:
+        """z (n,) of the one round that takes this share of the budget, in μ², and of each of the others.
+
+        Together they cost what t equal rounds do: ``1/z_1² + (t − 1)/z_2² = t/z²``. For an agent that is to take part
+        in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
+        """
+        z, t = self.gaussian(), np.maximum(self.planned, 1)  # for no round, as for one
+        others = np.maximum(np.where(t == self.n_rounds, t - 1, t), 1)
+        return z / np.sqrt(share * t), z * np.sqrt(others / ((1.0 - share) * t))
+
     def pure_epsilons(self) -> Floats:
         """ε (n,) of one round of a pure mechanism."""
         if self.noise_multiplier is not None:

@@ -33,23 +33,40 @@ class ProtectedRows:
     persons: Persons
     given: bool
     """Whether nobody but the holder of this can change the features."""
+    row_weights: Floats | None = None
+    """From 0 to 1, where the study has weights."""
 
 
 def protect(
-    features: Features, labels: Floats, unit: PrivacyUnit, ids: Ids | None = None, *, given: bool = False
+    features: Features,
+    labels: Floats,
+    unit: PrivacyUnit,
+    ids: Ids | None = None,
+    *,
+    given: bool = False,
+    row_weights: Floats | None = None,
 ) -> ProtectedRows:
     """The last step of encoding: silent rows become zeros, the constant column too.
 
     Features that are ``given`` away, by who made them and keeps no other use of them, are changed in place.
     """
-    return silence(features, labels, unit, unit.persons(ids, features.shape[0]), given=given)
+    persons = unit.persons(ids, features.shape[0])
+    return silence(features, labels, unit, persons, given=given, row_weights=row_weights)
 
 
-def silence(features: Features, labels: Floats, unit: PrivacyUnit, persons: Persons, *, given: bool) -> ProtectedRows:
+def silence(
+    features: Features,
+    labels: Floats,
+    unit: PrivacyUnit,
+    persons: Persons,
+    *,
+    given: bool,
+    row_weights: Floats | None = None,
+) -> ProtectedRows:
     """The same where it is known whose rows these are, as of a part of a table."""
     if persons.silent.shape != labels.shape:
         raise DataError(f"it is known of {persons.n_rows:,} rows whose they are, and there are {len(labels):,}")
-    return ProtectedRows(_silenced(features, persons.silent, given), labels, unit, persons, given)
+    return ProtectedRows(_silenced(features, persons.silent, given), labels, unit, persons, given, row_weights)
 
 
 def _silenced(features: Features, silent: NDArray[np.bool_], given: bool) -> Features:
@@ -69,12 +86,13 @@ def _silenced(features: Features, silent: NDArray[np.bool_], given: bool) -> Fea
 
 
 class CheckedRows:
-    """Rows of length at most 1 and their labels, checked and copied; see ``guard.PrivateRows``."""
+    """Rows of length at most 1, their labels and weights, checked and copied; see ``guard.PrivateRows``."""
 
     def __init__(self, rows: ProtectedRows) -> None:
         matrix, labels = clip_rows(rows.features), rows.labels
+        weights = None if rows.row_weights is None else rows.row_weights.copy()
         # Of rows that others can change, lengths and digest would not be true for long
-        self._rows: Rows = make_rows(matrix if rows.given else matrix.copy(), labels.copy())
+        self._rows: Rows = make_rows(matrix if rows.given else matrix.copy(), labels.copy(), row_weights=weights)
         self._unit = rows.unit
 
     @property
@@ -95,9 +113,10 @@ class CheckedRows:
         return 1
 
     def digest(self) -> str:
-        """SHA-256 of the kind, the shape and the bytes of features and labels."""
+        """SHA-256 of the kind, the shape and the bytes of features, labels and weights."""
         total = sha256(repr((type(self._rows.features).__name__, self._rows.features.shape)).encode())
-        for part in (*layout(self._rows.features)[1], self._rows.labels):
+        weights = () if self._rows.row_weights is None else (self._rows.row_weights,)
+        for part in (*layout(self._rows.features)[1], self._rows.labels, *weights):
             total.update(f"{part.dtype.str} {part.size}\n".encode())
             total.update(np.ascontiguousarray(part).data)
         return total.hexdigest()

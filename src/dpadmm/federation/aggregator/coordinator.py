@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from logging import Logger, getLevelNamesMapping
 from statistics import median
 from time import monotonic
@@ -23,6 +23,7 @@ import numpy as np
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DpadmmError, Unavailable
 from dpadmm.federation.aggregator.journal import Journal, Received
+from dpadmm.federation.health import now_text, sign_of_life
 from dpadmm.federation.logs import MAX_LINES, Repeats
 from dpadmm.federation.protocol import (
     SILENT_AFTER,
@@ -318,7 +319,7 @@ class Coordinator(ABC):
         if member.code:
             return f"refused ({member.code})"
         if silent is not None:
-            return "never connected" if silent == math.inf else f"gone since {_time(silent)}"
+            return "never connected" if silent == math.inf else f"gone since {now_text(silent)}"
         return "connected, but does not answer" if self.called else "connected, but has not accepted the study"
 
     @abstractmethod
@@ -339,7 +340,7 @@ class Coordinator(ABC):
         """Go on to the next round with what is broadcast in it, which is in the journal."""
         self.changes.append(self._change(consensus))
         self.seconds.append(seconds)
-        self._dates = self._dates[0], _time(0.0)
+        self._dates = self._dates[0], datetime.now(UTC).isoformat(timespec="seconds")
         self.consensus, self.rounds_done = consensus, self.round
         self._next()
         if self.done:
@@ -443,7 +444,7 @@ class Coordinator(ABC):
             "round": 0 if self.done else self.round,
             "rounds_done": self.rounds_done,
             "deadline_in": deadline_in,
-            "deadline_at": None if deadline_in is None or self.done else _time(-deadline_in),
+            "deadline_at": None if deadline_in is None or self.done else now_text(-deadline_in),
             "stalled": list(self.stalled),
             "quorum": self.quorum,
             "sites": [
@@ -459,16 +460,13 @@ class Coordinator(ABC):
         }
 
     def _site(self, member: Member, epsilon: float) -> dict[str, Any]:
-        since, seen = self._since(member.name), self.seen.get(member.name)
         return {
             "name": member.name,
             "state": member.state,
             "answered": len(member.answered),
             "rows": None if member.sizes is None else member.sizes[0],
             "epsilon": epsilon,
-            "last_seen": None if since == math.inf else _time(since),
-            "silent": since > SILENT_AFTER,
-            "clock_difference": None if seen is None else round(seen.clock_difference, 1),
+            **sign_of_life(self.seen.get(member.name), self._since(member.name)),
             "code": member.code or None,
             "left_out": self._left_out(member),
         }
@@ -476,10 +474,6 @@ class Coordinator(ABC):
     def _left_out(self, member: Member) -> bool:
         """Whether a site was away for so long that it has left the mean."""
         return False
-
-
-def _time(seconds_ago: float) -> str:
-    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
 
 
 class Uploads(Coordinator):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from logging import Logger, getLevelNamesMapping
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from dpadmm.federation.health import (
     metrics_server,
     now_text,
     read_status,
+    sign_of_life,
     study_alarms,
     study_samples,
     write_status,
@@ -44,7 +46,6 @@ from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.nats.link import HubLink, NatsTransport, until_one_ends
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import check_urls
-from dpadmm.federation.protocol import SILENT_AFTER, Seen
 from dpadmm.runs.training import prior_from
 from dpadmm.study.study import Study
 
@@ -216,7 +217,10 @@ async def keep_broker(
         await resources.enter_async_context(link)
 
         def live() -> Status:
-            known = {name: _seen(link.seen.get(name)) for name in sorted(_usable_sites(authority))}
+            known = {}
+            for name in sorted(_usable_sites(authority)):
+                seen = link.seen.get(name)
+                known[name] = sign_of_life(seen, math.inf if seen is None else time.monotonic() - seen.at)
             return {"running": True, "connected": link.connected, "broker": broker.url, "sites": known}
 
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
@@ -227,15 +231,6 @@ async def keep_broker(
             await _keep_alive(broker, note)
             write_status(authority.folder, live())
             await asyncio.sleep(CHECK_EVERY)
-
-
-def _seen(seen: Seen | None) -> Status:
-    """What the last sign of life of a site says."""
-    if seen is None:
-        return {"last_seen": None, "silent": True, "clock_difference": None}
-    since = time.monotonic() - seen.at
-    at = (datetime.now(UTC) - timedelta(seconds=since)).isoformat(timespec="seconds")
-    return {"last_seen": at, "silent": since > SILENT_AFTER, "clock_difference": round(seen.clock_difference, 1)}
 
 
 def _live_status(coordinator: Coordinator, transport: NatsTransport) -> Callable[[], Status]:

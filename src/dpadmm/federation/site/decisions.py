@@ -11,13 +11,12 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
 from dpadmm._base.files import atomic_file
-from dpadmm.federation.health import STATUS
+from dpadmm.federation.health import STATUS, now_text
 from dpadmm.federation.pki.private_files import check_unchanged_by_others
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study, study_from
@@ -40,8 +39,7 @@ class Decision(NamedTuple):
 def decide(folder: Path, study: Study, decision: str) -> None:
     """Record a decision, which replaces an earlier one about the same study."""
     assert decision in DECISIONS
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    table = {"format": FORMAT, "decision": decision, "at": at, "study": study.as_json()}
+    table = {"format": FORMAT, "decision": decision, "at": now_text(), "study": study.as_json()}
     place = folder / "studies"
     place.mkdir(mode=0o700, exist_ok=True)
     with atomic_file(place / f"{study.hash}.json") as out:

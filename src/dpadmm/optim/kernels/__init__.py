@@ -81,8 +81,9 @@ def gradient(
 ) -> Floats:
     """Every agent's mean row gradient at its own point: (n, d, p) -> (n, d, p).
 
-    ``g_i = (1/m_i) Σ_j clip(ℓ'(a_ij, b_ij, points_i), bound)``, where the bound is the loss's c1 unless the
-    caller, who then may not release the result, gives another. Agents not in ``active`` get zeros.
+    ``g_i = (1/m_i) Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, points_i), bound)``, where the bound is the loss's c1 unless the
+    caller, who then may not release the result, gives another; ω is the row's weight, from 0 to 1, and 1 where rows
+    have none. Agents not in ``active`` get zeros.
     """
     total = gradient_sums(rows, points, loss, active, bound=bound)
     total /= np.maximum(rows.n_rows, 1)[:, None, None]
@@ -98,7 +99,7 @@ def gradient_sums(
     if active is not None:
         chosen = np.isin(blocks[0], active)
         blocks = (blocks[0][chosen], blocks[1][chosen], blocks[2][chosen])
-    sums = _block_sums(rows, blocks, points, loss, bound)
+    sums = _block_sums(rows, blocks, points, loss, bound, rows.row_weights)
     if sums is None:
         return _plain_sums(rows, points, loss, active, bound)
     if active is None and len(sums) == rows.n_agents:
@@ -112,14 +113,16 @@ def gradient_sums(
 
 
 def weighted_gradient(rows: Rows, point: Floats, loss: Loss, weights: Floats, *, bound: float) -> Floats:
-    """``Σ_i (weights_i/m_i) Σ_j clip(ℓ'(a_ij, b_ij, point), bound)``: (d, p) and (n,) -> (d, p).
+    """``Σ_i (weights_i/m_i) Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, point), bound)``: (d, p) and (n,) -> (d, p).
 
     One pass whose cost does not depend on how many agents there are. It is the weighted sum of what ``gradient``
     gives, but for rounding: its sums are taken in another order.
     """
     each = weights / np.maximum(rows.n_rows, 1)
     alike = bool(np.all(each == each[0]))
-    factors = None if alike else np.repeat(each, rows.n_rows)
+    factors = rows.row_weights
+    if not alike:
+        factors = np.repeat(each, rows.n_rows) * (1.0 if factors is None else factors)
     sums = _block_sums(rows, rows.even_blocks, point[None], loss, bound, factors)
     if sums is None:
         points = np.broadcast_to(point, (rows.n_agents, *point.shape))
@@ -200,7 +203,7 @@ def _portions(rows: Rows, blocks: Blocks, of_blocks: NDArray[Any]) -> Iterator[t
 def guarded_sums(
     rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float | Floats
 ) -> Floats:
-    """``Σ_j clip(ℓ'(a_ij, b_ij, points_i), bound_i)`` of every agent, (n, d, p): what exact noise is added to.
+    """``Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, points_i), bound_i)`` of every agent, (n, d, p): what exact noise is added to.
 
     Small agents, by ``m_i·d``, which is public, are summed in plain NumPy: it takes milliseconds, and a site
     that serves no other needs no compiler. An agent alone and in a cohort has the same sum, to the last bit.
@@ -239,7 +242,7 @@ def _plain_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None,
 
 
 def _plain_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) -> Floats:
-    """The sum of an agent's clipped gradients in NumPy, some rows at a time.
+    """The sum of an agent's clipped gradients, times the rows' weights if any, in NumPy, some rows at a time.
 
     No BLAS: its sums depend on the number of threads.
     """
@@ -252,6 +255,8 @@ def _plain_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) 
         with np.errstate(over="ignore", invalid="ignore"):  # scores overflow far out; clipping sees to it
             slope = slopes(loss, rows.labels[some], products(part, point))
             slope = _clipped(slope, rows.norms[some], bound)
+        if rows.row_weights is not None:
+            slope = slope * rows.row_weights[some, None]
         total += weighted_sum(part, slope)
     return total
 

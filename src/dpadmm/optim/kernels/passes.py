@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types as nbt
-from numba.extending import intrinsic
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 from dpadmm.optim.kernels.compiler import numba as numba
 from dpadmm.optim.kernels.formulas import SLOPES_SIGNATURE
 from dpadmm.optim.kernels.formulas import compiled_slopes as compiled_slopes
+from dpadmm.optim.kernels.vectors import WIDTH, four_times, load, store, transposed
 
 _SUMS = {"reassoc", "contract", "nsz"}  # lets sums be vectorised; NaN and inf keep their meaning
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
@@ -52,6 +54,22 @@ def _take(typing, counter):  # type: ignore[no-untyped-def]
     return nbt.int64(counter), add
 
 
+@_intrinsic
+def _fetch(typing, array, row, column):  # type: ignore[no-untyped-def]
+    """Have the cache line of ``array[row, column]`` brought to the second-level cache while other work goes on."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        made = context.make_array(signature.args[0])(context, builder, args[0])
+        place = cgutils.get_item_pointer(context, builder, signature.args[0], made, args[1:])
+        number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(fetch, [builder.bitcast(place, byte), number(0), number(2), number(1)])
+        return context.get_dummy_value()
+
+    return nbt.void(array, nbt.int64, nbt.int64), generate
+
+
 @_exact
 def _groups(start, stop, n_groups):  # type: ignore[no-untyped-def]
     """Edges of groups of consecutive blocks with about as many rows: what a thread does with the same scratch space.
@@ -84,12 +102,22 @@ def _dense_scores(features, order, weights, scores):  # type: ignore[no-untyped-
 
 
 @_serial
-def _dense_scores_of_many(rows, weights, scores):  # type: ignore[no-untyped-def]
-    """Two rows and five outputs at a time share what is read; there are a multiple of five outputs."""
+def _dense_scores_of_many(features, rows, weights, scores, ahead):  # type: ignore[no-untyped-def]
+    """Two rows and five outputs at a time share what is read; there are a multiple of five outputs.
+
+    Meanwhile the rows ``ahead``, which are next, are fetched: half of them here and half with the sums.
+    """
+    tiles, line = len(weights) // _TILE, 64 // features.itemsize
+    lines = -(-features.shape[1] // line)
     for h in range(0, len(weights), _TILE):
         for i in range(0, len(rows), 2):
             k = min(i + 1, len(rows) - 1)
-            one, two = rows[i], rows[k]
+            if k < len(ahead):
+                part, parts = h // _TILE, 2 * tiles
+                for j in range(part * lines // parts, (part + 1) * lines // parts):
+                    _fetch(features, ahead[i], j * line)
+                    _fetch(features, ahead[k], j * line)
+            one, two = features[np.uint64(rows[i])], features[np.uint64(rows[k])]
             s0 = s1 = s2 = s3 = s4 = t0 = t1 = t2 = t3 = t4 = 0.0
             for j in range(weights.shape[1]):
                 x, y = one[j], two[j]
@@ -137,6 +165,14 @@ def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
             n_fine += squares[i] * norms[i] * norms[i] < surely
     if n_fine == n_rows:
         return
+    if n_outputs == 1:  # the same as below, where a slope over its size is 1 or -1, for four rows at a time
+        for i in range(n_rows):
+            s, norm = slope[0, i], norms[i]
+            size = abs(s)
+            limit = min(bound / norm, size)
+            kept = (limit if s > 0.0 else -limit) if size * norm > bound else s
+            slope[0, i] = kept if size < np.inf else 0.0  # false for NaN
+        return
     for i in range(n_rows):
         largest = 0.0
         finite = True
@@ -157,11 +193,20 @@ def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
                     slope[h, i] = slope[h, i] / largest * limit
 
 
+def _as_floats(labels: Any) -> Any:
+    """Labels as formulas take them."""
+
+
+@overload(_as_floats)
+def _compiled_as_floats(labels):  # type: ignore[no-untyped-def]
+    return (lambda labels: labels) if labels.dtype == nbt.float64 else (lambda labels: labels.astype(np.float64))
+
+
 @_exact
 def _clipped_slopes(about, first, last, scores, slope):  # type: ignore[no-untyped-def]
     """Slopes of some rows at their scores, clipped, and multiplied with the rows' factors, if there are any."""
     labels, norms, factors, bound, slopes_of, parameters = about
-    _slopes(slopes_of, labels[first:last], scores, parameters, slope)
+    _slopes(slopes_of, _as_floats(labels[first:last]), scores, parameters, slope)
     _clip(slope, norms[first:last], bound)
     if len(factors):
         each = factors[first:last]
@@ -187,14 +232,23 @@ def _dense_sums(features, order, slope, total):  # type: ignore[no-untyped-def]
 
 
 @_serial
-def _dense_sums_of_many(rows, slope, total):  # type: ignore[no-untyped-def]
+def _dense_sums_of_many(features, rows, slope, total, ahead):  # type: ignore[no-untyped-def]
     """The same for five outputs at a time; slopes of three rows beyond the last are 0."""
-    end = len(rows) - 1
+    end, tiles, line = len(rows) - 1, len(total) // _TILE, 64 // features.itemsize
+    lines = -(-features.shape[1] // line)
     for h in range(0, len(total), _TILE):
         a, b, c, d, e = total[h], total[h + 1], total[h + 2], total[h + 3], total[h + 4]
         sa, sb, sc, sd, se = slope[h], slope[h + 1], slope[h + 2], slope[h + 3], slope[h + 4]
         for i in range(0, len(rows), _LANE):
-            r0, r1, r2, r3 = rows[i], rows[min(i + 1, end)], rows[min(i + 2, end)], rows[min(i + 3, end)]
+            r0, r1 = features[np.uint64(rows[i])], features[np.uint64(rows[min(i + 1, end)])]
+            r2, r3 = features[np.uint64(rows[min(i + 2, end)])], features[np.uint64(rows[min(i + 3, end)])]
+            if i + 3 < len(ahead):
+                part, parts = tiles + h // _TILE, 2 * tiles
+                for j in range(part * lines // parts, (part + 1) * lines // parts):
+                    _fetch(features, ahead[i], j * line)
+                    _fetch(features, ahead[i + 1], j * line)
+                    _fetch(features, ahead[i + 2], j * line)
+                    _fetch(features, ahead[i + 3], j * line)
             a0, a1, a2, a3 = sa[i], sa[i + 1], sa[i + 2], sa[i + 3]
             b0, b1, b2, b3 = sb[i], sb[i + 1], sb[i + 2], sb[i + 3]
             c0, c1, c2, c3 = sc[i], sc[i + 1], sc[i + 2], sc[i + 3]
@@ -241,12 +295,11 @@ def _dense_gradient_of_many(features, order, about, blocks, n_threads, weights, 
     groups = _groups(start, stop, n_groups)
     n_outputs, n_features = weights.shape[1], weights.shape[2]
     tiled = -(-n_outputs // _TILE) * _TILE
-    # rows are copied, in a straight read, to where they are aligned and in the second-level cache
+    # a batch and the next, which is fetched meanwhile, fit into the second-level cache
     batch = max(_LANE, 65536 // (8 * n_features) // _LANE * _LANE)
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((tiled, batch)), np.zeros((tiled, batch))
         point, total = np.zeros((tiled, n_features)), np.empty((tiled, n_features))
-        room = np.empty((batch, n_features))
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
@@ -254,15 +307,11 @@ def _dense_gradient_of_many(features, order, about, blocks, n_threads, weights, 
                 point[:n_outputs] = weights[agent[b]]
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
-                    mine, rows = order[first:last], room[: last - first]
-                    for i in range(len(mine)):
-                        row = mine[i]
-                        for j in range(n_features):
-                            rows[i, j] = features[row, j]
-                    _dense_scores_of_many(rows, point, scores)
+                    mine, ahead = order[first:last], order[last : last + batch]
+                    _dense_scores_of_many(features, mine, point, scores, ahead)
                     _clipped_slopes(about, first, last, scores[:n_outputs], slope[:n_outputs])
                     slope[:, last - first : last - first + _LANE] = 0.0
-                    _dense_sums_of_many(rows, slope, total)
+                    _dense_sums_of_many(features, mine, slope, total, ahead)
                 sums[b] = total[:n_outputs]
             g = _take(todo)
 
@@ -415,15 +464,15 @@ def _coded_sums(columns, codes, order, slope, by_number, tables):  # type: ignor
 
 
 @_parallel
-def coded_gradient(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
-    n_outputs, n_features, batch = weights.shape[1], weights.shape[2], 256
+    n_features, batch = weights.shape[2], 256
     for _ in numba.prange(n_threads):
         columns = np.empty((len(places) + 1, batch))
-        scores, slope = np.empty((n_outputs, batch)), np.empty((n_outputs, batch))
-        tables, by_number = np.empty((n_outputs, 2, n_features)), np.empty((n_outputs, len(places)))
+        scores, slope = np.empty((1, batch)), np.empty((1, batch))
+        tables, by_number = np.empty((2, n_features)), np.empty(len(places))
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
@@ -433,17 +482,126 @@ def coded_gradient(values, codes, places, order, about, blocks, n_threads, weigh
                     last = min(first + batch, stop[b])
                     mine = order[first:last]
                     _by_columns(values, mine, columns)
-                    for h in range(n_outputs):
-                        _coded_scores(columns, codes, places, mine, weights[agent[b], h], scores[h])
+                    _coded_scores(columns, codes, places, mine, weights[agent[b], 0], scores[0])
                     _clipped_slopes(about, first, last, scores, slope)
-                    for h in range(n_outputs):
-                        _coded_sums(columns, codes, mine, slope[h], by_number[h], tables[h])
-                for h in range(n_outputs):
-                    for j in range(n_features):
-                        sums[b, h, j] = tables[h, 0, j] + tables[h, 1, j]
-                    for j in range(len(places)):
-                        sums[b, h, places[j]] = by_number[h, j]
+                    _coded_sums(columns, codes, mine, slope[0], by_number, tables)
+                for j in range(n_features):
+                    sums[b, 0, j] = tables[0, j] + tables[1, j]
+                for j in range(len(places)):
+                    sums[b, 0, places[j]] = by_number[j]
             g = _take(todo)
+
+
+@_exact
+def _by_four(weights, tables):  # type: ignore[no-untyped-def]
+    """Weights (outputs, columns) of four outputs at a time side by side: (fours, columns · 4), 0 beyond the last."""
+    for v in range(len(tables)):
+        for k in range(WIDTH):
+            h = v * WIDTH + k
+            for j in range(weights.shape[1]):
+                tables[v, j * WIDTH + k] = weights[h, j] if h < len(weights) else 0.0
+
+
+@_exact
+def _coded_scores_of_four(values, codes, places, order, weights, scores):  # type: ignore[no-untyped-def]
+    """Of four rows at a time, the last of them as often as it takes, and of four outputs: (4, rows)."""
+    n, n_numbers, n_codes, end = len(order), np.uint64(len(places)), np.uint64(codes.shape[1]), len(order) - 1
+    one, two, three, four = scores[0], scores[1], scores[2], scores[3]
+    for i in range(0, n, 4):
+        r0, r1 = np.uint64(order[i]), np.uint64(order[min(i + 1, end)])
+        r2, r3 = np.uint64(order[min(i + 2, end)]), np.uint64(order[min(i + 3, end)])
+        s0 = s1 = s2 = s3 = four_times(0.0)
+        for j in range(n_codes):
+            s0 += load(weights, WIDTH * np.uint64(codes[r0, j]))
+            s1 += load(weights, WIDTH * np.uint64(codes[r1, j]))
+            s2 += load(weights, WIDTH * np.uint64(codes[r2, j]))
+            s3 += load(weights, WIDTH * np.uint64(codes[r3, j]))
+        s0 *= four_times(values[r0, n_numbers])
+        s1 *= four_times(values[r1, n_numbers])
+        s2 *= four_times(values[r2, n_numbers])
+        s3 *= four_times(values[r3, n_numbers])
+        for j in range(n_numbers):
+            weight = load(weights, WIDTH * np.uint64(places[j]))
+            s0 += weight * four_times(values[r0, j])
+            s1 += weight * four_times(values[r1, j])
+            s2 += weight * four_times(values[r2, j])
+            s3 += weight * four_times(values[r3, j])
+        s0, s1, s2, s3 = transposed(s0, s1, s2, s3)
+        store(one, i, s0)
+        store(two, i, s1)
+        store(three, i, s2)
+        store(four, i, s3)
+
+
+@_exact
+def _added(table, place, vector):  # type: ignore[no-untyped-def]
+    store(table, place, load(table, place) + vector)
+
+
+@_exact
+def _coded_sums_of_four(values, codes, order, slope, by_number, here, there):  # type: ignore[no-untyped-def]
+    """The same for sums; slopes (4, rows) of three rows beyond the last are 0. Two tables as for one output."""
+    n, n_numbers, n_codes, end = len(order), np.uint64(values.shape[1] - 1), np.uint64(codes.shape[1]), len(order) - 1
+    one, two, three, four = slope[0], slope[1], slope[2], slope[3]
+    for i in range(0, n, 4):
+        r0, r1 = np.uint64(order[i]), np.uint64(order[min(i + 1, end)])
+        r2, r3 = np.uint64(order[min(i + 2, end)]), np.uint64(order[min(i + 3, end)])
+        s0, s1, s2, s3 = transposed(load(one, i), load(two, i), load(three, i), load(four, i))
+        for j in range(n_numbers):
+            pair = s0 * four_times(values[r0, j]) + s1 * four_times(values[r1, j])
+            other = s2 * four_times(values[r2, j]) + s3 * four_times(values[r3, j])
+            _added(by_number, WIDTH * j, pair + other)
+        s0 *= four_times(values[r0, n_numbers])
+        s1 *= four_times(values[r1, n_numbers])
+        s2 *= four_times(values[r2, n_numbers])
+        s3 *= four_times(values[r3, n_numbers])
+        for j in range(n_codes):
+            _added(here, WIDTH * np.uint64(codes[r0, j]), s0)
+            _added(there, WIDTH * np.uint64(codes[r1, j]), s1)
+            _added(here, WIDTH * np.uint64(codes[r2, j]), s2)
+            _added(there, WIDTH * np.uint64(codes[r3, j]), s3)
+
+
+@_parallel
+def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+    agent, start, stop = blocks
+    n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
+    groups = _groups(start, stop, n_groups)
+    n_outputs, n_features, batch = weights.shape[1], weights.shape[2], 128
+    fours = -(-n_outputs // WIDTH)
+    for _ in numba.prange(n_threads):
+        scores, slope = np.empty((fours * WIDTH, batch)), np.zeros((fours * WIDTH, batch))
+        point, by_number = np.empty((fours, n_features * WIDTH)), np.empty((fours, len(places) * WIDTH))
+        tables = np.empty((fours, 2, n_features * WIDTH))
+        g = _take(todo)
+        while g < n_groups:
+            for b in range(groups[g], groups[g + 1]):
+                tables[:] = 0.0
+                by_number[:] = 0.0
+                _by_four(weights[agent[b]], point)
+                for first in range(start[b], stop[b], batch):
+                    last = min(first + batch, stop[b])
+                    mine = order[first:last]
+                    for v in range(fours):
+                        part = scores[v * WIDTH : (v + 1) * WIDTH]
+                        _coded_scores_of_four(values, codes, places, mine, point[v], part)
+                    _clipped_slopes(about, first, last, scores[:n_outputs], slope[:n_outputs])
+                    slope[:, last - first : last - first + WIDTH] = 0.0
+                    for v in range(fours):
+                        part = slope[v * WIDTH : (v + 1) * WIDTH]
+                        _coded_sums_of_four(values, codes, mine, part, by_number[v], tables[v, 0], tables[v, 1])
+                for h in range(n_outputs):
+                    v, k = h // WIDTH, h % WIDTH
+                    for j in range(n_features):
+                        sums[b, h, j] = tables[v, 0, j * WIDTH + k] + tables[v, 1, j * WIDTH + k]
+                    for j in range(len(places)):
+                        sums[b, h, places[j]] = by_number[v, j * WIDTH + k]
+            g = _take(todo)
+
+
+def coded_gradient(*asked):  # type: ignore[no-untyped-def]
+    weights = asked[-2]
+    (_coded_gradient_of_one if weights.shape[1] == 1 else _coded_gradient_of_many)(*asked)
 
 
 @_parallel

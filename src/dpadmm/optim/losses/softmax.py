@@ -65,6 +65,8 @@ class Softmax:
             for i in range(n_rows):
                 out[h, i] = exp(scores[h, i] - top[i])
                 total[i] += out[h, i]
+        for i in range(n_rows):
+            total[i] = 1.0 / total[i]
         for h in range(n_outputs):
             for i in range(n_rows):
-                out[h, i] = out[h, i] / total[i] - (labels[i] == h)
+                out[h, i] = out[h, i] * total[i] - (labels[i] == h)

@@ -18,8 +18,10 @@ from dpadmm.optim.problem import Problem, Rows
 class Statistic(Protocol):
     """``Σ_j f(row_j, parameters)`` with ``‖f‖ ≤ row_norm`` whatever the row and the parameters are.
 
-    Replacing a row moves such a sum by at most ``2·row_norm``, and silencing one by at most ``row_norm``: f of a row
-    of zeros is 0, whatever its label is, since labels of silent rows stay where they are.
+    Where rows have weights (``Rows.row_weights``, from 0 to 1), f is shortened first and then multiplied with the row's
+    weight, so that no weight makes it longer. Replacing a row moves such a sum by at most ``2·row_norm``, and silencing
+    one by at most ``row_norm``: f of a row of zeros is 0, whatever its label is, since labels of silent rows stay where
+    they are.
     """
 
     name: ClassVar[str]

@@ -47,7 +47,7 @@ class ColumnSums:
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
-        for i, features, _ in rows.portions(active, PORTION):
+        for i, features, _, _ in rows.portions(active, PORTION):
             some = features.astype(np.float64)
             norms = np.sqrt(row_sums(squared(some)))
             factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny))

@@ -15,10 +15,11 @@ from dpadmm.optim.problem import Problem, Rows
 
 @dataclass(frozen=True)
 class Gradient:
-    """``Σ_j clip(ℓ'(a_j, b_j, w), c1)`` at a public point w of shape (d, p).
+    """``Σ_j ω_j·clip(ℓ'(a_j, b_j, w), c1)`` at a public point w of shape (d, p), ω a row's weight in [0, 1], or 1.
 
-    Every row's gradient is shortened to a norm of at most c1, so replacing a row moves the sum by at most
-    ``‖g_j − g_j'‖ ≤ 2·c1``, at every point: an aggregator cannot make it larger by what it sends.
+    Every row's gradient is shortened to a norm of at most c1, and then multiplied with its weight, so replacing a row
+    moves the sum by at most ``‖g_j − g_j'‖ ≤ 2·c1``, at every point: an aggregator cannot make it larger by what it
+    sends.
     """
 
     loss: Loss

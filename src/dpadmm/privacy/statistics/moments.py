@@ -25,15 +25,16 @@ PORTION = 2**20
 
 @dataclass(frozen=True)
 class Moments:
-    """``Σ_j clip(f(a_j, b_j), 2)`` with ``f = (a, a∘a, √3·b·a)``; no public parameters.
+    """``Σ_j ω_j·clip(f(a_j, b_j), 2)`` with ``f = (a, a∘a, √3·b·a)``; no public parameters.
 
     b is ±1, or the unit vector of a class (``e_b ⊗ a``), or a number cut to [−1, 1], with ``y²/2`` as one more
     entry of f, which is 0 for a row of zeros: labels of silent rows are still there, and must not count. With
     ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for rows of many
     features. For counts the label is the count in [0, 1], and a and a∘a are times the exposure in (0, 1], which makes
-    f no longer. Every row's f is shortened to 2, so replacing a row moves the sum by at most 4, and silencing one by
-    at most 2. (Without shortening, 4 would be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤
-    2 − 2(aᵀa')²``, and not for silencing one, which ids can do to a row of somebody else.)
+    f no longer. Every row's f is shortened to 2, and then multiplied with its weight ω in [0, 1] (1 where rows have
+    none), so replacing a row moves the sum by at most 4, and silencing one by at most 2. (Without shortening, 4 would
+    be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤ 2 − 2(aᵀa')²``, and not for silencing one, which ids can do to a
+    row of somebody else.)
     """
 
     loss: Loss
@@ -67,8 +68,8 @@ class Moments:
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
-        for i, features, labels in rows.portions(active, PORTION):
-            out[i] += self._sum(features, labels, bound)
+        for i, features, labels, weights in rows.portions(active, PORTION):
+            out[i] += self._sum(features, labels, bound, weights)
         return out
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
@@ -81,6 +82,7 @@ class Moments:
         for start in range(0, len(rows.labels), step):
             some = np.arange(start, min(start + step, len(rows.labels)))
             factors = each[np.searchsorted(rows.offsets, some, side="right") - 1]
+            factors = factors if rows.row_weights is None else factors * rows.row_weights[some]
             out += self._sum(rows.features[rows.order[some]], rows.labels[some], self.row_norm, factors)
         return out
 

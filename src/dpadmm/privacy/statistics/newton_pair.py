@@ -44,7 +44,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class NewtonPair:
-    """``Σ_j clip(f_j, 1)``, f a row's gradient and Hessian at a public point w, as one vector.
+    """``Σ_j ω_j·clip(f_j, 1)``, f a row's gradient and Hessian at a public point w, as one vector; ω its weight.
 
     The Hessian's upper triangle is released, entries off the diagonal times √2, so that ``aaᵀ`` has norm ``‖a‖²``.
 
@@ -69,8 +69,9 @@ class NewtonPair:
     ``(‖x‖² + c²)²(Σμ)²``, and M² with the weight. So ``f = (α·g/C, κ·H/M)`` has ``‖f‖² ≤ α² + κ² = 1``: once for all
     of a person's intervals, and not once for each. C is a function of M (``residual_clip``).
 
-    As rows may be 10⁻⁶ longer than 1, every row's f is shortened to 1 by its norm as computed, so replacing a row
-    moves the sum by at most 2, and silencing one by at most 1, whatever w and C are.
+    As rows may be 10⁻⁶ longer than 1, every row's f is shortened to 1 by its norm as computed, and then multiplied with
+    its weight ω in [0, 1] (1 where rows have none), so replacing a row moves the sum by at most 2, and silencing one by
+    at most 1, whatever w and C are.
     """
 
     loss: Loss
@@ -129,28 +130,32 @@ class NewtonPair:
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
-        for i, features, labels in rows.portions(active, PORTION, width=self.n_features):
+        for i, features, labels, weights in rows.portions(active, PORTION, width=self.n_features):
             dense = features if isinstance(features, np.ndarray) else features.toarray()
             add = self._sum_of_counts if isinstance(self.loss, Poisson) else self._sum
-            out[i] += add(dense.astype(np.float64), labels, parameters[i], bound)
+            out[i] += add(dense.astype(np.float64), labels, parameters[i], bound, weights)
         return out
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
         return self.sums(rows, parameters, active, bound=self.row_norm) / np.maximum(rows.n_rows, 1)[:, None]
 
-    def _sum(self, rows: Floats, labels: Floats, parameters: Floats, bound: float) -> Floats:
+    def _sum(
+        self, rows: Floats, labels: Floats, parameters: Floats, bound: float, row_weights: Floats | float
+    ) -> Floats:
         """The sum over a few rows; no BLAS, whose sums depend on the number of threads."""
         d = self.n_features
         lengths = row_sums(squared(rows))
         slopes, curvatures, squares = self._parts(labels, products(rows, parameters[:d, None])[:, 0], parameters[d:])
         squares = np.where(lengths > 0.0, squares, 0.0)
         norms = np.sqrt(slopes * slopes * lengths + np.square(curvatures * lengths) + squares * squares)
-        factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny))
+        factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny)) * row_weights
         gradient = weighted_sum(rows, (factor * slopes)[:, None])[:, 0]
         hessian = weighted_sum(rows, (factor * curvatures)[:, None] * rows)[np.triu_indices(d)] * _off_diagonal(d)
         return np.concatenate([gradient, hessian, [np.sum(factor * squares)]] if self._numbers else [gradient, hessian])
 
-    def _sum_of_counts(self, rows: Floats, labels: Floats, parameters: Floats, bound: float) -> Floats:
+    def _sum_of_counts(
+        self, rows: Floats, labels: Floats, parameters: Floats, bound: float, row_weights: Floats | float
+    ) -> Floats:
         """The same for the Poisson loss: x and the constant c apart, and a person's intervals together."""
         loss, d = self.loss, self.n_features - 1
         assert isinstance(loss, Poisson)
@@ -171,7 +176,7 @@ class NewtonPair:
         both, each = row_sums(means), row_sums(squared(means))
         norms = length * np.square(row_sums(residuals)) + square * row_sums(squared(residuals))
         norms += np.square(length * both) + (2.0 * length + square) * square * each
-        factor = np.minimum(1.0, bound / np.maximum(np.sqrt(norms), np.finfo(float).tiny))[:, None]
+        factor = (np.minimum(1.0, bound / np.maximum(np.sqrt(norms), np.finfo(float).tiny)) * row_weights)[:, None]
         residuals, means, whole = factor * residuals, factor * means, np.zeros((self.n_weights, self.n_weights))
         slope = weighted_sum(x, row_sums(residuals)[:, None])[:, 0]
         whole[:d, :d] = weighted_sum(x, row_sums(means)[:, None] * x)

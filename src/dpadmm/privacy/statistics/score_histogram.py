@@ -28,7 +28,8 @@ class ScoreHistogram:
     """``Σ_j e(b_j, bin of wᵀa_j)``, (2, bins), at public weights w: an indicator of class and bin, for two classes.
 
     A row adds 1 to one cell, or nothing if it is a row of zeros, whose label is still there and must not count. So
-    replacing a row moves the sum by at most ``√2``, and silencing one by 1; S is twice that, 2.
+    replacing a row moves the sum by at most ``√2``, and silencing one by 1; S is twice that, 2. Rows count once each:
+    weights have no say.
     What w is decides which cell a row is in, and no more: there is nothing to shorten but by the bound itself.
     """
 
@@ -54,7 +55,7 @@ class ScoreHistogram:
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
-        for i, features, labels in rows.portions(active, PORTION):
+        for i, features, labels, _ in rows.portions(active, PORTION):
             some = features.astype(np.float64)
             counted = row_sums(squared(some)) > 0.0
             bins = np.searchsorted(EDGES, products(some, parameters[i][:, None])[:, 0])

@@ -20,12 +20,13 @@ MOST = 1e9
 
 @dataclass(frozen=True)
 class ShapedGradient:
-    """``Σ_j clip(ℓ'(B·a_j, b_j, θ), 1)`` for a public shape B and a public point θ (d, p).
+    """``Σ_j ω_j·clip(ℓ'(B·a_j, b_j, θ), 1)`` for a public shape B and a public point θ (d, p).
 
     Parameters are s and q of :class:`~dpadmm.optim.shape.Shape` and θ, in this order, ``2d + dp`` numbers. A clip
     C is part of the shape: ``clip(ℓ'(u, θ), C)/C`` is ``clip(ℓ'(u/C, Cθ), 1)``. The norm that clips is that of
-    the very row ``B·a_j`` that is summed, so every row adds at most 1 and replacing one moves the sum by at most
-    2, whatever the shape and the point are: an aggregator cannot make it larger by what it sends.
+    the very row ``B·a_j`` that is summed, and ω is the row's weight in [0, 1], or 1. So every row adds at most 1 and
+    replacing one moves the sum by at most 2, whatever the shape and the point are: an aggregator cannot make it larger
+    by what it sends.
     """
 
     loss: Loss

@@ -29,8 +29,8 @@ from scipy.special import expit, softmax
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import ConvergenceWarning, DataError, StudyError
 from dpadmm._base.features import Features, row_entries
-from dpadmm.data.encoded import encode_table
-from dpadmm.data.encoder import Encoder
+from dpadmm.data.encoded import encode_table, row_weights_of
+from dpadmm.data.encoder import Encoder, Tally
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.model.description import ColumnSummary, Description
@@ -189,17 +189,23 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Encoded rows of length at most 1, with labels as the loss wants them."""
+    """Encoded rows of length at most 1, with labels as the loss wants them, and weights if there are any."""
 
     features: Features
     labels: Floats
+    row_weights: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, index: Integers) -> Pool:
         """These rows, perhaps repeated."""
-        return Pool(self.features[index], self.labels[index])
+        weights = None if self.row_weights is None else self.row_weights[index]
+        return Pool(self.features[index], self.labels[index], weights)
+
+    def rows(self, offsets: Integers | None = None) -> Rows:
+        """The rows of a cohort; without offsets, of one agent."""
+        return make_rows(self.features, self.labels, offsets=offsets, row_weights=self.row_weights)
 
 
 @dataclass(frozen=True)
@@ -258,7 +264,7 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
         )
     need_every_class(study.problem, encoded.labels)
     rng = np.random.default_rng(seed)
-    pool = Pool(encoded.features, encoded.labels).take(rng.permutation(n)[:MOST_PUBLIC])
+    pool = Pool(encoded.features, encoded.labels, encoded.row_weights).take(rng.permutation(n)[:MOST_PUBLIC])
     parts = np.array_split(np.arange(len(pool)), max(LEAST_FOLDS, repeats))
     folds = [(pool.take(np.concatenate([*parts[:k], *parts[k + 1 :]])), pool.take(parts[k])) for k in range(repeats)]
     numbers = [each.name for each in study.schema.columns if isinstance(each, Number)]
@@ -282,7 +288,8 @@ def synthetic_scenarios(
         for k in range(repeats):
             rng = np.random.default_rng([seed, k])  # the same rows at every strength
             features = synthetic_features(study, n_train + SYNTHETIC_TEST, rng, known)
-            pool = Pool(features, synthetic_labels(study, features, name, rng, known))
+            labels = synthetic_labels(study, features, name, rng, known)
+            pool = Pool(features, labels, _synthetic_weights(study, labels, rng))
             folds.append((pool.take(np.arange(n_train)), pool.take(np.arange(n_train, len(pool)))))
         out.append(Scenario(f"{name} signal", tuple(folds)))
     return out
@@ -324,6 +331,15 @@ def _cells(column: Column, n: int, rng: np.random.Generator) -> pa.Array:
     if isinstance(column, Boolean):
         return pa.array(rng.random(n) < 0.5).cast(pa.string())
     return pa.array(rng.standard_normal(n))
+
+
+def _synthetic_weights(study: Study, labels: Floats, rng: np.random.Generator) -> Floats | None:
+    """Weights of labels, by their classes; those of a column between none and the largest."""
+    label = study.label
+    if label is None or not label.weighted:
+        return None
+    cells = None if label.weight_bound is None else pa.array(rng.uniform(0.0, label.weight_bound, len(labels)))
+    return row_weights_of(label, labels, cells, Tally())[0]
 
 
 def synthetic_labels(
@@ -372,7 +388,7 @@ def run(
         chosen = stand_ins(sizes, pool.features.shape[1] * problem.loss.n_outputs)
         counts, scale = computed(chosen, pool), math.sqrt(len(chosen) / len(sizes))
     dealt = pool.take(resampled(len(pool), int(counts.sum()), rng))
-    rows = make_rows(dealt.features, dealt.labels, offsets=np.concatenate([[0], np.cumsum(counts)]))
+    rows = dealt.rows(np.concatenate([[0], np.cumsum(counts)]))
     shape = (rows.n_features, problem.loss.n_outputs)
     noise = PlannedNoise(SimulatedNoise(seed, len(chosen), shape), chosen, scale)
     planned, voids = PublicSizes(chosen, rows.n_features), RandomVoids(void_rounds, seed) if void_rounds else None
@@ -568,7 +584,7 @@ def _unprotected(problem: Problem, train: Pool, fitted: Callable[[Problem, Rows]
     train = train.take(np.arange(min(len(train), max(LEAST_ROWS, int(MOST_POOLED / _entries(train))))))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a forecast needs no ten digits
-        return fitted(problem, make_rows(train.features, train.labels))
+        return fitted(problem, train.rows())
 
 
 def _values(

@@ -17,7 +17,7 @@ import numpy as np
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.model.model import PROBABILITIES
-from dpadmm.optim.problem import Problem, PublicSizes, make_rows
+from dpadmm.optim.problem import Problem, PublicSizes
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.statistics import make_statistic
@@ -138,7 +138,7 @@ def measured_seconds(study: Study, pool: Pool, sizes: Integers) -> float:
 
 
 def _round_seconds(problem: Problem, pool: Pool, points: Floats, z: float) -> float:
-    rows, noise, multiplier = make_rows(pool.features, pool.labels), ExactNoise(), np.array([z])
+    rows, noise, multiplier = pool.rows(), ExactNoise(), np.array([z])
     gradient = make_statistic(Gradient.name, problem, rows.n_features)
     times = []
     for k in range(1, 4):  # the first one is warm-up

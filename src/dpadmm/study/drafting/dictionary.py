@@ -57,10 +57,6 @@ def draft_from_dictionary(path: Path, label: str | None = None) -> Draft:
     """
     lines = _lines(path)
     names = [each["name"] for each in lines]
-    for name in names:
-        check_name(name, path)
-    if twice := repeated(names):
-        raise DataError(f"{path}: column {twice[0]!r} is there twice")
     label = label or next((each["name"] for each in lines if each["role"].lower() == "label"), None)
     if label is None:
         raise DataError(f"{path}: say which column is predicted: --label COLUMN, or its role is label")
@@ -73,12 +69,7 @@ def draft_from_dictionary(path: Path, label: str | None = None) -> Draft:
 
 def columns_from_dictionary(path: Path) -> tuple[DraftColumn, ...]:
     """All columns of a data dictionary, for statistics, which have no label."""
-    lines = _lines(path)
-    for each in lines:
-        check_name(each["name"], path)
-    if twice := repeated([each["name"] for each in lines]):
-        raise DataError(f"{path}: column {twice[0]!r} is there twice")
-    return tuple(_column(each, None, path) for each in lines)
+    return tuple(_column(each, None, path) for each in _lines(path))
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
@@ -102,7 +93,12 @@ def _lines(path: Path) -> list[dict[str, str]]:
         if len(row) != len(given):
             raise DataError(f"{path}, line {number}: {len(row)} cells where there are {len(given)} headings")
     blank = dict.fromkeys(HEADINGS, "")
-    return [{**blank, **{k: v.strip() for k, v in zip(given, row, strict=True)}} for row in rows]
+    lines = [{**blank, **{k: v.strip() for k, v in zip(given, row, strict=True)}} for row in rows]
+    for each in lines:
+        check_name(each["name"], path)
+    if twice := repeated([each["name"] for each in lines]):
+        raise DataError(f"{path}: column {twice[0]!r} is there twice")
+    return lines
 
 
 def _column(line: Mapping[str, str], label: str | None, path: Path) -> DraftColumn:

@@ -35,15 +35,7 @@ def study_text(draft: Draft, name: str, folder: Path = Path()) -> str:
     """
     lines = [*_head(draft, name), "", "[label]", *(line for note in draft.comments for line in _commented(note))]
     lines += _entries(draft.label, confirm=draft.confirm)
-    left_out = [each for each in draft.columns if each.about is None]
-    for each in draft.columns:
-        if each.about is not None:
-            lines += ["", f"[columns.{_key(each.name)}]", *_commented(each.comment)]
-            lines += _entries(each.about, confirm=draft.confirm and len({*each.about} - {"allow"}) > 1)
-    if left_out:
-        lines += ["", "# Left out:"]
-        lines += [line for each in left_out for line in _commented(f"{_quoted(each.name)}: {each.comment}", "  ")]
-    lines += ["", *_public_rows(draft, folder), *_training(draft)]
+    lines += [*_columns(draft.columns, confirm=draft.confirm), "", *_public_rows(draft, folder), *_training(draft)]
     text = "\n".join(lines) + "\n"
     wrong = problems(tomllib.loads(text))
     if wrong:
@@ -61,18 +53,19 @@ def statistics_text(columns: Sequence[DraftColumn], name: str, source: str) -> s
         "# Every column and every table share the budget; a number, with mean and variance, takes as much as three."
     ]
     lines += [f"# tables = {tables}   # two-way tables of two columns each", f"# bins = {bins.default}"]
+    return "\n".join([*lines, *_columns(columns, confirm=False), "", _privacy()]) + "\n"
+
+
+def _columns(columns: Sequence[DraftColumn], *, confirm: bool) -> Iterator[str]:
+    """A table for every column, and a comment for those that are left out."""
     for each in columns:
         if each.about is not None:
-            lines += [
-                "",
-                f"[columns.{_key(each.name)}]",
-                *_commented(each.comment),
-                *_entries(each.about, confirm=False),
-            ]
+            yield from ("", f"[columns.{_key(each.name)}]", *_commented(each.comment))
+            yield from _entries(each.about, confirm=confirm and len({*each.about} - {"allow"}) > 1)
     if left_out := [each for each in columns if each.about is None]:
-        lines += ["", "# Left out:"]
-        lines += [line for each in left_out for line in _commented(f"{_quoted(each.name)}: {each.comment}", "  ")]
-    return "\n".join([*lines, "", _privacy()]) + "\n"
+        yield from ("", "# Left out:")
+        for each in left_out:
+            yield from _commented(f"{_quoted(each.name)}: {each.comment}", "  ")
 
 
 def evaluation_text(study: Study) -> str:

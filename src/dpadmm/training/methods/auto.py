@@ -24,13 +24,13 @@ from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.losses.poisson import Poisson
-from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.problem import Problem
 from dpadmm.optim.shape import WIDEST, Shape
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.moments import LABEL_WEIGHT, Moments
 from dpadmm.privacy.statistics.shaped_gradient import ShapedGradient
 from dpadmm.training.methods import newton
-from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState
+from dpadmm.training.methods.base import Gathered, MethodSettings, NoState, ServerSideMethod
 
 if TYPE_CHECKING:
     from dpadmm.training.prior import Prior
@@ -53,6 +53,9 @@ COUNT_DEVIATIONS, COUNT_START, COUNT_STEP = 1.5, 0.6, 0.5
 
 USUAL_RESIDUAL = 1.4
 """What gradients of two classes are clipped to, over their curvature."""
+
+SURELY_FULL = 0.8
+"""A mean weight above this is taken to be 1: shortened moments of rows without weights are no smaller."""
 
 LEAST_KNOWN = 0.2
 """Of no direction less is said to be known than this share: public rows that are not believed keep none of them."""
@@ -84,20 +87,13 @@ class Auto(MethodSettings):
             object.__setattr__(self, "rounds_by_size", False)
 
     def rounds(self, setup: Setup) -> AutoRounds | newton.NewtonRounds:
-        """The budget of t equal rounds, dealt anew: ``1/z_1² + (t − 1)/z_2² = t/z²``.
-
-        For an agent that is to take part in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
-        """
         if self.inference:
             return newton.NewtonRounds.of(setup)
         if getattr(setup.problem.loss, "cuts", ()):
             raise StudyError("hazards by intervals of time need inference = true")
         if setup.n_rounds < 2:
             raise StudyError("auto needs at least 2 rounds: one for the moments of rows, the others for gradients")
-        z, t = setup.gaussian(), setup.planned
-        gradients = np.maximum(np.where(t == setup.n_rounds, t - 1, t), 1)  # for no round, as for one
-        first = z / np.sqrt(MOMENTS_SHARE * np.maximum(t, 1))
-        later = z * np.sqrt(gradients / ((1.0 - MOMENTS_SHARE) * np.maximum(t, 1)))
+        first, later = setup.gaussian_apart(MOMENTS_SHARE)
         return AutoRounds(setup.problem, setup.sizes.n_features, setup.n_rounds, first, later)
 
     def best_rounds(self, setup: Setup) -> int:
@@ -204,7 +200,7 @@ class Tuned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AutoRounds(DeployableMethod[NoState]):
+class AutoRounds(ServerSideMethod):
     """z of round 1 and of the other rounds, of every agent (n,), or of all alike (1,).
 
     ``prior`` is what the aggregator knows of public rows; agents need not know it.
@@ -219,16 +215,11 @@ class AutoRounds(DeployableMethod[NoState]):
 
     name: ClassVar[str] = "auto"
     cure: ClassVar[str] = "a smaller reg_share, or more noise"
-    local_models: ClassVar[bool] = Auto.local_models
-    server_side: ClassVar[bool] = True
     weighs_answers: ClassVar[bool] = True
 
     @property
     def _shape(self) -> tuple[int, int]:
         return self.n_features, self.problem.loss.n_outputs
-
-    def init(self, problem: Problem, sizes: Sizes) -> NoState:
-        return NoState.of(problem, sizes)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return (Moments.name, self.first) if round == 1 else (ShapedGradient.name, self.later)
@@ -260,15 +251,9 @@ class AutoRounds(DeployableMethod[NoState]):
         asked = [now.shape.scale / now.clip, now.shape.direction, (now.clip * now.point).ravel()]
         return np.broadcast_to(np.concatenate(asked), (n, 2 * self._shape[0] + math.prod(self._shape)))
 
-    def advance(
-        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
-    ) -> tuple[NoState, Floats]:
-        return state, answers
-
     def aggregate(self, gathered: Gathered) -> Floats:
-        present, n = gathered.present, len(gathered.n_rows)
-        first, later = (np.broadcast_to(z[:n], (n,))[present] * gathered.spread for z in (self.first, self.later))
-        n_rows, now = gathered.n_rows[present], self._state(gathered.consensus)
+        first, later = gathered.multipliers(self.first), gathered.multipliers(self.later)
+        n_rows, now = gathered.n_rows[gathered.present], self._state(gathered.consensus)
         noisy = bool(np.all(first) and np.all(later))
         weights = n_rows / later if noisy else n_rows.astype(float)
         weights = weights / weights.sum()
@@ -291,13 +276,18 @@ class AutoRounds(DeployableMethod[NoState]):
         moments = Moments(self.problem.loss, d).split(released)
         if self.prior is not None:
             moments = self._informed(moments, noise)
-        elif noise * d > MOST_NOISE and not isinstance(self.problem.loss, Poisson):
-            return self._unshaped(now, moments[3], noise)
         if isinstance(self.problem.loss, Poisson):
             return self._started_at_a_rate(now, self.problem.loss, moments, noise)
         means, squares, by_label, label_squares = moments
+        # Over the mean weight, sums are means of weighted rows, and their noise is so much larger
+        share = self._mean_weight(means, noise)
+        label_squares, noise = label_squares / share, noise / share
+        if self.prior is None and noise * d > MOST_NOISE:
+            now = self._unshaped(now, label_squares, noise)
+            return replace(now, step=now.step / share)
         tuned = self._tuned(noise, label_squares)
-        ridge = tuned.ridge + 10.0 * reg
+        ridge = tuned.ridge * share + 10.0 * reg
+        means = means / math.sqrt(share)  # of the second moment ω̄·(variances + m·mᵀ), as sums have ω̄·m
         variances, means = (squares, np.zeros(d)) if d > WIDEST else (squares - np.square(means), means)
         shape = Shape.of(variances, means, ridge)
         length = float(np.sum(np.square(means))) or 1.0
@@ -307,9 +297,16 @@ class AutoRounds(DeployableMethod[NoState]):
             point = shape.solve_transposed(now.point)
         else:
             point = shape.times(tuned.start * self._centred(by_label))
-        clip = tuned.clip * math.sqrt(max(shape.rank(ridge), 1e-3))
+        clip = tuned.clip * math.sqrt(max(shape.rank(ridge), 1e-3) / share)
         now = replace(now, shape=shape, ridge=ridge, point=point, origin=point)
         return replace(now, clip=clip, step=step, shrink=tuned.shrink)
+
+    def _mean_weight(self, means: Floats, noise: float) -> float:
+        """About the mean weight ω̄ of rows, rather too large, by the constant column; 1 where it says nothing."""
+        if not (self.problem.weighted and self.problem.intercept):
+            return 1.0
+        spread = noise * mean_sensitivity(Moments.row_norm, 1) / (math.sqrt(MOMENTS_SHARE) * INTERCEPT)
+        return min((max(float(means[-1]) / INTERCEPT, 0.0) + spread) / SURELY_FULL, 1.0)
 
     def _started_at_a_rate(
         self, now: PublicState, loss: Poisson, moments: tuple[Floats, Floats, Floats, float], noise: float
@@ -326,7 +323,8 @@ class AutoRounds(DeployableMethod[NoState]):
             max(float(by_label[-1, 0]) / INTERCEPT, 0.0) + 0.5 * spread / LABEL_WEIGHT
         )  # rather too large: means fall faster
         rate = min(mean / exposure, 1.0)
-        deviation = math.sqrt(max(label_squares - mean**2, loss.unit * mean))
+        counted = exposure if self.problem.weighted else 1.0  # at most the mean weight, which is not known by itself
+        deviation = math.sqrt(max(label_squares / counted - (mean / counted) ** 2, loss.unit * mean / counted))
         residual = min(loss.unit + COUNT_DEVIATIONS * deviation, 1.0)
         noise *= max(1.0, residual / (USUAL_RESIDUAL * rate * exposure))
         clear, reg = clarity(loss, d, noise), self.problem.reg_share * (self.problem.regularizer.smoothness or 0.0)

@@ -158,6 +158,11 @@ class Gathered:
         """The agents that answered."""
         return np.arange(len(self.n_rows)) if self.active is None else self.active
 
+    def multipliers(self, z: Floats) -> Floats:
+        """Noise multipliers of what those present said, of z of every agent (n,), or of all alike (1,)."""
+        n = len(self.n_rows)
+        return np.broadcast_to(z[:n], (n,))[self.present] * self.spread
+
     def mean(self, weights: Floats | None = None) -> Floats:
         """The mean of the answers of those present, by their weights (present,), which add up to 1, or plain."""
         if isinstance(self.uploads, Streamed):
@@ -305,6 +310,21 @@ class DeployableMethod(Method[S]):
         answers = now.noise.answer(asked)
         new, uploads = self.advance(state, answers, now.consensus, round=now.number, problem=now.problem)
         return new if now.active is None else _merged(new, state, now.active), uploads
+
+
+class ServerSideMethod(DeployableMethod[NoState]):
+    """Agents remember nothing and send the answers that they were asked for; the aggregator makes the model of them."""
+
+    local_models: ClassVar[bool] = False
+    server_side: ClassVar[bool] = True
+
+    def init(self, problem: Problem, sizes: Sizes) -> NoState:
+        return NoState.of(problem, sizes)
+
+    def advance(
+        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[NoState, Floats]:
+        return state, answers
 
 
 def plans_of(method: Method[Any], n_agents: int, n_rounds: int) -> list[ReleasePlan]:

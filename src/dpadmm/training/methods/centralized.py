@@ -181,6 +181,8 @@ def data_hessian(problem: Problem, rows: Rows, weights: Floats) -> Floats:
     points = np.broadcast_to(weights, (rows.n_agents, d, p))
     curved = curvatures(problem.loss, rows.labels, kernels.scores(rows, points))
     curved /= (rows.n_agents * np.repeat(rows.n_rows, rows.n_rows))[:, None, None]
+    if rows.row_weights is not None:
+        curved *= rows.row_weights[:, None, None]
     total = np.zeros((d, p, d, p))
     for first in range(0, len(rows.labels), 8192):
         part = slice(first, first + 8192)

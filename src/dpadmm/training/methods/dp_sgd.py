@@ -14,11 +14,11 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Positive, Probability
 from dpadmm.optim import kernels
-from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.problem import Problem
 from dpadmm.privacy.releases import AnyRelease, SampledRelease
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState, Round, check_noise
+from dpadmm.training.methods.base import Gathered, MethodSettings, NoState, Round, ServerSideMethod, check_noise
 from dpadmm.training.oracles import Streamed, release
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class DpSgd(MethodSettings):
 
 
 @dataclass(frozen=True)
-class DpSgdRounds(DeployableMethod[NoState]):
+class DpSgdRounds(ServerSideMethod):
     """Distributed DP-SGD.
 
     With ``sampling`` q every row takes part in a round with this chance (Poisson sampling). The sum over the rows
@@ -64,15 +64,10 @@ class DpSgdRounds(DeployableMethod[NoState]):
 
     name: ClassVar[str] = "dp_sgd"
     cure: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
-    local_models: ClassVar[bool] = DpSgd.local_models
-    server_side: ClassVar[bool] = True
     weighs_answers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier)
-
-    def init(self, problem: Problem, sizes: Sizes) -> NoState:
-        return NoState.of(problem, sizes)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return Gradient.name, self.noise_multiplier
@@ -80,11 +75,6 @@ class DpSgdRounds(DeployableMethod[NoState]):
     def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
         """Where every agent's gradient is wanted: w^{k−1}."""
         return np.broadcast_to(consensus, state.released.shape)
-
-    def advance(
-        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
-    ) -> tuple[NoState, Floats]:
-        return state, answers
 
     def step(self, state: NoState, now: Round) -> tuple[NoState, Floats | Streamed]:
         if self.sampling == 1.0:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.optim.features import INTERCEPT
 from dpadmm.optim.losses.poisson import Poisson
-from dpadmm.optim.problem import Problem, Sizes
+from dpadmm.optim.problem import Problem
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics.newton_pair import NewtonPair
-from dpadmm.training.methods.base import DeployableMethod, Gathered, NoState
+from dpadmm.training.methods.base import Gathered, NoState, ServerSideMethod
 
 if TYPE_CHECKING:
     from dpadmm.training.prior import Prior
@@ -40,6 +40,9 @@ CLEAR = 2.0
 
 CAP, MOST_CAP, NEGLIGIBLE = 2.0, 1e3, 1e-4
 """Means of counts are capped at so many times the mean count, and at more where noise is less than this."""
+
+TRACES = {"logistic": 0.25, "squared": 1.0}
+"""Most that the trace of a row's Hessian can be, as rows have length 1; that of counts has no such bound."""
 
 LARGEST_RESIDUAL = 2.0
 """Of labels and predictions in [−1, 1]."""
@@ -73,7 +76,7 @@ def _upper(matrix: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class NewtonRounds(DeployableMethod[NoState]):
+class NewtonRounds(ServerSideMethod):
     """z of the last round and of the others, of every agent (n,), or of all alike (1,).
 
     ``prior`` is what the aggregator knows of public rows: the start.
@@ -88,15 +91,9 @@ class NewtonRounds(DeployableMethod[NoState]):
 
     name: ClassVar[str] = "auto"
     cure: ClassVar[str] = "fewer columns, or more noise"
-    local_models: ClassVar[bool] = False
-    server_side: ClassVar[bool] = True
 
     @classmethod
     def of(cls, setup: Setup) -> NewtonRounds:
-        """The budget of t equal rounds, dealt anew: ``(t − 1)/z_1² = .4·t/z²`` and ``1/z_2² = .6·t/z²``.
-
-        For an agent that is to take part in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
-        """
         NewtonPair.of(setup.problem, 1)  # of a loss that has one
         if setup.n_rounds < 2:
             raise StudyError("intervals need at least 2 rounds: the last one starts from what the others found")
@@ -105,18 +102,33 @@ class NewtonRounds(DeployableMethod[NoState]):
                 f"intervals are for at most {MOST_COLUMNS} features, and there are {setup.sizes.n_features}, whose "
                 "products would all be released; leave columns out, or inference"
             )
-        z, t = setup.gaussian(), setup.planned
-        others = np.maximum(np.where(t == setup.n_rounds, t - 1, t), 1)  # for no round, as for one
-        earlier = z * np.sqrt(others / ((1.0 - LAST_SHARE) * np.maximum(t, 1)))
-        last = z / np.sqrt(LAST_SHARE * np.maximum(t, 1))
+        last, earlier = setup.gaussian_apart(LAST_SHARE)
         return cls(setup.problem, setup.sizes.n_features, setup.n_rounds, earlier, last)
 
     @property
     def _pair(self) -> NewtonPair:
         return NewtonPair(self.problem.loss, self.n_features)
 
-    def init(self, problem: Problem, sizes: Sizes) -> NoState:
-        return NoState.of(problem, sizes)
+    def check_rows(self, n_rows: Integers, n_columns: int, honest: int | None = None) -> None:
+        """Refuse a study whose Hessian is below its noise for sure, by public numbers alone.
+
+        Of k directions one has at most 1/k of the trace, and noise has eigenvalues up to ``2s√k``. A column is one
+        direction here, though a category may have several.
+        """
+        trace = TRACES.get(self.problem.loss.name)
+        if trace is None:
+            return
+        z = float(self.last.min()) * math.sqrt(len(n_rows) / (honest or 1))
+        scale = self._pair.weights(LARGEST_RESIDUAL).hessian
+        spread = mean_sensitivity(NewtonPair.row_norm, 1) * z / float(n_rows.sum()) / (math.sqrt(2.0) * scale)
+        edge = 2.0 * spread * math.sqrt(n_columns)
+        if trace / n_columns < edge:
+            factor = CLEAR * edge * n_columns / trace
+            raise StudyError(
+                f"inference: the noise would hide how {n_columns} columns go together, whatever the "
+                f"{int(n_rows.sum()):,} rows are: take an ε, or rows, about {factor:.2g} times as large, at most "
+                f"{max(1, int(n_columns / factor ** (2.0 / 3.0)))} columns, or leave inference out"
+            )
 
     def release(self, round: int) -> tuple[str, Floats]:
         return NewtonPair.name, self.last if round == self.n_rounds else self.earlier
@@ -149,15 +161,9 @@ class NewtonRounds(DeployableMethod[NoState]):
         now, size = self._state(consensus), self._pair.parameter_shape[0]
         return np.broadcast_to(np.append(now.weights, now.clip)[:size], (len(state.released), size))
 
-    def advance(
-        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
-    ) -> tuple[NoState, Floats]:
-        return state, answers
-
     def aggregate(self, gathered: Gathered) -> Floats:
-        present, n, final = gathered.present, len(gathered.n_rows), gathered.round == self.n_rounds
-        z = np.broadcast_to((self.last if final else self.earlier)[:n], (n,))[present] * gathered.spread
-        n_rows = gathered.n_rows[present]
+        final = gathered.round == self.n_rounds
+        z, n_rows = gathered.multipliers(self.last if final else self.earlier), gathered.n_rows[gathered.present]
         weights = n_rows / z if np.all(z) else n_rows.astype(float)
         weights = weights / weights.sum()
         mean = gathered.mean(weights)
@@ -170,7 +176,8 @@ class NewtonRounds(DeployableMethod[NoState]):
 
         With noise E in Ĥ and e in ĝ, and ``v = w − H⁻¹g``, the step without noise, ``Ĥ(ŵ − v) = E(w − v) − e``. E has
         the variance s² off the diagonal and 2s² on it, so Eδ has the covariance ``s²(‖δ‖²I + δδᵀ)``. The sample adds
-        ``φ·H/N``, where φ is 1, or the variance of residuals, or of counts what one event adds to them.
+        ``φ·H/N``, where φ is 1, or the variance of residuals, or of counts what one event adds to them. With weights
+        ω in [0, 1] H is ``Σω·h·aaᵀ/N`` and the sample adds ``φ·Σω²·h·aaᵀ/N²``, which is no more, since ``ω² ≤ ω``.
 
         Directions of which rows say nothing, such as one category less the constant, keep their weights and have the
         variance 0: with C the others, v is then the solution within ``w + span(C)``, and all above holds for it. Where
@@ -204,8 +211,12 @@ class NewtonRounds(DeployableMethod[NoState]):
         if isinstance(loss, Poisson):
             dispersion, clip = loss.unit, mean * min(max(CAP, NEGLIGIBLE / max(deviation, 1e-12)), MOST_CAP)
         if loss.task == "regression":  # of residuals after the step
-            error = deviation / scales.squares
-            dispersion = max(squares - float(gradient @ step), error)
+            error, weight = deviation / scales.squares, 1.0
+            if self.problem.weighted:  # squares are times the weights, whose mean the constant column tells
+                unsure = math.sqrt(2.0) * spread / INTERCEPT**2
+                seen = max(float(hessian[-1, -1]) / INTERCEPT**2, unsure)
+                weight = seen if seen + 3.0 * unsure < 1.0 else 1.0
+            dispersion = max(squares - float(gradient @ step), error) / weight
             clip = min(max(3.0 * math.sqrt(dispersion + error), 1e-3), LARGEST_RESIDUAL)
         if fine:
             within = ((deviation / scales.gradient) ** 2 + spread**2 * float(step @ step)) * np.eye(d)

@@ -16,12 +16,11 @@ from msgspec import Meta
 
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import StudyError
-from dpadmm.optim.problem import Problem, Sizes
 from dpadmm.privacy.sensitivity import mean_sensitivity
 from dpadmm.privacy.statistics import Statistic, make_statistic
 from dpadmm.privacy.statistics.column_sums import ColumnSums
 from dpadmm.privacy.statistics.score_histogram import ScoreHistogram
-from dpadmm.training.methods.base import DeployableMethod, Gathered, MethodSettings, NoState
+from dpadmm.training.methods.base import Gathered, MethodSettings, NoState, ServerSideMethod
 
 if TYPE_CHECKING:
     from dpadmm.training.setup import Setup
@@ -100,7 +99,7 @@ class Released:
 
 
 @dataclass(frozen=True)
-class ReleaseRounds(DeployableMethod[NoState]):
+class ReleaseRounds(ServerSideMethod):
     """Asks for one statistic at public parameters, with z of every agent (n,), or of all alike (1,).
 
     What is broadcast counts what was heard: ``Σ n_k``, ``max n_k``, ``Σ σ_k²`` and the sums of all rounds.
@@ -112,11 +111,6 @@ class ReleaseRounds(DeployableMethod[NoState]):
     n_rounds: int
 
     cure: ClassVar[str] = "more noise"
-    local_models: ClassVar[bool] = False
-    server_side: ClassVar[bool] = True
-
-    def init(self, problem: Problem, sizes: Sizes) -> NoState:
-        return NoState.of(problem, sizes)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return self.statistic.name, self.noise_multiplier
@@ -130,11 +124,6 @@ class ReleaseRounds(DeployableMethod[NoState]):
 
     def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
         return np.broadcast_to(self.point, (len(state.released), len(self.point)))
-
-    def advance(
-        self, state: NoState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
-    ) -> tuple[NoState, Floats]:
-        return state, answers
 
     def aggregate(self, gathered: Gathered) -> Floats:
         n_rows, total = gathered.n_rows[gathered.present], int(gathered.n_rows[gathered.present].sum())
