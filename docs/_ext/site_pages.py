@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from html import escape
-from pathlib import PurePath
 from typing import Any
 
 from docutils import nodes
@@ -13,7 +12,13 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 SHELL = "%%bash\n"
-PROJECT = ("CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")
+PROJECT = {
+    "CHANGELOG": "changelog",
+    "CONTRIBUTING": "contributing",
+    "SECURITY": "security",
+    "CODE_OF_CONDUCT": "code-of-conduct",
+    "release/README": "release",
+}
 """Files beside docs/ that are pages of the site, in docs/project/."""
 
 
@@ -59,9 +64,10 @@ def _show_shell_cells(app: Sphinx, doctree: nodes.document) -> None:
 def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
     """A link to a page beside docs/, such as ../SECURITY.md, as the repository has it, leads to its page here."""
     for link in doctree.findall(addnodes.pending_xref):
-        path = PurePath(link.get("reftarget", ""))
-        if path.name.removesuffix(".md") in PROJECT:
-            link["refdomain"], link["reftarget"] = "doc", f"project/{path.name.removesuffix('.md').lower()}"
+        path = str(link.get("reftarget", "")).removesuffix(".md")
+        page = next((page for file, page in PROJECT.items() if f"/{path}".endswith(f"/{file}")), None)
+        if page is not None:
+            link["refdomain"], link["reftarget"] = "doc", f"project/{page}"
             link.attributes.setdefault("reftargetid", None)
 
 
