@@ -41,8 +41,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 IN_SDIST = (
     "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "Makefile",
-    "constraints.txt", "pyproject.toml", "src/dpadmm/version.py", "tests/conftest.py", "docs/threat-model.md",
-    "examples/tutorial.py", "release/make.py", "PKG-INFO",
+    "constraints.txt", "pyproject.toml", "src/dpadmm/version.py", "tests/conftest.py",
+    "docs/explanation/threat-model.md", "examples/tutorial.py", "release/make.py", "PKG-INFO",
 )  # fmt: skip
 IN_WHEEL = (
     "dpadmm/py.typed", "dpadmm/paper/grid.toml", "dpadmm/federation/live/live.html", "dpadmm/data/datasets/tables.toml",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import PurePath
 from typing import Any
@@ -20,6 +21,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_html_math_renderer("mathml", (_inline_formula, None), (_displayed_formula, None))
     app.config.html_math_renderer = "mathml"
     app.connect("doctree-read", _show_shell_cells)
+    app.connect("html-page-context", _empty_corners)
     app.connect("doctree-read", _link_pages_of_the_project)
     return {"parallel_write_safe": True}
 
@@ -55,9 +57,15 @@ def _show_shell_cells(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
-    """A link to a page beside docs/, such as ../SECURITY.md, which readers of the repository follow, leads to its page here."""
+    """A link to a page beside docs/, such as ../SECURITY.md, as the repository has it, leads to its page here."""
     for link in doctree.findall(addnodes.pending_xref):
         path = PurePath(link.get("reftarget", ""))
         if path.name.removesuffix(".md") in PROJECT:
             link["refdomain"], link["reftarget"] = "doc", f"project/{path.name.removesuffix('.md').lower()}"
             link.attributes.setdefault("reftargetid", None)
+
+
+def _empty_corners(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """The empty corner of a table is no heading of its column."""
+    if "body" in context:
+        context["body"] = re.sub(r'<th class="head[^"]*"><p></p></th>', "<td></td>", context["body"])

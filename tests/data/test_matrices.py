@@ -35,6 +35,21 @@ def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "PORTION_BYTES", 2**12)
 
 
+def test_rows_fill_the_room_that_was_made_for_them_or_more() -> None:
+    """Whether the number of rows is known, too small, too large, or more than there is memory for."""
+    rows = np.random.default_rng(0).normal(size=(700, 5))
+    for n_rows, memory_bytes in product((None, 0, 300, 700, 900), (0, 300 * 40, 700 * 40, 10**6)):
+        with case(n_rows, memory_bytes):
+            array = GrowingArray(rows.dtype, 5, memory_bytes=memory_bytes, n_rows=n_rows)
+            assert array._memory.nbytes <= memory_bytes
+            room = array._memory.ctypes.data
+            for first in range(0, 700, 128):
+                array.append(rows[first : first + 128])
+            stayed = array._memory.ctypes.data == room
+            assert stayed or not (n_rows == 700 and memory_bytes >= rows.nbytes)  # no room was added
+            np.testing.assert_array_equal(array.finish(), rows)
+
+
 def test_rows_come_in_the_order_that_was_asked_for() -> None:
     rng = np.random.default_rng(0)
     rows, order = rng.normal(size=(700, 5)).astype(np.float32), rng.permutation(700)

@@ -27,7 +27,7 @@ from dpadmm._base.errors import DataError, DpadmmError
 from dpadmm.data import reader
 from dpadmm.data.cells import as_numbers, as_words
 from dpadmm.data.encoded import encode_table, survey_table
-from dpadmm.data.reader import ahead, column_names, count_lines, line_warnings, open_batches
+from dpadmm.data.reader import ahead, column_names, count_lines, known_count, line_warnings, open_batches
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.data.tables import read_table
 
@@ -440,3 +440,17 @@ def test_lines_are_counted_in_pieces_of_any_size(tmp_path, monkeypatch, text, co
     monkeypatch.setattr(reader, "CHUNK", chunk)
     (tmp_path / "t").write_bytes(text.encode())
     assert count_lines(tmp_path / "t") == count
+
+
+def test_parquet_says_how_many_rows_it_has(tmp_path: Path) -> None:
+    table, folder = pa.table({"age": [1.0, 2.0, 3.0]}), tmp_path / "parts"
+    folder.mkdir()
+    for name in ("a", "b"):
+        pq.write_table(table, folder / f"{name}.parquet")
+    pa.csv.write_csv(table, tmp_path / "table.csv")
+    assert known_count(folder / "a.parquet") == 3
+    assert known_count(folder) == 6
+    assert known_count(tmp_path / "table.csv") is None
+    (tmp_path / "no.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"no\.parquet"):
+        known_count(tmp_path / "no.parquet")

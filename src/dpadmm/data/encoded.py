@@ -22,7 +22,7 @@ from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, WordCache, as_numbers, as_words, placed, word_codes
 from dpadmm.data.encoder import ENCODERS, Encoder, Report, Tally, much, tallied
 from dpadmm.data.matrices import GrowingArray
-from dpadmm.data.reader import ahead, column_names, line_warnings, open_batches
+from dpadmm.data.reader import ahead, column_names, known_count, line_warnings, open_batches
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
 from dpadmm.optim.losses.poisson import coded
 
@@ -103,11 +103,11 @@ def encode_table(
             except DataError as error:
                 raise placed(error, path, first, batch.num_rows) from None
 
-    row_bytes = [kind.itemsize * width for kind, width in encoder.stored]
+    row_bytes, n_rows = [kind.itemsize * width for kind, width in encoder.stored], known_count(path)
     with ExitStack() as stack:
 
         def growing(kind: DTypeLike, width: int, limit: int) -> GrowingArray:
-            return stack.enter_context(closing(GrowingArray(kind, width, memory_bytes=limit)))
+            return stack.enter_context(closing(GrowingArray(kind, width, memory_bytes=limit, n_rows=n_rows)))
 
         rows = [  # which go to files at the same row
             growing(kind, width, memory_bytes * mine // sum(row_bytes))

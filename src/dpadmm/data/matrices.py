@@ -61,9 +61,16 @@ def as_rows(block: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any
 class GrowingArray:
     """Rows of a fixed width and type, block by block: in memory while small, in a nameless file beyond."""
 
-    def __init__(self, dtype: DTypeLike, width: int, *, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, dtype: DTypeLike, width: int, *, memory_bytes: int = MEMORY_BYTES, n_rows: int | None = None
+    ) -> None:
+        """With ``n_rows``, the number of rows if it is known, there is room for them at once.
+
+        It is taken when it is filled, in large pages; room that is added later is filled with zeros first.
+        """
         self._width, self._memory_bytes = width, memory_bytes
-        self._memory: NDArray[Any] = np.empty(0, dtype)
+        size = (n_rows or 0) * width
+        self._memory: NDArray[Any] = np.empty(size if size * np.dtype(dtype).itemsize <= memory_bytes else 0, dtype)
         self._filled = 0
         self._file: IO[bytes] | None = None
 

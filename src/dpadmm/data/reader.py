@@ -133,6 +133,20 @@ def column_types(path: Path) -> dict[str, Any]:
     return dict(zip(schema.names, schema.types, strict=True))
 
 
+def known_count(path: Path) -> int | None:
+    """The number of rows, where a file says it before they are read, as Parquet does."""
+    if path.is_dir():
+        counts = [known_count(part) for part in parts(path)]
+        return None if None in counts else sum(each or 0 for each in counts)
+    if _is_database(path) or _is_csv(path) or table_format(path) != ".parquet":
+        return None
+    try:
+        with pa.parquet.ParquetFile(path) as file:
+            return max(0, int(file.metadata.num_rows))
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from None
+
+
 def parts(folder: Path) -> list[Path]:
     """The files of a table in a folder, by name; those that begin with a dot or ``_`` are no part of it."""
     found = sorted((each for each in folder.iterdir() if each.name[0] not in "._"), key=lambda each: each.name)

@@ -426,7 +426,23 @@ KEYS = (
 
 
 def read_study(path: Path) -> Study:
-    """A study from its TOML file."""
+    """A study from its TOML file.
+
+    Parameters
+    ----------
+    path : Path
+        The file; paths in it are relative to it.
+
+    Returns
+    -------
+    Study
+        Checked, and frozen.
+
+    Raises
+    ------
+    StudyError
+        The file is no study, or waits for someone to confirm that its values are public.
+    """
     return study_from(read_toml(path), str(path), path.parent)
 
 
