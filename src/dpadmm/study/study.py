@@ -715,7 +715,12 @@ def _of_choice(table: str, about: Mapping[str, Any]) -> list[str]:
 def _shown(about: Mapping[str, Any]) -> str:
     """The values that were read off a table."""
     named = {
-        key: about[key] for key in ("bounds", "center", "scale", "values", "unseen", "classes", "bins") if key in about
+        key: about[key]
+        for key in (
+            *("bounds", "center", "scale", "values", "unseen", "classes", "bins"),
+            *("exposure_bound", "weight_bound", "class_weight"),
+        )
+        if key in about
     }
     return ", ".join(f"{key} {first_of(value) if isinstance(value, list) else value}" for key, value in named.items())
 
