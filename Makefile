@@ -82,14 +82,14 @@ $(RELEASE)/.ready: release/tools.txt
 	touch $@
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples release
-	$(BIN)/ruff format --check src tests benchmarks examples release
+	$(BIN)/ruff check src tests benchmarks examples release docs
+	$(BIN)/ruff format --check src tests benchmarks examples release docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks examples release
-	$(BIN)/ruff format src tests benchmarks examples release
+	$(BIN)/ruff check --fix src tests benchmarks examples release docs
+	$(BIN)/ruff format src tests benchmarks examples release docs
 
 # the documentation site into docs/_build/html: every tutorial is run, every internal link checked, a warning is an error
 docs: $(DOCS_READY)

@@ -13,7 +13,7 @@ sys.path[:0] = [str(HERE / "_ext"), str(HERE / "data")]
 # Executed pages call the dpadmm of this environment, and print the same on every machine.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ["PYTHONPATH"] = str(HERE / "data")
-os.environ.update(NO_COLOR="1", COLUMNS="100", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
+os.environ.update(NO_COLOR="1", COLUMNS="82", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
 
 # What every notebook runs first, in a profile of its own
 _profile = HERE / "_build" / "ipython"
@@ -57,13 +57,13 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 150
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # tables in outputs, too
 
 autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 88
 add_module_names = False
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
@@ -73,6 +73,7 @@ html_title = "dpadmm"
 html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

@@ -41,8 +41,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 IN_SDIST = (
     "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "Makefile",
-    "constraints.txt", "pyproject.toml", "src/dpadmm/version.py", "tests/conftest.py", "docs/threat-model.md",
-    "examples/tutorial.py", "release/make.py", "PKG-INFO",
+    "constraints.txt", "pyproject.toml", "src/dpadmm/version.py", "tests/conftest.py",
+    "docs/explanation/threat-model.md", "examples/tutorial.py", "release/make.py", "PKG-INFO",
 )  # fmt: skip
 IN_WHEEL = (
     "dpadmm/py.typed", "dpadmm/paper/grid.toml", "dpadmm/federation/live/live.html", "dpadmm/data/datasets/tables.toml",
@@ -197,7 +197,7 @@ def readme_commands() -> list[list[str]]:
     """The commands of the README's block that begins with a draft."""
     blocks = re.findall(r"```[a-z]*\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     for block in blocks:
-        lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+        lines = [shlex.split(line.removeprefix("$ "), comments=True) for line in block.splitlines()]
         commands = [words[1:] for words in lines if words[:1] == ["dpadmm"]]
         if any(words[:2] == ["study", "new"] for words in commands):
             return commands
@@ -216,8 +216,6 @@ def try_base(base: Environment) -> None:
     write_tables(base.work)
     for words in readme_commands():
         base.dpadmm(*words)
-        if words[:2] == ["study", "confirm"]:
-            base.dpadmm(*words, "--all")
     base.dpadmm("verify", "model.statement.json")
 
 

@@ -69,13 +69,24 @@ def _round(palette: Palette) -> Figure:
             if j:
                 _arrow(axes, palette, (left + 6.1, bottom + 6.6), (left + 6.1, bottom + 5.1))
         _arrow(axes, palette, (left + 6.1, 18.4), (left + 6.1, 12.6))
-    _box(axes, palette, 1.0, 4.4, 39.4, 8.0, palette.public, "aggregator: mean of the noisy answers,\nthen the next model", bold=True)
+    _box(
+        axes,
+        palette,
+        1.0,
+        4.4,
+        39.4,
+        8.0,
+        palette.public,
+        "aggregator: mean of the noisy answers,\nthen the next model",
+        bold=True,
+    )
     _arrow(axes, palette, (40.6, 8.4), (45.4, 8.4), head=False)
     _arrow(axes, palette, (45.4, 8.4), (45.4, 33.0), head=False)
     _arrow(axes, palette, (45.4, 33.0), (40.6, 33.0))
     axes.text(46.6, 20.7, "broadcast, public", rotation=90, ha="center", va="center", color=palette.text)
-    axes.text(20.7, 14.9, "all that leaves an owner", ha="center", va="center", color=palette.text, style="italic",
-              bbox={"facecolor": "#ffffff" if palette.name == "light" else "#14181e", "edgecolor": "none", "pad": 1.5})  # fmt: skip
+    behind = {"facecolor": "#ffffff" if palette.name == "light" else "#14181e", "edgecolor": "none", "pad": 1.5}
+    words = "all that leaves an owner"
+    axes.text(20.7, 14.9, words, ha="center", va="center", color=palette.text, style="italic", bbox=behind)
     axes.text(20.7, 1.9, "every answer is in the ledger before it leaves", ha="center", va="center", color=palette.text)
     return figure
 
@@ -85,15 +96,21 @@ def _box(
     bold: bool = False, top: bool = False,
 ) -> None:  # fmt: skip
     style = "round,pad=0,rounding_size=1"
-    axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, facecolor=fill, edgecolor=palette.line, linewidth=1))
+    axes.add_patch(
+        FancyBboxPatch((x, y), width, height, boxstyle=style, facecolor=fill, edgecolor=palette.line, linewidth=1)
+    )
     at = (x + width / 2, y + height - 2.9 if top else y + height / 2)
     axes.text(*at, text, ha="center", va="center", color=palette.text, fontweight="bold" if bold else "normal",
               linespacing=1.15)  # fmt: skip
 
 
-def _arrow(axes: Axes, palette: Palette, start: tuple[float, float], end: tuple[float, float], *, head: bool = True) -> None:
+def _arrow(
+    axes: Axes, palette: Palette, start: tuple[float, float], end: tuple[float, float], *, head: bool = True
+) -> None:
     style = "-|>,head_length=4,head_width=2.4" if head else "-"
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle=style, color=palette.line, shrinkA=0, shrinkB=0, linewidth=1.4))
+    axes.add_patch(
+        FancyArrowPatch(start, end, arrowstyle=style, color=palette.line, shrinkA=0, shrinkB=0, linewidth=1.4)
+    )
 
 
 # Accuracy beside others
@@ -113,7 +130,9 @@ def table_rows(page: str) -> dict[str, list[tuple[float, float, float]]]:
             break
         name, trust, *cells = _cells(line)
         pairs = [tuple(float(part) for part in cell.split(" ± ")) for cell in cells]
-        rows[f"{name.replace('`', '')}: relies on {trust}"] = [(e, *pair) for e, pair in zip(epsilons, pairs, strict=True)]
+        rows[f"{name.replace('`', '')}: relies on {trust}"] = [
+            (e, *pair) for e, pair in zip(epsilons, pairs, strict=True)
+        ]
     return rows
 
 

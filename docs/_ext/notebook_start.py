@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 from IPython.core.magic import register_cell_magic
 
@@ -16,6 +17,6 @@ def bash(line: str, cell: str) -> None:
     done = subprocess.run(
         ["bash", "-e"], input=cell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-    print(done.stdout, end="")
+    sys.stdout.write(done.stdout)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode} of:\n{cell}\n{done.stdout}")

@@ -42,7 +42,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-skip-member", _skip)
     app.connect("autodoc-process-signature", _short_signature)
     app.connect("autodoc-process-docstring", _add_parameters, priority=100)  # before numpydoc
-    app.connect("env-get-outdated", lambda app, env, *_: [name for name in env.found_docs if name.startswith("reference/")])
+    app.connect(
+        "env-get-outdated", lambda app, env, *_: [name for name in env.found_docs if name.startswith("reference/")]
+    )
     return {"parallel_write_safe": True}
 
 
@@ -253,9 +255,12 @@ def _study_frame() -> list[tuple[str, str]]:
     return [
         ("`format`", f'Always `"{FORMAT}"`. Required.'),
         ("`kind`", f'{kinds}. Default: `"{TRAINING}"`.'),
-        ("`adjacency`", f'Always `"{ADJACENCY}"`, which is also the default: two tables are neighbours if one row differs.'),
+        (
+            "`adjacency`",
+            f'Always `"{ADJACENCY}"`, which is also the default: two tables are neighbours if one row differs.',
+        ),
         ("`row_norm`", "The length R that rows are divided by; longer ones are shortened. Default: from the columns."),
-        ("`interactions`", "Pairs of columns, `[[\"age\", \"smoker\"]]`: the effect of each may depend on the other."),
+        ("`interactions`", 'Pairs of columns, `[["age", "smoker"]]`: the effect of each may depend on the other.'),
     ]
 
 
@@ -310,7 +315,11 @@ def _marked_up(text: str) -> str:
 
 def statement_words() -> str:
     """The sentences that a statement is made of."""
-    parts = [f"- **{escaped(name)}**: {escaped(text)}" for group in (statement.SAMPLERS, statement.TRUST) for name, text in group.items()]
+    parts = [
+        f"- **{escaped(name)}**: {escaped(text)}"
+        for group in (statement.SAMPLERS, statement.TRUST)
+        for name, text in group.items()
+    ]
     return "\n".join([*parts, f"- **not guaranteed**: {escaped(statement.NOT_GUARANTEED)}"])
 
 
@@ -338,14 +347,23 @@ def _layout(form: Any, words: str) -> str:
 
 
 HEADERS = {
-    "header": (protocol.HEAD, "magic, version, kind, reserved (0), study hash, digest of the request, round, numbers: rows d, "
-               "numbers: columns p, rows of the site, rows per person, bytes of the body"),
+    "header": (
+        protocol.HEAD,
+        "magic, version, kind, reserved (0), study hash, digest of the request, round, numbers: rows d, "
+        "numbers: columns p, rows of the site, rows per person, bytes of the body",
+    ),
     "beat": (protocol.BEAT, "magic, version, kind (255), reserved (0), the sender's clock in seconds since 1970"),
-    "claim": (protocol.CLAIM, "magic, version, kind (254), leaving (0 or 1), instance, number of the claim, restores of the ledger, "
-              "records of the ledger, chain of the last record, chain that proves the aggregator's mark"),
-    "grant": (protocol.GRANT, "magic, version, kind (253), verdict, instance, number of the claim, restores, records, chain, contested "
-              "(0 or 1)"),
-}  # fmt: skip
+    "claim": (
+        protocol.CLAIM,
+        "magic, version, kind (254), leaving (0 or 1), instance, number of the claim, restores of the ledger, "
+        "records of the ledger, chain of the last record, chain that proves the aggregator's mark",
+    ),
+    "grant": (
+        protocol.GRANT,
+        "magic, version, kind (253), verdict, instance, number of the claim, restores, records, chain, "
+        "contested (0 or 1)",
+    ),
+}
 
 
 def message_kinds() -> str:
@@ -369,9 +387,13 @@ _OTHER_BODIES = {
 
 
 def verdicts() -> str:
-    words = {"GRANTED": "This agent may answer.", "PROVE": "The lease is free: show that the ledger goes on from this mark.",
-             "WAIT": "Another agent of the site was there a moment ago.", "CLONED": "Another agent of the site is there, too.",
-             "BEHIND": "The ledger lacks records that the aggregator knows of."}  # fmt: skip
+    words = {
+        "GRANTED": "This agent may answer.",
+        "PROVE": "The lease is free: show that the ledger goes on from this mark.",
+        "WAIT": "Another agent of the site was there a moment ago.",
+        "CLONED": "Another agent of the site is there, too.",
+        "BEHIND": "The ledger lacks records that the aggregator knows of.",
+    }
     return "\n".join(f"- {each.value} `{each.name}`: {words[each.name]}" for each in protocol.Verdict)
 
 
@@ -386,9 +408,9 @@ def subjects() -> str:
 
 def limits() -> str:
     return (
-        f"A body has at most {protocol.MAX_BODY:,} bytes. Signs of life are sent every {protocol.BEAT_EVERY:g} s; after "
-        f"{protocol.SILENT_AFTER:g} s without one a sender counts as silent. A lease holds {protocol.LEASE_HOLDS:g} s after its "
-        f"claim, and is free {protocol.LEASE_FREE_AFTER:g} s after the last one."
+        f"A body has at most {protocol.MAX_BODY:,} bytes. Signs of life are sent every {protocol.BEAT_EVERY:g} s; "
+        f"after {protocol.SILENT_AFTER:g} s without one a sender counts as silent. A lease holds "
+        f"{protocol.LEASE_HOLDS:g} s after its claim, and is free {protocol.LEASE_FREE_AFTER:g} s after the last one."
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
-from pathlib import PurePath
 from typing import Any
 
 from docutils import nodes
@@ -12,7 +12,13 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 SHELL = "%%bash\n"
-PROJECT = ("CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")
+PROJECT = {
+    "CHANGELOG": "changelog",
+    "CONTRIBUTING": "contributing",
+    "SECURITY": "security",
+    "CODE_OF_CONDUCT": "code-of-conduct",
+    "release/README": "release",
+}
 """Files beside docs/ that are pages of the site, in docs/project/."""
 
 
@@ -20,6 +26,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_html_math_renderer("mathml", (_inline_formula, None), (_displayed_formula, None))
     app.config.html_math_renderer = "mathml"
     app.connect("doctree-read", _show_shell_cells)
+    app.connect("html-page-context", _empty_corners)
     app.connect("doctree-read", _link_pages_of_the_project)
     return {"parallel_write_safe": True}
 
@@ -55,9 +62,16 @@ def _show_shell_cells(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
-    """A link to a page beside docs/, such as ../SECURITY.md, which readers of the repository follow, leads to its page here."""
+    """A link to a page beside docs/, such as ../SECURITY.md, as the repository has it, leads to its page here."""
     for link in doctree.findall(addnodes.pending_xref):
-        path = PurePath(link.get("reftarget", ""))
-        if path.name.removesuffix(".md") in PROJECT:
-            link["refdomain"], link["reftarget"] = "doc", f"project/{path.name.removesuffix('.md').lower()}"
+        path = str(link.get("reftarget", "")).removesuffix(".md")
+        page = next((page for file, page in PROJECT.items() if f"/{path}".endswith(f"/{file}")), None)
+        if page is not None:
+            link["refdomain"], link["reftarget"] = "doc", f"project/{page}"
             link.attributes.setdefault("reftargetid", None)
+
+
+def _empty_corners(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """The empty corner of a table is no heading of its column."""
+    if "body" in context:
+        context["body"] = re.sub(r'<th class="head[^"]*"><p></p></th>', "<td></td>", context["body"])

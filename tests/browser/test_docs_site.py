@@ -59,6 +59,7 @@ def test_the_keyboard_skips_to_the_content_and_reaches_the_search(browser):
     browser.open(SITE / "reference" / "cli.html", width=1440)
     browser.press("Tab")
     assert browser.js("document.activeElement.textContent.trim()") == "Skip to main content"
+    browser.js("new Promise(r => setTimeout(r, 600))")  # it slides in
     assert browser.js("document.activeElement.getBoundingClientRect().top >= 0")
     reached = None
     for _ in range(15):
@@ -75,4 +76,7 @@ def test_the_keyboard_skips_to_the_content_and_reaches_the_search(browser):
 def test_the_search_finds_a_refusal(browser):
     browser.open(f"{(SITE / 'search.html').as_uri()}?q=ledger", width=1440)
     shown = "document.querySelectorAll('ul.search li').length"
-    assert browser.js(f"new Promise(r => {{const t = setInterval(() => {shown} && (clearInterval(t), r({shown})), 50);}})") > 3
+    assert (
+        browser.js(f"new Promise(r => {{const t = setInterval(() => {shown} && (clearInterval(t), r({shown})), 50);}})")
+        > 3
+    )

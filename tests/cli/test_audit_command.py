@@ -84,7 +84,11 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("method", "games", "statistics"),
     [
-        ("auto", ["auto", "auto_inference"], ["moments", "shaped_gradient", "newton_pair"]),
+        (
+            "auto",
+            ["auto", "auto_inference", "auto_counts", "auto_times"],
+            ["moments", "shaped_gradient", "newton_pair"],
+        ),
         ("dp_admm", ["dp_admm"], ["gradient"]),
     ],
 )

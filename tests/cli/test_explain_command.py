@@ -9,9 +9,10 @@ import pytest
 from looping import case
 from mixed_tables import COLUMNS, make_cells, make_study, write_csv
 
+from dpadmm.cli.model import _markdown
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Schema
-from dpadmm.model.explain import explain
+from dpadmm.model.explain import Coefficient, Explanation, explain
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
 from dpadmm.reporting.figures import coefficient_figure
@@ -104,6 +105,17 @@ def test_a_table_to_paste_into_a_paper(cli, models, tmp_path):
     lines = (tmp_path / "t.csv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1 + len(found.coefficients) + len(found.intercepts)
     assert lines[0].startswith("column,value,class,per,coefficient,standard_error,low,high,p_value,odds_ratio")
+
+
+def test_a_table_names_the_ratio_that_it_has_and_the_class_that_is_meant():
+    rate = Coefficient("age", "", "per unit", "", 0.0385, 0.002, 60.0)
+    table = _markdown(Explanation("log rate of visits", (rate,), (), "", "", "rate ratio"), "Private.")
+    assert "|  | Change | Rate ratio | 95% CI | p |" in table
+    assert "| age | per unit | 1.039 | 1.035 to 1.043 | <0.001 |" in table
+    several = replace(rate, output="a|b", standard_error=None)
+    table = _markdown(Explanation("score", (several,), (), "no study", ""), "Private.")
+    assert "|  | Class | Change | Coefficient |\n| :-- | :-- | :-- | --: |" in table
+    assert r"| age | a\|b | per unit | 0.0385 |" in table
 
 
 def test_a_figure(cli, models, tmp_path):

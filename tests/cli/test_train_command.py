@@ -452,3 +452,37 @@ def test_intervals_for_more_columns_than_the_budget_allows_are_refused_before_an
     assert not model.exists()
     path.write_text("\n".join([*head, *columns[:1]]).replace("0.5", "9.0") + "\n")
     cli("train", path, "--data", table, "-o", model).succeeded()
+
+
+def test_an_exposure_that_is_not_above_0_is_refused_before_anything_is_released(cli, tmp_path):
+    table, path, model = tmp_path / "t.csv", tmp_path / "s.toml", tmp_path / "m.dpadmm"
+    text = """format = "dpadmm-study/2"
+name = "visits"
+[label]
+column = "visits"
+bounds = [0, 10]
+exposure = "years"
+exposure_bound = 5
+[columns.age]
+kind = "number"
+bounds = [20, 90]
+[training]
+intercept = true
+[loss]
+name = "poisson"
+[privacy]
+epsilon = 4.0
+delta = 1e-6
+"""
+    path.write_text(text)
+    for cell in ("0", "-2", ""):
+        table.write_text("age,visits,years\n" + "50,1,2\n" * 50 + f"50,1,{cell}\n")
+        for command in (("train", path, "--data", table, "-o", model), ("study", "check", path, "--data", table)):
+            answer = cli(*command)
+            assert answer.code == 2
+            assert "the exposure 'years'" in " ".join((answer.out + answer.err).split())
+        assert not model.exists()
+    path.write_text(text.replace("exposure_bound = 5", "exposure_bound = 0"))
+    answer = cli("train", path, "--data", table, "-o", model)
+    assert (answer.code, model.exists()) == (2, False)
+    assert "exposure_bound must be the largest exposure, above 0, not 0" in " ".join(answer.err.split())

@@ -61,7 +61,11 @@ def test_every_refusal_has_meaning_cause_and_cure():
 
 def test_every_exit_code_is_there():
     page = (PAGES / "refusals.md").read_text("utf-8")
-    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == ["0", "1", *map(str, (cli.USER_ERROR, cli.TRY_LATER, cli.INTERRUPTED))]
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [
+        "0",
+        "1",
+        *map(str, (cli.USER_ERROR, cli.TRY_LATER, cli.INTERRUPTED)),
+    ]
 
 
 def test_every_public_name_is_on_the_page_of_the_api():
@@ -105,6 +109,6 @@ def test_the_messages_page_has_every_kind_and_fills_every_header(reference):
 def test_every_format_of_a_file_is_on_its_page():
     page = (PAGES / "files.md").read_text("utf-8")
     text = "\n".join(path.read_text("utf-8") for path in SOURCES)
-    formats = set(re.findall(r'(?<!b)"(dpadmm-[a-z]+/\d)"', text))
+    formats = set(re.findall(r'[=:] "(dpadmm-[a-z]+/\d)"', text))
     assert len(formats) >= 10
     assert {each for each in formats if f"`{each}`" not in page} == set()

@@ -204,6 +204,16 @@ def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Si
         assert not read_ledger(sites.folder / name / "ledger").accounts[study.hash].rounds
 
 
+def test_intervals_that_noise_would_hide_stop_a_study_before_round_1(tmp_path: Path) -> None:
+    made, like = Sites(tmp_path, methods='["auto"]'), evaluation()
+    training = Training(loss="logistic", inference=True, epsilon=0.1, delta=1e-5, intercept=True)
+    study = Study(name="odds ratios", schema=Schema(COLUMNS), label=like.label, training=training)
+    with made.held, pytest.raises(StudyError, match="the noise would hide how 3 columns go together"):
+        run(study, made)
+    for name in NAMES:
+        assert not read_ledger(made.folder / name / "ledger").accounts[study.hash].rounds
+
+
 def test_a_study_whose_rounds_are_void_has_no_result(sites: Sites) -> None:
     study = statistics()
     method = study.method(1)

@@ -141,7 +141,7 @@ def test_labels_of_rows_above_the_cap_count_for_nothing() -> None:
 
 # What leaves
 
-CLOCKS = tuple(f"dpadmm.{name}" for name in ("trusted.ledger", "federation.site.process", "federation.site.decisions"))
+CLOCKS = tuple(f"dpadmm.{name}" for name in ("trusted.ledger", "federation.site.process", "federation.health"))
 HASHES = re.compile(r"\b[0-9a-f]{64}\b")
 
 

@@ -132,3 +132,10 @@ def test_links_between_these_texts_lead_somewhere(name):
     file = ROOT / name
     for target in re.findall(r"\]\(([^)#:]+)[#)]", file.read_text(encoding="utf-8")):
         assert (file.parent / target).exists(), target
+
+
+def test_pages_that_the_changelog_and_doctor_name_exist():
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "src/dpadmm/cli/doctor.py")]
+    named = {page for text in texts for page in re.findall(r"\bdocs/[\w/-]+\.md", text)}
+    assert len(named) >= 2
+    assert not [page for page in sorted(named) if not (ROOT / page).is_file()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from dpadmm._base.errors import DataError
 from dpadmm.cli import app
 from dpadmm.data import encoded
 from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.experiments.results import data_stamp
 from dpadmm.model.evaluate import evaluate, evaluation_study
 from dpadmm.model.explain import explain
 from dpadmm.optim.features import clip_rows, with_intercept
@@ -222,6 +222,12 @@ def test_another_weight_is_another_table_to_a_guard(path: Path) -> None:
     other[17] = np.nextafter(other[17], 0.0)
     digests = {private(rows.features, rows.labels, row_weights=each).digest() for each in (None, weights, other)}
     assert len(digests) == 3
+    held, mine = private(rows.features, rows.labels, row_weights=weights), weights
+    before = held.digest()
+    mine[0] = 1.0  # of who gave them away
+    assert held.digest() == before
+    data = [Dataset("t", rows.features, rows.labels, (-1, 1), row_weights=each) for each in (None, weights, other)]
+    assert len({data_stamp(each)["digest"] for each in data}) == 3  # of files of results
 
 
 def test_exact_and_simulated_noise_and_all_storages_have_weights() -> None:

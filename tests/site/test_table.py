@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.csv
 import pyarrow.parquet
@@ -82,6 +84,10 @@ def test_the_label_is_the_site_s_column_or_else_the_study_s(folder):
 def test_persons_are_no_label(folder):
     with pytest.raises(DataError, match="'who' is the person column, and the study wants it as the label"):
         table(folder, label=None).encoded(schema_study("who"))
+    study = schema_study("y")
+    weighted = replace(study, label=replace(study.label, weight="who", weight_bound=1.0))
+    with pytest.raises(DataError, match="'who' is the person column, and the study wants it as numbers of rows"):
+        table(folder, label=None).encoded(weighted)
 
 
 @pytest.mark.parametrize(

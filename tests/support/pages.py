@@ -1,4 +1,4 @@
-"""The blocks of Markdown pages that can be run, and how they are run: see docs/project/contributing and CONTRIBUTING.md."""
+"""The blocks of Markdown pages that can be run, and how they are run: CONTRIBUTING.md says how to write them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-FENCE = re.compile(r"^( *)(`{3,}|~{3,})\s*(\S*).*?\n(.*?)^\1?\2`*\s*?$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)(`{3,}|~{3,})[ \t]*(\S*)[^\n]*\n(.*?)^\1?\2`*\s*?$", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r"<!-- (file|not run|setup): (.+?) -->")
 COMMAND = re.compile(r"^(?:\$ )?(?:dpadmm|pip|python|make) ", re.MULTILINE)
 
@@ -28,7 +28,9 @@ def blocks(page: str) -> list[Block]:
         note = NOTE.fullmatch(before.strip())
         indent = match[1]
         text = "".join(line.removeprefix(indent) for line in match[4].splitlines(keepends=True))
-        found.append(Block(match[3], text, page.count("\n", 0, match.start()) + 1, (note[1], note[2]) if note else None))
+        found.append(
+            Block(match[3], text, page.count("\n", 0, match.start()) + 1, (note[1], note[2]) if note else None)
+        )
     return found
 
 
@@ -69,17 +71,18 @@ def commands(text: str) -> list[str]:
 def script(page: str, folder: Path) -> str:
     """A bash script that runs a page's blocks in their order; it ends at the first that fails, after naming it.
 
-    Python blocks of a page are one program each time: what the blocks before it defined is run again, quietly.
+    Python blocks between two console blocks are one program; a later one runs what came before it again.
     """
-    lines, namespace = ["set -euo pipefail"], folder / ".namespace.py"
+    lines, namespace, waits = ["set -euo pipefail"], folder / ".namespace.py", False
+    run = f"python '{namespace}'"
     for block in blocks(page):
         if block.note and block.note[0] == "file":
             lines.append(f"cat > '{block.note[1]}' <<'END-OF-BLOCK'\n{block.text}END-OF-BLOCK")
+        elif is_run(block) and block.language == "python":
+            text = f"print('@@ line {block.line}')\n{block.text}"
+            lines.append(f"cat >> '{namespace}' <<'END-OF-BLOCK'\n{text}END-OF-BLOCK")
+            waits = True
         elif is_run(block):
-            lines.append(f"echo '@@ line {block.line}'")
-            if block.language == "console":
-                lines += [each.partition("   #")[0] for each in commands(block.text)]
-            else:
-                lines.append(f"cat >> '{namespace}' <<'END-OF-BLOCK'\n{block.text}END-OF-BLOCK")
-                lines.append(f"python '{namespace}'")
-    return "\n".join(lines) + "\n"
+            lines += [*([run] if waits else []), f"echo '@@ line {block.line}'", *commands(block.text)]
+            waits = False
+    return "\n".join([*lines, *([run] if waits else [])]) + "\n"

@@ -249,7 +249,9 @@ def _ledger(folder: Path) -> Iterator[Finding]:
     try:
         state = read_ledger(folder)
     except (DpadmmError, OSError) as error:
-        yield Finding("ledger", "problem", _words(error), "docs/operations.md says what to do with a damaged ledger")
+        yield Finding(
+            "ledger", "problem", _words(error), "docs/how-to/operations.md says what to do with a damaged ledger"
+        )
         return
     yield Finding("ledger", "ok", f"intact: {state.seq} records, {len(state.accounts)} studies")
     last, now = datetime.fromisoformat(state.records[-1].at) if state.records else None, datetime.now(UTC)

@@ -59,6 +59,24 @@ def read_table(
     sparse matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` in place of ``features``, as
     scipy.sparse.save_npz does.
 
+    Parameters
+    ----------
+    path : path
+        The file or folder.
+    task : "binary", "multiclass", "regression" or "count"
+        What the labels are.
+    label : str, optional
+        The column to predict; not for ``.npz`` and ``.svm``.
+    classes : sequence, optional
+        Public list of the labels, negative first.
+    by : str, optional
+        The column that says who owns a row.
+
+    Returns
+    -------
+    Dataset
+        Features, labels and owners.
+
     Raises
     ------
     DataError

@@ -134,7 +134,8 @@ def settings_columns(settings: Settings) -> dict[str, Any]:
 def data_stamp(dataset: Dataset) -> dict[str, Any]:
     """How a results file identifies its data: name, digest of all values, rows and features."""
     digest = sha256(repr((dataset.classes, dataset.features.shape)).encode())
-    for part in (*layout(dataset.features)[1], dataset.labels):
+    weights = () if dataset.row_weights is None else (dataset.row_weights,)
+    for part in (*layout(dataset.features)[1], dataset.labels, *weights):
         digest.update(str(part.dtype).encode())
         digest.update(np.ascontiguousarray(part).data)
     if dataset.groups is not None:

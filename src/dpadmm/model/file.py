@@ -81,7 +81,23 @@ def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
-    """Read a model that :meth:`Model.save` wrote."""
+    """Read a model that :meth:`Model.save` wrote.
+
+    Parameters
+    ----------
+    path : path
+        The file; nothing in it is run.
+
+    Returns
+    -------
+    Model
+        It predicts, explains itself and says what it cost.
+
+    Raises
+    ------
+    DataError
+        The file is missing, damaged, or of a format that this version does not know.
+    """
     try:
         return _model_from(*_read(path))
     except DataError:

@@ -95,6 +95,18 @@ def exact_epsilon(mu: Number, delta: Number | float) -> Number:
     ``get_epsilon_gaussian`` is the tests' oracle and not used here: for small μ its δ cancels, it warns, and
     its ε falls below the truth in the tenth digit.
 
+    Parameters
+    ----------
+    mu : float or array
+        μ of all releases together, ``√(Σ 1/z²)``.
+    delta : float or array
+        δ of the promise, between 0 and 1.
+
+    Returns
+    -------
+    float or array
+        ε, never below the truth.
+
     Examples
     --------
     One hundred rounds at z = √(2 ln 1250)/0.05:
@@ -222,6 +234,20 @@ def affordable_rounds(
     noise_multiplier: float, epsilon: float, delta: float, *, accountant: Accountant = "exact"
 ) -> int:
     """The largest number of rounds t whose total is at most ε; 0 if not even one is.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z of every round.
+    epsilon, delta : float
+        The total that may be spent.
+    accountant : "exact" or "paper"
+        The exact composition, or the paper's bound.
+
+    Returns
+    -------
+    int
+        Rounds.
 
     Examples
     --------

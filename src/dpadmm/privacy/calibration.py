@@ -73,6 +73,18 @@ def total_noise_multiplier(epsilon: Number, delta: Number | float, n_releases: i
 
     Any argument may be an array with one entry per agent.
 
+    Parameters
+    ----------
+    epsilon, delta : float or array
+        The total promise.
+    n_releases : int or array
+        How often rows are asked, t.
+
+    Returns
+    -------
+    float or array
+        Standard deviation of the noise, in units of the sensitivity.
+
     Examples
     --------
     >>> round(total_noise_multiplier(0.5, 1e-3, 100), 2)

@@ -92,6 +92,11 @@ def simulate(
         Anything that :class:`dpadmm.Settings` takes, such as ``epsilon=1.0, n_agents=100``. ``loss``,
         ``regularizer`` and ``method`` may be names or objects, your own too.
 
+    Returns
+    -------
+    Result
+        The model, a trace of losses and errors by round, and the privacy report.
+
     Examples
     --------
     >>> from dpadmm import simulate

@@ -40,11 +40,26 @@ def train(
 ) -> Result:
     """Train a study on a table, all agents in this process: ``dpadmm train`` as a function.
 
-    ``study`` is a study or its file, and ``data`` the path of a table. The column ``by`` says who owns a row; else rows
-    are dealt to ``n_agents``. The noise is exact, and differs in every run; with a ``seed`` it is simulated, and
-    protects nobody. The study's public rows are the start, trusted as far as the first answers agree with them; another
-    table of ``public`` rows takes their place, and False leaves them out. ``result.model`` predicts from tables, and
-    ``result.statement`` says what it cost.
+    Parameters
+    ----------
+    study : Study or path
+        A study, or its file.
+    data : path
+        The table with the private rows.
+    by : str, optional
+        The column that says who owns a row; without it rows are dealt to ``n_agents``.
+    n_agents : int
+        Number of agents, where no column says who owns a row.
+    seed : int, optional
+        Simulated noise, which protects nobody. Without it the noise is exact, and differs in every run.
+    public : path or False, optional
+        A public table in place of the study's own, or none. Training starts from the public rows, trusted as far as
+        the first private answers agree with them.
+
+    Returns
+    -------
+    Result
+        ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
     """
     agreed = study if isinstance(study, Study) else read_study(Path(study))
     agreed, table = with_public_table(agreed, public)

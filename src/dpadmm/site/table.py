@@ -144,6 +144,9 @@ class SiteRows:
         person = self.unit.column
         if label is not None and label.column == person:
             raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as the label")
+        if label is not None and person is not None and person in (label.exposure, label.weight):
+            # Numbers are read as such, and ids as they are written
+            raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as numbers of rows")
         intercept = study.training.intercept
         try:
             return encode_table(self.table, schema, label, by=person, intercept=intercept, total=True)

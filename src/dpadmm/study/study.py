@@ -426,7 +426,23 @@ KEYS = (
 
 
 def read_study(path: Path) -> Study:
-    """A study from its TOML file."""
+    """A study from its TOML file.
+
+    Parameters
+    ----------
+    path : Path
+        The file; paths in it are relative to it.
+
+    Returns
+    -------
+    Study
+        Checked, and frozen.
+
+    Raises
+    ------
+    StudyError
+        The file is no study, or waits for someone to confirm that its values are public.
+    """
     return study_from(read_toml(path), str(path), path.parent)
 
 
@@ -699,7 +715,12 @@ def _of_choice(table: str, about: Mapping[str, Any]) -> list[str]:
 def _shown(about: Mapping[str, Any]) -> str:
     """The values that were read off a table."""
     named = {
-        key: about[key] for key in ("bounds", "center", "scale", "values", "unseen", "classes", "bins") if key in about
+        key: about[key]
+        for key in (
+            *("bounds", "center", "scale", "values", "unseen", "classes", "bins"),
+            *("exposure_bound", "weight_bound", "class_weight"),
+        )
+        if key in about
     }
     return ", ".join(f"{key} {first_of(value) if isinstance(value, list) else value}" for key, value in named.items())
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from logging import Logger, getLevelNamesMapping
 from statistics import median
 from time import monotonic
@@ -339,7 +340,7 @@ class Coordinator(ABC):
         """Go on to the next round with what is broadcast in it, which is in the journal."""
         self.changes.append(self._change(consensus))
         self.seconds.append(seconds)
-        self._dates = self._dates[0], now_text()
+        self._dates = self._dates[0], datetime.now(UTC).isoformat(timespec="seconds")
         self.consensus, self.rounds_done = consensus, self.round
         self._next()
         if self.done:
