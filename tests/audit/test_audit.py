@@ -473,7 +473,8 @@ def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path, name):
 
 def test_games_are_chosen_by_method_and_trust():
     assert games_of("all", "all") == tuple(GAMES)
-    assert games_of("all", "local") == ("auto", "dp_admm", "auto_inference", "statistics", "evaluation")
+    newton = ("auto_inference", "auto_counts", "auto_times")
+    assert games_of("all", "local") == ("auto", "dp_admm", *newton, "statistics", "evaluation")
     assert games_of("auto", "secure_aggregation") == ("auto_coalition", "auto_alone")
     for words, says in [(("dp_sgd", "all"), "method must be"), (("all", "x"), "trust must be")]:
         with pytest.raises(StudyError, match=says):
