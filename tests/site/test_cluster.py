@@ -92,6 +92,26 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
         assert told in caplog.text
 
 
+def test_parts_of_a_table_have_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    study = person_study("logistic", weighted=True)
+    cells = [(*row[:-2], f"{i % 5}", row[-1]) for i, row in enumerate(CELLS)]
+    tables = [PersonTable(tuple(cells[a:b]), "csv", "text") for a, b in ((0, len(cells)), *PARTS)]
+    whole = site_in(tmp_path / "one", tables[:1], scheduler=None).rows.encoded(study)
+    rows, weights = site_in(tmp_path / "three", tables[1:], scheduler="nowhere").open_rows(study), whole.row_weights
+    assert weights is not None
+    assert len({*weights.tolist()}) > 4
+    for statistic in all_statistics(study.problem.loss, study.shape[0]):
+        grid = Grid(statistic.row_norm, int(np.prod(statistic.shape)), len(CELLS), len(PARTS))
+        for asked in parameters_for(statistic):
+            parts = [
+                replace(whole, features=whole.features[a:b], labels=whole.labels[a:b], row_weights=weights[a:b])
+                for a, b in PARTS
+            ]
+            expected = sum(CheckedRows(part).total(statistic, asked, grid) for part in parts)
+            np.testing.assert_array_equal(rows.total(statistic, asked, grid), expected)
+
+
 def test_a_part_that_was_read_again_must_be_what_it_was() -> None:
     features, labels = np.eye(3), np.array([1.0, -1.0, 1.0])
     persons, report = ONE_ROW.persons(None, 3), Report(rows=3)
