@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -63,12 +64,15 @@ def _show_shell_cells(app: Sphinx, doctree: nodes.document) -> None:
 
 def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
     """A link to a page beside docs/, such as ../SECURITY.md, as the repository has it, leads to its page here."""
-    for link in doctree.findall(addnodes.pending_xref):
+    release = Path(app.srcdir).parent / "release"
+    for link in list(doctree.findall(addnodes.pending_xref)):
         path = str(link.get("reftarget", "")).removesuffix(".md")
         page = next((page for file, page in PROJECT.items() if f"/{path}".endswith(f"/{file}")), None)
         if page is not None:
             link["refdomain"], link["reftarget"] = "doc", f"project/{page}"
             link.attributes.setdefault("reftargetid", None)
+        elif app.env.docname == "project/release" and path and (release / path).is_file():
+            link.replace_self(link.children)  # a file beside release/README.md, which is not on the site
 
 
 def _empty_corners(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

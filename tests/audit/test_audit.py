@@ -420,11 +420,13 @@ def test_workers_play_every_study_once_and_leave_nothing(tmp_path, monkeypatch):
     assert audit.passed
     assert sorted(heard) == heard
     assert heard[-1] == audit.n_studies == 91
-    assert audit.seen.keys() == GAMES.keys()
+    trials = plan.shared()
+    assert sum(trials.values()) == 91
+    assert audit.seen.keys() == GAMES.keys() == trials.keys()
     for name, seen in audit.seen.items():
-        assert seen.worlds.tolist() == [[world_of(k, 0), world_of(k, 1)] for k in range(13)]
+        assert seen.worlds.tolist() == [[world_of(k, 0), world_of(k, 1)] for k in range(trials[name])]
         first = seen.residuals[..., [cut.start for cut in GAMES[name].cuts]]
-        assert len(np.unique(first)) == 13 * 2 * N_ROUNDS
+        assert len(np.unique(first)) == trials[name] * 2 * N_ROUNDS
     assert list(tmp_path.iterdir()) == []
     assert multiprocessing.active_children() == []
 
@@ -471,7 +473,8 @@ def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path, name):
 
 def test_games_are_chosen_by_method_and_trust():
     assert games_of("all", "all") == tuple(GAMES)
-    assert games_of("all", "local") == ("auto", "dp_admm", "auto_inference", "statistics", "evaluation")
+    newton = ("auto_inference", "auto_counts", "auto_times")
+    assert games_of("all", "local") == ("auto", "dp_admm", *newton, "statistics", "evaluation")
     assert games_of("auto", "secure_aggregation") == ("auto_coalition", "auto_alone")
     for words, says in [(("dp_sgd", "all"), "method must be"), (("all", "x"), "trust must be")]:
         with pytest.raises(StudyError, match=says):
