@@ -12,6 +12,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 
 from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
 from dpadmm.estimators import DPADMMClassifier, DPADMMPoissonRegressor, DPADMMRegressor
+from dpadmm.estimators.base import as_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:random_state:dpadmm.PrivacyLeakWarning")
 
@@ -118,15 +119,18 @@ def test_public_rows_have_weights_where_others_have() -> None:
             again = classifier(epsilon=0.5, weight_max=weight_max, C=1.0 / by)
             again.fit(X, Y, public=(X[:99], Y[:99], public[:99]), sample_weight=by * WEIGHTS)
             np.testing.assert_allclose(again.coef_, model.coef_, rtol=1e-12)
-    light = classifier(epsilon=0.5).fit(X, Y, public=(X[:99], Y[:99], WEIGHTS[:99] / 4.0), sample_weight=WEIGHTS)
-    assert not np.allclose(light.coef_, model.coef_, rtol=1e-6)
+    for public in (WEIGHTS / 4.0, np.full(4000, 4.0)):
+        other = classifier(epsilon=0.5).fit(X, Y, public=(X[:99], Y[:99], public[:99]), sample_weight=WEIGHTS)
+        assert not np.allclose(other.coef_, model.coef_, rtol=1e-6)
     with pytest.raises(DataError, match=r"^public: sample_weight\[0\] is -1, and weights are never negative"):
         classifier().fit(X, Y, public=(X[:99], Y[:99], -np.ones(99)), sample_weight=WEIGHTS)
 
 
 def test_mistakes_are_one_sentence_each_before_anything_is_spent() -> None:
     bad = WEIGHTS.copy()
-    bad[3] = -1.0
+    bad[0], bad[3] = 0.0, -1.0
+    fine = as_weights(np.array([0.0, 0.1], dtype=np.float32), X[:2])  # a row may count for nothing
+    assert (fine.dtype, fine.tolist()) == (np.float64, [0.0, float(np.float32(0.1))])
     for made, fit, words in [
         (classifier(), {"sample_weight": bad}, "sample_weight\\[3\\] is -1, and weights are never negative"),
         (classifier(), {"sample_weight": WEIGHTS[:5]}, "sample_weight"),
