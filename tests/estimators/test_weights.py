@@ -100,7 +100,7 @@ def test_the_largest_weight_is_public_or_a_leak() -> None:
         model = classifier(weight_max=None, epsilon=1.0).fit(X, Y, sample_weight=WEIGHTS)
     assert "the largest weight" in model.privacy_["guarantee"]
     np.testing.assert_array_equal(model.coef_, classifier(epsilon=1.0).fit(X, Y, sample_weight=WEIGHTS).coef_)
-    with pytest.raises(ValueError, match="non-zero|^weight_max must be"):
+    with pytest.raises(ValueError, match=r"non-zero|^weight_max must be"):
         classifier(weight_max=None).fit(X, Y, sample_weight=np.zeros(4000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
