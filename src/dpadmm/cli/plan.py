@@ -131,6 +131,10 @@ def plan(
     costs = planning.costs_of(study, sizes, planning.measured_seconds(study, scenarios[0].folds[0][0], sizes))
     compared = planning.alternatives(given, sizes, own)
     outlooks, found = _run(study, scenarios, sizes, grid, compared, seed=seed, quiet=as_json)
+    intervals = None
+    if isinstance(study.training.method, Auto) and study.training.method.inference:
+        with screen.waiting("forecasting intervals", quiet=as_json):
+            intervals = forecast.intervals(study, scenarios, sizes, seed=seed)
     warnings = [f"{each}." for each in study_warnings(study, int(sizes.max()))]
     made = Plan(
         study=study,
@@ -144,6 +148,7 @@ def plan(
         warnings=(*leakage_warnings(scenarios[0].telling), *warnings),
         alternatives=found,
         known=statistics is not None,
+        intervals=intervals,
     )
     written = [] if output is None else _write(made, output)
     if write_rounds:
@@ -255,6 +260,19 @@ def show(plan: Plan) -> None:
     say(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
     verdict = plan.verdict
     say(f"{verdict.word.upper()}: {verdict.reason}.", style=STYLES[verdict.word])
+    if plan.intervals is not None:
+        say(_of_intervals(plan, plan.intervals), style=STYLES["go" if plan.intervals.likely else "open"])
+
+
+def _of_intervals(plan: Plan, found: forecast.Intervals) -> str:
+    """Whether there will be intervals, and what would do."""
+    counted = f"with {int(plan.sizes.sum()):,} rows ({found.having} of {found.runs} runs had them)"
+    alike = "" if plan.public or plan.known else " Rare categories, which synthetic rows lack, make them less likely."
+    if found.likely:
+        return f"Confidence intervals: likely at ε = {plan.grid.own[0]:.4g} {counted}.{alike}"
+    rows = "" if found.rows is None else f"about {found.rows:,} rows would do, or "
+    said = f"Confidence intervals: unlikely at ε = {plan.grid.own[0]:.4g} {counted}; {rows}"
+    return f"{said}fewer columns and rare categories, or a larger ε{'' if rows else ', would be needed'}.{alike}"
 
 
 def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:

@@ -37,9 +37,10 @@ NO_INTERVAL = (
 )
 NO_LAST_RELEASE = "the last round, which releases what they are made of, is missing or void"
 NOT_CLEAR = (
-    "the noise hides how some columns go together{factor}. The noise falls with ε and with the number of rows alike "
-    "(secure aggregation of n sites: by √n), and fewer columns, or categories that more rows have, leave less to hide. "
-    "The coefficients come from steps that were damped by the noise"
+    "the noise hides how some columns go together. By how much cannot be told from this release: what is hidden is not "
+    "seen. dpadmm plan forecasts how many rows would do. The noise falls with the number of rows and with ε (secure "
+    "aggregation of n sites: by √n), and fewer columns, or categories that more rows have, leave less to hide. The "
+    "coefficients come from steps that were damped by the noise"
 )
 
 PORTION = 256
@@ -314,8 +315,7 @@ def unknown_because(model: Model, schema: Schema) -> str:
         asked = bool(model.study.get("method", {}).get("inference")) or model.clearance > 0.0
         if not asked:
             return NO_INTERVAL
-        factor = f" ({1.0 / model.clearance:.1f} times too much)" if model.clearance > 0.1 else ""
-        return NOT_CLEAR.format(factor=factor) if model.clearance else NO_LAST_RELEASE
+        return NOT_CLEAR if model.clearance else NO_LAST_RELEASE
     known, first, dependent = np.diag(model.covariance) > 0.0, 0, 0
     for term in schema.terms:
         width = len(term.features)
@@ -324,7 +324,7 @@ def unknown_because(model: Model, schema: Schema) -> str:
     dependent -= not model.intercept and dependent > 0
     spectrum = np.linalg.eigvalsh(model.covariance[np.ix_(known, known)])
     silent = np.count_nonzero(spectrum < 1e-12 * spectrum[-1]) if len(spectrum) else 1
-    return NOT_CLEAR.format(factor="") if silent > dependent else ""
+    return NOT_CLEAR if silent > dependent else ""
 
 
 def _dependent(term: Column | Interaction, known: Any) -> int:
