@@ -241,8 +241,8 @@ def test_a_study_that_asks_for_intervals_is_told_whether_it_will_have_them(cli, 
     call = ["plan", study_file, "--agents", 2, "--epsilon", "1", "--rounds", "5", "--repeats", 2, "--public", public]
     text = " ".join(cli(*call, "--rows", 500).succeeded().out.split())
     told = re.search(
-        r"Confidence intervals: unlikely at ε = 1 with 1,000 rows \(0 of 2 runs had them\); about ([0-9,]+) rows would do"
-        ", or fewer columns and rare categories, or a larger ε.",
+        r"Confidence intervals: unlikely at ε = 1 with 1,000 rows \(0 of 2 runs had them\); about ([0-9,]+) rows would "
+        "do, or fewer columns and rare categories, or a larger ε.",
         text,
     )
     assert told is not None
