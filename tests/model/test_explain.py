@@ -253,6 +253,9 @@ def test_why_there_are_no_intervals():
     with pytest.raises(DataError, match="there are no intervals: they need a release of their own"):
         model.conf_int()
     assert "No intervals: they need a release of their own" in model.summary()
+    assert model.summary().splitlines()[1] == "privacy unknown"
+    known = replace(model, privacy={"epsilon": 3.0, "delta": 1e-5, "noise": "exact"})
+    assert known.summary().splitlines()[1] == "ε = 3 at δ = 1e-05"
 
 
 def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():

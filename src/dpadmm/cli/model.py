@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
@@ -42,7 +43,7 @@ from dpadmm.model.evaluate import (
     private_evaluation_of,
 )
 from dpadmm.model.evaluate import evaluate as measure
-from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, alike, ratio
+from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, alike, ratio, ratio_text
 from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
@@ -312,24 +313,26 @@ def explain(
 
 def _markdown(found: Explanation, sentence: str) -> str:
     """A table of the estimates for a paper, with what stands below it."""
-    effect = found.ratios.capitalize() or "Coefficient"
+    effect = f"{found.ratios.capitalize() or 'Coefficient'}{' (no intervals)' if found.unknown else ''}"
     classes = ["Class"] if any(each.output for each in found.coefficients) else []
     head = ["", *classes, "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
     lines = [head, [*[":--"] * (2 + len(classes)), *["--:"] * (len(head) - 2 - len(classes))]]
     shown = [each for each in found.coefficients if found.unknown or each.interval()]
-    for each in shown:
+    for each in (each.in_table for each in shown):
         ends, p = each.interval(), each.p_value
         numbers = [_ratio(x) if found.ratios else x for x in (each.coefficient, *(ends or ()))]
-        cells = [cell.replace("|", r"\|") for cell in (each.name, *([each.output] if classes else []), each.per)]
+        named = f"{each.name}{' *' * each.unseen}", *([each.output] if classes else []), each.per
+        cells = [cell.replace("|", r"\|").replace("*", r"\*") for cell in named]
         if ends:
             told, low, high = alike(*numbers)
             cells += [told, f"{low} to {high}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
         else:
-            cells.append(f"{numbers[0]:.3g}")
+            cells.append(ratio_text(each.coefficient) if found.ratios else f"{each.coefficient:.3g}")
         lines.append(cells)
     left = [each.name for each in found.coefficients if each not in shown]
     notes = f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED
     notes += f" Left out, since too few rows tell: {', '.join(left)}." if left else ""
+    notes += f" \\{UNSEEN}" if any(each.unseen for each in shown) else ""
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**Effects on: {found.score}**\n\n{body}\n\n{notes} {sentence}\n"
 
@@ -341,7 +344,8 @@ def _ratio(logarithm: float) -> float:
 
 def _csv(found: Explanation) -> str:
     out = StringIO()
-    rows = [each.row(ratios=found.ratios) for each in (*found.coefficients, *found.intercepts)]
+    lines = (*found.coefficients, *found.intercepts)
+    rows = [{**each.row(ratios=found.ratios), "unseen": "yes" if each.unseen else None} for each in lines]
     writer = DictWriter(out, list(rows[0]), lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(rows)
@@ -358,8 +362,8 @@ def in_words(found: Explanation, top: int) -> list[str]:
         *([f"{rest:,} more coefficients with smaller effects{hidden}; --top shows more."] if rest > 0 else []),
         *([UNSEEN] if any(each.unseen for each in found.coefficients[:top]) else []),
         "A coefficient is the change of the score when the column changes as shown and all others stay the "
-        "same; the score of a row is the intercept plus coefficient × value over all columns. Sorted by the "
-        "change over the whole range of a column.",
+        "same; the score of a row is the intercept plus coefficient × value, in units of the change "
+        "shown, over all columns. Sorted by the change over the whole range of a column.",
         *(["Categories and bins: against the average over the column's public values."] if against else []),
         *([found.shortened] if found.shortened else []),
         *([found.weights] if found.weights else []),
@@ -379,10 +383,21 @@ def _show_coefficients(found: Explanation, top: int) -> None:
         *([found.ratios.replace(" ", "\n")] if found.ratios else []),
     ]
     numbers = ["coefficient", "over\nrange"] if found.unknown else told
-    rows: list[Row] = [_cells(found, each, classes) for each in found.coefficients[:top]]
-    rows += [(), *(_cells(found, each, classes, intercept=True) for each in found.intercepts)]
+    lines = [_cells(found, each.in_table, classes) for each in found.coefficients[:top]]
+    constants = [_cells(found, each, classes, intercept=True) for each in found.intercepts]
+    _break_names([[Text(word) for word in (*words, *numbers)], *lines, *constants])
+    rows: list[Row] = [*lines, (), *constants]
     left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
     show_table((*words, *numbers), rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
+
+
+def _break_names(lines: list[list[Text]]) -> None:
+    """Break names of values after "=" where they would not fit beside the other columns of a table."""
+    others = (max(len(part) for line in lines for part in line[j].plain.split("\n")) for j in range(1, len(lines[0])))
+    room = Console().width - sum(width + 2 for width in others) - 2
+    for line in lines:
+        if len(line[0]) > room:
+            line[0] = Text(line[0].plain.replace("=", "=\n", 1))
 
 
 def _class_column(found: Explanation) -> dict[str, str]:
@@ -402,7 +417,7 @@ def _cells(found: Explanation, each: Coefficient, classes: Mapping[str, str], *,
         ends, p = each.interval(), each.p_value
         texts += [f"{each.standard_error:.2g}", "{:+.3g} to {:+.3g}".format(*ends)] if ends else ["–", "–"]
         texts.append("–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<.001")
-        odds = None if intercept or not found.ratios else ratio(each.coefficient)
-        return [Text(text) for text in [*texts, *(["" if odds is None else f"{odds:.3g}"] if found.ratios else [])]]
+        texts += ["" if intercept else ratio_text(each.coefficient)] if found.ratios else []
+        return [Text(text) for text in texts]
     texts.append("" if intercept else f"{each.effect:+.3g}")
     return [Text(text) for text in texts]

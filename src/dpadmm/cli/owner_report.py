@@ -51,7 +51,7 @@ def shortened(report: Report) -> list[str]:
     if not report.shortened:
         return []
     return [
-        f"{report.shortened:,} ({report.shortened / report.rows:.1%}) of the rows are longer than the study's row_norm, "
+        f"{report.shortened:,} ({report.shortened / report.rows:.1%}) of the rows are longer than the study's row_norm "
         "and shortened to it: all their values count less, by the same factor, so that the model fits them less well. "
         "A larger row_norm in the study shortens fewer rows, but there is more noise beside every value."
     ]
