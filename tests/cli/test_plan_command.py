@@ -233,6 +233,11 @@ def test_a_rare_outcome_is_judged_by_how_well_rows_are_ranked(cli, study_file, t
     goal = cli(*call, "--goal", "accuracy=0.97").succeeded().json
     assert (goal["verdict"], goal["measure"]) == ("no-go", "accuracy")
     assert cli(*call, "--goal", "auc=0.7").succeeded().json["verdict"] == "go"
+    assert found["scenarios"][0]["own"]["sensitivity"]["mean"] < 0.1
+    hardly = "It will predict yes for hardly anyone: use its probabilities, or class weights (docs/how-to/weights.md)."
+    assert hardly in " ".join(cli(*call[:-1]).succeeded().out.split())
+    often = cli(*call[:-2], tmp_path / "all.csv").succeeded().out
+    assert "for hardly anyone" not in " ".join(often.split())
 
 
 def test_a_study_that_asks_for_intervals_is_told_whether_it_will_have_them(cli, study_file, public):

@@ -19,6 +19,7 @@ from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
 from dpadmm.cli.screen import (
     TABLE_KINDS,
+    WEIGHTS,
     AsJson,
     Quiet,
     Row,
@@ -241,6 +242,7 @@ def _show_evaluation(found: Evaluation, data: Path) -> None:
         _show_calibration(found)
     if 0 < len(found.classes) <= MOST_CLASSES:
         _show_confusion(found)
+    _say_never_predicted(found)
     _say_warnings(found.report, data)
     say(NOT_TO_PUBLISH)
 
@@ -262,6 +264,15 @@ def _show_confusion(found: Evaluation) -> None:
     lines: list[Row] = [(Text(name), *row) for name, row in zip(rows, counts, strict=True)]
     fold = range(len(names) + 1)
     show_table(("true class, rows predicted as", *map(Text, short)), lines, fold=fold, padding=(0, 1, 0, 0))
+
+
+def _say_never_predicted(found: Evaluation) -> None:
+    """Classes that some rows have and no row is predicted to have: an accuracy does not show that."""
+    counts = found.confusion
+    never = [str(name) for k, name in enumerate(found.classes) if counts[k].any() and not counts[:, k].any()]
+    if never:
+        instead = "use the probabilities" if found.bins else "rank by the scores"
+        say(f"No row is predicted to be {' or '.join(never)}: {instead}, or train with class weights ({WEIGHTS}).")
 
 
 def _short(names: Sequence[str], longest: int) -> list[str]:

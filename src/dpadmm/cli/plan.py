@@ -17,6 +17,7 @@ from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import Interrupted, screen
 from dpadmm.cli.screen import (
+    WEIGHTS,
     AsJson,
     NoPublic,
     Row,
@@ -49,6 +50,9 @@ STYLES = {"go": "bold green", "no-go": "bold red", "open": "bold yellow"}
 
 PLAIN = ("accuracy", "rmse")
 """Measures whose values say what they are."""
+
+HARDLY = 0.1
+"""Sensitivity below which a model says yes to hardly anyone."""
 
 MUCH = 0.015
 """The standard error of an accuracy above which the plan asks for more public rows."""
@@ -426,6 +430,10 @@ def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Verdict) -
     out = []
     if verdict.word == "go" and "log_loss" in own and own["log_loss"].mean >= outlook.baseline["log_loss"]:
         out.append("Its log-loss is no better than that of a constant guess: rank by it, but don't trust its chances.")
+    if verdict.word != "no-go" and "sensitivity" in own and own["sensitivity"].mean < HARDLY:
+        name = plan.study.classes[-1] if plan.study.classes else "the second class"
+        instead = "use its probabilities" if "log_loss" in own else "rank by its scores"
+        out.append(f"It will predict {name!s} for hardly anyone: {instead}, or class weights ({WEIGHTS}).")
     if plan.goal.target is not None and len(plan.outlooks) == 1:
         out.append(f"Goal: {value_text(plan.goal.target, plan.goal.name)}.")
     if verdict.word == "go":
