@@ -44,7 +44,7 @@ from dpadmm.model.evaluate import (
     private_evaluation_of,
 )
 from dpadmm.model.evaluate import evaluate as measure
-from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, alike, ratio, ratio_text
+from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, PER_UNIT, Coefficient, Explanation, alike, ratio, ratio_text
 from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
@@ -396,19 +396,27 @@ def _show_coefficients(found: Explanation, top: int) -> None:
     numbers = ["coefficient", "over\nrange"] if found.unknown else told
     lines = [_cells(found, each.in_table, classes) for each in found.coefficients[:top]]
     constants = [_cells(found, each, classes, intercept=True) for each in found.intercepts]
-    _break_names([[Text(word) for word in (*words, *numbers)], *lines, *constants])
+    _break_names([[Text(word) for word in (*words, *numbers)], *lines, *constants], len(words) - 1)
     rows: list[Row] = [*lines, (), *constants]
     left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
     show_table((*words, *numbers), rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
 
 
-def _break_names(lines: list[list[Text]]) -> None:
-    """Break names of values after "=" where they would not fit beside the other columns of a table."""
-    others = (max(len(part) for line in lines for part in line[j].plain.split("\n")) for j in range(1, len(lines[0])))
-    room = Console().width - sum(width + 2 for width in others) - 2
-    for line in lines:
-        if len(line[0]) > room:
-            line[0] = Text(line[0].plain.replace("=", "=\n", 1))
+def _break_names(lines: list[list[Text]], change: int) -> None:
+    """Where names do not fit beside the other columns of a table, break what changes, and names after "="."""
+
+    def room() -> int:
+        widths = [max(len(part) for line in lines for part in line[j].plain.split("\n")) for j in range(len(lines[0]))]
+        return Console().width - sum(width + 2 for width in widths[1:]) - 2
+
+    def break_after(word: str, column: int, most: int) -> None:
+        for line in lines:
+            if len(line[column]) > most:
+                line[column] = Text(line[column].plain.replace(word, f"{word.strip()}\n", 1))
+
+    if max(len(line[0]) for line in lines) > room():
+        break_after(" ", change, len(PER_UNIT))
+        break_after("=", 0, room())
 
 
 def _class_column(found: Explanation) -> dict[str, str]:
