@@ -290,8 +290,8 @@ def leave(
 ) -> None:
     """Leave a study: it gets no more answers, and its unused budget is released.
 
-    Released answers stay spent, and a study that was left cannot be enrolled again. A running agent stops to
-    answer it.
+    It is done at once, without a question, and for good: a study that was left cannot be enrolled again. Released
+    answers stay spent. A running agent stops answering it.
     """
     from dpadmm.cli.ledger import ENDED_EARLY, chosen_study
 

@@ -251,7 +251,7 @@ def serve(
     """Run a study across sites: wait for them, run all rounds, and keep a journal.
 
     Round 1 starts when all sites are there, or after --start-wait with the quorum; without it, this ends with exit
-    code 2 and says who is missing. It can be killed at any time and resumes with the same round when started again.
+    code 75 and says who is missing. It can be killed at any time and resumes with the same round when started again.
     """
     from dpadmm.federation.aggregator.server import Server, begin
     from dpadmm.study.study import read_study
