@@ -147,7 +147,7 @@ def test_check_tells_what_an_owner_may_have_overlooked(cli, site_file):
     site_file.write_text(text)
     os.chmod(site_file, 0o666)
     answer = cli("agent", "check", site_file).succeeded()
-    assert "fewer than your min_rows" in text_of(answer)
+    assert "fewer than your min_rows = 70: any study is refused." in text_of(answer)
     assert answer.err.startswith("dpadmm: warning: everyone on this machine may write to")
     assert answer.err.count("\n") == 1
 

@@ -121,7 +121,8 @@ def test_a_table_names_the_ratio_that_it_has_and_the_class_that_is_meant():
 def test_a_figure(cli, models, tmp_path):
     text = cli("explain", models["softmax"], "--figure", tmp_path / "new").succeeded().out
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"coefficients.png", "coefficients.svg"}
-    assert "coefficients.png" in text
+    assert "coefficients.png and " in text
+    assert "coefficients.svg\n" in text
 
 
 def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path):

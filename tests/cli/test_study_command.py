@@ -336,6 +336,17 @@ def test_check_tells_every_problem_of_a_table(cli, study_file, tmp_path):
     assert answer.err.endswith("5 problems\n")
 
 
+def test_check_notes_that_public_rows_do_not_influence_estimates_with_intervals(cli, tmp_path, table_file):
+    path = tmp_path / "drafted.toml"
+    cli("study", "new", path, "--from", table_file, "--label", "repaid").succeeded()
+    cli("study", "confirm", path, "--all").succeeded()
+    assert cli("study", "check", path, "--json").succeeded().json["notes"] == []
+    path.write_text(re.sub("(?m)^# inference = .*", "inference = true", path.read_text()))
+    said = text_of(cli("study", "check", path).succeeded())
+    assert "Note: with inference, training starts from the public rows, which do not influence the estimate." in said
+    assert "Warning" not in said
+
+
 def test_check_tells_that_a_quotation_mark_is_open(cli, study_file, tmp_path):
     table = tmp_path / "table.csv"
     lines = ["50,50,car,yes,yes,x"] * 100

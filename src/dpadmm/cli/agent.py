@@ -532,7 +532,9 @@ def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[s
 
     found, used = site.rows.line_warnings(persons.n_rows), persons.n_used
     if used < site.policy.min_rows:
-        found.append(f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}.")
+        found.append(
+            f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}: any study is refused."
+        )
     if site.policy.delta * used >= 1.0:
         found.append(f"δ = {site.policy.delta:g} should be well below 1 / rows = {1 / used:.2g}.")
     return found + (broken_promises(site.policy, state) if state else [])

@@ -44,6 +44,7 @@ from dpadmm.study.study import (
     Study,
     confirmations,
     read_study,
+    study_notes,
     study_problems,
     study_warnings,
     table_parameters,
@@ -259,6 +260,7 @@ def check(
         survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
         problems = [*survey.problems]
     warnings = study_warnings(study, survey.rows if survey else None) if study else []
+    notes = study_notes(study) if study else []
     if study and study.public_rows is not None:
         if study.public_rows.is_here:
             problems += _of_public_rows(study)
@@ -266,13 +268,14 @@ def check(
             warnings.append("the public rows are not here; whoever trains or aggregates needs them")
     if as_json:
         to_confirm = [each._asdict() for each in waiting]
-        about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings}
+        about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings, "notes": notes}
         echo_json({**about, "table": counts_of(survey) if survey else None})
     else:
         if study and survey and survey.rows:
             show_survey(study, survey)
         _show_problems(problems, place="the table" if survey else "the study")
         say(*(f"Warning: {each}." for each in warnings))
+        say(*(f"Note: {each}." for each in notes))
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
             say(*trust_in_words(study))

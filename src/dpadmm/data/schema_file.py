@@ -40,9 +40,9 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label | None, Schema]:
     pairs = table.get("interactions", ())
     schema = schema_from(table["columns"], table.get("row_norm"), pairs, label=label.column if label else None)
     if names := [who for who, _ in unconfirmed(table)]:
-        rows = table.get("public_rows")
-        waits = isinstance(rows, Mapping) and rows.get("public", True) is False
-        also = f"; and that anyone may see the public rows, {rows.get('file', 'wherever they are')}" if waits else ""
+        rows, also = table.get("public_rows"), ""
+        if isinstance(rows, Mapping) and rows.get("public", True) is False:
+            also = f"; and that anyone may see the public rows, {rows.get('file', 'wherever they are')}"
         raise StudyError(
             f"it is not confirmed yet that these values, read off a table, are public: {first_of(names)}{also}; "
             "correct them where needed and say public = true, by hand or with dpadmm study confirm"
