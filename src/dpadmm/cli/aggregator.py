@@ -477,7 +477,7 @@ def _show(seen: dict[str, Any]) -> None:
     study = seen["study"]
     words = {"running": "not finished", "waiting": "not started"}
     served = seen.get("served") is not False
-    past = {} if served else {"present": "answered the last round", "absent": "missed the last round"}
+    past = {} if served else {"present": "answered", "absent": "missed"}
     say(study["name"], style="bold")
     usual = seen["median_seconds"]
     pace = "" if usual is None else f", {1000 * usual:.0f} ms each" if usual < 1 else f", {usual:.1f} s each"
@@ -499,7 +499,13 @@ def _show(seen: dict[str, Any]) -> None:
         )
         for site in seen["sites"]
     ]
-    head = ("site", "state", "rows", "rounds answered", f"ε so far at δ = {study['delta']:g}")
+    head = (
+        "site",
+        "state" if served else "last round",
+        "rows",
+        "rounds answered",
+        f"ε so far at δ = {study['delta']:g}",
+    )
     show_table((*head, "if all others collude") if "honest" in seen else head, rows)
     if voids := seen.get("voids"):
         say(
