@@ -328,7 +328,7 @@ class Survey(Report):
     no_count: int = 0
     """Labels that are negative, or with times neither 0 nor 1."""
     about_lines: list[str] = field(default_factory=list)
-    first: dict[str, int] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict, compare=False)
     """The first row, from 1, of each kind of bad label, exposure and weight."""
 
     def count(self, kind: str, bad: NDArray[np.bool_]) -> int:
