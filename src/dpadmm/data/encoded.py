@@ -179,7 +179,7 @@ def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers
 def encode_labels_of(label: Label, cells: Any, first: int, exposures: Any = None) -> Floats:
     """Labels as the losses want them; a cell that is none of the classes is named by its row."""
     values, bad = label_values(label, cells, WordCache(), exposures)
-    _check_labels(~bad, label, cells, first, exposures)
+    _check_labels(~bad, label, cells, first, exposures, of_study=False)
     return values
 
 
@@ -240,7 +240,10 @@ def _check_weights(good: NDArray[np.bool_], label: Label, first: int) -> None:
         )
 
 
-def _check_labels(good: NDArray[np.bool_], label: Label, cells: Any, first: int, exposures: Any = None) -> None:
+def _check_labels(
+    good: NDArray[np.bool_], label: Label, cells: Any, first: int, exposures: Any = None, *, of_study: bool = True
+) -> None:
+    """Name the first bad label; the classes of a study, unlike those of a model, may be what is wrong."""
     if not good.all():
         place = int(np.argmin(good))
         if label.counts and np.isfinite(value := as_numbers(cells.slice(place, 1), label.column)[0]):
@@ -258,7 +261,7 @@ def _check_labels(good: NDArray[np.bool_], label: Label, cells: Any, first: int,
         codes, places = word_codes(one, classes, label.column, WordCache()) if classes else (np.array([-2]), [0])
         if codes[places[0]] == -1:
             what = f"is none of the classes {', '.join(classes[:8])}"
-            cure = CLASSES_OR_CELLS
+            cure = CLASSES_OR_CELLS if of_study else cure
             if _in_other_capitals(label, one, WordCache())[0]:
                 what = f"differs in capitals from the classes {', '.join(classes[:8])}"
         raise DataError(f"the label {label.column!r} of row {first + place + 1} {what}; {cure}")
