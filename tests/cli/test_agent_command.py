@@ -147,7 +147,7 @@ def test_check_tells_what_an_owner_may_have_overlooked(cli, site_file):
     site_file.write_text(text)
     os.chmod(site_file, 0o666)
     answer = cli("agent", "check", site_file).succeeded()
-    assert "fewer than your min_rows" in text_of(answer)
+    assert "fewer than your min_rows = 70: any study is refused." in text_of(answer)
     assert answer.err.startswith("dpadmm: warning: everyone on this machine may write to")
     assert answer.err.count("\n") == 1
 
@@ -434,7 +434,7 @@ def test_check_counts_what_a_study_makes_of_the_cells(cli, site_file, study_file
     table = site_file.parent / "table.csv"
     table.write_text(table.read_text().replace(",yes", ",maybe").replace("0.5", "old"))
     said = text_of(cli("agent", "check", site_file, "--study", study_file).succeeded())
-    assert "the label 'repaid' is none of the classes no, yes in 4 rows" in said
+    assert "the label 'repaid' is none of the classes no, yes in 4 rows, first in row" in said
     assert "column 'age': the cell in row 1 should be a number and is not; correct it" in said
     assert "old" not in said
 

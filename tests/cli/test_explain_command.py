@@ -169,7 +169,8 @@ def test_names_break_after_the_column_where_they_do_not_fit(cli, tmp_path):
 def test_a_figure(cli, models, tmp_path):
     text = cli("explain", models["softmax"], "--figure", tmp_path / "new").succeeded().out
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"coefficients.png", "coefficients.svg"}
-    assert "coefficients.png" in text
+    assert "coefficients.png and " in text
+    assert "coefficients.svg\n" in text
 
 
 def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path):

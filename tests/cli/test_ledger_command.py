@@ -216,7 +216,8 @@ def test_a_statement_by_hash_or_name(cli, enrolled, tmp_path):
     [
         (STUDY.name, "matches more than one study"),
         ("", "matches more than one study"),
-        ("nothing", "is not a study in this ledger"),
+        ("nothing", "is not a study in this ledger; give the name, or the beginning of the hash, of one of these: "),
+        ("nothing", f"{STUDY.hash[:12]} {STUDY.name}"),
     ],
 )
 def test_a_study_must_be_named_clearly(cli, enrolled, tmp_path, chosen, complaint):

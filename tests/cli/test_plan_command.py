@@ -70,7 +70,7 @@ def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
         "AUC",
         "log-loss",
         "The public rows alone reach",
-        "Cross-validated on 80 rows of public.csv",  # two of three folds
+        "Cross-validated on 80 rows of public.csv (2 of 3 folds; --repeats 3 or more tests all), which are",
         "Goal: 99.0%.",
         "NO-GO: the goal is missed by more than the spread",
         "None of the tried combinations of ε and rounds reaches the goal",

@@ -189,7 +189,8 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
         refused = cli("study", verb, path)
         assert refused.code == 2
         assert refused.err.count("\n") == 1
-    assert "label 'repaid', column 'age', column 'ward'" in cli("study", "show", path).err
+    shown = cli("study", "show", path).err
+    assert "label 'repaid', column 'age', column 'ward'; and that anyone may see the public rows, dummy.csv" in shown
     waiting = cli("study", "check", path)
     assert waiting.out == ""
     groups = "the label, 1 numbers, 1 categories, the public rows"
@@ -220,6 +221,14 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     table_file.write_text(rows.replace("no", "yes"))
     assert "public_rows /" in text_of(other := cli("study", "check", path))
     assert (other.code, other.err.count("\n")) == (2, 1)
+    assert "public_rows: " in other.err  # a single problem is told there, too
+    assert "dummy.csv: not the study's public rows, but another table" in other.err
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("age,ward,repaid\n30,a,maybe\n")
+    both = cli("study", "check", path, "--data", wrong)
+    assert both.err.endswith("2 problems\n")
+    assert "none of the classes no, yes in row 1; correct the classes" in text_of(both)
+    assert "public_rows /" in text_of(both)
     table_file.unlink()
     assert "Warning: the public rows are not here" in text_of(cli("study", "check", path).succeeded())
     table_file.write_text(rows)
@@ -300,6 +309,7 @@ def test_check_counts_what_a_table_has_beyond_the_study(cli, study_file, tmp_pat
     assert "income 6 (60.0%) 0 0" in text_of(answer)
     assert "purpose 0 5 (50.0%) 0" in text_of(answer)
     assert "employed 0 0 2 (20.0%)" in text_of(answer)
+    assert "No such cells in the label." in text_of(answer)
     assert "'age': 100% of the cells are beyond [18, 100] and clamped: other units?" in text_of(answer)
     found = cli("study", "check", study_file, "--data", table, "--json").succeeded().json
     assert found["problems"] == []
@@ -318,11 +328,23 @@ def test_check_tells_every_problem_of_a_table(cli, study_file, tmp_path):
         "has no column 'income': did you mean 'Income'?",
         "column 'purpose' occurs more than once",
         "column 'age' the cell in row 1 should be a number and is not; decimals are written with a point",
-        "the label 'repaid' is missing in 1 rows",
-        "the label 'repaid' is none of the classes no, yes in 2 rows; 1 of them differ in capitals only",
+        "the label 'repaid' is missing in row 2; correct the cells or leave the rows out",
+        "the label 'repaid' is none of the classes no, yes in 2 rows, first in row 1; 1 of them in capitals only; "
+        "correct the classes in the study, or the cells of the table",
     ):
         assert words in said
     assert answer.err.endswith("5 problems\n")
+
+
+def test_check_notes_that_public_rows_do_not_influence_estimates_with_intervals(cli, tmp_path, table_file):
+    path = tmp_path / "drafted.toml"
+    cli("study", "new", path, "--from", table_file, "--label", "repaid").succeeded()
+    cli("study", "confirm", path, "--all").succeeded()
+    assert cli("study", "check", path, "--json").succeeded().json["notes"] == []
+    path.write_text(re.sub("(?m)^# inference = .*", "inference = true", path.read_text()))
+    said = text_of(cli("study", "check", path).succeeded())
+    assert "Note: with inference, training starts from the public rows, which do not influence the estimate." in said
+    assert "Warning" not in said
 
 
 def test_check_tells_that_a_quotation_mark_is_open(cli, study_file, tmp_path):

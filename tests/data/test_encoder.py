@@ -312,7 +312,10 @@ def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path_factory: py
             "column 'age': the cell in row 2 should be a number and is not; correct it",
         ),
         ('age,y\n"1,5",yes\n', "decimals are written with a point"),
-        ("age,y\n1,maybe\n", "the label 'y' of row 1 is none of the classes no, yes"),
+        (
+            "age,y\n1,maybe\n",
+            "the label 'y' of row 1 is none of the classes no, yes; correct the classes in the study, or the",
+        ),
         ("age,y\n1,yes\n2,\n", "the label 'y' of row 2 is missing; correct"),
         ("age,y\n1,yes\n2,No\n", "the label 'y' of row 2 differs in capitals from the classes no, yes; correct"),
         ("Age,y\n1,yes\n", "has no column 'age': did you mean 'Age'"),

@@ -83,8 +83,10 @@ def test_no_weight_at_all_is_named_to_owners_and_silent_at_agents(tmp_path: Path
             assert silent.report.label.unknown == 1
             problems = survey_table(path, SCHEMA, BOTH).problems
             assert problems == [
-                "the weight 'w' is missing, negative or infinite in 1 rows; correct them or leave them out"
+                "the weight 'w' is missing, negative or infinite in row 2; correct the cells or leave the rows out"
             ]
+    (problem,) = survey_table(table(tmp_path, "50,no,2", "50,yes,-1", "50,no,"), SCHEMA, BOTH).problems
+    assert "infinite in 2 rows, first in row 2; correct" in problem
     path = table(tmp_path, "50,no,2", "50,yes,heavy")
     with pytest.raises(DataError, match="'w'"):
         encode_table(path, SCHEMA, BOTH)
@@ -97,7 +99,7 @@ def test_a_survey_tells_of_missing_columns_and_of_weights_beyond_the_bound(tmp_p
     assert not found.problems
     assert [*found.warnings(SCHEMA)] == ["weights 'w': 50% are beyond their bound, and taken to be the bound"]
     (problem,) = survey_table(path, SCHEMA, replace(BOTH, weight="wt")).problems
-    assert "wt" in problem
+    assert problem == "the study's column of weights 'wt' is no column of t.csv: it has 'age', 'ill', 'w'"
     with pytest.raises(StudyError, match="wt"):
         encode_table(path, SCHEMA, replace(BOTH, weight="wt"))
     with pytest.raises(DataError, match=r"column 'age' cannot be a feature too: .* its exposure or weight"):

@@ -159,7 +159,12 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
 
 def test_a_sentence_for_every_mistake(tmp_path_factory: pytest.TempPathFactory) -> None:
     for model, labels, label, sentence in [
-        (binary(), ["yes", "maybe"], None, "label 'z' of row 2 is none of the classes no, yes"),
+        (
+            binary(),
+            ["yes", "maybe"],
+            None,
+            "row 2 is none of the classes no, yes; correct the cell or leave the row out",
+        ),
         (number(), [1.0, ""], None, "label 'z' of row 2 is missing"),
         (binary(), ["yes", "no"], "x", "column 'x' is a feature of the model"),
         (binary(), ["yes", "no"], "q", "has no column 'q'"),

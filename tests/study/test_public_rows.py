@@ -67,11 +67,11 @@ def test_a_mistake_in_the_study_is_one_sentence() -> None:
         ({**good, "sha": SHA}, "public_rows: unknown setting 'sha'; did you mean 'sha256'"),
         ({**good, "file": 3}, "public_rows: file must be text, not 3"),
         ({**good, "public": "yes"}, "public_rows: public must be true or false"),
-        ({**good, "public": False}, "public_rows: may anyone see these rows"),
+        ({**good, "public": False}, "public_rows: it is not confirmed that anyone may see"),
     ]:
         with case(about), pytest.raises(StudyError, match=words):
             study_from({**_without(), "public_rows": about})
-        if words != "public_rows: may anyone see these rows":
+        if words != "public_rows: it is not confirmed that anyone may see":
             assert len(study_problems({**_without(), "public_rows": about})) == 1
     with pytest.raises(StudyError, match=r"\[public_rows\] is for auto, not for dp_admm"):
         study_from({**_without(), "public_rows": good, "method": {"name": "dp_admm"}})
@@ -110,7 +110,7 @@ def test_a_draft_names_its_table_as_seen_from_the_study_and_waits_for_a_word(tmp
         waiting = confirmations(tomllib.loads(text))
         assert [each.group for each in waiting] == ["label", "numbers", "public-rows"]
         rest = confirmed_text(text, {each.place for each in waiting[:2]})
-        with pytest.raises(StudyError, match="public_rows: may anyone see these rows"):
+        with pytest.raises(StudyError, match="public_rows: it is not confirmed that anyone may see"):
             study_from(tomllib.loads(rest))
         (folder / "study.toml").write_text(confirmed_text(rest, {waiting[2].place}))
         found = read_study(folder / "study.toml").public_rows

@@ -89,7 +89,11 @@ def test_a_mistake_is_one_sentence() -> None:
         ("columns.age", "columns.patient_id", "looks like an identifier"),
         ("columns.age", "columns.readmitted", "looks like the label 'readmitted' itself"),
         ("columns.age", "columns.readmitted_on", "looks like the label"),
-        ("bounds = [0, 120]", "bounds = [0, 120]\npublic = false", "are these values public"),
+        (
+            "bounds = [0, 120]",
+            "bounds = [0, 120]\npublic = false",
+            "it is not confirmed yet that these values, read off a table, are public: column 'age'; correct",
+        ),
         ("bounds = [0, 120]", "bounds = [0, 120]\npublic = 'yes'", "public must be true or false"),
         ('classes = ["no", "yes"]', "", "either classes"),
         ('classes = ["no", "yes"]', 'classes = ["no"]', "list of 2"),

@@ -46,12 +46,14 @@ def _letters(name: str) -> str:
     return "".join(each for each in name.casefold() if each.isalnum())
 
 
-def unknown_name(kind: str, name: str, known: Sequence[str], where: object) -> StudyError:
-    """The error for a column or array that ``where`` does not have, with the nearest name that it has."""
+def unknown_name(kind: str, name: str, known: Sequence[str], where: object, *, role: str | None = None) -> StudyError:
+    """The error for a column or array that ``where`` does not have, with the nearest name that it has.
+
+    With a ``role`` in a study, such as its label, the study is named: its name may be what is misspelt.
+    """
     near = near_name(name, known)
-    return StudyError(
-        f"{where} has no {kind} {name!r}: " + (f"did you mean {near!r}?" if near else f"it has {listed(known)}")
-    )
+    what = f"the study's {role} {name!r} is no {kind} of {where}" if role else f"{where} has no {kind} {name!r}"
+    return StudyError(f"{what}: " + (f"did you mean {near!r}?" if near else f"it has {listed(known)}"))
 
 
 def listed(names: Iterable[str]) -> str:

@@ -118,7 +118,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 failed audit or unhealthy, 2, 75 and 130 as above."""
+    """Run a command. Exit codes: 0 success, 1 a check failed (audit, health, doctor), 2, 75 and 130 as above."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded

@@ -290,8 +290,8 @@ def leave(
 ) -> None:
     """Leave a study: it gets no more answers, and its unused budget is released.
 
-    Released answers stay spent, and a study that was left cannot be enrolled again. A running agent stops to
-    answer it.
+    It is done at once, without a question, and for good: a study that was left cannot be enrolled again. Released
+    answers stay spent. A running agent stops answering it.
     """
     from dpadmm.cli.ledger import ENDED_EARLY, chosen_study
 
@@ -532,7 +532,9 @@ def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[s
 
     found, used = site.rows.line_warnings(persons.n_rows), persons.n_used
     if used < site.policy.min_rows:
-        found.append(f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}.")
+        found.append(
+            f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}: any study is refused."
+        )
     if site.policy.delta * used >= 1.0:
         found.append(f"δ = {site.policy.delta:g} should be well below 1 / rows = {1 / used:.2g}.")
     return found + (broken_promises(site.policy, state) if state else [])

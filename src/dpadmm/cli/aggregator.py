@@ -251,7 +251,7 @@ def serve(
     """Run a study across sites: wait for them, run all rounds, and keep a journal.
 
     Round 1 starts when all sites are there, or after --start-wait with the quorum; without it, this ends with exit
-    code 2 and says who is missing. It can be killed at any time and resumes with the same round when started again.
+    code 75 and says who is missing. It can be killed at any time and resumes with the same round when started again.
     """
     from dpadmm.federation.aggregator.server import Server, begin
     from dpadmm.study.study import read_study
@@ -476,10 +476,12 @@ def _show(seen: dict[str, Any]) -> None:
     """The state of a study: rounds, sites, and the last warnings."""
     study = seen["study"]
     words = {"running": "not finished", "waiting": "not started"}
+    served = seen.get("served") is not False
+    past = {} if served else {"present": "answered", "absent": "missed"}
     say(study["name"], style="bold")
     usual = seen["median_seconds"]
     pace = "" if usual is None else f", {1000 * usual:.0f} ms each" if usual < 1 else f", {usual:.1f} s each"
-    if seen.get("served") is False and seen["state"] != "done":
+    if not served and seen["state"] != "done":
         say("No aggregator is running this study: dpadmm aggregator resume continues it.")
     rounds = f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}"
     say(f"{words.get(seen['state'], seen['state'])}: {rounds}; quorum: {seen['quorum']} sites")
@@ -489,7 +491,7 @@ def _show(seen: dict[str, Any]) -> None:
     rows = [
         (
             site["name"],
-            site["state"] + (f" ({site['code']})" if site["code"] else ""),
+            past.get(site["state"], site["state"]) + (f" ({site['code']})" if site["code"] else ""),
             "" if site["rows"] is None else f"{site['rows']:,}",
             str(site["answered"]),
             f"{site['epsilon']:.4f}",
@@ -497,7 +499,13 @@ def _show(seen: dict[str, Any]) -> None:
         )
         for site in seen["sites"]
     ]
-    head = ("site", "state", "rows", "rounds answered", f"ε so far at δ = {study['delta']:g}")
+    head = (
+        "site",
+        "state" if served else "last round",
+        "rows",
+        "rounds answered",
+        f"ε so far at δ = {study['delta']:g}",
+    )
     show_table((*head, "if all others collude") if "honest" in seen else head, rows)
     if voids := seen.get("voids"):
         say(

@@ -68,7 +68,7 @@ def describe(
     if figure is not None:
         from dpadmm.reporting.figures import description_figure, save_figure  # matplotlib takes its time
 
-        save_figure(description_figure(found), figure / FIGURE)
+        pictures = save_figure(description_figure(found), figure / FIGURE)
     if as_json:
         echo_json(found.as_json())
     elif not quiet:
@@ -78,7 +78,7 @@ def describe(
             say(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")
             say_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
         if figure is not None:
-            say_path(f"Figure:    {figure / f'{FIGURE}.png'}")
+            say_path(f"Figure:    {' and '.join(map(str, pictures))}")
 
 
 def _released(

@@ -16,6 +16,7 @@ from typer import Argument, Option
 import dpadmm
 from dpadmm._base.checks import require_delta
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
+from dpadmm._base.suggestions import first_of
 from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.plan import gaussian, plan_from_json
@@ -206,9 +207,10 @@ def chosen_study(state: LedgerState, study: str) -> str:
         return found[0]
     if not state.accounts:
         raise StudyError("the ledger has no studies yet")
-    several = ", ".join(each[:12] for each in (found or state.accounts))
+    names = [f"{each[:12]} {state.accounts[each].about.get('name', '')}".strip() for each in found or state.accounts]
     what = "matches more than one study" if found else "is not a study in this ledger"
-    raise StudyError(f"{study!r} {what}; give the beginning of one of these hashes: {several}")
+    cure = "the beginning of the hash" if found else "the name, or the beginning of the hash,"
+    raise StudyError(f"{study!r} {what}; give {cure} of one of these: {first_of(names, 8)}")
 
 
 def _check_elsewhere(folder: Path, output: Path) -> None:

@@ -307,7 +307,7 @@ def explain(
     if figure is not None:
         from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
 
-        save_figure(
+        pictures = save_figure(
             coefficient_figure(found, top=top, title=str(model.study.get("name") or model_file.name)), figure / FIGURE
         )
     if as_json:
@@ -318,7 +318,7 @@ def explain(
     if table is not None:
         say_path(f"Table:  {table}")
     if figure is not None:
-        say_path(f"Figure: {figure / f'{FIGURE}.png'}")
+        say_path(f"Figure: {' and '.join(map(str, pictures))}")
     return None
 
 

@@ -298,8 +298,10 @@ def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
 
 def _source(plan: Plan) -> str:
     if plan.public is not None:
+        folds, least = f"{plan.repeats} of {forecast.LEAST_FOLDS} folds", f"--repeats {forecast.LEAST_FOLDS}"
+        some = f" ({folds}; {least} or more tests all)" if plan.repeats < forecast.LEAST_FOLDS else ""
         return (
-            f"Cross-validated on {plan.outlooks[0].rows:,} rows of {plan.public.name}, which are assumed to "
+            f"Cross-validated on {plan.outlooks[0].rows:,} rows of {plan.public.name}{some}, which are assumed to "
             f"be public; {plan.repeats} repeats. ± is the standard deviation of a single run."
         )
     cells = (

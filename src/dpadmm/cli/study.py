@@ -44,6 +44,7 @@ from dpadmm.study.study import (
     Study,
     confirmations,
     read_study,
+    study_notes,
     study_problems,
     study_warnings,
     table_parameters,
@@ -257,32 +258,34 @@ def check(
         from dpadmm.data.encoded import plain_schema, survey_table
 
         survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
-        problems = survey.problems
+        problems = [*survey.problems]
     warnings = study_warnings(study, survey.rows if survey else None) if study else []
-    if study and study.public_rows is not None and not problems:
+    notes = study_notes(study) if study else []
+    if study and study.public_rows is not None:
         if study.public_rows.is_here:
-            problems = _of_public_rows(study)
+            problems += _of_public_rows(study)
         else:
             warnings.append("the public rows are not here; whoever trains or aggregates needs them")
     if as_json:
         to_confirm = [each._asdict() for each in waiting]
-        about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings}
+        about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings, "notes": notes}
         echo_json({**about, "table": counts_of(survey) if survey else None})
     else:
         if study and survey and survey.rows:
             show_survey(study, survey)
         _show_problems(problems, place="the table" if survey else "the study")
         say(*(f"Warning: {each}." for each in warnings))
+        say(*(f"Note: {each}." for each in notes))
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
             say(*trust_in_words(study))
             say(f"No problem found: {n_columns} columns, {len(study.features)} features. Hash of the study:")
             say_path(study.hash)
-    counts = [f"{len(problems)} problem{'s' * (len(problems) > 1)}"] if problems else []
+    counts = problems if len(problems) < 2 else [f"{len(problems)} problems"]
     if waiting:
-        counts.append(f"{_wait(waiting)} to be confirmed (dpadmm study confirm {study_file})")
+        counts = [*counts, f"{_wait(waiting)} to be confirmed (dpadmm study confirm {study_file})"]
     if counts:
-        raise StudyError(f"{study_file}: {', '.join(counts)}")
+        raise StudyError(f"{study_file}: {'; '.join(counts)}")
 
 
 def _of_public_rows(study: Study) -> list[str]:
@@ -380,8 +383,11 @@ def show_survey(study: Study, survey: Survey) -> None:
     say(f"{survey.rows:,} rows. For your eyes only: how the study reads their cells.")
     columns = survey.columns | ({f"{study.label.column} (label)": survey.label} if study.label else {})
     changed = owner_report.show_counts(columns, survey.rows)
-    if quiet := len(columns) - changed:
-        say(f"No such cells in {quiet}{' other' if changed else ''} {'column' if quiet == 1 else 'columns'}.")
+    label = ["the label"] if study.label and not any(vars(survey.label).values()) else []
+    quiet = len(columns) - changed - len(label)
+    names = [f"{quiet}{' other' if changed else ''} column{'s' * (quiet > 1)}"] if quiet else []
+    if names or label:
+        say(f"No such cells in {' and '.join([*names, *label])}.")
     say(*owner_report.shortened(survey))
     say(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
 

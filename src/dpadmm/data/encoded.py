@@ -80,7 +80,8 @@ def encode_table(
     owners = _Owners(by, total=total) if by is not None else None
 
     def encoded() -> Iterator[tuple[tuple[NDArray[Any], ...], Floats | None, Floats | None, NDArray[np.int32] | None]]:
-        for batch in open_batches(path, [*columns, *others], numbers=frozenset(numeric), total=total):
+        wanted, called = [*columns, *others], roles(label) if label else {}
+        for batch in open_batches(path, wanted, numbers=frozenset(numeric), total=total, roles=called):
             first = encoder.report.rows
             try:
                 values = bad = weights = None
@@ -139,6 +140,12 @@ def encode_table(
         )
 
 
+def roles(label: Label) -> dict[str, str]:
+    """What a study has columns for that are no features, by name."""
+    named = ((label.weight, "column of weights"), (label.exposure, "exposure"), (label.column, "label"))
+    return {name: role for name, role in named if name is not None}
+
+
 class Texts(Sequence[str]):
     """Text in an Arrow array, of which a few at a time become objects of Python, which are five times as large."""
 
@@ -172,7 +179,7 @@ def read_owners(path: Path, by: str, also: Sequence[str] = ()) -> tuple[Integers
 def encode_labels_of(label: Label, cells: Any, first: int, exposures: Any = None) -> Floats:
     """Labels as the losses want them; a cell that is none of the classes is named by its row."""
     values, bad = label_values(label, cells, WordCache(), exposures)
-    _check_labels(~bad, label, cells, first, exposures)
+    _check_labels(~bad, label, cells, first, exposures, of_study=False)
     return values
 
 
@@ -233,7 +240,10 @@ def _check_weights(good: NDArray[np.bool_], label: Label, first: int) -> None:
         )
 
 
-def _check_labels(good: NDArray[np.bool_], label: Label, cells: Any, first: int, exposures: Any = None) -> None:
+def _check_labels(
+    good: NDArray[np.bool_], label: Label, cells: Any, first: int, exposures: Any = None, *, of_study: bool = True
+) -> None:
+    """Name the first bad label; the classes of a study, unlike those of a model, may be what is wrong."""
     if not good.all():
         place = int(np.argmin(good))
         if label.counts and np.isfinite(value := as_numbers(cells.slice(place, 1), label.column)[0]):
@@ -247,14 +257,17 @@ def _check_labels(good: NDArray[np.bool_], label: Label, cells: Any, first: int,
                 "cell or leave the row out"
             )
         what, one, classes = "is missing", cells.slice(place, 1), tuple(map(str, label.classes or ()))
+        cure = "correct the cell or leave the row out"
         codes, places = word_codes(one, classes, label.column, WordCache()) if classes else (np.array([-2]), [0])
         if codes[places[0]] == -1:
             what = f"is none of the classes {', '.join(classes[:8])}"
+            cure = CLASSES_OR_CELLS if of_study else cure
             if _in_other_capitals(label, one, WordCache())[0]:
                 what = f"differs in capitals from the classes {', '.join(classes[:8])}"
-        raise DataError(
-            f"the label {label.column!r} of row {first + place + 1} {what}; correct the cell or leave the row out"
-        )
+        raise DataError(f"the label {label.column!r} of row {first + place + 1} {what}; {cure}")
+
+
+CLASSES_OR_CELLS = "correct the classes in the study, or the cells of the table"
 
 
 def _in_other_capitals(label: Label, cells: Any, words: WordCache) -> NDArray[np.bool_]:
@@ -318,6 +331,18 @@ class Survey(Report):
     no_count: int = 0
     """Labels that are negative, or with times neither 0 nor 1."""
     about_lines: list[str] = field(default_factory=list)
+    first: dict[str, int] = field(default_factory=dict, compare=False)
+    """The first row, from 1, of each kind of bad label, exposure and weight."""
+
+    def count(self, kind: str, bad: NDArray[np.bool_]) -> int:
+        """How many rows of a batch are bad; the first of them all is kept."""
+        if bad.any():
+            self.first.setdefault(kind, self.rows + int(np.argmax(bad)) + 1)
+        return int(np.count_nonzero(bad))
+
+    def told(self, kind: str, count: int) -> str:
+        """``in row 3``, or ``in 5 rows, first in row 3``."""
+        return f"in {count:,} rows, first in row {self.first[kind]:,}" if count > 1 else f"in row {self.first[kind]:,}"
 
     def warnings(self, schema: Schema) -> Iterator[str]:
         """Where much was clamped, or belongs to no value, or lines became no rows."""
@@ -339,6 +364,9 @@ class Survey(Report):
             yield f"weights {name!r}: {clamped[name] / self.rows:.0%} are beyond their bound, and taken to be the bound"
 
 
+CELLS_OR_ROWS = "correct the cells or leave the rows out"
+
+
 def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Survey:
     """Read a table once, and count; where a column is wrong, the others are looked at all the same."""
     survey, names, words = Survey(), column_names(path), WordCache()
@@ -348,7 +376,8 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     for each in (*schema.sources, *([label] if label else [])):
         name = each.column if isinstance(each, Label) else each.name
         if name not in counts:
-            survey.problems.append(str(unknown_name("column", name, names, path.name)))
+            role = "label" if isinstance(each, Label) else None
+            survey.problems.append(str(unknown_name("column", name, names, path.name, role=role)))
         elif counts[name] > 1:
             survey.problems.append(f"column {name!r} occurs more than once")
         else:
@@ -358,13 +387,15 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
         if label.exposure in counts:
             open_columns[label.exposure] = label
         else:
-            survey.problems.append(str(unknown_name("column", label.exposure, names, path.name)))
+            error = unknown_name("column", label.exposure, names, path.name, role="exposure")
+            survey.problems.append(str(error))
     if label is not None and label.weight is not None:
         if label.weight in counts:
             open_columns[label.weight] = label
             survey.columns[label.weight] = Tally()
         else:
-            survey.problems.append(str(unknown_name("column", label.weight, names, path.name)))
+            error = unknown_name("column", label.weight, names, path.name, role="column of weights")
+            survey.problems.append(str(error))
     try:
         for batch in open_batches(path, list(open_columns)):
             rows = f"rows {survey.rows + 1:,} to {survey.rows + batch.num_rows:,}"
@@ -388,28 +419,30 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     survey.about_lines = line_warnings(path, survey.rows)
     if label is not None and survey.label.missing:
         survey.problems.append(
-            f"the label {label.column!r} is missing in {survey.label.missing:,} rows; correct them or leave them out"
+            f"the label {label.column!r} is missing {survey.told('missing', survey.label.missing)}; {CELLS_OR_ROWS}"
         )
     if label is not None and survey.no_count:
         what = "negative" if label.times is None else "neither 1 (an event) nor 0"
         survey.problems.append(
-            f"the label {label.column!r} is {what} in {survey.no_count:,} rows; correct them or leave them out"
+            f"the label {label.column!r} is {what} {survey.told('no count', survey.no_count)}; {CELLS_OR_ROWS}"
         )
     if label is not None and survey.without_exposure:
         survey.problems.append(
-            f"the exposure {label.exposure!r} is missing, 0 or negative in {survey.without_exposure:,} rows; correct "
-            "them or leave them out"
+            f"the exposure {label.exposure!r} is missing, 0 or negative "
+            f"{survey.told('exposure', survey.without_exposure)}; {CELLS_OR_ROWS}"
         )
     if label is not None and survey.without_weight:
         survey.problems.append(
-            f"the weight {label.weight!r} is missing, negative or infinite in {survey.without_weight:,} rows; correct "
-            "them or leave them out"
+            f"the weight {label.weight!r} is missing, negative or infinite "
+            f"{survey.told('weight', survey.without_weight)}; {CELLS_OR_ROWS}"
         )
     if label is not None and survey.label.unknown:
         classes = ", ".join(map(str, (label.classes or ())[:8]))
         survey.problems.append(
-            f"the label {label.column!r} is none of the classes {classes} in {survey.label.unknown:,} rows"
-            + (f"; {survey.in_other_capitals:,} of them differ in capitals only" if survey.in_other_capitals else "")
+            f"the label {label.column!r} is none of the classes {classes} "
+            f"{survey.told('unknown', survey.label.unknown)}; "
+            + (f"{survey.in_other_capitals:,} of them in capitals only; " if survey.in_other_capitals else "")
+            + CLASSES_OR_CELLS
         )
     return survey
 
@@ -419,22 +452,23 @@ def _count(column: Column | Label, name: str, cells: Any, survey: Survey, words:
         ENCODERS[column.kind](column, cells, survey.columns[column.name], words)
     elif name == column.weight:
         _, bad = row_weights_of(replace(column, class_weight=None), np.zeros(len(cells)), cells, survey.columns[name])
-        survey.without_weight += int(np.count_nonzero(bad))
+        survey.without_weight += survey.count("weight", bad)
     elif name == column.exposure:
         values = as_numbers(cells, str(column.exposure))
-        survey.without_exposure += int(np.count_nonzero(~(values > 0.0) | np.isinf(values)))
+        survey.without_exposure += survey.count("exposure", ~(values > 0.0) | np.isinf(values))
     elif column.classes is None:
         values = as_numbers(cells, column.column)
         finite = values[np.isfinite(values)]
-        survey.label.missing += len(values) - len(finite)
+        survey.label.missing += survey.count("missing", ~np.isfinite(values))
         if column.bounds is not None:
             survey.label.clamped += int(np.count_nonzero(np.clip(finite, *column.bounds) != finite))
         if column.counts:
-            wrong = finite < 0.0 if column.times is None else (finite != 0.0) & (finite != 1.0)
-            survey.no_count += int(np.count_nonzero(wrong))
+            wrong = values < 0.0 if column.times is None else (values != 0.0) & (values != 1.0)
+            survey.no_count += survey.count("no count", wrong & np.isfinite(values))
     else:
         codes, places = tallied(cells, tuple(map(str, column.classes)), column.column, survey.label, words)
-        if (codes[places] == -1).any():
+        survey.count("missing", codes[places] == -2)
+        if survey.count("unknown", codes[places] == -1):
             found = _in_other_capitals(column, cells, words) & (codes[places] == -1)
             survey.in_other_capitals += int(np.count_nonzero(found))
 

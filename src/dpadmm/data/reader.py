@@ -11,7 +11,7 @@ import gzip
 import re
 import zlib
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,18 +69,20 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def open_batches(
-    path: Path, columns: Sequence[str], *, numbers: frozenset[str] = frozenset(), total: bool = False
-) -> Iterator[Any]:
+    path: Path, columns: Sequence[str], *, numbers: frozenset[str] = frozenset(), total: bool = False,
+    roles: Mapping[str, str] | None = None,
+) -> Iterator[Any]:  # fmt: skip
     """Record batches with these columns; those in ``numbers`` are read as numbers, others of a CSV as text.
 
     What a cell becomes depends on no other cell: types are never guessed from the file. The next batches are
     read while one is looked at. ``total`` leaves numbers of a CSV as the text of every cell, so that none is refused.
+    ``roles`` say what a study wants columns for, such as ``label``, to name them where they are missing.
     """
     names = column_names(path)
     wanted, counts = list(dict.fromkeys(columns)), Counter(names)
     for name in wanted:  # others of the file do not matter
         if name not in counts:
-            raise unknown_name("column", name, names, path)
+            raise unknown_name("column", name, names, path, role=(roles or {}).get(name))
         if counts[name] > 1:
             raise DataError(f"{path}: column {name!r} occurs more than once")
     number = pa.string() if total else pa.float64()  # cells that are mostly different: no dictionary

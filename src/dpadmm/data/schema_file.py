@@ -9,6 +9,7 @@ from typing import Any
 
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import nearest
+from dpadmm._base.suggestions import first_of
 from dpadmm.data.schema import KINDS, Column, Label, Schema
 
 IDENTIFIER = re.compile(
@@ -39,9 +40,11 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label | None, Schema]:
     pairs = table.get("interactions", ())
     schema = schema_from(table["columns"], table.get("row_norm"), pairs, label=label.column if label else None)
     if names := [who for who, _ in unconfirmed(table)]:
-        doubts = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+        rows, also = table.get("public_rows"), ""
+        if isinstance(rows, Mapping) and rows.get("public", True) is False:
+            also = f"; and that anyone may see the public rows, {rows.get('file', 'wherever they are')}"
         raise StudyError(
-            f"are these values public? They were read off a table: {doubts}; "
+            f"it is not confirmed yet that these values, read off a table, are public: {first_of(names)}{also}; "
             "correct them where needed and say public = true, by hand or with dpadmm study confirm"
         )
     if waiting := doubted(table):

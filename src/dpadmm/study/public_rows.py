@@ -81,8 +81,8 @@ def public_rows_from(about: Mapping[str, Any], folder: Path) -> PublicRows:
         raise StudyError(sentence)
     if is_unconfirmed(about):
         raise StudyError(
-            f"{TABLE}: may anyone see these rows? Then say public = true, by hand or with dpadmm study confirm; "
-            f"if not, leave [{TABLE}] out"
+            f"{TABLE}: it is not confirmed that anyone may see these rows; if so, say public = true, by hand or with "
+            f"dpadmm study confirm; if not, leave [{TABLE}] out"
         )
     file = about.get("file")
     return PublicRows(about["sha256"], None if file is None else str(folder / file))

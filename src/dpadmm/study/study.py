@@ -535,17 +535,24 @@ def _confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**confirmed(table), **rows}
 
 
+def study_notes(study: Study) -> list[str]:
+    """What is worth knowing, and nothing to correct."""
+    starts = "with inference, training starts from the public rows, which do not influence the estimate"
+    return [starts] if _with_intervals(study) and study.public_rows is not None else []
+
+
+def _with_intervals(study: Study) -> bool:
+    return bool(getattr(study.training.method, "inference", False))
+
+
 def study_warnings(study: Study, n_rows: int | None = None) -> list[str]:
     """Where a budget protects little: a large ε, or a δ that is not below 1 / rows (where their number is known).
 
-    And what has no say in estimates with intervals.
+    And a penalty that estimates with intervals ignore.
     """
     epsilon, delta, found = study.epsilon, study.terms.delta, []
-    if getattr(study.training.method, "inference", False):
-        if (study.training.reg_share or 0.0) > study.training.method.usual_reg_share:
-            found.append("inference estimates the model without a penalty: the regularizer has no say")
-        if study.public_rows is not None:
-            found.append("with inference public rows are where training starts, and have no say in the estimate")
+    if _with_intervals(study) and (study.training.reg_share or 0.0) > study.training.method.usual_reg_share:
+        found.append("inference estimates the model without a penalty: the regularizer does not influence it")
     if epsilon >= LARGE_EPSILON:
         found.append(
             f"ε = {epsilon:.4g} promises little: odds about a person may change by a factor of e^{epsilon:.4g}"

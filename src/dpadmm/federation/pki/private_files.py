@@ -62,7 +62,7 @@ def _status(path: Path, *, folder: bool = False) -> os.stat_result:
     try:
         found = path.stat()
     except FileNotFoundError:
-        raise StudyError(f"{path}: no such file") from None
+        raise StudyError(f"{path}: there is no such file") from None
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror})") from None
     if not folder and not stat.S_ISREG(found.st_mode):
