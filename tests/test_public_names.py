@@ -33,6 +33,7 @@ NAMES = [
     "NoRegularizer",
     "Partition",
     "PerformanceWarning",
+    "Poisson",
     "PrivacyLeakWarning",
     "PrivacyReport",
     "PrivateSearch",
