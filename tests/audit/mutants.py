@@ -169,7 +169,9 @@ def cap_ignored(patch: Patch) -> None:
 
 def moments_not_clipped(patch: Patch) -> None:
     sound = Moments._sum
-    patch.setattr(Moments, "_sum", lambda self, features, labels, bound: sound(self, features, labels, 1e100))
+    patch.setattr(
+        Moments, "_sum", lambda self, features, labels, bound, *more: sound(self, features, labels, 1e100, *more)
+    )
 
 
 def moments_sensitivity_halved(patch: Patch) -> None:
@@ -225,8 +227,8 @@ def silent_labels_counted(patch: Patch) -> None:
     """y² of rows of zeros is in the sum."""
     sound = Moments._sum
 
-    def with_silent(self: Moments, features: Any, labels: Floats, bound: float) -> Floats:
-        out = sound(self, features, labels, bound)
+    def with_silent(self: Moments, features: Any, labels: Floats, bound: float, factors: Any = 1.0) -> Floats:
+        out = sound(self, features, labels, bound, factors)
         out[-1] += 0.5 * np.sum(np.clip(labels[~features.any(axis=1)], -1.0, 1.0) ** 2)
         return out
 

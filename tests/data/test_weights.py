@@ -57,6 +57,18 @@ def test_weights_are_shares_of_the_bound_and_of_the_heaviest_class(tmp_path: Pat
     assert encode_table(path, SCHEMA, three).row_weights.tolist() == [0.125, 1.0, 1.0, 0.125, 1.0]  # type: ignore[union-attr]
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_cell_is_so_large_that_an_agent_warns_of_it(tmp_path: Path) -> None:
+    """A warning that a site has made an error would be a refusal that tells of a cell."""
+    path = table(tmp_path, "50,no,1.7e308", "50,yes,5e-324")
+    found = encode_table(path, SCHEMA, replace(BY_COLUMN, weight_bound=1e-310), total=True)
+    assert found.row_weights is not None
+    assert found.row_weights[0] == 1.0 > found.row_weights[1] >= 0.0
+    counts = Label("w", bounds=(0.0, 0.5), exposure="ill", exposure_bound=0.5, counts=True)
+    path = table(tmp_path, "50,1.7e308,1.7e308", "50,5e-324,5e-324")
+    assert encode_table(path, SCHEMA, counts, total=True).labels[0] == 2.0**26  # all of both
+
+
 def test_no_weight_at_all_is_named_to_owners_and_silent_at_agents(tmp_path: Path) -> None:
     """An agent's refusal would tell of a cell: rows of zeros say nothing, and leave m as it is."""
     for cell in ("-1", "", "nan", "inf", "-0.001"):

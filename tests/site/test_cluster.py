@@ -92,6 +92,30 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
         assert told in caplog.text
 
 
+def test_weights_of_rows_are_with_the_parts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many of each as in one file, in sums and in the digest that pins the table to a study."""
+    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    study = person_study("logistic", weighted=True)
+    cells = [(*row[:6], f"{i % 6}" if i != 20 else "-1", row[-1]) for i, row in enumerate(CELLS)]
+    tables = [PersonTable(tuple(cells[a:b]), "csv", "text") for a, b in PARTS]
+    whole = site_in(tmp_path / "one", [PersonTable(tuple(cells), "csv", "text")], scheduler=None).rows.encoded(study)
+    rows = site_in(tmp_path / "three", tables, scheduler="nowhere").open_rows(study)
+    given = whole.row_weights
+    assert given is not None
+    assert len(set(given.tolist())) > 5
+    held = []
+    for a, b in PARTS:
+        mine = {"features": whole.features[a:b], "labels": whole.labels[a:b], "row_weights": given[a:b]}
+        held.append(CheckedRows(replace(whole, **mine)))
+    for statistic in all_statistics(study.problem.loss, study.shape[0]):
+        grid = Grid(statistic.row_norm, int(np.prod(statistic.shape)), len(cells), len(PARTS))
+        for asked in parameters_for(statistic):
+            expected = sum(part.total(statistic, asked, grid) for part in held)
+            np.testing.assert_array_equal(rows.total(statistic, asked, grid), expected)
+    parts = [Part(part.n_rows, part.n_features, part.digest()) for part in held]
+    assert rows.digest() == PartitionedRows(parts, rows.unit, lambda *_: ()).digest()
+
+
 def test_a_part_that_was_read_again_must_be_what_it_was() -> None:
     features, labels = np.eye(3), np.array([1.0, -1.0, 1.0])
     persons, report = ONE_ROW.persons(None, 3), Report(rows=3)

@@ -190,8 +190,8 @@ def label_values(
             bad |= (counts != 0.0) & (counts != 1.0)
             counts = np.where(spent > label.longest, 0.0, counts)
         counts, spent = np.where(bad, 0.0, counts), np.where(bad, label.longest, spent)
-        shares = np.minimum(spent / label.longest, 1.0)
-        return coded(np.minimum(counts / label.largest, 1.0), shares), bad
+        shares = np.minimum(spent, label.longest) / label.longest
+        return coded(np.minimum(counts, label.largest) / label.largest, shares), bad
     if label.classes is None:
         values = as_numbers(cells, label.column, total=total)
         bad = ~np.isfinite(values)
@@ -218,7 +218,7 @@ def row_weights_of(
         given = as_numbers(cells, label.weight, total=total)
         bad = ~((given >= 0.0) & np.isfinite(given))
         tally.clamped += int(np.count_nonzero(~bad & (given > label.weight_bound)))
-        weights = np.minimum(np.where(bad, 0.0, given) / label.weight_bound, 1.0)
+        weights = np.minimum(np.where(bad, 0.0, given), label.weight_bound) / label.weight_bound
     if label.class_weight is not None:
         shares = np.array(label.class_shares)
         weights *= shares[(labels > 0.0).astype(np.intp) if len(shares) == 2 else labels.astype(np.intp)]

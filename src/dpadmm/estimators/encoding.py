@@ -168,14 +168,14 @@ def label_scale(values: Floats, bounds: Any, *, centred: bool) -> tuple[float, f
     return low, high, middle, half if half > 0.0 else 1.0
 
 
-def positive(name: str, value: Any, *, or_zero: bool = False) -> float:
-    """A number that may be infinite, or a sentence."""
+def positive(name: str, value: Any, *, or_zero: bool = False, finite: bool = False) -> float:
+    """A number that may be infinite, unless it has to be ``finite``, or a sentence."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = np.nan
-    if not (number > 0.0 or (or_zero and number == 0.0)):
-        wanted = "number of at least 0" if or_zero else "positive number"
+    if not (number > 0.0 or (or_zero and number == 0.0)) or (finite and number == np.inf):
+        wanted = "number of at least 0" if or_zero else "finite positive number" if finite else "positive number"
         raise StudyError(f"{name} must be a {wanted}, not {value!r:.60}")
     return number
 

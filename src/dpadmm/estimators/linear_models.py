@@ -213,7 +213,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         for name in given:
             if name not in known:
                 raise StudyError(f"class_weight names {name!r:.60}, which is none of the classes {known!r:.60}")
-        return np.array([positive("class_weight", given.get(each, 1.0)) for each in known])
+        return np.array([positive("class_weight", given.get(each, 1.0), finite=True) for each in known])
 
     def decision_function(self, X: Any) -> Floats:
         """Scores: (rows,) for two classes, above 0 for the second; else (rows, classes)."""
