@@ -170,7 +170,9 @@ def test_everything_knows_what_a_recipe_adds(tree: Path) -> None:
 def test_tests_over_all_cases_know_what_a_recipe_adds(tree: Path) -> None:
     """Of losses and regularizers; and a method with rounds that differ says deployed what it says simulated."""
     words = ["tests/optim/losses", "tests/optim/regularizers", "tests/equivalence/test_guard_and_cohort.py"]
+    words += ["tests/test_public_names.py"]
     left_out = "not hand and not softmax and not is_complete and not too_large"
     said = followed(tree, ["-m", "pytest", "-v", "-p", "no:cacheprovider", *words, "-k", left_out])
     assert len(re.findall(r"^tests/optim/.* PASSED", said, re.MULTILINE)) > 20
     assert "::test_guards_and_cohort_upload_the_same_bits PASSED" in said
+    assert "::test_released_names_in_settings_files_stay PASSED" in said

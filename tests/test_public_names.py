@@ -33,6 +33,7 @@ NAMES = [
     "NoRegularizer",
     "Partition",
     "PerformanceWarning",
+    "Poisson",
     "PrivacyLeakWarning",
     "PrivacyReport",
     "PrivateSearch",
@@ -85,9 +86,10 @@ def test_every_public_name_exists_and_says_what_it_is() -> None:
                 assert value.__doc__, name
 
 
-def test_names_in_settings_files_are_fixed() -> None:
-    assert set(losses.LOSSES) == {"logistic", "softmax", "hinge", "smoothed_hinge", "squared", "poisson", "huber"}
-    assert set(regularizers.REGULARIZERS) == {"none", "l2", "l1", "elastic_net"}
+def test_released_names_in_settings_files_stay() -> None:
+    """They are in the studies and results of users. More may be added, at will: see CONTRIBUTING.md."""
+    assert set(losses.LOSSES) >= {"logistic", "softmax", "hinge", "smoothed_hinge", "squared", "poisson", "huber"}
+    assert set(regularizers.REGULARIZERS) >= {"none", "l2", "l1", "elastic_net"}
 
 
 def test_there_is_a_version() -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from dpadmm.model.file import load_model
     from dpadmm.model.model import Model
-    from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
+    from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, Poisson, SmoothedHinge, Softmax, Squared
     from dpadmm.optim.problem import Problem, Rows, make_rows
     from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
     from dpadmm.privacy import (
@@ -91,6 +91,7 @@ __all__ = [
     "NoRegularizer",
     "Partition",
     "PerformanceWarning",
+    "Poisson",
     "PrivacyLeakWarning",
     "PrivacyReport",
     "PrivateSearch",
@@ -161,7 +162,7 @@ _HOMES = {
         "PrivateSearch",
         "PublicScaler",
     ),
-    "dpadmm.optim.losses": ("Hinge", "Huber", "Logistic", "Loss", "SmoothedHinge", "Softmax", "Squared"),
+    "dpadmm.optim.losses": ("Hinge", "Huber", "Logistic", "Loss", "Poisson", "SmoothedHinge", "Softmax", "Squared"),
     "dpadmm.training.methods": ("minimizer",),
     "dpadmm.training.metrics": ("Trace",),
     "dpadmm.model.model": ("Model",),

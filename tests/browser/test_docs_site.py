@@ -46,6 +46,14 @@ def test_a_page_fits_and_loads_nothing_from_elsewhere(browser, name, width, dark
     assert browser.js("[...document.images].every(i => i.alt && (i.naturalWidth || i.offsetParent === null))")
 
 
+@pytest.mark.parametrize("name", [*PAGES, "explanation/epsilon", "boards/faq"])
+def test_a_telephone_cuts_no_title_and_no_words(browser, name):
+    """Outputs and wide tables scroll in boxes of their own; everything else is broken into lines."""
+    browser.open(SITE / f"{name}.html", width=390)
+    words = "[...document.querySelectorAll('.bd-article :is(h1, h2, h3, p, li, dd)')]"
+    assert browser.js(f"{words}.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)") == []
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("name", PAGES)

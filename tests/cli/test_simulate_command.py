@@ -484,7 +484,7 @@ NOT_ASKED = {
     *("loss_delta", "loss_gradient_bound", "learning_rate", "sampling"),
     *("mechanism", "split_regularizer", "solver_tolerance"),
 }
-"""Parameters of what was not chosen: taken, for whoever needs them, and not used."""
+"""Parameters of what was not chosen: taken from a file, for whoever needs them, and not used; refused on the line."""
 
 OTHER = {
     "method": "centralized",
@@ -509,7 +509,7 @@ def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows
     other = {**about, **OTHER, "repeats": 1, "classes": ["yes", "no"], "output": str(tmp_path / "nowhere")}
     (tmp_path / "other.toml").write_text(to_toml(other))
     words = ["--repeats", 2, "--classes", "no,yes", "--output", tmp_path / "b"]
-    for name, value in CHOSEN.items():
+    for name, value in ((name, value) for name, value in CHOSEN.items() if name not in NOT_ASKED):
         if isinstance(value, bool):
             words += [f"--{name.replace('_', '-')}"]
         else:
@@ -529,6 +529,26 @@ def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows
     assert (tmp_path / "a").is_dir()
     assert (tmp_path / "b").is_dir()
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--loss logistic --loss-delta 0.3", "--loss-delta is an option of the loss huber, and the loss is logistic;"),
+        ("--loss-gradient-bound 1", "of the loss squared and poisson, and the loss is logistic; leave it out, or"),
+        ("--regularizer-l1-ratio 0.5", "of the regularizer elastic_net, and the regularizer is l2; leave it out, or"),
+        ("--method dp_sgd --mechanism pure", "choose --method admm_dvp"),
+    ],
+)
+def test_an_option_of_what_was_not_chosen_is_refused_on_the_line(cli, tmp_path, words, said):
+    answer = cli("simulate", "-d", "synthetic", "-e", "1", "-o", tmp_path / "out", *words.split())
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    if "--method" not in words:
+        compared = cli("compare", "-d", "synthetic", "-e", "1", "--methods", "dp_admm", *words.split())
+        assert (compared.code, said in compared.err) == (2, True)
 
 
 def test_dashes_short_names_and_switching_off(cli, tmp_path, rows_csv):

@@ -9,7 +9,7 @@ import pytest
 from guards import POLICY, STUDY, Z, consensus, guarded, study
 
 from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.statement import AgentGroup, StatedRelease, Statement, canonical, read_statement
+from dpadmm.privacy.statement import SIMULATED, AgentGroup, StatedRelease, Statement, canonical, read_statement
 from dpadmm.trusted.unit import PrivacyUnit
 
 
@@ -89,6 +89,54 @@ def test_a_false_figure_is_one_sentence(cli, file, factor):
     file.write_bytes(canonical(document))
     refused(cli("verify", file), "worst.epsilon.1e-05", repr(true), repr(true * factor))
     refused(cli("verify", file, "--json"), "worst.epsilon.1e-05")
+
+
+@pytest.mark.parametrize("name", ["study", "hash", "method", "version", "agent", "n_rows", "statistic", "released"])
+def test_what_follows_from_nothing_is_the_word_of_the_signer(cli, file, site, name):
+    """No ε depends on these: `verify` says so, and their owner sees it in the ledger (but for version and own name)."""
+    document = json.loads(file.read_bytes())
+    (agent,) = document["agents"]
+    match name:
+        case "study":
+            document["study"]["name"] = "another"
+        case "hash":
+            document["study"]["hash"] = "ab" * 32
+        case "method":
+            document["method"] = "another"
+        case "version":
+            document["dpadmm_version"] = "9.9.9"
+        case "agent":
+            agent["n_rows"] = {"another": agent["n_rows"].popitem()[1]}
+        case "n_rows":
+            agent["n_rows"] = {"this site": 9}
+        case _:
+            agent["releases"][0][name] = {"statistic": "another", "released": 6}[name]
+    file.write_bytes(canonical(document))
+    text = one_line(cli("verify", file).succeeded().out)
+    assert "the study's hash cannot be recomputed: they are the word of whoever signs the statement" in text
+    if name in ("version", "agent"):
+        cli("verify", file, "--ledger", site).succeeded()
+    else:
+        refused(cli("verify", file, "--ledger", site), "ledger")
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "charged", "rows_per_person", "delta", "honest", "sampler"])
+def test_what_figures_follow_from_cannot_change_alone(cli, file, name):
+    document = json.loads(file.read_bytes())
+    (agent,) = document["agents"]
+    match name:
+        case "delta":
+            document["delta"] = 1e-6
+        case "honest":
+            document["trust"]["honest"] = 3
+        case "sampler":
+            document["sampler"]["code"] = SIMULATED
+        case "rows_per_person":
+            agent[name] = 1
+        case _:
+            agent["releases"][0][name] *= 2
+    file.write_bytes(canonical(document))
+    refused(cli("verify", file), "statement.json")
 
 
 def test_a_simulated_run_protects_nobody(cli, tmp_path):

@@ -54,6 +54,13 @@ def test_the_patterns_see_what_is_loaded(text, found):
     assert bool(LOADED.search(text)) is found
 
 
+def test_options_begin_with_hyphens(site):
+    """An option in running text, as in the help of another, is what one types."""
+    text = (site / "reference" / "cli.html").read_text("utf-8")
+    assert "--data" in text
+    assert re.findall(r"(?<!\w)[–—]\w[\w-]*", re.sub(r"<[^>]+>", "", text)) == []
+
+
 def test_every_page_has_a_search_and_says_its_language(site):
     for page in site.glob("*/*.html"):
         if page.parent.name not in ("_modules", "_static"):

@@ -27,6 +27,7 @@ from dpadmm.cli.simulate_options import (
     about_study,
     add_options,
     check_owners,
+    check_used,
     numbers,
     open_dataset,
     open_study,
@@ -145,6 +146,7 @@ def compare(
         "compare",
     )
     first = grid.cells()[0].settings
+    check_used(given, first, ("loss", "regularizer"))
     dataset = open_dataset(about, first, study)
     with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
         run = partial(reproduce.run_with_progress, workers=workers, scheduler=scheduler, overwrite=overwrite)

@@ -45,6 +45,7 @@ def simulate(
     about_run = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     study, prior = simulate_options.open_study(about_run)
     settings = _settings(given, about_run, study)
+    simulate_options.check_used(on_line, settings)
     repeats = about_run.get("repeats", 1)
     if type(repeats) is not int or repeats < 1:
         raise StudyError(f"repeats must be a whole number of at least 1, not {repeats!r}")

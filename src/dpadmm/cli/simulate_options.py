@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.fields import check_names, choices
+from dpadmm._base.fields import parameters as fields_of
 from dpadmm._base.toml import read_toml
 from dpadmm.data import Dataset, read_table
 from dpadmm.runs.preparation import as_dataset
@@ -126,6 +127,26 @@ def check_owners(about: Mapping[str, Any], chosen: dict[str, Any]) -> None:
         raise StudyError(
             f"by says who owns a row, so partition cannot be {chosen['partition']!r}; leave one of them out"
         )
+
+
+def check_used(on_line: Iterable[str], settings: Settings, kinds: Iterable[str] = tuple(REGISTRIES)) -> None:
+    """On the command line an option of a loss (regularizer, method) that was not chosen is a mistake.
+
+    A file may have it: for another run, with ``--loss`` on the line.
+    """
+    used = settings.flat()
+    for name, kind in ((name, kind) for name in on_line if name not in used for kind in kinds):
+        registry = REGISTRIES[kind]
+        owners = [
+            cls.name
+            for cls in registry.classes.values()
+            if name in (f"{registry.prefix}{each.name}" for each in fields_of(cls))
+        ]
+        if owners:
+            raise StudyError(
+                f"--{name.replace('_', '-')} is an option of the {kind} {' and '.join(owners)}, and the {kind} is "
+                f"{used[kind]}; leave it out, or choose --{kind} {owners[0]}"
+            )
 
 
 def open_study(about: Mapping[str, Any]) -> tuple[Study | None, Prior | None]:

@@ -129,7 +129,9 @@ def _show(file: Path, verified: Verified, checks: dict[int, list[Check]]) -> Non
     _show_worst(verified, checks[worst], worst)
     say(
         "All figures are correct. They were recomputed from the noise and the number of releases alone: in "
-        "closed form and, where shown, with privacy loss distributions (PLD), which round up."
+        "closed form and, where shown, with privacy loss distributions (PLD), which round up.",
+        "Names, numbers of rows, rounds released so far and the study's hash cannot be recomputed: they are the word "
+        "of whoever signs the statement. An owner can compare them with the site's ledger: --ledger FOLDER.",
     )
     document = verified.document
     say(document["sampler"]["words"], style="bold" if statement.sampler == SIMULATED else None)

@@ -47,8 +47,8 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     Parameters
     ----------
     epsilon, delta : float
-        Total budget of one fit: replacing any one row changes the probability of any outcome by at most
-        ``e^ε``, and by δ. The number of rows is public.
+        Total budget of one fit: replacing any one row changes the probability of any outcome by a
+        factor of at most ``e^ε``, plus δ. The number of rows is public.
     data_norm : float, optional
         Public bound of the L2 norm of a row; longer rows are shortened to it, in training and prediction.
         With ``bounds`` or ``scale``: of the norm after these, √d if left out.

@@ -303,11 +303,13 @@ def _flat_parameters(made: type[Training]) -> dict[str, Parameter]:
         names = tuple(registry.classes)
         help = f"{each.help or registry.help} One of {', '.join(names)}."
         found[each.name] = Parameter(each.name, Literal[names], each.default.name, help)
-        owners: dict[str, list[str]] = {}
+        owners: dict[str, dict[str, list[str]]] = {}  # of each parameter: what it means, for whom
         for name, own in ((cls.name, own) for cls in registry.classes.values() for own in parameters(cls)):
             flat = f"{registry.prefix}{own.name}"
-            owners.setdefault(flat, []).append(name)
-            found[flat] = replace(own, name=flat, help=f"{own.help} ({', '.join(owners[flat])})")
+            meanings = owners.setdefault(flat, {})
+            meanings.setdefault(own.help, []).append(name)
+            help = " ".join(f"{text} ({', '.join(names)})" for text, names in meanings.items())
+            found[flat] = replace(own, name=flat, help=help)
     return found
 
 

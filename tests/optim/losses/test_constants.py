@@ -6,7 +6,7 @@ import numpy as np
 from cases import BOUNDED_LOSS_CASES, SMOOTH_LOSS_CASES, grid, labels_of_all_sizes, of_all_sizes
 from looping import case
 
-from dpadmm.optim.losses import slopes
+from dpadmm.optim.losses import Huber, SmoothedHinge, slopes
 
 
 def _limit(loss):
@@ -49,10 +49,14 @@ def test_slopes_change_no_faster_than_smoothness():
             assert (change <= loss.smoothness * (np.linalg.norm(here - there, axis=1) + rounding) + 1e-15).all()
 
 
+NEAR = [label + side * far for label in (-1.0, 1.0) for side in (-1.0, 1.0) for far in (1e-4, 1e-3, 1e-2, 0.03, 0.1)]
+"""Scores on both sides of the labels: a loss may bend within a narrow band of residuals only."""
+
+
 def test_smoothness_is_attained():
-    for loss in SMOOTH_LOSS_CASES:
+    for loss in [*SMOOTH_LOSS_CASES, Huber(0.002), SmoothedHinge(0.002)]:
         with case(loss):
-            labels, scores = grid(loss, [-30.0, 0.0, 0.97])
+            labels, scores = grid(loss, [-30.0, 0.0, 0.97, *(NEAR if loss.n_outputs == 1 else [])])
             step = 1e-5
             columns = [
                 (slopes(loss, labels, scores + move) - slopes(loss, labels, scores - move)) / (2.0 * step)
