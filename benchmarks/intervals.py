@@ -95,7 +95,8 @@ def data(cell: Cell, rng: np.random.Generator) -> tuple[Numbers, Numbers, Number
         exposures, spread = rng.uniform(0.2, 1.0, n), 1.0
         if cell.misfit == "heavy tails":  # counts vary twice as much as their model says, or more
             spread = rng.gamma(2.0, 0.5, n)
-        counts = rng.poisson(LARGEST_COUNT * exposures * spread * np.exp(scores))
+        means = LARGEST_COUNT * exposures * spread * np.exp(scores)
+        counts = rng.poisson(np.minimum(means, 1e6))  # which are cut at the largest count anyway
         return rows, coded(np.minimum(counts / LARGEST_COUNT, 1.0), exposures), weights
     noise = rng.standard_t(3.0, size=n) * 0.12 if cell.misfit == "heavy tails" else rng.normal(size=n) * 0.2
     return rows, np.clip(scores + noise, -1.0, 1.0), weights

@@ -11,7 +11,7 @@ from mixed_tables import COLUMNS, make_cells, make_study, write_csv
 
 from dpadmm.cli.model import _markdown
 from dpadmm.data.encoded import encode_table
-from dpadmm.data.schema import Schema
+from dpadmm.data.schema import Category, Number, Schema
 from dpadmm.model.explain import Coefficient, Explanation, explain
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, model_of
@@ -114,8 +114,56 @@ def test_a_table_names_the_ratio_that_it_has_and_the_class_that_is_meant():
     assert "| age | per unit | 1.039 | 1.035 to 1.043 | <0.001 |" in table
     several = replace(rate, output="a|b", standard_error=None)
     table = _markdown(Explanation("score", (several,), (), "no study", ""), "Private.")
-    assert "|  | Class | Change | Coefficient |\n| :-- | :-- | :-- | --: |" in table
+    assert "|  | Class | Change | Coefficient (no intervals) |\n| :-- | :-- | :-- | --: |" in table
     assert r"| age | a\|b | per unit | 0.0385 |" in table
+
+
+def test_a_table_without_intervals_marks_values_that_no_public_row_held():
+    seen = Coefficient("job", "a", "vs average", "", 0.5, None, 1.0)
+    unseen = replace(seen, value="other", unseen=True)
+    table = _markdown(Explanation("log odds", (seen, unseen), (), "too much noise", "", "odds ratio"), "Private.")
+    assert "| Odds ratio (no intervals) |" in table
+    assert r"| job=other \* | vs average | 1.65 |" in table
+    assert r"\* No public row held this value" in table
+    assert "There are no confidence intervals: too much noise." in table
+    assert r"\*" not in _markdown(Explanation("log odds", (seen,), (), "too much noise", ""), "Private.")
+
+
+def test_a_column_with_a_wide_range_is_told_per_a_power_of_ten_of_its_units(cli, tmp_path):
+    """Per unit an odds ratio would be 1, whatever the effect."""
+    schema = Schema((Number("income", (0, 250_000)), Number("age", (18, 98))))
+    weights = np.array([[-2.0], [0.5], [0.1]])
+    model = Model(weights, "binary", "logistic", schema=schema, intercept=True, feature_names=schema.features,
+                  covariance=1e-4 * np.eye(3), clearance=2.0)  # fmt: skip
+    income = next(each for each in explain(model).coefficients if each.column == "income")
+    told, per_unit = income.in_table, income.coefficient
+    assert (told.per, told.coefficient, told.span) == ("per 10,000", pytest.approx(1e4 * per_unit), 25.0)
+    assert (told.p_value, told.effect) == (pytest.approx(income.p_value), pytest.approx(income.effect))
+    odds = f"{np.exp(1e4 * per_unit):.3g}"
+    assert odds not in ("1", "1.0")
+    cli_text = (
+        cli("explain", model.save(tmp_path / "m.dpadmm"), "--table", tmp_path / "t.md", columns=80).succeeded().out
+    )
+    for text in (cli_text, model.summary(), (tmp_path / "t.md").read_text(encoding="utf-8")):
+        (line,) = (line for line in text.splitlines() if "income" in line)
+        assert "per 10,000" in line
+        assert odds in line
+        assert "age" in text
+        assert "per unit" in text
+    assert income.row(ratios="")["per"] == "per unit"  # files are as they were
+
+
+def test_names_break_after_the_column_where_they_do_not_fit(cli, tmp_path):
+    schema = Schema((Category("employment", ("unemployed", "self-employed")), Number("age", (18, 98))))
+    d = len(schema.features) + 1
+    weights = np.linspace(-0.123, 0.456, d)[:, None]
+    model = Model(weights, "binary", "logistic", schema=schema, intercept=True, feature_names=schema.features,
+                  covariance=0.01234 * np.eye(d), clearance=2.0)  # fmt: skip
+    file = model.save(tmp_path / "m.dpadmm")
+    narrow = cli("explain", file, columns=80).succeeded().out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert {line.split()[0] for line in narrow.splitlines() if line.strip()} >= {"employment=", "self-employed", "age"}
+    assert "employment=unemployed" in cli("explain", file, columns=120).succeeded().out
 
 
 def test_a_figure(cli, models, tmp_path):

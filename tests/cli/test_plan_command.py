@@ -233,6 +233,31 @@ def test_a_rare_outcome_is_judged_by_how_well_rows_are_ranked(cli, study_file, t
     goal = cli(*call, "--goal", "accuracy=0.97").succeeded().json
     assert (goal["verdict"], goal["measure"]) == ("no-go", "accuracy")
     assert cli(*call, "--goal", "auc=0.7").succeeded().json["verdict"] == "go"
+    assert found["scenarios"][0]["own"]["sensitivity"]["mean"] < 0.1
+    hardly = "It will predict yes for hardly anyone: use its probabilities, or class weights (docs/how-to/weights.md)."
+    assert hardly in " ".join(cli(*call[:-1]).succeeded().out.split())
+    often = cli(*call[:-2], tmp_path / "all.csv").succeeded().out
+    assert "for hardly anyone" not in " ".join(often.split())
+
+
+def test_a_study_that_asks_for_intervals_is_told_whether_it_will_have_them(cli, study_file, public):
+    asking = planned.STUDY.replace('"dp_admm"', '"auto"\ninference = true').replace("n_rounds = 20\n", "")
+    study_file.write_text(asking)
+    call = ["plan", study_file, "--agents", 2, "--epsilon", "1", "--rounds", "5", "--repeats", 2, "--public", public]
+    text = " ".join(cli(*call, "--rows", 500).succeeded().out.split())
+    told = re.search(
+        r"Confidence intervals: unlikely at ε = 1 with 1,000 rows \(0 of 2 runs had them\); about ([0-9,]+) rows would "
+        "do, or fewer columns and rare categories, or a larger ε.",
+        text,
+    )
+    assert told is not None
+    enough = int(told[1].replace(",", ""))
+    found = cli(*call, "--rows", enough // 2, "--json").succeeded().json["intervals"]
+    assert found == {"having": 2, "runs": 2, "rows": enough, "likely": True}
+    likely = " ".join(cli(*call[:-2], "--rows", 10**6).succeeded().out.split())
+    assert "Confidence intervals: likely at ε = 1 with 2,000,000 rows (6 of 6 runs had them)." in likely
+    study_file.write_text(asking.replace("inference = true", ""))
+    assert "Confidence intervals" not in cli(*call, "--rows", 500).succeeded().out
 
 
 def test_budgets_that_protect_little_are_warned_about(cli, study_file, public):

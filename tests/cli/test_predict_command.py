@@ -146,6 +146,15 @@ def test_an_evaluation_fits_the_screen_and_shows_calibration(cli: Cli, tmp_path:
             assert "mean loss" not in text  # it is the log-loss
 
 
+def test_a_class_that_is_never_predicted_is_named(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
+    never = "No row is predicted to be bad: use the probabilities, or train with class weights"
+    assert never not in " ".join(cli("evaluate", model, "-d", table).succeeded().out.split())
+    table.write_text("name,x,c,z\n1,0,b,bad\n2,0,b,good [red]\n")
+    assert never in " ".join(cli("evaluate", model, "-d", table).succeeded().out.split())
+    table.write_text("name,x,c,z\n1,0,b,good [red]\n2,0,b,good [red]\n")
+    assert "No row is predicted" not in cli("evaluate", model, "-d", table).succeeded().out
+
+
 def test_figures_for_machines(cli: Cli, model: Path, table: Path) -> None:
     found = cli("evaluate", model, "-d", table, "--json").succeeded().json
     assert found["rows"] == 3

@@ -403,3 +403,14 @@ def test_problems_are_a_table_that_fits_the_screen(cli, study_file, columns):
     said = text_of(answer)
     assert "privacy unknown setting 'epsilonn'; did you mean 'epsilon'?" in said
     assert "a" * 20 in said
+
+
+def test_check_counts_the_rows_that_would_be_shortened(cli, plain_file, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("income,age\n0.1,0.2\n3,4\n0,0\n1,1\n")
+    text = text_of(cli("study", "check", plain_file, "--data", table).succeeded())
+    assert "2 (50.0%) of the rows are longer than the study's row_norm and shortened to it" in text
+    assert "A larger row_norm in the study shortens fewer rows" in text
+    assert cli("study", "check", plain_file, "--data", table, "--json").succeeded().json["table"]["shortened"] == 2
+    table.write_text("income,age\n0.1,0.2\n")
+    assert "row_norm" not in text_of(cli("study", "check", plain_file, "--data", table).succeeded())

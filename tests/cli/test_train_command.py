@@ -112,6 +112,18 @@ def test_exact_noise_is_never_the_same_and_seeded_noise_is(cli: Cli, tmp_path: P
     assert "without any protection" in " ".join(answer.out.split())
 
 
+def test_rounds_that_were_filled_in_are_said_with_the_hash_of_the_study_as_run(cli: Cli, tmp_path: Path, table: Path):
+    given = tmp_path / "study.toml"
+    for left_out in (True, False):
+        text = to_toml(make_study(method="auto", n_rounds=8))
+        given.write_text(text.replace("n_rounds = 8\n", "") if left_out else text)
+        shown = cli("train", given, "-d", table, "-o", tmp_path / "m", "--overwrite").succeeded().out
+        statement = read_statement(tmp_path / "m.statement.json").statement
+        assert (statement.study_hash == read_study(given).hash) != left_out
+        told = re.search(r"sets no n_rounds: \d+ were filled in.*which the statement has:\n(\w+)\n", shown)
+        assert (told and told[1]) == (statement.study_hash if left_out else None)
+
+
 def test_json_for_machines(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
     answer = cli("train", study, "-d", table, "--agents", 3, "-o", tmp_path / "m.dpadmm", "--json").succeeded()
     found = answer.json

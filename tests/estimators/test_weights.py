@@ -12,6 +12,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 
 from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
 from dpadmm.estimators import DPADMMClassifier, DPADMMPoissonRegressor, DPADMMRegressor
+from dpadmm.estimators.base import as_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:random_state:dpadmm.PrivacyLeakWarning")
 
@@ -52,6 +53,8 @@ def test_without_noise_a_weight_is_as_good_as_repeated_rows() -> None:
     one = classifier(inference=True, weight_max=3.0).fit(X, Y, sample_weight=copies)
     other = classifier(inference=True).fit(np.repeat(X, copies, axis=0), np.repeat(Y, copies))
     np.testing.assert_allclose(one.coef_, other.coef_, rtol=1e-3, atol=1e-3)
+    assert "sampling weights" in one.summary()
+    assert "sampling weights" not in other.summary()
 
 
 def test_weights_are_in_the_units_of_c_as_in_scikit_learn() -> None:
@@ -96,6 +99,9 @@ def test_the_largest_weight_is_public_or_a_leak() -> None:
     with pytest.warns(PrivacyLeakWarning, match="the largest weight \\(give weight_max=\\)"):
         model = classifier(weight_max=None, epsilon=1.0).fit(X, Y, sample_weight=WEIGHTS)
     assert "the largest weight" in model.privacy_["guarantee"]
+    np.testing.assert_array_equal(model.coef_, classifier(epsilon=1.0).fit(X, Y, sample_weight=WEIGHTS).coef_)
+    with pytest.raises(ValueError, match=r"non-zero|^weight_max must be"):
+        classifier(weight_max=None).fit(X, Y, sample_weight=np.zeros(4000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         DPADMMClassifier(bounds=(-1, 1), classes=[False, True], weight_max=4.0).fit(X, Y, sample_weight=WEIGHTS)
@@ -107,17 +113,29 @@ def test_public_rows_have_weights_where_others_have() -> None:
     with pytest.raises(StudyError, match="public: it must be \\(X, y, weights\\) where there is a sample_weight"):
         classifier().fit(X, Y, public=(X[:99], Y[:99]), sample_weight=WEIGHTS)
     model = classifier(epsilon=0.5).fit(X, Y, public=(X[:99], Y[:99], WEIGHTS[:99]), sample_weight=WEIGHTS)
-    assert np.isfinite(model.coef_).all()
+    for weight_max, public in [(4.0, np.where(WEIGHTS == 4.0, 1e9, WEIGHTS)), (8.0, 2.0 * WEIGHTS)]:
+        with case(weight_max):
+            by = weight_max / 4.0
+            again = classifier(epsilon=0.5, weight_max=weight_max, C=1.0 / by)
+            again.fit(X, Y, public=(X[:99], Y[:99], public[:99]), sample_weight=by * WEIGHTS)
+            np.testing.assert_allclose(again.coef_, model.coef_, rtol=1e-12)
+    for public in (WEIGHTS / 4.0, np.full(4000, 4.0)):
+        other = classifier(epsilon=0.5).fit(X, Y, public=(X[:99], Y[:99], public[:99]), sample_weight=WEIGHTS)
+        assert not np.allclose(other.coef_, model.coef_, rtol=1e-6)
+    with pytest.raises(DataError, match=r"^public: sample_weight\[0\] is -1, and weights are never negative"):
+        classifier().fit(X, Y, public=(X[:99], Y[:99], -np.ones(99)), sample_weight=WEIGHTS)
 
 
 def test_mistakes_are_one_sentence_each_before_anything_is_spent() -> None:
     bad = WEIGHTS.copy()
-    bad[3] = -1.0
+    bad[0], bad[3] = 0.0, -1.0
+    fine = as_weights(np.array([0.0, 0.1], dtype=np.float32), X[:2])  # a row may count for nothing
+    assert (fine.dtype, fine.tolist()) == (np.float64, [0.0, float(np.float32(0.1))])
     for made, fit, words in [
         (classifier(), {"sample_weight": bad}, "sample_weight\\[3\\] is -1, and weights are never negative"),
         (classifier(), {"sample_weight": WEIGHTS[:5]}, "sample_weight"),
         (classifier(), {"sample_weight": np.where(bad < 0.0, np.nan, bad)}, "NaN"),
-        (classifier(weight_max=0.0), {"sample_weight": WEIGHTS}, "weight_max"),
+        (classifier(weight_max=0.0), {"sample_weight": WEIGHTS}, "^weight_max must be"),
         (classifier(class_weight={"maybe": 2.0}), {}, "class_weight names 'maybe', which is none of the classes"),
         (classifier(class_weight={True: 0.0}), {}, "class_weight"),
         (classifier(weight_max=np.inf), {"sample_weight": WEIGHTS}, "weight_max must be a finite positive number"),

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from guards import rows as made_rows
 from in_process import InProcess
+from looping import case
 from masked import MOST_ROWS, NAMES, ROUNDS, ROWS, D, MaskedSite, masked_study
 
 from dpadmm._base.arrays import Integers
+from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.federation.aggregator.coordinator import run_rounds
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.optim.features import clip_rows
-from dpadmm.optim.problem import make_rows
+from dpadmm.optim.problem import Rows, make_rows
+from dpadmm.runs.training import encode
+from dpadmm.site.table import SiteRows
 from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
 from dpadmm.training.oracles import ExactNoise, Pooled
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import bitmap_of
+from dpadmm.trusted.private_rows import CheckedRows
+from dpadmm.trusted.unit import ONE_ROW
 
 QUICK = masked_study(deadline=0.3)
 
@@ -39,9 +46,9 @@ def seeded(agent: int, round: int) -> Callable[[int, int], Integers]:
 class Sites:
     """All sites of a study, and a line on which messages of some sites in some rounds get lost."""
 
-    def __init__(self, folder: Path, study: Study = QUICK) -> None:
+    def __init__(self, folder: Path, study: Study = QUICK, held: Mapping[str, CheckedRows] | None = None) -> None:
         self.study = study
-        self.sites = {name: MaskedSite(folder, name, study) for name in NAMES}
+        self.sites = {name: MaskedSite(folder, name, study, (held or {}).get(name)) for name in NAMES}
         for site in self.sites.values():
             site.start()
         self.lost: set[tuple[str, int, Kind]] = set()
@@ -91,12 +98,18 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
         site.close()
 
 
-def reference(study: Study, mask: np.ndarray, voids: set[int]) -> np.ndarray:
-    """The same study in one process, with who took part and which rounds are void."""
+OFFSETS = np.cumsum([0, *ROWS.values()])
+
+
+def made() -> Rows:
+    """The rows of all sites."""
     parts = [made_rows(ord(name), ROWS[name], D) for name in NAMES]
-    offsets = np.cumsum([0, *ROWS.values()])
     features, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
-    rows = make_rows(clip_rows(features), labels, offsets=offsets)
+    return make_rows(clip_rows(features), labels, offsets=OFFSETS)
+
+
+def reference(study: Study, rows: Rows, mask: np.ndarray, voids: set[int]) -> np.ndarray:
+    """The same study in one process, with who took part and which rounds are void."""
     history: list[np.ndarray] = []
     train(
         study.method(*ROWS.values()), study.problem, rows, n_rounds=ROUNDS,
@@ -107,21 +120,52 @@ def reference(study: Study, mask: np.ndarray, voids: set[int]) -> np.ndarray:
     return np.array(history)
 
 
-def test_the_same_bits_as_in_one_process_with_absent_sites_and_void_rounds(
-    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = lambda scale, count: seeded(*sites.turn)(scale, count)  # noqa: E731
-    monkeypatch.setattr(exact_noise, "discrete_gaussian", draw)
+def check_same_bits(sites: Sites, rows: Rows, file: Path) -> bytes:
+    """A run with an absent site and a void round, beside the same in one process; what it said."""
     sites.lost = {("b", 2, Kind.REQUEST), ("c", 3, Kind.MASK)}
-    got = sites.run(tmp_path / "s" / "journal.sqlite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: seeded(*sites.turn)(scale, count))
+        got = sites.run(file)
     mask = np.ones((ROUNDS, 4), bool)
     mask[1, 1] = mask[3, 2] = False  # not ready; sits out after the void round
-    assert np.array_equal(got, reference(QUICK, mask, {3}))
+    assert np.array_equal(got, reference(sites.study, rows, mask, {3}))
+    return np.array(got).tobytes()
+
+
+def test_the_same_bits_as_in_one_process_with_absent_sites_and_void_rounds(sites: Sites, tmp_path: Path) -> None:
+    check_same_bits(sites, made(), tmp_path / "s" / "journal.sqlite")
     with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
         assert [(each.round, each.sites) for each in journal.voids()] == [(3, ("c",))]
     assert [sites.ledger_rounds(name) for name in NAMES] == [
         [1, 2, 3, 4, 5], [1, 3, 4, 5], [1, 2, 3, 5], [1, 2, 3, 4, 5],
     ]  # fmt: skip
+
+
+def test_the_same_bits_of_tables_with_weights_by_column_and_by_class(tmp_path: Path) -> None:
+    """Every site reads its own table; in one process there is one."""
+    plain = Label("ill", classes=("no", "yes"))
+    heavy = replace(plain, weight="w", weight_bound=4.0, class_weight={"yes": 12.0, "no": 1.0})
+    rng = np.random.default_rng(3)
+    cells = [
+        f"{x:.3f},{y:.3f},{rng.choice(['no', 'yes'])},{rng.choice([0, 0.5, 4, 9])}" for x, y in rng.random((212, 2))
+    ]
+    for name, part in [("all", slice(None)), *zip(NAMES, map(slice, OFFSETS[:-1], OFFSETS[1:]), strict=True)]:
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,ill,w", *cells[part]]) + "\n")
+    said = set()
+    for label in (plain, replace(heavy, class_weight=None), replace(heavy, weight=None, weight_bound=None), heavy):
+        schema = Schema((Number("x", (0, 1)), Number("y", (0, 1))))
+        training = QUICK.training.changed(intercept=True)
+        study = replace(QUICK, schema=schema, label=label, features=(), classes=None, training=training)
+        folder = tmp_path / study.hash
+        tables = {name: SiteRows(folder, tmp_path / f"{name}.csv", "ill", ONE_ROW) for name in NAMES}
+        with case(label):
+            sites = Sites(folder, study, {name: CheckedRows(each.encoded(study)) for name, each in tables.items()})
+            known = encode(study, tmp_path / "all.csv")
+            rows = make_rows(known.features, known.labels, offsets=OFFSETS, row_weights=known.row_weights)
+            said.add(check_same_bits(sites, rows, folder / "s" / "journal.sqlite"))
+            for site in sites.sites.values():
+                site.close()
+    assert len(said) == 4
 
 
 def test_a_site_that_restarts_after_it_was_ready_answers_the_repeated_request(tmp_path: Path) -> None:

@@ -246,11 +246,16 @@ def test_why_there_are_no_intervals():
     asked = replace(model, study={"method": {"name": "auto", "inference": True}})
     assert explain(model).unknown == NO_INTERVAL
     assert explain(asked).unknown == NO_LAST_RELEASE
-    assert "(2.0 times too much)" in explain(replace(asked, clearance=0.5)).unknown
-    assert explain(replace(model, clearance=1e-9)).unknown == NOT_CLEAR.format(factor="")
+    for clearance in (0.5, 0.9, 1e-9):  # directions below the noise are left out: the rest is no measure of what lacks
+        assert explain(replace(asked, clearance=clearance)).unknown == NOT_CLEAR
+    assert "times" not in NOT_CLEAR
+    assert "dpadmm plan forecasts how many rows would do" in NOT_CLEAR
     with pytest.raises(DataError, match="there are no intervals: they need a release of their own"):
         model.conf_int()
     assert "No intervals: they need a release of their own" in model.summary()
+    assert model.summary().splitlines()[1] == "privacy unknown"
+    known = replace(model, privacy={"epsilon": 3.0, "delta": 1e-5, "noise": "exact"})
+    assert known.summary().splitlines()[1] == "ε = 3 at δ = 1e-05"
 
 
 def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():

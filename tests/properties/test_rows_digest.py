@@ -44,8 +44,8 @@ def stored(features: Floats, storage: str) -> Any:
     return {"dense": np.array, "csr": csr_array, "coded": coded}[kind](typed)
 
 
-def digest(features: Features, labels: Floats) -> str:
-    return private(features, labels).digest()
+def digest(features: Features, labels: Floats, row_weights: Floats | None = None) -> str:
+    return private(features, labels, row_weights=row_weights).digest()
 
 
 def flipped(values: Any, at: int, bit: int) -> Any:
@@ -78,6 +78,17 @@ def test_every_cell_and_every_label_counts() -> None:
                 seen.add(digest(matrix, flipped(labels, at, 0)))
             assert len(seen) == 1 + part(matrix).size + N
             assert digest(stored(features, storage), labels.copy()) in seen
+
+
+def test_every_weight_counts_and_weights_of_1_too() -> None:
+    features, labels = table()
+    weights = np.linspace(0.25, 0.75, N)
+    held, before = private(features, labels, row_weights=weights), weights.copy()
+    seen = {digest(features, labels), digest(features, labels, np.ones(N)), held.digest()}
+    seen |= {digest(features, labels, flipped(weights, at, 0)) for at in range(N)}
+    assert len(seen) == 3 + N
+    weights[0] = 1.0  # by who gave them, and keeps them
+    assert held.digest() == digest(features, labels, before)
 
 
 @prove

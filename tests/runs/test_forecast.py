@@ -13,6 +13,7 @@ from questions import gradient_question
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.encoder import Report
+from dpadmm.model.explain import explain
 from dpadmm.optim import kernels
 from dpadmm.optim.losses import Logistic
 from dpadmm.optim.problem import make_rows
@@ -28,6 +29,7 @@ from dpadmm.runs.planning.forecast import (
     computed,
     figures,
     grid_of,
+    intervals,
     n_runs,
     outlook,
     public_scenario,
@@ -41,6 +43,7 @@ from dpadmm.runs.planning.forecast import _values as values_of
 from dpadmm.runs.planning.plan import VOIDS, alternatives, costs_of, for_sizes, measured_seconds
 from dpadmm.runs.training import run_study
 from dpadmm.study.study import Study, read_study
+from dpadmm.training.methods import Auto
 from dpadmm.training.metrics import error
 from dpadmm.training.oracles import SimulatedNoise
 
@@ -278,6 +281,25 @@ def is_forecast_as_it_is_trained(auto, pool, sizes):
     assert np.all(np.abs(trained.mean(axis=0) - planned_weights.mean(axis=0)) < 4.0 * error_of_mean)
     ratio = planned_weights.std(axis=0) / trained.std(axis=0)
     assert 0.8 < np.exp(np.log(ratio).mean()) < 1.25
+
+
+def test_intervals_are_forecast_where_training_has_them(auto, tmp_path):
+    asking = replace(auto, training=auto.training.changed(method=Auto(inference=True)))
+    sizes = np.full(2, 200)
+    scenario = public_scenario(asking, planned.table(tmp_path / "public.csv", 1000, seed=1), repeats=5, seed=1)
+    told = intervals(asking, [scenario], sizes, seed=1)
+    assert (told.likely, told.having, told.runs) == (False, 0, 5)
+    again = intervals(asking, [scenario], sizes * (told.rows // 400), seed=1)
+    assert (again.likely, again.rows) == (True, told.rows)
+    for n_rows in (400, told.rows):
+        rows = encode_table(planned.table(tmp_path / f"{n_rows}.csv", n_rows, seed=2), asking.schema, asking.label,
+                            intercept=asking.training.intercept)  # fmt: skip
+        trained = [explain(run_study(asking, rows, n_agents=2, seed=seed).model) for seed in range(5)]
+        columns = [{one.column for one in each.coefficients if one.interval()} for each in trained if not each.unknown]
+        having = sum(each == {"age", "region", "smoker"} for each in columns)
+        assert having == 0 if n_rows == 400 else having >= 4
+    hidden = replace(asking, training=asking.training.changed(epsilon=1e-4))
+    assert intervals(hidden, [scenario], sizes, seed=1).rows is None
 
 
 def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):

@@ -93,7 +93,7 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
         assert told in caplog.text
 
 
-def test_weights_of_rows_are_with_the_parts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_table_have_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many of each as in one file, in sums and in the digest that pins the table to a study."""
     monkeypatch.setattr(on_cluster, "Cluster", Here)
     study = person_study("logistic", weighted=True)

@@ -90,6 +90,25 @@ def test_persons_are_no_label(folder):
         table(folder, label=None).encoded(weighted)
 
 
+def test_weights_are_kept_with_the_rows_and_told_of_where_there_is_none(folder):
+    write(folder, "late,0.5,4,0.3,yes", ",0.2,-1,0.3,no", "x,0.1,2,0.2,no")
+    plain = schema_study()
+    weighted = replace(plain, label=replace(plain.label, weight="who", weight_bound=8.0))
+    site = table(folder, person=None)
+    rows = site.encoded(weighted)
+    assert rows.row_weights[[0, 2]].tolist() == [0.5, 0.25]
+    assert np.asarray(rows.features).any(axis=1).tolist() == [True, False, True]
+    assert "1 of 3 rows have no label or weight that the study knows; they count as rows of zeros." in site.warnings(
+        weighted
+    )
+    assert site.encoded(plain).row_weights is None
+    assert not any("have no" in each for each in site.warnings(plain))
+    write(folder, "late,0.5,4,0.3,yes", ",0.2,1,0.3,perhaps")
+    assert "1 of 2 rows have no label that the study knows; they count as rows of zeros." in table(
+        folder, person=None
+    ).warnings(plain)
+
+
 @pytest.mark.parametrize(
     ("label", "labels", "parts", "complaint"),
     [

@@ -18,6 +18,7 @@ from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.masking import public_key
 from dpadmm.trusted.policy import MaskingLimits, Policy
+from dpadmm.trusted.private_rows import CheckedRows
 
 NAMES = ("a", "b", "c", "d")
 ROUNDS, MOST_ROWS, D = 5, 100, 3
@@ -46,10 +47,9 @@ def masked_study(names: Sequence[str] = NAMES, **more: Any) -> Study:
 class MaskedSite:
     """A responder over a guard with a ledger in a folder; ``start`` it again after a crash."""
 
-    def __init__(self, folder: Path, name: str, study: Study, private_key: bytes | None = None) -> None:
-        self.folder, self.name, self.study = folder / name, name, study
-        self.key = key(name) if private_key is None else private_key
-        self.rows = private(*rows(ord(name), ROWS[name], D))
+    def __init__(self, folder: Path, name: str, study: Study, held: CheckedRows | None = None) -> None:
+        self.folder, self.name, self.study, self.key = folder / name, name, study, key(name)
+        self.rows = private(*rows(ord(name), ROWS[name], D)) if held is None else held
         self.responder: Responder | None = None
 
     @contextmanager

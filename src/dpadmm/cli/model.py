@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
@@ -18,6 +19,7 @@ from dpadmm._base.files import atomic_file
 from dpadmm.cli import owner_report
 from dpadmm.cli.screen import (
     TABLE_KINDS,
+    WEIGHTS,
     AsJson,
     Quiet,
     Row,
@@ -42,7 +44,7 @@ from dpadmm.model.evaluate import (
     private_evaluation_of,
 )
 from dpadmm.model.evaluate import evaluate as measure
-from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, Coefficient, Explanation, alike, ratio
+from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, PER_UNIT, Coefficient, Explanation, alike, ratio, ratio_text
 from dpadmm.model.explain import explain as explanation_of
 from dpadmm.model.file import load_model
 from dpadmm.model.model import Model, Scorer
@@ -240,6 +242,7 @@ def _show_evaluation(found: Evaluation, data: Path) -> None:
         _show_calibration(found)
     if 0 < len(found.classes) <= MOST_CLASSES:
         _show_confusion(found)
+    _say_never_predicted(found)
     _say_warnings(found.report, data)
     say(NOT_TO_PUBLISH)
 
@@ -261,6 +264,15 @@ def _show_confusion(found: Evaluation) -> None:
     lines: list[Row] = [(Text(name), *row) for name, row in zip(rows, counts, strict=True)]
     fold = range(len(names) + 1)
     show_table(("true class, rows predicted as", *map(Text, short)), lines, fold=fold, padding=(0, 1, 0, 0))
+
+
+def _say_never_predicted(found: Evaluation) -> None:
+    """Classes that some rows have and no row is predicted to have: an accuracy does not show that."""
+    counts = found.confusion
+    never = [str(name) for k, name in enumerate(found.classes) if counts[k].any() and not counts[:, k].any()]
+    if never:
+        instead = "use the probabilities" if found.bins else "rank by the scores"
+        say(f"No row is predicted to be {' or '.join(never)}: {instead}, or train with class weights ({WEIGHTS}).")
 
 
 def _short(names: Sequence[str], longest: int) -> list[str]:
@@ -312,24 +324,26 @@ def explain(
 
 def _markdown(found: Explanation, sentence: str) -> str:
     """A table of the estimates for a paper, with what stands below it."""
-    effect = found.ratios.capitalize() or "Coefficient"
+    effect = f"{found.ratios.capitalize() or 'Coefficient'}{' (no intervals)' if found.unknown else ''}"
     classes = ["Class"] if any(each.output for each in found.coefficients) else []
     head = ["", *classes, "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
     lines = [head, [*[":--"] * (2 + len(classes)), *["--:"] * (len(head) - 2 - len(classes))]]
     shown = [each for each in found.coefficients if found.unknown or each.interval()]
-    for each in shown:
+    for each in (each.in_table for each in shown):
         ends, p = each.interval(), each.p_value
         numbers = [_ratio(x) if found.ratios else x for x in (each.coefficient, *(ends or ()))]
-        cells = [cell.replace("|", r"\|") for cell in (each.name, *([each.output] if classes else []), each.per)]
+        named = f"{each.name}{' *' * each.unseen}", *([each.output] if classes else []), each.per
+        cells = [cell.replace("|", r"\|").replace("*", r"\*") for cell in named]
         if ends:
             told, low, high = alike(*numbers)
             cells += [told, f"{low} to {high}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
         else:
-            cells.append(f"{numbers[0]:.3g}")
+            cells.append(ratio_text(each.coefficient) if found.ratios else f"{each.coefficient:.3g}")
         lines.append(cells)
     left = [each.name for each in found.coefficients if each not in shown]
     notes = f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED
     notes += f" Left out, since too few rows tell: {', '.join(left)}." if left else ""
+    notes += f" \\{UNSEEN}" if any(each.unseen for each in shown) else ""
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**Effects on: {found.score}**\n\n{body}\n\n{notes} {sentence}\n"
 
@@ -341,7 +355,8 @@ def _ratio(logarithm: float) -> float:
 
 def _csv(found: Explanation) -> str:
     out = StringIO()
-    rows = [each.row(ratios=found.ratios) for each in (*found.coefficients, *found.intercepts)]
+    lines = (*found.coefficients, *found.intercepts)
+    rows = [{**each.row(ratios=found.ratios), "unseen": "yes" if each.unseen else None} for each in lines]
     writer = DictWriter(out, list(rows[0]), lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(rows)
@@ -358,8 +373,8 @@ def in_words(found: Explanation, top: int) -> list[str]:
         *([f"{rest:,} more coefficients with smaller effects{hidden}; --top shows more."] if rest > 0 else []),
         *([UNSEEN] if any(each.unseen for each in found.coefficients[:top]) else []),
         "A coefficient is the change of the score when the column changes as shown and all others stay the "
-        "same; the score of a row is the intercept plus coefficient × value over all columns. Sorted by the "
-        "change over the whole range of a column.",
+        "same; the score of a row is the intercept plus coefficient × value, in units of the change "
+        "shown, over all columns. Sorted by the change over the whole range of a column.",
         *(["Categories and bins: against the average over the column's public values."] if against else []),
         *([found.shortened] if found.shortened else []),
         *([found.weights] if found.weights else []),
@@ -379,10 +394,29 @@ def _show_coefficients(found: Explanation, top: int) -> None:
         *([found.ratios.replace(" ", "\n")] if found.ratios else []),
     ]
     numbers = ["coefficient", "over\nrange"] if found.unknown else told
-    rows: list[Row] = [_cells(found, each, classes) for each in found.coefficients[:top]]
-    rows += [(), *(_cells(found, each, classes, intercept=True) for each in found.intercepts)]
+    lines = [_cells(found, each.in_table, classes) for each in found.coefficients[:top]]
+    constants = [_cells(found, each, classes, intercept=True) for each in found.intercepts]
+    _break_names([[Text(word) for word in (*words, *numbers)], *lines, *constants], len(words) - 1)
+    rows: list[Row] = [*lines, (), *constants]
     left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
     show_table((*words, *numbers), rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
+
+
+def _break_names(lines: list[list[Text]], change: int) -> None:
+    """Where names do not fit beside the other columns of a table, break what changes, and names after "="."""
+
+    def room() -> int:
+        widths = [max(len(part) for line in lines for part in line[j].plain.split("\n")) for j in range(len(lines[0]))]
+        return Console().width - sum(width + 2 for width in widths[1:]) - 2
+
+    def break_after(word: str, column: int, most: int) -> None:
+        for line in lines:
+            if len(line[column]) > most:
+                line[column] = Text(line[column].plain.replace(word, f"{word.strip()}\n", 1))
+
+    if max(len(line[0]) for line in lines) > room():
+        break_after(" ", change, len(PER_UNIT))
+        break_after("=", 0, room())
 
 
 def _class_column(found: Explanation) -> dict[str, str]:
@@ -402,7 +436,7 @@ def _cells(found: Explanation, each: Coefficient, classes: Mapping[str, str], *,
         ends, p = each.interval(), each.p_value
         texts += [f"{each.standard_error:.2g}", "{:+.3g} to {:+.3g}".format(*ends)] if ends else ["–", "–"]
         texts.append("–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<.001")
-        odds = None if intercept or not found.ratios else ratio(each.coefficient)
-        return [Text(text) for text in [*texts, *(["" if odds is None else f"{odds:.3g}"] if found.ratios else [])]]
+        texts += ["" if intercept else ratio_text(each.coefficient)] if found.ratios else []
+        return [Text(text) for text in texts]
     texts.append("" if intercept else f"{each.effect:+.3g}")
     return [Text(text) for text in texts]

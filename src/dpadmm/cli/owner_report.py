@@ -40,12 +40,21 @@ def as_json(report: Report, path: Path) -> dict[str, Any]:
 def show(report: Report, path: Path) -> None:
     """Show columns with changed cells, and warnings."""
     n_changed = show_counts(report.columns, report.rows)
-    if report.shortened:
-        share = f"{report.shortened:,} ({report.shortened / report.rows:.1%})"
-        say(f"{share} of the rows were longer than the study's row norm, and shortened to it.")
+    say(*shortened(report))
     if n_changed or report.shortened:
         say(OWNER_ONLY, style="dim")
     say(*(f"Warning: {sentence}" for sentence in warnings(report, path)), style="bold")
+
+
+def shortened(report: Report) -> list[str]:
+    """How many rows were shortened, what that means and what to do; nothing if none was."""
+    if not report.shortened:
+        return []
+    return [
+        f"{report.shortened:,} ({report.shortened / report.rows:.1%}) of the rows are longer than the study's row_norm "
+        "and shortened to it: all their values count less, by the same factor, so that the model fits them less well. "
+        "A larger row_norm in the study shortens fewer rows, but there is more noise beside every value."
+    ]
 
 
 def show_counts(columns: Mapping[str, Tally], rows: int) -> int:

@@ -17,6 +17,7 @@ from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
 from dpadmm.cli import Interrupted, screen
 from dpadmm.cli.screen import (
+    WEIGHTS,
     AsJson,
     NoPublic,
     Row,
@@ -49,6 +50,9 @@ STYLES = {"go": "bold green", "no-go": "bold red", "open": "bold yellow"}
 
 PLAIN = ("accuracy", "rmse")
 """Measures whose values say what they are."""
+
+HARDLY = 0.1
+"""Sensitivity below which a model says yes to hardly anyone."""
 
 MUCH = 0.015
 """The standard error of an accuracy above which the plan asks for more public rows."""
@@ -131,6 +135,10 @@ def plan(
     costs = planning.costs_of(study, sizes, planning.measured_seconds(study, scenarios[0].folds[0][0], sizes))
     compared = planning.alternatives(given, sizes, own)
     outlooks, found = _run(study, scenarios, sizes, grid, compared, seed=seed, quiet=as_json)
+    intervals = None
+    if isinstance(study.training.method, Auto) and study.training.method.inference:
+        with screen.waiting("forecasting intervals", quiet=as_json):
+            intervals = forecast.intervals(study, scenarios, sizes, seed=seed)
     warnings = [f"{each}." for each in study_warnings(study, int(sizes.max()))]
     made = Plan(
         study=study,
@@ -144,6 +152,7 @@ def plan(
         warnings=(*leakage_warnings(scenarios[0].telling), *warnings),
         alternatives=found,
         known=statistics is not None,
+        intervals=intervals,
     )
     written = [] if output is None else _write(made, output)
     if write_rounds:
@@ -255,6 +264,19 @@ def show(plan: Plan) -> None:
     say(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
     verdict = plan.verdict
     say(f"{verdict.word.upper()}: {verdict.reason}.", style=STYLES[verdict.word])
+    if plan.intervals is not None:
+        say(_of_intervals(plan, plan.intervals), style=STYLES["go" if plan.intervals.likely else "open"])
+
+
+def _of_intervals(plan: Plan, found: forecast.Intervals) -> str:
+    """Whether there will be intervals, and what would do."""
+    counted = f"with {int(plan.sizes.sum()):,} rows ({found.having} of {found.runs} runs had them)"
+    alike = "" if plan.public or plan.known else " Rare categories, which synthetic rows lack, make them less likely."
+    if found.likely:
+        return f"Confidence intervals: likely at ε = {plan.grid.own[0]:.4g} {counted}.{alike}"
+    rows = "" if found.rows is None else f"about {found.rows:,} rows would do, or "
+    said = f"Confidence intervals: unlikely at ε = {plan.grid.own[0]:.4g} {counted}; {rows}"
+    return f"{said}fewer columns and rare categories, or a larger ε{'' if rows else ', would be needed'}.{alike}"
 
 
 def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
@@ -410,6 +432,10 @@ def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Verdict) -
     out = []
     if verdict.word == "go" and "log_loss" in own and own["log_loss"].mean >= outlook.baseline["log_loss"]:
         out.append("Its log-loss is no better than that of a constant guess: rank by it, but don't trust its chances.")
+    if verdict.word != "no-go" and "sensitivity" in own and own["sensitivity"].mean < HARDLY:
+        name = plan.study.classes[-1] if plan.study.classes else "the second class"
+        instead = "use its probabilities" if "log_loss" in own else "rank by its scores"
+        out.append(f"It will predict {name!s} for hardly anyone: {instead}, or class weights ({WEIGHTS}).")
     if plan.goal.target is not None and len(plan.outlooks) == 1:
         out.append(f"Goal: {value_text(plan.goal.target, plan.goal.name)}.")
     if verdict.word == "go":

@@ -152,6 +152,9 @@ def say_path(*lines: str) -> None:
         Console().print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
+WEIGHTS = "docs/how-to/weights.md"
+"""Where class weights are explained."""
+
 Row = Sequence[str | Text]
 
 

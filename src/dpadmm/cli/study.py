@@ -389,13 +389,14 @@ def show_survey(study: Study, survey: Survey) -> None:
     names = [f"{quiet}{other} column{'s' * (quiet > 1)}"] if quiet else []
     if names or label:
         say(f"No such cells in {' and '.join([*names, *label])}.")
+    say(*owner_report.shortened(survey))
     say(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
 
 
 def counts_of(survey: Survey) -> dict[str, Any]:
     """The same, for programs."""
     columns = {name: asdict(tally) for name, tally in survey.columns.items()}
-    return {"rows": survey.rows, "columns": columns, "label": asdict(survey.label)}
+    return {"rows": survey.rows, "shortened": survey.shortened, "columns": columns, "label": asdict(survey.label)}
 
 
 @study_app.command("schema")

@@ -87,6 +87,9 @@ def train(
         echo_json({**_plain(result, rows, data, output), "public_rows": start})
     elif not quiet:
         _show(result, rows, data, output)
+        if result.study.hash != study.hash:
+            filled = f"The study sets no n_rounds: {result.training.planned_rounds} were filled in."
+            say_path(f"{filled} Hash of the study as run, which the statement has:\n{result.study.hash}")
         if known is not None and prior is not None:
             said = f"{prior.n_rows:,} public rows of {known.name} were the start"
             say(f"{said}, trusted as far as the first answers agreed; no ε depends on them.")

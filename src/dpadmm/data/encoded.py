@@ -370,6 +370,7 @@ CELLS_OR_ROWS = "correct the cells or leave the rows out"
 def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Survey:
     """Read a table once, and count; where a column is wrong, the others are looked at all the same."""
     survey, names, words = Survey(), column_names(path), WordCache()
+    encoder = None if schema.bounded else Encoder(schema)
     counts = Counter(names)
     open_columns: dict[str, Column | Label] = {}
     for each in (*schema.sources, *([label] if label else [])):
@@ -407,6 +408,9 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
                     )
                     del open_columns[name]
             survey.rows += batch.num_rows
+            if encoder is not None and not survey.problems:
+                encoder.encode_blocks(batch)
+                survey.shortened = encoder.report.shortened
     except DpadmmError as error:
         survey.problems.append(str(error))
     else:

@@ -175,9 +175,7 @@ class PrivateLinearModel(BaseEstimator):
             return None, 1.0, []
         weights = as_weights(sample_weight, X)
         read_off = ["the largest weight (give weight_max=)"] if self.weight_max is None else []
-        largest = float(weights.max()) or 1.0
-        if self.weight_max is not None:
-            largest = positive("weight_max", self.weight_max, finite=True)
+        largest = positive("weight_max", weights.max() if self.weight_max is None else self.weight_max, finite=True)
         return np.minimum(weights / largest, 1.0), largest, read_off
 
     def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
 PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step"
 TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"
 LEVEL = 0.95
+WIDE = 1000.0
+"""Units of a column's range from which tables tell the change by a power of ten of them."""
 
 NO_INTERVAL = (
     "they need a release of their own, since how far noise moves a coefficient depends on how the columns go together "
@@ -37,9 +39,10 @@ NO_INTERVAL = (
 )
 NO_LAST_RELEASE = "the last round, which releases what they are made of, is missing or void"
 NOT_CLEAR = (
-    "the noise hides how some columns go together{factor}. The noise falls with ε and with the number of rows alike "
-    "(secure aggregation of n sites: by √n), and fewer columns, or categories that more rows have, leave less to hide. "
-    "The coefficients come from steps that were damped by the noise"
+    "the noise hides how some columns go together. By how much cannot be told from this release: what is hidden is not "
+    "seen. dpadmm plan forecasts how many rows would do. The noise falls with the number of rows and with ε (secure "
+    "aggregation of n sites: by √n), and fewer columns, or categories that more rows have, leave less to hide. The "
+    "coefficients come from steps that were damped by the noise"
 )
 
 PORTION = 256
@@ -72,6 +75,19 @@ class Coefficient:
     def effect(self) -> float:
         """The change of the score over the whole range of the column."""
         return self.coefficient * self.span
+
+    @property
+    def in_table(self) -> Coefficient:
+        """The same for people to read: of a column with a wide range per 100, or per 10,000, and so on.
+
+        It is the power of ten between a hundredth and a tenth of the range, so that ratios differ from 1 visibly.
+        """
+        if self.per != PER_UNIT or self.span < WIDE:
+            return self
+        unit = 10.0 ** (math.floor(math.log10(self.span)) - 1)
+        error = None if self.standard_error is None else self.standard_error * unit
+        value, span = self.coefficient * unit, self.span / unit
+        return replace(self, per=f"per {unit:,.0f}", coefficient=value, standard_error=error, span=span)
 
     def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
         """Where the coefficient is, with this confidence."""
@@ -114,6 +130,20 @@ class Coefficient:
 def ratio(logarithm: float) -> float | None:
     """Ratio of odds, rates or hazards; None where it is no finite number."""
     return math.exp(logarithm) if logarithm < 700.0 else None
+
+
+def ratio_text(logarithm: float) -> str:
+    """A ratio with three digits, more if it is close to 1, so that it differs from it; empty if it is no number.
+
+    Examples
+    --------
+    >>> ratio_text(0.405), ratio_text(-3.5e-05), ratio_text(0.0), ratio_text(800.0)
+    ('1.5', '0.999965', '1', '')
+    """
+    found, apart = ratio(logarithm), abs(math.expm1(min(logarithm, 1.0)))
+    if found is None:
+        return ""
+    return f"{found:.{1 - math.floor(math.log10(apart))}f}" if 1e-12 < apart < 0.005 else f"{found:.3g}"
 
 
 @dataclass(frozen=True)
@@ -164,7 +194,7 @@ class Explanation:
         """A table as text: estimates with standard errors, p-values and 95% intervals."""
         words = ["", "coef", "std err", "z", "P>|z|", "[0.025", "0.975]", *([self.ratios] if self.ratios else [])]
         lines = [words]
-        for each in (*self.coefficients, *self.intercepts):
+        for each in (each.in_table for each in (*self.coefficients, *self.intercepts)):
             cells = [f"{each.name} ({each.per})" if each.per else each.name, f"{each.coefficient:.4g}"]
             ends, p = each.interval(), each.p_value
             if ends is not None and each.standard_error and p is not None:
@@ -172,8 +202,7 @@ class Explanation:
                 cells += [f"{end:.4g}" for end in ends]
             else:
                 cells += [""] * 5
-            odds = ratio(each.coefficient) if self.ratios and each.per else None
-            lines.append([*cells, *(["" if odds is None else f"{odds:.4g}"] if self.ratios else [])])
+            lines.append([*cells, *([ratio_text(each.coefficient) if each.per else ""] if self.ratios else [])])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         made = [
             "  ".join(f"{cell:<{width}}" if j == 0 else f"{cell:>{width}}" for j, (cell, width) in
@@ -314,8 +343,7 @@ def unknown_because(model: Model, schema: Schema) -> str:
         asked = bool(model.study.get("method", {}).get("inference")) or model.clearance > 0.0
         if not asked:
             return NO_INTERVAL
-        factor = f" ({1.0 / model.clearance:.1f} times too much)" if model.clearance > 0.1 else ""
-        return NOT_CLEAR.format(factor=factor) if model.clearance else NO_LAST_RELEASE
+        return NOT_CLEAR if model.clearance else NO_LAST_RELEASE
     known, first, dependent = np.diag(model.covariance) > 0.0, 0, 0
     for term in schema.terms:
         width = len(term.features)
@@ -324,7 +352,7 @@ def unknown_because(model: Model, schema: Schema) -> str:
     dependent -= not model.intercept and dependent > 0
     spectrum = np.linalg.eigvalsh(model.covariance[np.ix_(known, known)])
     silent = np.count_nonzero(spectrum < 1e-12 * spectrum[-1]) if len(spectrum) else 1
-    return NOT_CLEAR.format(factor="") if silent > dependent else ""
+    return NOT_CLEAR if silent > dependent else ""
 
 
 def _dependent(term: Column | Interaction, known: Any) -> int:

@@ -234,7 +234,7 @@ class Model:
         """Coefficients in the columns' units, with standard errors, p-values and intervals, as a table of text."""
         from dpadmm.model.explain import explain
 
-        return explain(self).summary([repr(self)])
+        return explain(self).summary([_promise(self.privacy)])
 
     def conf_int(self, level: float = 0.95) -> dict[str, tuple[float, float] | None]:
         """Ends of the confidence intervals, by coefficient, in the columns' units; where the study asked for them."""

@@ -33,7 +33,7 @@ class ProtectedRows:
     persons: Persons
     given: bool
     """Whether nobody but the holder of this can change the features."""
-    row_weights: Floats | None = None
+    row_weights: Floats | None
     """From 0 to 1, where the study has weights."""
 
 

@@ -86,7 +86,7 @@ class Moments:
             out += self._sum(rows.features[rows.order[some]], rows.labels[some], self.row_norm, factors)
         return out
 
-    def _sum(self, features: Features, labels: Floats, bound: float, factors: Floats | float = 1.0) -> Floats:
+    def _sum(self, features: Features, labels: Floats, bound: float, factors: Floats | float) -> Floats:
         """The sum over a few rows, times their factors; no BLAS, whose sums depend on the number of threads."""
         targets, exposures = self._targets(labels)
         rows = features.astype(np.float64)

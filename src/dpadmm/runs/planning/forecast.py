@@ -35,13 +35,15 @@ from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.model.description import ColumnSummary, Description
 from dpadmm.model.evaluate import auc
-from dpadmm.model.model import PROBABILITIES
+from dpadmm.model.explain import explain
+from dpadmm.model.model import PROBABILITIES, Model
 from dpadmm.optim.features import clip_rows, with_intercept
 from dpadmm.optim.losses import Loss, Poisson
 from dpadmm.optim.losses.poisson import coded, decoded
 from dpadmm.optim.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.optim.regularizers import L2
 from dpadmm.privacy.releases import AnyRelease
+from dpadmm.runs.run import Result
 from dpadmm.runs.run import run as run_cohort
 from dpadmm.study.settings import Training
 from dpadmm.study.study import Study
@@ -84,6 +86,9 @@ MOST_WEIGHTS, LEAST_AGENTS = 500_000, 10
 
 MOST_ENTRIES, MOST_POOLED = 200_000, 1_000_000
 """Numbers in the rows of all agents that are computed with; and where these are pooled."""
+
+LIKELY, MOST_TIMES = 0.8, 256
+"""Share of runs with intervals from which they are likely; and the most that rows are multiplied by to get there."""
 
 LEAST_ROWS = 50
 """Rows of every agent that are computed with, if it has as many."""
@@ -374,7 +379,14 @@ def synthetic_labels(
 def run(
     training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int, void_rounds: float = 0.0
 ) -> Floats:
-    """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's.
+    """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's."""
+    return _result(training, problem, pool, sizes, seed=seed, void_rounds=void_rounds).weights
+
+
+def _result(
+    training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int, void_rounds: float = 0.0
+) -> Result:
+    """The run itself.
 
     ``auto`` uses nothing but the mean over all rows, whose noise is that of one agent with ``Σm/√n`` rows, or
     ``Σm/√(n/h)`` where secure aggregation relies on h honest agents.
@@ -392,7 +404,63 @@ def run(
     shape = (rows.n_features, problem.loss.n_outputs)
     noise = PlannedNoise(SimulatedNoise(seed, len(chosen), shape), chosen, scale)
     planned, voids = PublicSizes(chosen, rows.n_features), RandomVoids(void_rounds, seed) if void_rounds else None
-    return run_cohort(training, problem, rows, noise, sizes=planned, voids=voids).weights
+    return run_cohort(training, problem, rows, noise, sizes=planned, voids=voids)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """In how many of the runs every column had confidence intervals, and the total of rows with which that is likely.
+
+    ``rows`` is the planned total, or that times a power of two; None where :data:`MOST_TIMES` that would not do.
+    """
+
+    having: int
+    runs: int
+    rows: int | None
+
+    @property
+    def likely(self) -> bool:
+        return self.having >= LIKELY * self.runs
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "likely": self.likely}
+
+
+def intervals(study: Study, scenarios: Sequence[Scenario], sizes: Integers, *, seed: int) -> Intervals:
+    """Whether a study that asks for intervals will have them, from runs with the noise of the planned rows."""
+    folds = [(k, train) for each in scenarios for k, (train, _) in enumerate(each.folds)]
+
+    def having(times: int) -> int:
+        ran = (_result(study.training, study.problem, train, times * sizes, seed=seed + k) for k, train in folds)
+        return sum(_has_intervals(study, each) for each in ran)
+
+    planned, n = having(1), int(sizes.sum())
+    if planned >= LIKELY * len(folds):
+        return Intervals(planned, len(folds), n)
+    more = (2**k for k in range(1, MOST_TIMES.bit_length()))
+    enough = next((times for times in more if having(times) >= LIKELY * len(folds)), None)
+    return Intervals(planned, len(folds), None if enough is None else enough * n)
+
+
+def _has_intervals(study: Study, result: Result) -> bool:
+    """Whether all columns have intervals, but for those with values that no public row had."""
+    clearance, covariance = result.inferred
+    found = explain(
+        Model(
+            result.weights,
+            task=study.problem.loss.task,
+            loss=study.problem.loss.name,
+            intercept=study.training.intercept,
+            feature_names=study.features,
+            schema=study.schema,
+            label=study.label,
+            covariance=covariance,
+            clearance=clearance,
+        )
+    )
+    unseen = {each.column for each in found.coefficients if each.unseen}
+    told = {each.column for each in found.coefficients if each.interval()}
+    return not found.unknown and told | unseen >= {each.column for each in found.coefficients}
 
 
 def stand_ins(sizes: Integers, n_weights: int = 1) -> Integers:

@@ -22,7 +22,7 @@ from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.runs.planning.forecast import MEASURES, Grid, Measure, Outlook, Pool, Values
+from dpadmm.runs.planning.forecast import MEASURES, Grid, Intervals, Measure, Outlook, Pool, Values
 from dpadmm.study.settings import BUDGETS, Training
 from dpadmm.study.study import Study
 from dpadmm.training.methods.auto import MOST_NOISE, noise_per_unit
@@ -337,6 +337,8 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     known: bool = False
     """Whether synthetic rows have the counts of private statistics."""
+    intervals: Intervals | None = None
+    """For a study that asks for them."""
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -405,6 +407,7 @@ class Plan:
             "secure_aggregation": [each.as_json() for each in self.alternatives],
             "verdict": self.verdict.word,
             "reason": self.verdict.reason,
+            "intervals": None if self.intervals is None else self.intervals.as_json(),
             "warnings": list(self.warnings),
         }
 

@@ -54,6 +54,8 @@ class Inferred:
 
     ``clip`` is what residuals are clipped to, or means of counts; ``clearance`` the smallest eigenvalue of the last
     Hessian over what intervals need, 0 until it was released; the covariance (d, d) is 0 unless that is at least 1.
+    Eigenvalues that noise may have made are not counted, so that it is above ½, however much is
+    missing, or 0.001 if none is left.
     """
 
     clip: float
