@@ -214,6 +214,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     assert "did you mean 'ward'" in wrong.err
     fine = cli("study", "check", path, "--data", table_file).succeeded()
     assert "60 rows" in fine.out
+    assert "No such cells in 2 columns and the label." in fine.out
     assert read_study(path).hash in fine.out
     shown = text_of(cli("study", "show", path).succeeded())
     assert re.search(r"public rows training starts from public rows .sha256 [0-9a-f]{12}…., which costs nothing", shown)
@@ -228,6 +229,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     both = cli("study", "check", path, "--data", wrong)
     assert both.err.endswith("2 problems\n")
     assert "none of the classes no, yes in row 1; correct the classes" in text_of(both)
+    assert "No such cells in 1 other column." in text_of(both)
     assert "public_rows /" in text_of(both)
     table_file.unlink()
     assert "Warning: the public rows are not here" in text_of(cli("study", "check", path).succeeded())

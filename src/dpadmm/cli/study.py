@@ -385,7 +385,8 @@ def show_survey(study: Study, survey: Survey) -> None:
     changed = owner_report.show_counts(columns, survey.rows)
     label = ["the label"] if study.label and not any(vars(survey.label).values()) else []
     quiet = len(columns) - changed - len(label)
-    names = [f"{quiet}{' other' if changed else ''} column{'s' * (quiet > 1)}"] if quiet else []
+    other = " other" if quiet < len(survey.columns) else ""
+    names = [f"{quiet}{other} column{'s' * (quiet > 1)}"] if quiet else []
     if names or label:
         say(f"No such cells in {' and '.join([*names, *label])}.")
     say(*owner_report.shortened(survey))
