@@ -81,6 +81,13 @@ def test_the_keyboard_skips_to_the_content_and_reaches_the_search(browser):
     assert browser.js("document.activeElement.type") == "search"
 
 
+def test_the_search_finds_what_a_board_asks(browser):
+    browser.open(f"{(SITE / 'search.html').as_uri()}?q=second%20study", width=1440)
+    first = "document.querySelector('ul.search li a')?.getAttribute('href')"
+    wait = f"new Promise(r => {{const t = setInterval(() => {first} && (clearInterval(t), r({first})), 50);}})"
+    assert browser.js(wait).startswith("boards/faq.html")
+
+
 def test_the_search_finds_a_refusal(browser):
     browser.open(f"{(SITE / 'search.html').as_uri()}?q=ledger", width=1440)
     shown = "document.querySelectorAll('ul.search li').length"
