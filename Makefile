@@ -22,8 +22,8 @@ federation-demo: $(READY)
 	$(BIN)/dpadmm federation demo
 
 # one thread of BLAS for each worker: more of them wait for each other; and bytecode is kept even where the environment
-# says otherwise: the tests start hundreds of processes, which would each compile the package
-test: $(DOCS_READY) browser strace image
+# says otherwise: the tests start hundreds of processes, which would each compile the package. The built site is tested too
+test: docs browser strace image
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
