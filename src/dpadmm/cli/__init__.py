@@ -32,7 +32,7 @@ class Interrupted(Exception):
 
 COMMANDS = {
     "demo": "Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.",
-    "simulate": "Train across simulated agents: what accuracy costs what privacy.",
+    "simulate": "Train across simulated agents: what does privacy cost?",
     "describe": "Release private statistics of a table: counts, means, quantiles, tables.",
     "train": "Train a study's model on a table, all agents in this process.",
     "predict": "Predict every row of a table.",
