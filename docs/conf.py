@@ -13,7 +13,7 @@ sys.path[:0] = [str(HERE / "_ext"), str(HERE / "data")]
 # Executed pages call the dpadmm of this environment, and print the same on every machine.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ["PYTHONPATH"] = str(HERE / "data")
-os.environ.update(NO_COLOR="1", COLUMNS="82", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
+os.environ.update(NO_COLOR="1", COLUMNS="80", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
 
 # What every notebook runs first, in a profile of its own
 _profile = HERE / "_build" / "ipython"
