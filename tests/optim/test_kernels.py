@@ -130,10 +130,10 @@ def test_scores() -> None:
 
 
 def test_any_number_of_features() -> None:
-    for d in [1, 2, 31, 104, 9000]:
+    for d in [1, 2, 7, 8, 9, 31, 104, 9000]:
         with case(d):
             loss = Softmax(n_outputs=3)
-            for storage in ("dense-f64", "csr-f64"):
+            for storage in ("dense-f64", "dense-f32", "csr-f64"):
                 rows = cohort(loss, storage, sizes=(2, 5, 40), d=d)
                 agrees(rows, loss, points_for(rows, loss))
 

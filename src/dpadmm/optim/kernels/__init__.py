@@ -145,14 +145,15 @@ def _block_sums(
     slopes_of = compiled.compiled_slopes(of_rows or loss.formula, of_rows is not None)
     if slopes_of is None:
         return None
-    weights = _by_output(points)
-    sums = np.empty((len(blocks[0]), *weights.shape[1:]))
+    if not (points.flags.c_contiguous and points.flags.writeable):  # for other arrays all would be compiled again
+        points = np.array(points, order="C")
+    sums = np.empty((len(blocks[0]), *points.shape[:0:-1]))
     parameters = np.array(loss.parameters, dtype=float) if loss.parameters else _NOTHING
     about = (rows.labels, rows.norms, _NOTHING if factors is None else factors, bound, slopes_of.address, parameters)
     kind, arrays = layout(rows.features)
     n_threads = compiled.numba.get_num_threads()
     for some, part in _portions(rows, blocks, sums):
-        compiled.GRADIENTS[kind](*arrays, rows.order, about, some, n_threads, weights, part)
+        compiled.GRADIENTS[kind](*arrays, rows.order, about, some, n_threads, points, part)
     return sums
 
 

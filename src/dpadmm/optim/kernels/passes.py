@@ -28,6 +28,7 @@ _intrinsic: Any = intrinsic  # typed as if the compiler's context were an argume
 
 _PER_THREAD = 4  # parts that work is cut into for each thread, which takes the next when it is done with one
 _TILE = 5  # outputs that share what is read of a row
+_EIGHT = 2 * WIDTH  # columns whose sums for so many outputs fit into registers
 _LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
 
 
@@ -242,53 +243,91 @@ def _dense_sums(features, order, slope, total, ahead):  # type: ignore[no-untype
             total[j] += s * features[row, j]
 
 
-@_serial
-def _dense_sums_of_many(features, rows, slope, total, ahead):  # type: ignore[no-untyped-def]
-    """The same for five outputs at a time; slopes of three rows beyond the last are 0."""
-    end, tiles, line = len(rows) - 1, len(total) // _TILE, 64 // features.itemsize
-    lines = -(-features.shape[1] // line)
+@_exact
+def _five_sums(features, rows, column, slope, fetched, ahead, out):  # type: ignore[no-untyped-def]
+    """``out[k, j] = Σ_i slope[k, i]·features[rows[i], column + j]``: five outputs, eight columns, kept in registers.
+
+    If ``fetched``, the same columns of the rows ``ahead``, which are next, are fetched meanwhile.
+    """
+    one, two, three, four, five = slope[0], slope[1], slope[2], slope[3], slope[4]
+    here, there, n_ahead = np.uint64(column), np.uint64(column + WIDTH), len(ahead) if fetched else 0
+    a = b = c = d = e = aa = bb = cc = dd = ee = four_times(0.0)
+    for i in range(len(rows)):
+        if i < n_ahead:
+            _fetch(features, ahead[i], column)
+        row = features[np.uint64(rows[i])]
+        x, y = load(row, here), load(row, there)
+        s = four_times(one[i])
+        a += s * x
+        aa += s * y
+        s = four_times(two[i])
+        b += s * x
+        bb += s * y
+        s = four_times(three[i])
+        c += s * x
+        cc += s * y
+        s = four_times(four[i])
+        d += s * x
+        dd += s * y
+        s = four_times(five[i])
+        e += s * x
+        ee += s * y
+    start, middle = np.uint64(0), np.uint64(WIDTH)
+    store(out[0], start, a)
+    store(out[0], middle, aa)
+    store(out[1], start, b)
+    store(out[1], middle, bb)
+    store(out[2], start, c)
+    store(out[2], middle, cc)
+    store(out[3], start, d)
+    store(out[3], middle, dd)
+    store(out[4], start, e)
+    store(out[4], middle, ee)
+
+
+@_exact
+def _dense_sums_of_many(features, rows, slope, total, ahead, part):  # type: ignore[no-untyped-def]
+    """The same for five outputs and eight columns at a time, whose ``part`` (5, 8) is added to the total."""
+    n_features, tiles, line = features.shape[1], len(total) // _TILE, 64 // features.itemsize
+    lines = -(-n_features // line)
     for h in range(0, len(total), _TILE):
-        a, b, c, d, e = total[h], total[h + 1], total[h + 2], total[h + 3], total[h + 4]
-        sa, sb, sc, sd, se = slope[h], slope[h + 1], slope[h + 2], slope[h + 3], slope[h + 4]
-        for i in range(0, len(rows), _LANE):
-            r0, r1 = features[np.uint64(rows[i])], features[np.uint64(rows[min(i + 1, end)])]
-            r2, r3 = features[np.uint64(rows[min(i + 2, end)])], features[np.uint64(rows[min(i + 3, end)])]
-            if i + 3 < len(ahead):
-                part, parts = tiles + h // _TILE, 2 * tiles
-                for j in range(part * lines // parts, (part + 1) * lines // parts):
-                    _fetch(features, ahead[i], j * line)
-                    _fetch(features, ahead[i + 1], j * line)
-                    _fetch(features, ahead[i + 2], j * line)
-                    _fetch(features, ahead[i + 3], j * line)
-            a0, a1, a2, a3 = sa[i], sa[i + 1], sa[i + 2], sa[i + 3]
-            b0, b1, b2, b3 = sb[i], sb[i + 1], sb[i + 2], sb[i + 3]
-            c0, c1, c2, c3 = sc[i], sc[i + 1], sc[i + 2], sc[i + 3]
-            d0, d1, d2, d3 = sd[i], sd[i + 1], sd[i + 2], sd[i + 3]
-            e0, e1, e2, e3 = se[i], se[i + 1], se[i + 2], se[i + 3]
-            for j in range(total.shape[1]):
-                x0, x1, x2, x3 = r0[j], r1[j], r2[j], r3[j]
-                a[j] += (a0 * x0 + a1 * x1) + (a2 * x2 + a3 * x3)
-                b[j] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
-                c[j] += (c0 * x0 + c1 * x1) + (c2 * x2 + c3 * x3)
-                d[j] += (d0 * x0 + d1 * x1) + (d2 * x2 + d3 * x3)
-                e[j] += (e0 * x0 + e1 * x1) + (e2 * x2 + e3 * x3)
+        mine, tile = slope[h : h + _TILE], tiles + h // _TILE
+        first, last = tile * lines // (2 * tiles) * line, (tile + 1) * lines // (2 * tiles) * line
+        for column in range(0, n_features - _EIGHT + 1, _EIGHT):
+            _five_sums(features, rows, column, mine, first <= column < last and column % line == 0, ahead, part)
+            for k in range(_TILE):
+                for j in range(_EIGHT):
+                    total[h + k, column + j] += part[k, j]
+        rest = n_features % _EIGHT
+        if rest and n_features > _EIGHT:  # the last eight columns, of which the first have been added already
+            column = n_features - _EIGHT
+            _five_sums(features, rows, column, mine, False, ahead, part)
+            for k in range(_TILE):
+                for j in range(_EIGHT - rest, _EIGHT):
+                    total[h + k, column + j] += part[k, j]
+        elif rest:
+            for k in range(_TILE):
+                for i in range(len(rows)):
+                    for j in range(n_features):
+                        total[h + k, j] += mine[k, i] * features[rows[i], j]
 
 
 @_parallel
-def _dense_gradient_of_one(features, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+def _dense_gradient_of_one(features, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
     # rows that fit into half of the first-level cache, in whole lanes
-    batch = max(_LANE, 16384 // (features.itemsize * weights.shape[2]) // _LANE * _LANE)
+    n_features = points.shape[1]
+    batch = max(_LANE, 16384 // (features.itemsize * n_features) // _LANE * _LANE)
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((1, batch)), np.empty((1, batch))
-        point, total = np.empty(weights.shape[2]), np.empty(weights.shape[2])  # aligned, as arguments need not be
+        point, total = np.empty(n_features), np.empty(n_features)  # aligned, as arguments need not be
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
                 total[:] = 0.0
-                point[:] = weights[agent[b], 0]
+                point[:] = points[agent[b], :, 0]
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     mine, ahead = order[first:last], order[last : last + batch]
@@ -300,36 +339,35 @@ def _dense_gradient_of_one(features, order, about, blocks, n_threads, weights, s
 
 
 @_parallel
-def _dense_gradient_of_many(features, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+def _dense_gradient_of_many(features, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
-    n_outputs, n_features = weights.shape[1], weights.shape[2]
+    n_features, n_outputs = points.shape[1:]
     tiled = -(-n_outputs // _TILE) * _TILE
-    # a batch and the next, which is fetched meanwhile, fit into the second-level cache
-    batch = max(_LANE, 65536 // (8 * n_features) // _LANE * _LANE)
+    # a batch and the next, which is fetched meanwhile, fit into the second-level cache; slopes like whole vectors
+    batch = max(_LANE, round(65536 / (8 * n_features * 16)) * 16)
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((tiled, batch)), np.zeros((tiled, batch))
         point, total = np.zeros((tiled, n_features)), np.empty((tiled, n_features))
+        part = np.empty((_TILE, _EIGHT))
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
                 total[:] = 0.0
-                point[:n_outputs] = weights[agent[b]]
+                point[:n_outputs] = points[agent[b]].T
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     mine, ahead = order[first:last], order[last : last + batch]
                     _dense_scores_of_many(features, mine, point, scores, ahead)
                     _clipped_slopes(about, first, last, scores[:n_outputs], slope[:n_outputs])
-                    slope[:, last - first : last - first + _LANE] = 0.0
-                    _dense_sums_of_many(features, mine, slope, total, ahead)
+                    _dense_sums_of_many(features, mine, slope, total, ahead, part)
                 sums[b] = total[:n_outputs]
             g = _take(todo)
 
 
 def dense_gradient(*asked):  # type: ignore[no-untyped-def]
-    weights = asked[-2]
-    (_dense_gradient_of_one if weights.shape[1] == 1 else _dense_gradient_of_many)(*asked)
+    (_dense_gradient_of_one if asked[-2].shape[2] == 1 else _dense_gradient_of_many)(*asked)
 
 
 @_parallel
@@ -349,37 +387,38 @@ def _sparse_scores(data, indices, indptr, order, first, last, weights, scores): 
     for r in range(first, last):
         row = order[r]
         for h in range(weights.shape[0]):
-            s = 0.0
+            s, by_column = 0.0, weights[h]
             for k in range(indptr[row], indptr[row + 1]):
-                s += data[k] * weights[h, indices[k]]
+                s += data[k] * by_column[np.uint64(indices[k])]  # unsigned: one that may be negative is checked
             scores[h, r - first] = s
 
 
 @_parallel
-def sparse_gradient(data, indices, indptr, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+def sparse_gradient(data, indices, indptr, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
-    n_outputs = weights.shape[1]
+    n_features, n_outputs = points.shape[1:]
     batch = 64
     for _ in numba.prange(n_threads):
-        scores = np.empty((n_outputs, batch))
-        slope = np.empty((n_outputs, batch))
+        scores, slope = np.empty((n_outputs, batch)), np.empty((n_outputs, batch))
+        point = np.empty((n_outputs, n_features))
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
                 total = sums[b]
                 total[:] = 0.0
+                point[:] = points[agent[b]].T
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
-                    _sparse_scores(data, indices, indptr, order, first, last, weights[agent[b]], scores)
+                    _sparse_scores(data, indices, indptr, order, first, last, point, scores)
                     _clipped_slopes(about, first, last, scores, slope)
                     for r in range(first, last):
                         row = order[r]
                         for h in range(n_outputs):
-                            s = slope[h, r - first]
+                            s, by_column = slope[h, r - first], total[h]
                             for k in range(indptr[row], indptr[row + 1]):
-                                total[h, indices[k]] += s * data[k]
+                                by_column[np.uint64(indices[k])] += s * data[k]
             g = _take(todo)
 
 
@@ -475,25 +514,26 @@ def _coded_sums(columns, codes, order, slope, by_number, tables):  # type: ignor
 
 
 @_parallel
-def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
-    n_features, batch = weights.shape[2], 256
+    n_features, batch = points.shape[1], 256
     for _ in numba.prange(n_threads):
         columns = np.empty((len(places) + 1, batch))
         scores, slope = np.empty((1, batch)), np.empty((1, batch))
-        tables, by_number = np.empty((2, n_features)), np.empty(len(places))
+        tables, by_number, point = np.empty((2, n_features)), np.empty(len(places)), np.empty(n_features)
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
                 tables[:] = 0.0
                 by_number[:] = 0.0
+                point[:] = points[agent[b], :, 0]
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     mine = order[first:last]
                     _by_columns(values, mine, columns)
-                    _coded_scores(columns, codes, places, mine, weights[agent[b], 0], scores[0])
+                    _coded_scores(columns, codes, places, mine, point, scores[0])
                     _clipped_slopes(about, first, last, scores, slope)
                     _coded_sums(columns, codes, mine, slope[0], by_number, tables)
                 for j in range(n_features):
@@ -504,13 +544,14 @@ def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_thread
 
 
 @_exact
-def _by_four(weights, tables):  # type: ignore[no-untyped-def]
-    """Weights (outputs, columns) of four outputs at a time side by side: (fours, columns · 4), 0 beyond the last."""
+def _by_four(point, tables):  # type: ignore[no-untyped-def]
+    """Weights (columns, outputs) of four outputs at a time side by side: (fours, columns · 4), 0 beyond the last."""
+    n_features, n_outputs = point.shape
     for v in range(len(tables)):
-        for k in range(WIDTH):
-            h = v * WIDTH + k
-            for j in range(weights.shape[1]):
-                tables[v, j * WIDTH + k] = weights[h, j] if h < len(weights) else 0.0
+        for j in range(n_features):
+            for k in range(WIDTH):
+                h = v * WIDTH + k
+                tables[v, j * WIDTH + k] = point[j, h] if h < n_outputs else 0.0
 
 
 @_exact
@@ -574,11 +615,11 @@ def _coded_sums_of_four(values, codes, order, slope, by_number, here, there):  #
 
 
 @_parallel
-def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threads, weights, sums):  # type: ignore[no-untyped-def]
+def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
-    n_outputs, n_features, batch = weights.shape[1], weights.shape[2], 128
+    n_features, n_outputs, batch = points.shape[1], points.shape[2], 128
     fours = -(-n_outputs // WIDTH)
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((fours * WIDTH, batch)), np.zeros((fours * WIDTH, batch))
@@ -589,7 +630,7 @@ def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threa
             for b in range(groups[g], groups[g + 1]):
                 tables[:] = 0.0
                 by_number[:] = 0.0
-                _by_four(weights[agent[b]], point)
+                _by_four(points[agent[b]], point)
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     mine = order[first:last]
@@ -611,8 +652,7 @@ def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threa
 
 
 def coded_gradient(*asked):  # type: ignore[no-untyped-def]
-    weights = asked[-2]
-    (_coded_gradient_of_one if weights.shape[1] == 1 else _coded_gradient_of_many)(*asked)
+    (_coded_gradient_of_one if asked[-2].shape[2] == 1 else _coded_gradient_of_many)(*asked)
 
 
 @_parallel

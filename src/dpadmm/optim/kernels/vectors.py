@@ -37,18 +37,25 @@ class _Model(models.PrimitiveModel):
         super().__init__(manager, described, _LLVM)
 
 
+def _stored(kind):  # type: ignore[no-untyped-def]
+    """Four entries of an array of this kind."""
+    return _LLVM if kind.dtype == nbt.float64 else ir.VectorType(ir.FloatType(), WIDTH)
+
+
 def _place(context, builder, kind, array, index):  # type: ignore[no-untyped-def]
     """Pointer to a vector from ``array[index]`` on, an array of one dimension whose entries are side by side."""
     data = context.make_array(kind)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), _LLVM.as_pointer())
+    return builder.bitcast(builder.gep(data, [index]), _stored(kind).as_pointer())
 
 
 @_intrinsic
 def load(typing, array, index):  # type: ignore[no-untyped-def]
-    """``array[index : index + 4]``, float64 (rows,), unchecked."""
+    """``array[index : index + 4]``, float64 or float32 (rows,), unchecked."""
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.load(_place(context, builder, signature.args[0], *args), align=8)
+        kind = signature.args[0]
+        loaded = builder.load(_place(context, builder, kind, *args), align=kind.dtype.bitwidth // 8)
+        return loaded if loaded.type == _LLVM else builder.fpext(loaded, _LLVM)
 
     return VECTOR(array, nbt.uint64), generate
 
