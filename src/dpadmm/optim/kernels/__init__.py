@@ -109,7 +109,7 @@ def gradient_sums(
         if len(sums):
             first_blocks = np.flatnonzero(np.diff(blocks[0], prepend=-1))
             total[blocks[0][first_blocks]] = np.add.reduceat(sums, first_blocks, axis=0)
-    return total.transpose(0, 2, 1)
+    return total
 
 
 def weighted_gradient(rows: Rows, point: Floats, loss: Loss, weights: Floats, *, bound: float) -> Floats:
@@ -127,13 +127,13 @@ def weighted_gradient(rows: Rows, point: Floats, loss: Loss, weights: Floats, *,
     if sums is None:
         points = np.broadcast_to(point, (rows.n_agents, *point.shape))
         return np.asarray(np.tensordot(weights, reference_gradient(rows, points, loss, bound=bound), 1))
-    return np.asarray(sums.sum(axis=0).T * (each[0] if alike else 1.0))
+    return np.asarray(sums.sum(axis=0) * (each[0] if alike else 1.0))
 
 
 def _block_sums(
     rows: Rows, blocks: Blocks, points: Floats, loss: Loss, bound: float, factors: Floats | None = None
 ) -> Floats | None:
-    """Sums of clipped gradients over the rows of every block, times the rows' factors if any: (blocks, p, d).
+    """Sums of clipped gradients over the rows of every block, times the rows' factors if any: (blocks, d, p).
 
     None where there is no compiler, or the loss's formula cannot be compiled.
     """
@@ -147,7 +147,7 @@ def _block_sums(
         return None
     if not (points.flags.c_contiguous and points.flags.writeable):  # for other arrays all would be compiled again
         points = np.array(points, order="C")
-    sums = np.empty((len(blocks[0]), *points.shape[:0:-1]))
+    sums = np.empty((len(blocks[0]), *points.shape[1:]))
     parameters = np.array(loss.parameters, dtype=float) if loss.parameters else _NOTHING
     about = (rows.labels, rows.norms, _NOTHING if factors is None else factors, bound, slopes_of.address, parameters)
     kind, arrays = layout(rows.features)

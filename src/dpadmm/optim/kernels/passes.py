@@ -89,6 +89,14 @@ def _groups(start, stop, n_groups):  # type: ignore[no-untyped-def]
     return edges
 
 
+@_exact
+def _turned(source, target):  # type: ignore[no-untyped-def]
+    """``target[i, j] = source[j, i]``."""
+    for j in range(source.shape[0]):
+        for i in range(source.shape[1]):
+            target[i, j] = source[j, i]
+
+
 # --- dense rows --------------------------------------------------------------------------------------------
 
 
@@ -334,7 +342,7 @@ def _dense_gradient_of_one(features, order, about, blocks, n_threads, points, su
                     _dense_scores(features, mine, point, scores[0], ahead)
                     _clipped_slopes(about, first, last, scores, slope)
                     _dense_sums(features, mine, slope[0], total, ahead)
-                sums[b, 0] = total
+                sums[b, :, 0] = total
             g = _take(todo)
 
 
@@ -355,14 +363,14 @@ def _dense_gradient_of_many(features, order, about, blocks, n_threads, points, s
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
                 total[:] = 0.0
-                point[:n_outputs] = points[agent[b]].T
+                _turned(points[agent[b]], point[:n_outputs])
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     mine, ahead = order[first:last], order[last : last + batch]
                     _dense_scores_of_many(features, mine, point, scores, ahead)
                     _clipped_slopes(about, first, last, scores[:n_outputs], slope[:n_outputs])
                     _dense_sums_of_many(features, mine, slope, total, ahead, part)
-                sums[b] = total[:n_outputs]
+                _turned(total[:n_outputs], sums[b])
             g = _take(todo)
 
 
@@ -402,13 +410,12 @@ def sparse_gradient(data, indices, indptr, order, about, blocks, n_threads, poin
     batch = 64
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((n_outputs, batch)), np.empty((n_outputs, batch))
-        point = np.empty((n_outputs, n_features))
+        point, total = np.empty((n_outputs, n_features)), np.empty((n_outputs, n_features))
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
-                total = sums[b]
                 total[:] = 0.0
-                point[:] = points[agent[b]].T
+                _turned(points[agent[b]], point)
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     _sparse_scores(data, indices, indptr, order, first, last, point, scores)
@@ -419,6 +426,7 @@ def sparse_gradient(data, indices, indptr, order, about, blocks, n_threads, poin
                             s, by_column = slope[h, r - first], total[h]
                             for k in range(indptr[row], indptr[row + 1]):
                                 by_column[np.uint64(indices[k])] += s * data[k]
+                _turned(total, sums[b])
             g = _take(todo)
 
 
@@ -537,9 +545,9 @@ def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_thread
                     _clipped_slopes(about, first, last, scores, slope)
                     _coded_sums(columns, codes, mine, slope[0], by_number, tables)
                 for j in range(n_features):
-                    sums[b, 0, j] = tables[0, j] + tables[1, j]
+                    sums[b, j, 0] = tables[0, j] + tables[1, j]
                 for j in range(len(places)):
-                    sums[b, 0, places[j]] = by_number[j]
+                    sums[b, places[j], 0] = by_number[j]
             g = _take(todo)
 
 
@@ -548,10 +556,34 @@ def _by_four(point, tables):  # type: ignore[no-untyped-def]
     """Weights (columns, outputs) of four outputs at a time side by side: (fours, columns · 4), 0 beyond the last."""
     n_features, n_outputs = point.shape
     for v in range(len(tables)):
-        for j in range(n_features):
-            for k in range(WIDTH):
-                h = v * WIDTH + k
-                tables[v, j * WIDTH + k] = point[j, h] if h < n_outputs else 0.0
+        table, first = tables[v], v * WIDTH
+        if first + WIDTH <= n_outputs:
+            for j in range(n_features):
+                store(table, np.uint64(j * WIDTH), load(point[j], np.uint64(first)))
+        else:
+            table[:] = 0.0
+            for j in range(n_features):
+                for k in range(n_outputs - first):
+                    table[j * WIDTH + k] = point[j, first + k]
+
+
+@_exact
+def _from_four(tables, by_number, places, sums):  # type: ignore[no-untyped-def]
+    """The way back: the two tables together, and the sums of numbers at their places."""
+    n_features, n_outputs = sums.shape
+    for v in range(len(tables)):
+        here, there, first = tables[v, 0], tables[v, 1], v * WIDTH
+        for j in range(len(places)):
+            store(here, np.uint64(places[j] * WIDTH), load(by_number[v], np.uint64(j * WIDTH)))
+            store(there, np.uint64(places[j] * WIDTH), four_times(0.0))
+        if first + WIDTH <= n_outputs:
+            for j in range(n_features):
+                place = np.uint64(j * WIDTH)
+                store(sums[j], np.uint64(first), load(here, place) + load(there, place))
+        else:
+            for j in range(n_features):
+                for k in range(n_outputs - first):
+                    sums[j, first + k] = here[j * WIDTH + k] + there[j * WIDTH + k]
 
 
 @_exact
@@ -642,12 +674,7 @@ def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threa
                     for v in range(fours):
                         part = slope[v * WIDTH : (v + 1) * WIDTH]
                         _coded_sums_of_four(values, codes, mine, part, by_number[v], tables[v, 0], tables[v, 1])
-                for h in range(n_outputs):
-                    v, k = h // WIDTH, h % WIDTH
-                    for j in range(n_features):
-                        sums[b, h, j] = tables[v, 0, j * WIDTH + k] + tables[v, 1, j * WIDTH + k]
-                    for j in range(len(places)):
-                        sums[b, h, places[j]] = by_number[v, j * WIDTH + k]
+                _from_four(tables, by_number, places, sums[b])
             g = _take(todo)
 
 
