@@ -93,7 +93,10 @@ def test_damaged_sparse_matrices_are_refused() -> None:
     for part, place, wrong in [("indices", 1, -1), ("indices", 1, 3), ("indptr", 1, 5), ("indptr", 2, 7)]:
         matrix = csr_array((np.array([0.5, 0.5]), np.array([0, 1]), np.array([0, 1, 2])), shape=(2, 3))
         getattr(matrix, part)[place] = wrong
-        with case(part, wrong), pytest.raises(DataError, match="sparse features are damaged: .*; build the matrix again"):
+        with (
+            case(part, wrong),
+            pytest.raises(DataError, match=r"sparse features are damaged: .*; build the matrix again"),
+        ):
             as_matrix(matrix)
 
 

@@ -60,7 +60,7 @@ from dpadmm.study.study import Study
 from dpadmm.training.loop import PlannedParticipation, train
 from dpadmm.training.oracles import ExactNoise, Noise, Pooled
 from dpadmm.trusted.discrete_gaussian import as_mean
-from dpadmm.trusted.guard import Enrolled
+from dpadmm.trusted.guard import Enrolled, questions_of
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.masking import Mask, Masks, members_of
 from dpadmm.trusted.private_rows import CheckedRows, ProtectedRows
@@ -371,8 +371,8 @@ class Said(NamedTuple):
 
 def _said(site: Site, study: Study, rows: ProtectedRows) -> Said:
     """The noise is found by repeating the agent's computation."""
-    problem, m = study.problem, len(rows.labels)
-    enrolled = Enrolled(study.terms, CheckedRows(rows), prices={}, masks=None)
+    problem, m, checked = study.problem, len(rows.labels), CheckedRows(rows)
+    enrolled = Enrolled(study.terms, checked, questions_of(study.terms, checked), masks=None)
     method = study.method(m)
     state = method.init(problem, PublicSizes(np.array([m]), study.shape[0]))
     said = Said({}, {}, [])

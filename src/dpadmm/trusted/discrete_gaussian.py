@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from functools import cached_property
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Grid:
         """What computed contributions are clipped to, so that with all rounding they are at most R long."""
         return self.row_norm * (1.0 - 2.0**-40 - 8 * self.size * 2.0**-53)
 
-    @property
+    @cached_property
     def step(self) -> float:
         """g, the largest power of two with ``√size·g ≤ 1e-6·2·R``."""
         finest = 1e-6 * mean_sensitivity(self.row_norm, 1) / math.sqrt(self.size)

@@ -89,11 +89,11 @@ class Question(NamedTuple):
 
 
 class Enrolled(NamedTuple):
-    """What a study may ask for, since it was enrolled, and what each of its releases costs (μ²)."""
+    """What a study may ask for, since it was enrolled: a question for each release of its plan."""
 
     terms: Terms
     rows: PrivateRows
-    prices: Mapping[AnyRelease, float]
+    questions: Mapping[AnyRelease, Question]
     masks: Masks | None
 
     def question(self, round: int) -> Question:
@@ -105,17 +105,7 @@ class Enrolled(NamedTuple):
         if release is None:
             text = "the request is not what this study may send: a round from 1 on that releases something"
             raise Refusal("request-malformed", text)
-        return self.question_of(release)
-
-    def question_of(self, release: AnyRelease) -> Question:
-        """What a release of the plan answers, and on which grid."""
-        asked = gaussian(release)
-        statistic = self.terms.statistics[asked.statistic]
-        masking = self.terms.masking
-        # Answers that are added need one grid
-        n_rows, shares = (masking.most_rows, masking.honest) if masking else (self.rows.n_rows, 1)
-        size, n_parts = math.prod(statistic.shape), self.rows.n_parts
-        return Question(asked, statistic, Grid(statistic.row_norm, size, n_rows, n_parts), shares)
+        return self.questions[release]
 
 
 class Prepared(NamedTuple):
@@ -155,10 +145,8 @@ class Guard:
         masks = self._masks(terms)
         try:
             rows = self._open_rows(study)
-            prices = {release: self._policy.price(release) for release, _ in terms.plan.tally()}
-            enrolled = Enrolled(terms, rows, prices, masks)
-            for release in prices:
-                asked = enrolled.question_of(release)
+            questions = questions_of(terms, rows)
+            for asked in questions.values():
                 scale = asked.grid.noise_scale(asked.release.noise_multiplier, asked.shares)
                 if masks and masks.n_sites * asked.grid.reach(scale) >= 2**63:
                     raise StudyError("the sum of all sites' answers might not fit 63 bits")
@@ -187,7 +175,7 @@ class Guard:
             about = {**terms.as_json(), **pinned, "salt": salt, "rows": digest}
             cost, gaps = self._policy.cost(terms.plan), terms.may_miss_rounds
             self._ledger.reserve(terms.hash, cost, about=about, may_miss_rounds=gaps, shares=terms.shares)
-            return self._studies.setdefault(terms.hash, enrolled)
+            return self._studies.setdefault(terms.hash, Enrolled(terms, rows, questions, masks))
 
     def answer(self, study: str, round: int, parameters: Floats, memo: bytes = b"") -> Integers:
         """``round(Σ_j f(row_j, parameters) / g) + noise``; to the same request, the same again.
@@ -294,8 +282,21 @@ class Guard:
         return Masks(terms.hash, self._key_of(terms.masking), [key for _, key in roster])
 
     def _spend(self, enrolled: Enrolled, asked: Question, round: int, digest: str, stored: bytes) -> None:
-        price = enrolled.prices[asked.release]
+        price = self._policy.price(asked.release)
         self._ledger.spend(enrolled.terms.hash, round, digest=digest, mu_squared=price, upload=stored)
+
+
+def questions_of(terms: Terms, rows: PrivateRows) -> dict[AnyRelease, Question]:
+    """What each release of the plan answers, and on which grid."""
+    # Answers that are added need one grid
+    n_rows, shares = (terms.masking.most_rows, terms.masking.honest) if terms.masking else (rows.n_rows, 1)
+    found = {}
+    for release, _ in terms.plan.tally():
+        asked = gaussian(release)
+        statistic = terms.statistics[asked.statistic]
+        grid = Grid(statistic.row_norm, math.prod(statistic.shape), n_rows, rows.n_parts)
+        found[release] = Question(asked, statistic, grid, shares)
+    return found
 
 
 def _request(study: str, round: int, statistic: Statistic, parameters: Floats, memo: bytes) -> tuple[Floats, str]:
