@@ -38,7 +38,7 @@ def as_matrix(features: Features) -> Features:
     elif hasattr(features, "tocsr"):
         matrix = features if isinstance(features, csr_array) else csr_array(features)
         try:
-            matrix.check_format(full_check=True)  # compiled passes look columns up without asking
+            matrix.check_format()  # compiled passes look columns up without asking
         except ValueError as problem:
             raise DataError(f"the sparse features are damaged: {problem}; build the matrix again") from None
         if not matrix.has_canonical_format:
