@@ -157,11 +157,11 @@ COPIES = 4
 """Of a matrix, 33 MB each, that take turns: one alone is in the last-level cache in part, more or less by luck."""
 
 
-def laid_out(features: Any) -> Any:
-    """A copy; of dense rows, where a cache line begins, as ``simulate`` makes it."""
+def laid_out(features: Any, offset: int = 0) -> Any:
+    """A copy; of dense rows, so many bytes into a cache line: 0 as ``simulate`` makes it, 16 as NumPy does."""
     if not isinstance(features, np.ndarray):
         return features.copy()
-    out = aligned_empty(features.shape, features.dtype)
+    out = aligned_empty((features.nbytes + offset,), np.uint8)[offset:].view(features.dtype).reshape(features.shape)
     out[:] = features
     return out
 
@@ -222,7 +222,8 @@ def classes() -> bool:
     short, offsets = coded_rows(), np.linspace(0, 40_000, 101).astype(np.int64)
     dense, labels = short.toarray(), np.random.default_rng(1).integers(0, 10, 40_000).astype(float)
     points, loss = np.random.default_rng(2).normal(size=(100, 104, 10)), Softmax(10)
-    placed, long, coded = (make_rows(each, labels, offsets=offsets) for each in (dense, laid_out(dense), short))
+    kinds = (laid_out(dense, 16), laid_out(dense), short)
+    placed, long, coded = (make_rows(each, labels, offsets=offsets) for each in kinds)
     then, now, now_coded = interleaved(
         lambda: before.gradient(placed, points, loss),
         *(partial(kernels.gradient, each, points, loss) for each in (long, coded)),
