@@ -91,7 +91,7 @@ def plain_parquet(path: Path, names: list[str]) -> None:
         drain(file.iter_batches(columns=names))
 
 
-def ratios(columns: tuple[Column, ...], megabytes: float, repeats: int = 5) -> list[tuple[str, float, float]]:
+def ratios(columns: tuple[Column, ...], megabytes: float, repeats: int = 9) -> list[tuple[str, float, float]]:
     """What was compared, and the ratios of encoding to reading: by the clock, and in work of all cores."""
     found = []
     schema, names = Schema(columns), [*(column.name for column in columns), "y", "site"]

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from dpadmm._base.arrays import LINE
 from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import Features
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
-from dpadmm.data.matrices import as_rows
 from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
@@ -101,7 +101,7 @@ class Encoder:
 
     def encode(self, batch: Any) -> Features:
         """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
-        return self.matrix(tuple(as_rows(each) for each in self.encode_blocks(batch)))
+        return self.matrix(tuple(np.ascontiguousarray(each) for each in self.encode_blocks(batch)))
 
     def encode_blocks(self, batch: Any) -> tuple[NDArray[Any], ...]:
         """The same, as the arrays that rows are stored in: column by column, so that whoever keeps them copies once."""
@@ -276,7 +276,7 @@ def _of_words(value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[A
 def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Column) -> Entries:
     """The value, or 0 where it is missing; and 1 in the column's second feature there, if it has one."""
     if missing is not None:
-        value[missing] = 0.0
+        np.copyto(value, ZERO, where=missing)
     if len(column.features) == 1:
         return [(0, value)]
     return [(0, value), (1, np.zeros_like(value) if missing is None else missing.astype(np.float32))]
@@ -298,13 +298,24 @@ def tallied(
 # rounding depends on other rows.
 
 
+def _columns(count: int, n: int, kind: DTypeLike) -> NDArray[Any]:
+    """Room for columns of n entries, an odd number of cache lines apart.
+
+    To make rows of them, an entry of every column is read. If they were 4,096 bytes apart, or a multiple of that, each
+    would drive another out of the cache, and it would take six times as long.
+    """
+    size = np.dtype(kind).itemsize
+    lines = -(-n * size // LINE) | 1
+    return np.empty((count, lines * LINE // size), kind)[:, :n]
+
+
 class DenseBlock:
     """All features of n rows of numbers."""
 
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
         self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = np.empty((len(schema.features) + intercept, n), dtype=np.float32)
+        self._columns = _columns(len(schema.features) + intercept, n, np.float32)
 
     def append(self, place: int, value: Any) -> None:
         """Set one feature of all rows, divided by R."""
@@ -328,9 +339,10 @@ class CodedBlock:
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
         self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = np.zeros((len(schema.number_places) + intercept + 1, n), np.float32)
+        self._columns = _columns(len(schema.number_places) + intercept + 1, n, np.float32)
+        self._columns[:] = 0.0
         self._columns[-1] = ONE / self._scale
-        self._codes = np.empty((schema.n_categories, n), code_type(len(schema.features)))
+        self._codes = _columns(schema.n_categories, n, code_type(len(schema.features)))
         self._numbers, self._categories = iter(self._columns), iter(self._codes)
 
     def append(self, place: Any, value: Any) -> None:

@@ -18,7 +18,6 @@ from dpadmm._base.memmap import MEMORY_BYTES, row_portions
 from dpadmm.optim.features import row_norms
 
 _PIECE = 2**20
-_TILE = 8
 _LONGEST = np.iinfo(np.int32).max
 
 
@@ -48,16 +47,6 @@ def shrink_rows(features: Features) -> None:
         entries /= divisors[:, None]
 
 
-def as_rows(block: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Rows one after the other, of a block that may be stored by columns: a few columns at a time, which is faster."""
-    if out is None:
-        out = np.empty(block.shape, block.dtype)
-    step = max(1, block.shape[1]) if block.flags.c_contiguous else _TILE
-    for start in range(0, block.shape[1], step):
-        out[:, start : start + step] = block[:, start : start + step]
-    return out
-
-
 class GrowingArray:
     """Rows of a fixed width and type, block by block: in memory while small, in a nameless file beyond."""
 
@@ -82,13 +71,13 @@ class GrowingArray:
             if self._filled > self._memory.size:
                 # Moved by the operating system without being there twice; there is no view of it
                 self._memory.resize(self._filled + self._filled // 8, refcheck=False)
-            as_rows(block, self._memory[before : self._filled].reshape(block.shape))
+            self._memory[before : self._filled].reshape(block.shape)[:] = block
             return
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the array
             self._file.write(self._memory[:before].data)
             self._memory = np.empty(0, block.dtype)
-        self._file.write(as_rows(block).data)
+        self._file.write(np.ascontiguousarray(block).data)
 
     def finish(self) -> NDArray[Any]:
         """All rows, (rows, width); of a file, a view that is paged in when it is looked at."""

@@ -320,7 +320,7 @@ def reason_of(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def ahead(items: Iterator[T], count: int = 2) -> Generator[T, None, None]:
+def ahead(items: Iterator[T], count: int = 3) -> Generator[T, None, None]:
     """The same items, up to ``count`` of them made beforehand in a thread; errors come in their place."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead") as worker:
         coming: deque[Future[T]] = deque(worker.submit(next, items) for _ in range(count))
