@@ -376,6 +376,16 @@ def test_the_noise_of_a_round_is_that_of_its_release(tmp_path: Path, monkeypatch
     assert drawn == [grid.noise_scale(40.0), grid.noise_scale(20.0)]
 
 
+def test_the_grid_of_a_studys_answers_is_that_of_its_enrolment(tmp_path: Path) -> None:
+    """Whatever becomes of the rows: noise was checked, and budget reserved, for those that were enrolled."""
+    opened = TinyRows(*rows())
+    with guarded(tmp_path, lambda study: opened) as guard:
+        enrolled = guard.enrol(STUDY)
+        opened.labels = opened.labels[:2]
+        assert enrolled.rows.n_rows == 2
+        assert enrolled.question(1).grid == enrolled.question(2).grid == Grid(1.0, D, M)
+
+
 def test_what_a_study_asks_is_checked_before_any_row_is_read(tmp_path: Path) -> None:
     def never(study: object) -> TinyRows:
         raise AssertionError("rows were opened")
