@@ -280,8 +280,10 @@ def test_a_server_that_fails_is_told_to_the_owner_and_to_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with postgresql() as server:
-        server.run(CREATE, inserted(), "CREATE SEQUENCE n")
+        server.run(CREATE, inserted(), "CREATE SEQUENCE n", f"CREATE ROLE stranger LOGIN PASSWORD '{PASSWORD}'")
         written(tmp_path, STUDY, name="study.toml")
+        monkeypatch.setenv("STRANGER", server.secret_address.replace("//clinic:", "//stranger:"))
+        monkeypatch.setenv("KEYWORDS", f"host=127.0.0.1 user=clinic password={PASSWORD} dbname=postgres")
         secret = written(tmp_path, server.secret_address + "\n", name="address")
         secret.chmod(0o600)
         wrong = server.secret_address.replace(PASSWORD, "wr@ng")
@@ -292,6 +294,14 @@ def test_a_server_that_fails_is_told_to_the_owner_and_to_nobody_else(
             (['database_env = "WRONG"', 'table = "visits"'], "password authentication failed"),
             (['database_env = "MISWRITTEN"', 'table = "visits"'], "its message repeats part of the password"),
             (['database_file = "address"', 'table = "visit"'], "has no table 'visit': did you mean 'visits'?"),
+            (
+                ['database_env = "STRANGER"', 'table = "visits"'],
+                "as far as this user may read it, has no table",
+            ),
+            (
+                ['database_env = "KEYWORDS"', 'table = "visits"'],
+                "write the database's address as postgresql://",
+            ),
             (['database_file = "address"', 'query = "select *, 1 as age from visits"'], "'age' occurs more than once"),
             (['database_file = "address"', 'query = "select * from visits where false"'], "has no rows"),
             (['database_file = "address"', 'query = "select *, 1 / (visit_id - 3) as x from visits"'], None),
@@ -346,7 +356,10 @@ REFUSED = [
     (('database = "none.duckdb"', 'table = "visits"', 'order_by = "x"'), "none.duckdb.*cannot be read: No such file"),
     (('database = "c.sqlite"', 'table = "visits"', 'order_by = "x"'), "not a DuckDB database; SQLite.*export"),
     (('database_env = "NOT_SET"', 'table = "visits"', 'order_by = "x"'), "variable 'NOT_SET'.* is not set"),
-    (('database_env = "NO_URI"', 'table = "visits"', 'order_by = "x"'), "what database_env says, the database, cannot"),
+    (
+        ('database_env = "NO_URI"', 'table = "visits"', 'order_by = "x"'),
+        "write the database's address as postgresql://user@host/name",
+    ),
     (('database_file = "none"', 'table = "visits"', 'order_by = "x"'), "none.*cannot be read"),
     (('database_file = "open"', 'table = "visits"', 'order_by = "x"'), "others may read .*: chmod 600"),
     (('database = "mysql://db/x"', 'table = "visits"', 'order_by = "x"'), "needs driver"),

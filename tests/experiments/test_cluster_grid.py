@@ -15,6 +15,7 @@ from clusters import kill_workers, two_workers
 from grids import N_CELLS, SMALL, small_rows, without_times
 from quick_workers import quick_workers
 
+from dpadmm._base.errors import DataError
 from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.results import Results, read_results
 from dpadmm.experiments.runner import Progress, run_grid
@@ -56,6 +57,11 @@ def test_the_file_is_the_local_one_also_when_workers_die(workers: Any, local: Re
     assert not deaths
     assert found.cells == local.cells
     assert without_times(found).equals(without_times(local))
+
+
+def test_an_address_that_is_empty_is_no_reason_to_stay_here(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'' is not the address of a Dask scheduler"):
+        run_grid(grid_from(SMALL), small_rows(), tmp_path / "results.parquet", scheduler="")
 
 
 def test_a_client_that_is_killed_and_one_that_is_stopped_lose_no_finished_cell(

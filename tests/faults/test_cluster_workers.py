@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clusters import STUDY, Here, kill_workers, three_files, two_workers, uploads
+from dask import config
 from federations import Federation, small_study, write_rows
 from guards import refusal
 from looping import case
@@ -121,6 +122,11 @@ def test_other_versions_and_clusters_that_are_not_there_are_refused(
     for address in ("nonsense", "no://such:1", "127.0.0.1", "tcp://127.0.0.1", "tcp://h:8786x", "tcp://h:99999", ""):
         with case(address), pytest.raises(DataError, match="is not the address of a Dask scheduler, such as"):
             dask.Cluster(address)
+    with pytest.raises(DataError, match=r"tls:// needs certificates \(there is none\): name ca-file, and cert"):
+        dask.Cluster("tls://127.0.0.1:9")  # at once: a client would wait, and leave a traceback
+    files = {f"distributed.comm.tls.{name}": "no-such-file.pem" for name in ("ca-file", "client.cert", "client.key")}
+    with config.set(files), pytest.raises(DataError, match=r"tls:// needs certificates \(.*No such file"):
+        dask.Cluster("tls://127.0.0.1:9")
     monkeypatch.setattr(dask, "ANSWER_WITHIN", 30.0)
     monkeypatch.setattr(dask, "VERSION", "99.0")
     with pytest.raises(StudyError, match=r"workers need dpadmm 99.0, and tcp://.* has 0.*; install the same version"):

@@ -88,16 +88,33 @@ def test_wrong_forms_are_refused() -> None:
             as_matrix(bad)
 
 
-def test_damaged_sparse_matrices_are_refused() -> None:
+def test_sparse_entries_of_rows_or_columns_that_are_not_there_are_refused() -> None:
     """Compiled passes look weights up by column and rows up by pointer, without asking whether they are there."""
-    for part, place, wrong in [("indices", 1, -1), ("indices", 1, 3), ("indptr", 1, 5), ("indptr", 2, 7)]:
-        matrix = csr_array((np.array([0.5, 0.5]), np.array([0, 1]), np.array([0, 1, 2])), shape=(2, 3))
-        getattr(matrix, part)[place] = wrong
-        with (
-            case(part, wrong),
-            pytest.raises(DataError, match=r"sparse features are damaged: .*; build the matrix again"),
-        ):
-            as_matrix(matrix)
+    for kind, part, place, wrong in [
+        *product([csr_array, csc_array], ["indices"], [1], [-1, 3, 50_000_000]),
+        *product([csr_array, csc_array], ["indptr"], [1, 2], [-1, 5, 500_000_000]),
+        *product([coo_array], ["row", "col"], [1], [-1, 3, 50_000_000]),
+        (csr_array, "indptr", 0, 1),
+    ]:
+        for filled in (True, False):
+            matrix = kind(np.eye(3)[:3] * 0.5 * filled)
+            assert matrix.has_canonical_format  # which is remembered
+            if filled or part == "indptr":
+                getattr(matrix, part)[place] = wrong
+                with case(kind, part, place, wrong), pytest.raises(DataError, match="are not there; build the matrix"):
+                    as_matrix(matrix)
+    short = csr_array(np.eye(3))
+    short.indices, short.data = short.indices[:2], short.data[:2]
+    with pytest.raises(DataError, match="are not there"):
+        as_matrix(short)
+
+
+def test_whether_sparse_entries_are_duplicates_is_looked_at_not_believed() -> None:
+    matrix = csr_array((np.array([0.7, 0.7]), np.array([0, 1]), np.array([0, 2, 2])), shape=(2, 3))
+    assert matrix.has_canonical_format
+    matrix.indices[1] = 0
+    np.testing.assert_array_equal(row_norms(as_matrix(matrix)), [1.4, 0.0])
+    assert matrix.data.tolist() == [0.7, 0.7]
 
 
 # --- norms -------------------------------------------------------------------------------------------------

@@ -139,12 +139,23 @@ def test_any_number_of_features() -> None:
 
 
 def test_any_number_of_outputs() -> None:
-    """They are worked on in fours and fives, and rows in twos and fours."""
-    for p, storage in product([4, 8, 10, 13], ["dense-f64", "dense-f32", "coded-f64", "coded-f32"]):
-        with case(p, storage):
+    """They are worked on in fours and fives, rows in twos and fours, and columns in eights."""
+    for p, storage, d in product([4, 8, 10, 13], ["dense-f64", "dense-f32", "coded-f64", "coded-f32"], [D, 8, 21]):
+        with case(p, storage, d):
             loss = Softmax(n_outputs=p)
-            rows = cohort(loss, storage, sizes=(2, 3, 5, 126, 1031))
+            rows = cohort(loss, storage, sizes=(2, 3, 5, 126, 1031), d=d)
             agrees(rows, loss, points_for(rows, loss))
+
+
+def test_points_may_be_of_any_type_and_layout() -> None:
+    """Whole numbers too, which are not to be taken for the bits of others."""
+    loss = Softmax(n_outputs=4)
+    for storage, kind in product(["dense-f64", "csr-f64", "coded-f64"], [np.int64, np.int32, np.float32, np.float64]):
+        rows = cohort(loss, storage)
+        points = np.rint(points_for(rows, loss)).astype(kind)
+        for each in (points, np.asfortranarray(points)):
+            with case(storage, kind):
+                agrees(rows, loss, each)
 
 
 # --- clipping ----------------------------------------------------------------------------------------------
@@ -249,7 +260,7 @@ def test_another_bound_and_no_bound() -> None:
 def test_same_bits_for_any_number_of_threads_and_every_time() -> None:
     for loss, storage in product([LOSS_CASES[0], LOSS_CASES[3], LOSS_CASES[-1]], STORAGE):
         with case(loss, storage):
-            rows = cohort(loss, storage, sizes=(2, 900, 31, 4000))
+            rows = cohort(loss, storage, sizes=(2, 900, 31, 4000), d=11)
             points = points_for(rows, loss)
             first, first_scores = kernels.gradient(rows, points, loss), kernels.scores(rows, points)
             before = numba.get_num_threads()

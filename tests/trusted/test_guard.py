@@ -381,6 +381,8 @@ def test_the_grid_of_a_studys_answers_is_that_of_its_enrolment(tmp_path: Path) -
     opened = TinyRows(*rows())
     with guarded(tmp_path, lambda study: opened) as guard:
         enrolled = guard.enrol(STUDY)
+        with pytest.raises(TypeError):
+            enrolled.questions[Release(Z)] = enrolled.question(1)._replace(shares=100)  # type: ignore[index]
         opened.labels = opened.labels[:2]
         assert enrolled.rows.n_rows == 2
         assert enrolled.question(1).grid == enrolled.question(2).grid == Grid(1.0, D, M)

@@ -36,6 +36,8 @@ class Cluster(AbstractContextManager["Cluster"]):
         address = re.fullmatch(r"(?:tcp|tls)://[^\s/]+:([0-9]{1,5})/?", scheduler)
         if address is None or int(address[1]) > 65535:
             raise DataError(f"{scheduler!r:.200} is not the address of a Dask scheduler, such as tcp://HOST:8786")
+        if scheduler.startswith("tls:"):
+            _check_certificates(distributed.Security())
         try:
             self._client = distributed.Client(scheduler, timeout=ANSWER_WITHIN, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
@@ -92,6 +94,19 @@ class Cluster(AbstractContextManager["Cluster"]):
                 f"a task ended the worker that ran it, several times over, perhaps for lack of memory ({error}); see "
                 "the workers' logs"
             ) from None
+
+
+def _check_certificates(security: Any) -> None:
+    """Refuse a configuration without certificates: a client that lacks them waits a minute for nothing."""
+    try:
+        why = "" if security.get_connection_args("client").get("ssl_context") else "there is none"
+    except (OSError, ValueError) as error:
+        why = str(error)
+    if why:
+        raise DataError(
+            f"tls:// needs certificates ({why}): name ca-file, and cert and key of the client, under "
+            "distributed.comm.tls in Dask's configuration here, or use tcp:// in a network of your own"
+        )
 
 
 def _version() -> str:

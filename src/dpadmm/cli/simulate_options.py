@@ -27,7 +27,11 @@ from dpadmm.training.prior import Prior
 NAMED = ("adult", "synthetic")
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "study": (str, "A study's TOML file: its model, method, budget and columns, for a table (--data).", ()),
-    "data": (str, "File (.csv .tsv .parquet .npz) or data set: adult, synthetic.", ("--data", "-d")),
+    "data": (
+        str,
+        "File (.csv .tsv .parquet .npz; with a study any table) or adult, synthetic.",
+        ("--data", "-d"),
+    ),
     "label": (str, "Name of the label column (tables).", ("--label",)),
     "classes": (str, "Public list of labels, negative first: no,yes", ("--classes",)),
     "by": (str, "Column that says who owns a row (then each value is an agent).", ("--by",)),

@@ -135,7 +135,8 @@ class DatabaseTable:
             return
         own = [(schema, name) for schema, name in found if schema not in ("information_schema", "pg_catalog")]
         if table not in {each for schema, name in own for each in (name, f"{schema}.{name}")}:
-            raise unknown_name("table", table, sorted({name for _, name in own}), f"{self.where}: the database")
+            may = "" if self.driver == "duckdb" else ", as far as this user may read it,"
+            raise unknown_name("table", table, sorted({name for _, name in own}), f"{self.where}: the database{may}")
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Callable[[str], list[str]], Callable[[str], Any]]]:
@@ -247,6 +248,8 @@ def _address(about: Mapping[str, Any], path: Path) -> str:
             )
     if not address.isprintable():
         raise DataError(f"{path}: the database's address must be a single line")
+    if "://" not in address and re.search(r"\b(?:host|dbname|user)\s*=", address):
+        raise DataError(f"{path}: write the database's address as postgresql://user@host/name")
     return address if "://" in address else str(path.parent / expanded(address, f"{path}: database"))
 
 

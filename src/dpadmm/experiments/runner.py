@@ -71,7 +71,7 @@ def run_grid(
     """
     wanted = grid.cells(names)
     with (
-        Cluster(scheduler) if scheduler else nullcontext() as cluster,
+        Cluster(scheduler) if scheduler is not None else nullcontext() as cluster,
         Store(grid, dataset, path, overwrite=overwrite, command=command) as store,
     ):
 

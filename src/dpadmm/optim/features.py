@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array, diags_array, hstack, vstack
@@ -36,13 +37,12 @@ def as_matrix(features: Features) -> Features:
     if isinstance(features, CodedRows):
         array = features
     elif hasattr(features, "tocsr"):
+        _check_places(features)
         matrix = features if isinstance(features, csr_array) else csr_array(features)
-        try:
-            matrix.check_format()  # compiled passes look columns up without asking
-        except ValueError as problem:
-            raise DataError(f"the sparse features are damaged: {problem}; build the matrix again") from None
-        if not matrix.has_canonical_format:
-            matrix = matrix.copy()
+        # another object: what this one says of its form may be of before its arrays were changed
+        same = csr_array((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
+        if not same.has_canonical_format:
+            matrix = same.copy()
             matrix.sum_duplicates()
         array = matrix if matrix.dtype in (np.float32, np.float64) else matrix.astype(np.float64)
     else:
@@ -59,6 +59,24 @@ def as_matrix(features: Features) -> Features:
     if isinstance(array, CodedRows):
         array.check()
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
+
+
+def _check_places(matrix: Any) -> None:
+    """Refuse sparse entries of rows or columns that are not there: compiled passes, and SciPy's, do not ask."""
+    fine = True
+    if matrix.format in ("csr", "csc"):
+        pointers, (n_major, n_minor) = matrix.indptr, matrix.shape if matrix.format == "csr" else matrix.shape[::-1]
+        last = int(pointers[-1])
+        fine = len(pointers) == n_major + 1 and pointers[0] == 0 and bool((pointers[1:] >= pointers[:-1]).all())
+        fine = fine and last <= min(len(matrix.indices), len(matrix.data)) and _within(matrix.indices[:last], n_minor)
+    elif matrix.format == "coo":
+        fine = all(map(_within, matrix.coords, matrix.shape))
+    if not fine:
+        raise DataError("the sparse features name rows or columns that are not there; build the matrix again")
+
+
+def _within(places: Any, size: int) -> bool:
+    return not len(places) or (int(places.min()) >= 0 and int(places.max()) < size)
 
 
 def stacked(parts: Sequence[Features]) -> Features:

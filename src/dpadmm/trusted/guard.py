@@ -19,6 +19,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from hashlib import sha256
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -191,7 +192,7 @@ class Guard:
             stored = self._ledger.replay(study, round, digest=digest)
             if stored is None:
                 stored = _release(enrolled.rows, asked, parameters) + memo
-                self._spend(enrolled, asked, round, digest, stored)
+                self._spend(study, asked, round, digest, stored)
             return asked.upload(stored)
 
     def prepare(self, study: str, round: int, parameters: Floats, memo: bytes = b"") -> str:
@@ -237,7 +238,7 @@ class Guard:
                 del self._prepared[study]  # two masks on one answer would tell of it
                 numbers = np.frombuffer(ready.numbers, "<i8") + mask.numbers(asked.grid.size)
                 stored = numbers.astype("<i8").tobytes() + ready.memo + members
-                self._spend(enrolled, asked, round, mask.context.hex(), stored)
+                self._spend(study, asked, round, mask.context.hex(), stored)
             return asked.upload(stored)
 
     def transcript(self, study: str) -> list[tuple[int, Integers, bytes]]:
@@ -281,12 +282,11 @@ class Guard:
             raise Refusal("roster-not-mine", "there is no key for secure aggregation here")
         return Masks(terms.hash, self._key_of(terms.masking), [key for _, key in roster])
 
-    def _spend(self, enrolled: Enrolled, asked: Question, round: int, digest: str, stored: bytes) -> None:
-        price = self._policy.price(asked.release)
-        self._ledger.spend(enrolled.terms.hash, round, digest=digest, mu_squared=price, upload=stored)
+    def _spend(self, study: str, asked: Question, round: int, digest: str, stored: bytes) -> None:
+        self._ledger.spend(study, round, digest=digest, mu_squared=self._policy.price(asked.release), upload=stored)
 
 
-def questions_of(terms: Terms, rows: PrivateRows) -> dict[AnyRelease, Question]:
+def questions_of(terms: Terms, rows: PrivateRows) -> Mapping[AnyRelease, Question]:
     """What each release of the plan answers, and on which grid."""
     # Answers that are added need one grid
     n_rows, shares = (terms.masking.most_rows, terms.masking.honest) if terms.masking else (rows.n_rows, 1)
@@ -296,7 +296,7 @@ def questions_of(terms: Terms, rows: PrivateRows) -> dict[AnyRelease, Question]:
         statistic = terms.statistics[asked.statistic]
         grid = Grid(statistic.row_norm, math.prod(statistic.shape), n_rows, rows.n_parts)
         found[release] = Question(asked, statistic, grid, shares)
-    return found
+    return MappingProxyType(found)
 
 
 def _request(study: str, round: int, statistic: Statistic, parameters: Floats, memo: bytes) -> tuple[Floats, str]:

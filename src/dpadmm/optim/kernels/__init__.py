@@ -5,7 +5,7 @@ only, and a block's sum and the sum of its blocks are always taken in the same o
 same to the last bit for any number of threads, and for an agent alone as for the same agent in a cohort.
 
 Within a block, a few rows at a time (they stay in the first-level cache) go through: scores, slopes by the
-loss's own compiled formula, clipping to c1, and the sum, four rows together.
+loss's own compiled formula, clipping to c1, and the sum.
 ``reference_gradient`` is its plain NumPy twin, which also serves where numba is not installed: a site needs none.
 """
 
@@ -145,8 +145,8 @@ def _block_sums(
     slopes_of = compiled.compiled_slopes(of_rows or loss.formula, of_rows is not None)
     if slopes_of is None:
         return None
-    if not (points.flags.c_contiguous and points.flags.writeable):  # for other arrays all would be compiled again
-        points = np.array(points, order="C")
+    if not (points.flags.c_contiguous and points.flags.writeable and points.dtype == np.float64):
+        points = np.array(points, np.float64, order="C")  # for other arrays all would be compiled again
     sums = np.empty((len(blocks[0]), *points.shape[1:]))
     parameters = np.array(loss.parameters, dtype=float) if loss.parameters else _NOTHING
     about = (rows.labels, rows.norms, _NOTHING if factors is None else factors, bound, slopes_of.address, parameters)

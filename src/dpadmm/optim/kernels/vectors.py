@@ -57,7 +57,7 @@ def load(typing, array, index):  # type: ignore[no-untyped-def]
         loaded = builder.load(_place(context, builder, kind, *args), align=kind.dtype.bitwidth // 8)
         return loaded if loaded.type == _LLVM else builder.fpext(loaded, _LLVM)
 
-    return VECTOR(array, nbt.uint64), generate
+    return (VECTOR(array, nbt.uint64), generate) if array.dtype in (nbt.float64, nbt.float32) else None
 
 
 @_intrinsic
