@@ -10,7 +10,7 @@ from cases import prove
 from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
-from scipy.sparse import coo_array, csc_array, csr_array
+from scipy.sparse import coo_array, csc_array, csr_array, lil_array
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.coded import CodedRows
@@ -90,23 +90,28 @@ def test_wrong_forms_are_refused() -> None:
 
 def test_sparse_entries_of_rows_or_columns_that_are_not_there_are_refused() -> None:
     """Compiled passes look weights up by column and rows up by pointer, without asking whether they are there."""
+    filled, empty = np.eye(3, 4) * 0.5, np.zeros((3, 4))
+    filled[0, 3] = 0.25
+    for kind in (csr_array, csc_array, coo_array, lil_array):
+        np.testing.assert_array_equal(dense(as_matrix(kind(filled))), filled)
+        np.testing.assert_array_equal(dense(as_matrix(kind(empty))), empty)
     for kind, part, place, wrong in [
-        *product([csr_array, csc_array], ["indices"], [1], [-1, 3, 50_000_000]),
-        *product([csr_array, csc_array], ["indptr"], [1, 2], [-1, 5, 500_000_000]),
-        *product([coo_array], ["row", "col"], [1], [-1, 3, 50_000_000]),
-        (csr_array, "indptr", 0, 1),
+        *product([csr_array, csc_array], ["indices"], [1], [-1, 4, 50_000_000]),
+        *product([csr_array, csc_array], ["indptr"], [0, 1, 3], [-1, 7, 500_000_000]),
+        *product([coo_array], ["row", "col"], [1], [-1, 4, 50_000_000]),
+        (csc_array, "indices", 1, 3),
+        (coo_array, "row", 1, 3),
     ]:
-        for filled in (True, False):
-            matrix = kind(np.eye(3)[:3] * 0.5 * filled)
+        for matrix in (kind(filled), *([kind(empty)] if part == "indptr" else [])):
             assert matrix.has_canonical_format  # which is remembered
-            if filled or part == "indptr":
-                getattr(matrix, part)[place] = wrong
-                with case(kind, part, place, wrong), pytest.raises(DataError, match="are not there; build the matrix"):
-                    as_matrix(matrix)
-    short = csr_array(np.eye(3))
-    short.indices, short.data = short.indices[:2], short.data[:2]
-    with pytest.raises(DataError, match="are not there"):
-        as_matrix(short)
+            getattr(matrix, part)[place] = wrong
+            with case(kind, part, place, wrong), pytest.raises(DataError, match="are not there; build the matrix"):
+                as_matrix(matrix)
+    for name in ("indices", "data", "indptr"):
+        matrix = csr_array(filled)
+        setattr(matrix, name, getattr(matrix, name)[:-1])
+        with case(name), pytest.raises(DataError, match="are not there"):
+            as_matrix(matrix)
 
 
 def test_whether_sparse_entries_are_duplicates_is_looked_at_not_believed() -> None:
