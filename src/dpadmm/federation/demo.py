@@ -372,7 +372,7 @@ class Said(NamedTuple):
 def _said(site: Site, study: Study, rows: ProtectedRows) -> Said:
     """The noise is found by repeating the agent's computation."""
     problem, m, checked = study.problem, len(rows.labels), CheckedRows(rows)
-    enrolled = Enrolled(study.terms, checked, questions_of(study.terms, checked), masks=None)
+    enrolled = Enrolled(study.terms, checked, questions_of(study.terms, checked, site.policy), masks=None)
     method = study.method(m)
     state = method.init(problem, PublicSizes(np.array([m]), study.shape[0]))
     said = Said({}, {}, [])

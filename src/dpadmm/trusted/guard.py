@@ -73,12 +73,13 @@ class PrivateRows(Protocol):
 
 
 class Question(NamedTuple):
-    """A release of a study's plan: the noise it gets, the statistic, and the grid of its answers.
+    """A release of a study's plan: the noise it gets, its price (μ²), the statistic, and the grid of its answers.
 
     The noise of an answer is one of ``shares`` shares.
     """
 
     release: Release
+    price: float
     statistic: Statistic
     grid: Grid
     shares: int
@@ -146,7 +147,7 @@ class Guard:
         masks = self._masks(terms)
         try:
             rows = self._open_rows(study)
-            questions = questions_of(terms, rows)
+            questions = questions_of(terms, rows, self._policy)
             for asked in questions.values():
                 scale = asked.grid.noise_scale(asked.release.noise_multiplier, asked.shares)
                 if masks and masks.n_sites * asked.grid.reach(scale) >= 2**63:
@@ -192,7 +193,7 @@ class Guard:
             stored = self._ledger.replay(study, round, digest=digest)
             if stored is None:
                 stored = _release(enrolled.rows, asked, parameters) + memo
-                self._spend(study, asked, round, digest, stored)
+                self._ledger.spend(study, round, digest=digest, mu_squared=asked.price, upload=stored)
             return asked.upload(stored)
 
     def prepare(self, study: str, round: int, parameters: Floats, memo: bytes = b"") -> str:
@@ -230,7 +231,8 @@ class Guard:
             if len(mask.members) < enrolled.terms.quorum:
                 text = f"the round has {len(mask.members)} members, and the study needs {enrolled.terms.quorum}"
                 raise Refusal("members-few", text)
-            stored = self._ledger.replay(study, round, digest=mask.context.hex())
+            digest = mask.context.hex()
+            stored = self._ledger.replay(study, round, digest=digest)
             if stored is None:
                 ready = self._prepared.get(study)
                 if ready is None or ready[:2] != (round, request):
@@ -238,7 +240,7 @@ class Guard:
                 del self._prepared[study]  # two masks on one answer would tell of it
                 numbers = np.frombuffer(ready.numbers, "<i8") + mask.numbers(asked.grid.size)
                 stored = numbers.astype("<i8").tobytes() + ready.memo + members
-                self._spend(study, asked, round, mask.context.hex(), stored)
+                self._ledger.spend(study, round, digest=digest, mu_squared=asked.price, upload=stored)
             return asked.upload(stored)
 
     def transcript(self, study: str) -> list[tuple[int, Integers, bytes]]:
@@ -282,12 +284,9 @@ class Guard:
             raise Refusal("roster-not-mine", "there is no key for secure aggregation here")
         return Masks(terms.hash, self._key_of(terms.masking), [key for _, key in roster])
 
-    def _spend(self, study: str, asked: Question, round: int, digest: str, stored: bytes) -> None:
-        self._ledger.spend(study, round, digest=digest, mu_squared=self._policy.price(asked.release), upload=stored)
 
-
-def questions_of(terms: Terms, rows: PrivateRows) -> Mapping[AnyRelease, Question]:
-    """What each release of the plan answers, and on which grid."""
+def questions_of(terms: Terms, rows: PrivateRows, policy: Policy) -> Mapping[AnyRelease, Question]:
+    """What each release of the plan costs and answers, and on which grid."""
     # Answers that are added need one grid
     n_rows, shares = (terms.masking.most_rows, terms.masking.honest) if terms.masking else (rows.n_rows, 1)
     found = {}
@@ -295,7 +294,7 @@ def questions_of(terms: Terms, rows: PrivateRows) -> Mapping[AnyRelease, Questio
         asked = gaussian(release)
         statistic = terms.statistics[asked.statistic]
         grid = Grid(statistic.row_norm, math.prod(statistic.shape), n_rows, rows.n_parts)
-        found[release] = Question(asked, statistic, grid, shares)
+        found[release] = Question(asked, policy.price(release), statistic, grid, shares)
     return MappingProxyType(found)
 
 
