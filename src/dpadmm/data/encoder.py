@@ -276,7 +276,7 @@ def _of_words(value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[A
 def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Column) -> Entries:
     """The value, or 0 where it is missing; and 1 in the column's second feature there, if it has one."""
     if missing is not None:
-        np.copyto(value, ZERO, where=missing)
+        value[missing] = 0.0
     if len(column.features) == 1:
         return [(0, value)]
     return [(0, value), (1, np.zeros_like(value) if missing is None else missing.astype(np.float32))]
@@ -298,7 +298,7 @@ def tallied(
 # rounding depends on other rows.
 
 
-def _columns(count: int, n: int, kind: DTypeLike) -> NDArray[Any]:
+def _column_room(count: int, n: int, kind: DTypeLike) -> NDArray[Any]:
     """Room for columns of n entries, an odd number of cache lines apart.
 
     To make rows of them, an entry of every column is read. If they were 4,096 bytes apart, or a multiple of that, each
@@ -315,7 +315,7 @@ class DenseBlock:
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
         self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = _columns(len(schema.features) + intercept, n, np.float32)
+        self._columns = _column_room(len(schema.features) + intercept, n, np.float32)
 
     def append(self, place: int, value: Any) -> None:
         """Set one feature of all rows, divided by R."""
@@ -339,10 +339,10 @@ class CodedBlock:
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
         self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = _columns(len(schema.number_places) + intercept + 1, n, np.float32)
+        self._columns = _column_room(len(schema.number_places) + intercept + 1, n, np.float32)
         self._columns[:] = 0.0
         self._columns[-1] = ONE / self._scale
-        self._codes = _columns(schema.n_categories, n, code_type(len(schema.features)))
+        self._codes = _column_room(schema.n_categories, n, code_type(len(schema.features)))
         self._numbers, self._categories = iter(self._columns), iter(self._codes)
 
     def append(self, place: Any, value: Any) -> None:
