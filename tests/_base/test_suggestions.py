@@ -5,7 +5,7 @@ from __future__ import annotations
 from looping import case
 
 from dpadmm import Settings
-from dpadmm._base.suggestions import near_name
+from dpadmm._base.suggestions import near_name, unknown_name
 from dpadmm.study.settings import flat_parameters
 from dpadmm.study.study import KEYS as STUDY
 
@@ -58,3 +58,29 @@ def test_another_word_finds_none():
     ]:
         with case(written, known):
             assert near_name(written, known) is None
+
+
+def test_names_in_use_are_not_suggested():
+    known = ["age", "ages", "sex"]
+    assert str(unknown_name("column", "agee", known, "t.csv")) == "t.csv has no column 'agee': did you mean 'age'?"
+    for used, words in [
+        (["sex"], ": did you mean 'age'?"),
+        (["age", "agee"], ": did you mean 'ages'?"),
+        (["age", "ages"], "; unused columns: 'sex'"),
+        (known, "; it has no unused column"),
+        (["absent"], ": did you mean 'age'?"),
+    ]:
+        with case(used):
+            assert (
+                str(unknown_name("column", "agee", known, "t.csv", used=iter(used)))
+                == f"t.csv has no column 'agee'{words}"
+            )
+
+
+def test_a_list_of_names_starts_with_the_closest():
+    known = [*(f"x{i}" for i in range(20)), "outcome_30d", "readmitted"]
+    listing = "'outcome_30d', 'readmitted', 'x0', 'x1', 'x2', 'x3', 'x4', 'x5'"
+    error = unknown_name("column", "Outcome at day", known, "t.csv", role="label")
+    assert str(error) == f"the study's label 'Outcome at day' is no column of t.csv: it has {listing} and 14 more"
+    error = unknown_name("column", "Outcome at day", known, "t.csv", used=["x19"])
+    assert str(error) == f"t.csv has no column 'Outcome at day'; unused columns: {listing} and 13 more"

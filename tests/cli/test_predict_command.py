@@ -82,6 +82,7 @@ MISTAKES = {
     "unknown ending": (["-o", "{folder}/p.xlsx"], r"written as \.csv or \.parquet"),
     "a file that is there": (["-o", "{t}"], "exists; .*--overwrite"),
     "a column that is not there": (["--keep", "nam"], "no column 'nam': did you mean 'name'"),
+    "a column of the model that is misspelt": (["--keep", "X"], "no column 'X': did you mean 'x'"),
     "a column called prediction": (["--keep", "prediction"], "cannot be kept"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
@@ -24,7 +25,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm._base.features import Features
-from dpadmm.data.encoded import EncodedTable, encode_table
+from dpadmm.data.encoded import EncodedTable, encode_table, survey_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import ROW_NORMS, Boolean, Category, Label, Number, Ordinal, Plain, Schema
 from dpadmm.optim import kernels
@@ -327,6 +328,33 @@ def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path_factory: py
             with pytest.raises(DpadmmError, match=words) as refused:
                 encoded(tmp_path, text)
             assert "\n" not in str(refused.value)
+
+
+def test_a_missing_column_is_not_replaced_by_one_that_the_study_uses(tmp_path: Path) -> None:
+    schema = Schema((Number("bp_1", (0, 200)), Number("bp_2", (0, 200))))
+    label = Label("event", classes=("no", "yes"), weight="w", weight_bound=4.0)
+    path = tmp_path / "t.csv"
+    for header, name, words in [
+        ("bp_1,event,w", "bp_2", "has no column 'bp_2'; it has no unused column"),
+        ("bp_1,event,w,bp2", "bp_2", "has no column 'bp_2': did you mean 'bp2'?"),
+        ("bp_1,bp_2,w,ward,events_1y", "event", "label 'event' is no column of .*: did you mean 'events_1y'?"),
+        (
+            "event,events,bp_1,bp_2,ward,weight_kg",
+            "w",
+            "weights 'w' is no column of .*; unused columns: 'ward', 'weight_kg', 'events'",
+        ),
+        (
+            "bp_1,bp_2,w,ward,end_of_stay",
+            "event",
+            "label 'event' is no column of .*; unused columns: 'end_of_stay', 'ward'",
+        ),
+    ]:
+        with case(header, name):
+            path.write_text(f"{header}\n")
+            with pytest.raises(StudyError, match=words):
+                encode_table(path, schema, label)
+            problem, *_ = survey_table(path, schema, label).problems
+            assert re.search(words, problem)
 
 
 def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:

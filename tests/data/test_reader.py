@@ -103,7 +103,7 @@ def test_a_file_that_is_no_table_gets_one_sentence(tmp_path_factory: pytest.Temp
             "column 'age': the cell in row 1 should be a number and is not; correct it",
         ),
         ("age,sex,age,y\n1,f,1,yes\n", "column 'age' occurs more than once"),
-        ("age,sex\n1,f\n", "the study's label 'y' is no column of .*: it has 'age', 'sex'"),
+        ("age,sex\n1,f\n", "the study's label 'y' is no column of .*; it has no unused column"),
         ("age,sex,y\n1,f\n", "cannot be read as CSV: .*Expected 3 columns, got 2"),
         ('age,sex,"y\n1,f,yes\n', "is a quotation mark open"),
         (b"", "is empty"),

@@ -131,8 +131,10 @@ def test_settings_must_name_columns_that_exist(tmp_path: Path) -> None:
         read_table(path, task="binary")
     with pytest.raises(StudyError, match="no column 'repayed': did you mean 'repaid'"):
         read_table(path, task="binary", label="repayed")
-    with pytest.raises(StudyError, match="no column 'zzz': it has 'income'"):
+    with pytest.raises(StudyError, match="no column 'zzz'; unused columns: 'income', 'owner'"):
         read_table(path, task="binary", label="repaid", by="zzz")
+    with pytest.raises(StudyError, match="no column 'repayed'; unused columns: 'owner', 'income'"):
+        read_table(path, task="binary", label="repaid", by="repayed")
     with pytest.raises(StudyError, match="cannot be both"):
         read_table(path, task="binary", label="repaid", by="repaid")
     with pytest.raises(DataError, match="column 'owner', row 2: the cell is missing"):

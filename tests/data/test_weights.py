@@ -99,7 +99,7 @@ def test_a_survey_tells_of_missing_columns_and_of_weights_beyond_the_bound(tmp_p
     assert not found.problems
     assert [*found.warnings(SCHEMA)] == ["weights 'w': 50% are beyond their bound, and taken to be the bound"]
     (problem,) = survey_table(path, SCHEMA, replace(BOTH, weight="wt")).problems
-    assert problem == "the study's column of weights 'wt' is no column of t.csv: it has 'age', 'ill', 'w'"
+    assert problem == "the study's column of weights 'wt' is no column of t.csv; unused columns: 'w'"
     with pytest.raises(StudyError, match="wt"):
         encode_table(path, SCHEMA, replace(BOTH, weight="wt"))
     with pytest.raises(DataError, match=r"column 'age' cannot be a feature too: .* its exposure or weight"):

@@ -85,7 +85,7 @@ def test_all_kinds_of_tables_give_the_same_scores() -> None:
 
 def test_what_is_wrong_with_a_table_is_said() -> None:
     model, cells = MODELS["logistic"], frame_for(MODELS["logistic"])
-    with pytest.raises(StudyError, match="the table has no column 'n0': it has 'n1'"):
+    with pytest.raises(StudyError, match="the table has no column 'n0'; it has no unused column"):
         model.predict({name: values for name, values in cells.items() if name != "n0"})
     with pytest.raises(DataError, match="column 'n0' mixes kinds of values"):
         model.predict(pd.DataFrame(cells | {"n0": [1.0, "x"] * 200}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 from dpadmm._base.errors import StudyError
 
@@ -46,14 +46,52 @@ def _letters(name: str) -> str:
     return "".join(each for each in name.casefold() if each.isalnum())
 
 
-def unknown_name(kind: str, name: str, known: Sequence[str], where: object, *, role: str | None = None) -> StudyError:
-    """The error for a column or array that ``where`` does not have, with the nearest name that it has.
+def unknown_name(
+    kind: str, name: str, known: Sequence[str], where: object, *, role: str | None = None, used: Iterable[str] = ()
+) -> StudyError:
+    """Return the error for a column or array that ``where`` does not have, with a suggestion.
 
-    With a ``role`` in a study, such as its label, the study is named: its name may be what is misspelt.
+    Parameters
+    ----------
+    kind : str
+        ``column``, ``array`` or ``table``.
+    name : str
+        The missing name.
+    known : sequence of str
+        The names in ``where``.
+    where : object
+        The table, as the message names it.
+    role : str, optional
+        The column's role in a study, such as ``label``. The message then names the study, which may contain the typo.
+    used : iterable of str
+        Names with a use already. They are not suggested: renaming such a column would corrupt the table.
     """
-    near = near_name(name, known)
+    taken = {*used}
+    free = [each for each in known if each not in taken]
     what = f"the study's {role} {name!r} is no {kind} of {where}" if role else f"{where} has no {kind} {name!r}"
-    return StudyError(f"{what}: " + (f"did you mean {near!r}?" if near else f"it has {listed(known)}"))
+    if near := near_name(name, free):
+        return StudyError(f"{what}: did you mean {near!r}?")
+    if len(free) == len(known):
+        return StudyError(f"{what}: it has {listed(closest_first(name, known))}")
+    unused = f"unused {kind}s: {listed(closest_first(name, free))}" if free else f"it has no unused {kind}"
+    return StudyError(f"{what}; {unused}")
+
+
+def closest_first(name: str, known: Iterable[str]) -> list[str]:
+    """Sort names by their similarity to ``name``; equally similar names keep their order.
+
+    Examples
+    --------
+    >>> closest_first("is_default", ["age", "income", "defaulted", "is_old"])
+    ['defaulted', 'is_old', 'income', 'age']
+    """
+    matcher = SequenceMatcher(b=_letters(name))
+
+    def similarity(each: str) -> float:
+        matcher.set_seq1(_letters(each))
+        return matcher.ratio()
+
+    return sorted(known, key=similarity, reverse=True)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -372,12 +372,17 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
     survey, names, words = Survey(), column_names(path), WordCache()
     encoder = None if schema.bounded else Encoder(schema)
     counts = Counter(names)
+    called = roles(label) if label else {}
+    used = [*(each.name for each in schema.sources), *called]
+
+    def missing(name: str) -> str:
+        return str(unknown_name("column", name, names, path.name, role=called.get(name), used=used))
+
     open_columns: dict[str, Column | Label] = {}
     for each in (*schema.sources, *([label] if label else [])):
         name = each.column if isinstance(each, Label) else each.name
         if name not in counts:
-            role = "label" if isinstance(each, Label) else None
-            survey.problems.append(str(unknown_name("column", name, names, path.name, role=role)))
+            survey.problems.append(missing(name))
         elif counts[name] > 1:
             survey.problems.append(f"column {name!r} occurs more than once")
         else:
@@ -387,15 +392,13 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
         if label.exposure in counts:
             open_columns[label.exposure] = label
         else:
-            error = unknown_name("column", label.exposure, names, path.name, role="exposure")
-            survey.problems.append(str(error))
+            survey.problems.append(missing(label.exposure))
     if label is not None and label.weight is not None:
         if label.weight in counts:
             open_columns[label.weight] = label
             survey.columns[label.weight] = Tally()
         else:
-            error = unknown_name("column", label.weight, names, path.name, role="column of weights")
-            survey.problems.append(str(error))
+            survey.problems.append(missing(label.weight))
     try:
         for batch in open_batches(path, list(open_columns)):
             rows = f"rows {survey.rows + 1:,} to {survey.rows + batch.num_rows:,}"

@@ -82,7 +82,7 @@ def open_batches(
     wanted, counts = list(dict.fromkeys(columns)), Counter(names)
     for name in wanted:  # others of the file do not matter
         if name not in counts:
-            raise unknown_name("column", name, names, path, role=(roles or {}).get(name))
+            raise unknown_name("column", name, names, path, role=(roles or {}).get(name), used=wanted)
         if counts[name] > 1:
             raise DataError(f"{path}: column {name!r} occurs more than once")
     number = pa.string() if total else pa.float64()  # cells that are mostly different: no dictionary

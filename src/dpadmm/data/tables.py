@@ -166,6 +166,9 @@ def read_named(path: Path, label: str | None, by: str | None, columns: Sequence[
     if label == by:
         raise StudyError(f"column {label!r} cannot be both the label and the owner of a row")
     others = [label] if by is None else [label, by]
+    for name in others:
+        if name not in names:
+            raise unknown_name("column", name, names, path, used=[*(columns or ()), *others])
     features = tuple(name for name in names if name not in others) if columns is None else tuple(columns)
     for numbers in (frozenset(features) - {*others}, frozenset[str]()):  # if they are none, then truth values perhaps
         try:

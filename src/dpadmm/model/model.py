@@ -26,7 +26,7 @@ from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import as_numbers, placed
 from dpadmm.data.encoded import plain_schema
 from dpadmm.data.encoder import Encoder
-from dpadmm.data.reader import open_batches
+from dpadmm.data.reader import column_names, open_batches
 from dpadmm.data.schema import Label, Number, Plain, Schema
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, clip_rows, with_intercept
 from dpadmm.optim.losses.base import Task
@@ -188,6 +188,10 @@ class Model:
 
         A ``scorer`` of one's own counts what was clamped, unknown or missing.
         """
+        names = column_names(Path(path)) if keep else []
+        for name in keep:
+            if name not in names:  # a column of the model may be kept too, so each is a suggestion
+                raise unknown_name("column", name, names, path)
         for scores, beside in score_file(scorer or Scorer(self), Path(path), beside=keep):
             chances = self.probabilities(scores) if self.has_probabilities else None
             yield Predicted(self.answers(scores), chances, beside)
@@ -374,7 +378,7 @@ def batches_of(table: Any, names: Sequence[str]) -> list[Any]:
     known = list(table.schema.names if is_arrow else table if isinstance(table, Mapping) else table.columns)
     for name in names:
         if name not in known:
-            raise unknown_name("column", name, [str(each) for each in known], "the table")
+            raise unknown_name("column", name, [str(each) for each in known], "the table", used=names)
         if known.count(name) > 1:
             raise DataError(f"the table: column {name!r} occurs more than once")
     if is_arrow:
