@@ -6,9 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 from dpadmm._base.errors import StudyError
+
+StrPath: TypeAlias = str | os.PathLike[str]
+"""A path argument of a public function."""
 
 
 @contextmanager
@@ -44,7 +47,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def expanded(path: str | os.PathLike[str], where: str = "") -> Path:
+def expanded(path: StrPath, where: str = "") -> Path:
     """A path that a user wrote, with ``~`` and ``~user`` as the home folder; ``where`` is where it stands."""
     written = Path(path)
     try:

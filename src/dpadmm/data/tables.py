@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.features import Features
-from dpadmm._base.files import expanded
+from dpadmm._base.files import StrPath, expanded
 from dpadmm._base.suggestions import listed, unknown_name
 from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
@@ -44,7 +43,7 @@ class RawTable:
 
 
 def read_table(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     task: Task,
     label: str | None = None,
@@ -105,9 +104,7 @@ def read_table(
     return Dataset(source.name, raw.features, labels, declared, raw.groups, raw.feature_names)
 
 
-def read_columns(
-    path: str | os.PathLike[str], columns: Sequence[str], *, label: str | None = None, by: str | None = None
-) -> RawTable:
+def read_columns(path: StrPath, columns: Sequence[str], *, label: str | None = None, by: str | None = None) -> RawTable:
     """Only the columns that are named, in this order, with labels as written.
 
     What a cell means depends on no other row: owners are text where the file is. The columns of NPZ files are called
@@ -126,9 +123,7 @@ def read_columns(
     return _read(path, label, by, columns)[1]
 
 
-def _read(
-    path: str | os.PathLike[str], label: str | None, by: str | None, columns: Sequence[str] | None
-) -> tuple[Path, RawTable]:
+def _read(path: StrPath, label: str | None, by: str | None, columns: Sequence[str] | None) -> tuple[Path, RawTable]:
     source = expanded(path)
     check_no_address(source)
     if not source.is_dir():

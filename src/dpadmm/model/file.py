@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from dpadmm._base.archives import BROKEN_ARCHIVE, check_claim
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm._base.fields import for_json
-from dpadmm._base.files import atomic_file
+from dpadmm._base.files import StrPath, atomic_file
 from dpadmm.data.schema import Label
 from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
 from dpadmm.model.model import Model
@@ -80,7 +79,7 @@ def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
             raise DataError(f"{what}: not all numbers of the model's {name} are finite; train again with smaller steps")
 
 
-def load_model(path: str | os.PathLike[str]) -> Model:
+def load_model(path: StrPath) -> Model:
     """Read a model that :meth:`Model.save` wrote.
 
     Parameters
@@ -98,22 +97,22 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     DataError
         The file is missing, damaged, or of a format that this version does not know.
     """
+    file = Path(path)
     try:
-        return _model_from(*_read(path))
+        return _model_from(*_read(file))
     except DataError:
         raise
     except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
+        raise DataError(f"{file}: there is no such file") from None
     except BROKEN:
-        raise DataError(f"{path}: not a model file of dpadmm, or damaged{_INSTEAD}") from None
+        raise DataError(f"{file}: not a model file of dpadmm, or damaged{_INSTEAD}") from None
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Floats]]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Floats]]:
     """The JSON and the arrays of a file."""
-    source = Path(path)
-    if source.exists() and (not source.is_file() or source.stat().st_size > MOST_BYTES):
+    if path.exists() and (not path.is_file() or path.stat().st_size > MOST_BYTES):
         raise ValueError("no plain file of a fair size")
-    raw = io.BytesIO(source.read_bytes())
+    raw = io.BytesIO(path.read_bytes())
     with catch_warnings(action="ignore"), np.load(raw, allow_pickle=False) as archive:
         members = archive.zip.infolist()
         if sum(each.file_size for each in members) > MOST_BYTES:
@@ -139,7 +138,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Float
     return about, {name: np.asarray(each, dtype=float) for name, each in arrays.items()}
 
 
-def _check_once(path: str | os.PathLike[str], members: Sequence[ZipInfo]) -> None:
+def _check_once(path: Path, members: Sequence[ZipInfo]) -> None:
     """No part twice, of which readers may take the first or the last; nothing under a password."""
     seen: set[str] = set()
     for each in members:

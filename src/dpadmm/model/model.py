@@ -6,7 +6,6 @@ The file holds numbers and JSON, never code.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import Features
 from dpadmm._base.fields import hash_of
+from dpadmm._base.files import StrPath
 from dpadmm._base.suggestions import unknown_name
 from dpadmm.data.cells import as_numbers, placed
 from dpadmm.data.encoded import plain_schema
@@ -177,12 +177,12 @@ class Model:
             raise DataError(f"a model trained with {self.loss} loss gives no probabilities; use logistic or softmax")
         return self.probabilities(self.decision_function(rows))
 
-    def predict_table(self, path: str | os.PathLike[str]) -> NDArray[Any]:
+    def predict_table(self, path: StrPath) -> NDArray[Any]:
         """Predictions for all rows of a CSV or Parquet file, which may be larger than memory."""
         return np.concatenate([each.predictions for each in self.predict_batches(path)])
 
     def predict_batches(
-        self, path: str | os.PathLike[str], *, keep: Sequence[str] = (), scorer: Scorer | None = None
+        self, path: StrPath, *, keep: Sequence[str] = (), scorer: Scorer | None = None
     ) -> Iterator[Predicted]:
         """The same a few rows at a time, with probabilities and with the columns to ``keep`` as they are.
 
@@ -191,7 +191,7 @@ class Model:
         names = column_names(Path(path)) if keep else []
         for name in keep:
             if name not in names:  # a column of the model may be kept too, so each is a suggestion
-                raise unknown_name("column", name, names, path)
+                raise unknown_name("column", name, names, Path(path))
         for scores, beside in score_file(scorer or Scorer(self), Path(path), beside=keep):
             chances = self.probabilities(scores) if self.has_probabilities else None
             yield Predicted(self.answers(scores), chances, beside)
@@ -228,7 +228,7 @@ class Model:
         positive = expit(scores[:, 0])
         return np.column_stack([1.0 - positive, positive])
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: StrPath) -> Path:
         """Write one file (NumPy archive without pickle); it appears whole or not at all."""
         from dpadmm.model.file import save_model
 
@@ -258,7 +258,7 @@ class Model:
 
         return to_sklearn(self)
 
-    def to_onnx(self, path: str | os.PathLike[str]) -> Path:
+    def to_onnx(self, path: StrPath) -> Path:
         """An ONNX file that predicts the same from raw columns; see ``dpadmm.model.onnx``."""
         from dpadmm.model.onnx import to_onnx
 

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.fields import check_names, parameters
+from dpadmm._base.files import StrPath
 from dpadmm.data import Dataset
 from dpadmm.model.model import Model
 from dpadmm.runs.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
@@ -40,13 +41,13 @@ from dpadmm.training.prior import Prior
 
 
 def simulate(
-    data: DataSource | Study | PathLike[str],
-    table: DataSource | PathLike[str] | None = None,
+    data: DataSource | Study | StrPath,
+    table: DataSource | StrPath | None = None,
     *,
     settings: Settings | None = None,
     classes: Sequence[Any] | None = None,
     by: str | None = None,
-    public: str | PathLike[str] | Literal[False] | None = None,
+    public: StrPath | Literal[False] | None = None,
     groups: ArrayLike | None = None,
     participation: ArrayLike | None = None,
     observers: Sequence[Observer] = (),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.files import StrPath
 from dpadmm._base.memmap import is_mapped
 from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.matrices import grouped, moved
@@ -30,13 +31,13 @@ from dpadmm.training.prior import Prior, prior_of
 
 
 def train(
-    study: Study | str | PathLike[str],
-    data: str | PathLike[str],
+    study: Study | StrPath,
+    data: StrPath,
     *,
     by: str | None = None,
     n_agents: int = 1,
     seed: int | None = None,
-    public: str | PathLike[str] | Literal[False] | None = None,
+    public: StrPath | Literal[False] | None = None,
 ) -> Result:
     """Train a study on a table, all agents in this process: ``dpadmm train`` as a function.
 
@@ -67,7 +68,7 @@ def train(
     return run_study(agreed, encode(agreed, data, by=by), n_agents=n_agents, seed=seed, prior=prior)
 
 
-def with_public_table(study: Study, given: str | PathLike[str] | Literal[False] | None) -> tuple[Study, Path | None]:
+def with_public_table(study: Study, given: StrPath | Literal[False] | None) -> tuple[Study, Path | None]:
     """The study as it is run, and the public table that it starts from: its own, or what is given in its place."""
     if study.kind != TRAINING:
         instead = "dpadmm describe" if study.kind == "statistics" else "dpadmm evaluate --epsilon"
@@ -86,8 +87,8 @@ def prior_from(study: Study, public: Path, *, beside: object = None) -> Prior:
     """What the rows of a public table say; it cannot be the private one that it stands ``beside``."""
     if isinstance(beside, str | PathLike) and _same_bytes(public, Path(beside)):
         raise DataError(
-            f"{beside} is the public table itself, whose rows are not protected: train on other rows, or leave the "
-            "public ones out: --no-public (in Python public=False)"
+            f"{Path(beside)} is the public table itself, whose rows are not protected: train on other rows, or leave "
+            "the public ones out: --no-public (in Python public=False)"
         )
     known = encode(study, public)
     return prior_of(study.problem, make_rows(known.features, known.labels, row_weights=known.row_weights))
@@ -101,9 +102,7 @@ def _same_bytes(one: Path, other: Path) -> bool:
     return one.stat().st_size == other.stat().st_size and PublicRows.of(one) == PublicRows.of(other)
 
 
-def encode(
-    study: Study, data: str | PathLike[str], *, by: str | None = None, intercept: bool | None = None
-) -> EncodedTable:
+def encode(study: Study, data: StrPath, *, by: str | None = None, intercept: bool | None = None) -> EncodedTable:
     """Encode a table for a study, which must define its columns; with its constant column, unless told otherwise."""
     if not isinstance(data, str | PathLike):
         raise DataError(

