@@ -207,7 +207,8 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
         done = cli("study", "confirm", path, *words).succeeded()
         assert (f"{left} value" in text_of(done)) == bool(left)
         assert path.read_text().count("public = false") == left
-    assert path.read_bytes() == before.replace(b"public = false", b"public = true")
+    assert b"confirm: public?" not in path.read_bytes()
+    assert path.read_bytes() == before.replace(b"public = false  # confirm: public?", b"public = true")
     assert "Nothing waits" in cli("study", "confirm", path).succeeded().out
     wrong = cli("study", "confirm", path, "wart")
     assert (wrong.code, wrong.err.count("\n")) == (2, 1)

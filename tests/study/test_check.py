@@ -134,6 +134,26 @@ def test_confirming_changes_the_marks_that_are_asked_for_and_no_other_byte() -> 
             confirmed_text(other, {("columns", "age")})
 
 
+def test_a_confirmed_line_loses_its_question_and_keeps_other_comments() -> None:
+    text = DRAFTED.replace("public = false", "public = false  # confirm: public?")
+    age, sex = ("columns", "age"), ("columns", "sex")
+    one = confirmed_text(text, {age})
+    assert one.count("public = true\n") == DRAFTED.count("public = true\n") + 1
+    assert one.count("public = false  # confirm: public?\n") == 2
+    assert confirmed_text(one, {("label",), sex}) == DRAFTED.replace("public = false", "public = true")
+    for before, after in [
+        ("false # confirm: public?  ", "true"),
+        ("false", "true"),
+        ("false  # asked the board", "true  # asked the board"),
+        ("false  # confirm: public? yes, by the board", "true  # yes, by the board"),
+        ("false  # textbook # confirm: public?", "true  # textbook"),
+    ]:
+        for end in ("\n", "\r\n"):
+            with case(before, end):
+                lines = f"[columns.age]  # confirm: public?{end}public = {{}}{end}kind = 'boolean'  # confirm: public?"
+                assert confirmed_text(lines.format(before), {age}) == lines.format(after)
+
+
 def test_whatever_is_no_study_has_a_problem_and_no_traceback() -> None:
     for table in [
         {},

@@ -310,9 +310,10 @@ def confirm(
     label: bool = Option(False, "--label", help="The label's classes or bounds."),
     public_rows: bool = Option(False, "--public-rows", help="That anyone may see the rows of the table itself."),
 ) -> None:
-    """Confirm that what a draft read off a table is public knowledge: public = true.
+    """Confirm that values inferred from a table are public knowledge: public = true.
 
-    Nothing else in the file changes. Without a choice, what waits is listed.
+    The question at the end of such a line is removed. Nothing else in the file changes. Without a choice, the
+    unconfirmed values are listed.
     """
     from dpadmm._base.suggestions import unknown_name
     from dpadmm.study.drafting import confirmed_text

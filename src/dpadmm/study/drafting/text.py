@@ -100,9 +100,10 @@ def _privacy() -> str:
 
 
 def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
-    """The text of a study in which these tables, such as ``("columns", "age")``, say ``public = true``.
+    """Set ``public = true`` in these tables of a study's text, such as ``("columns", "age")``.
 
-    Everything else stays as it is, byte for byte; text in which that cannot be done by lines is refused.
+    The question that a draft adds to such a line is removed. All other bytes are kept. Text in which this cannot be
+    done line by line is refused.
     """
     wanted, lines = tomllib.loads(text), text.split("\n")
     at: tuple[str, ...] = ()
@@ -110,12 +111,18 @@ def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
         reduce(getitem, place, wanted)["public"] = True
     for i, line in enumerate(lines):
         at = _heading(line) or at
-        if at in places:
-            lines[i] = re.sub(r"^(\s*public\s*=\s*)false\b", r"\1true", line)
+        if at in places and (marked := re.match(r"(\s*public\s*=\s*)false\b(.*)", line, re.DOTALL)):
+            lines[i] = f"{marked[1]}true{_without_question(marked[2])}"
     changed = "\n".join(lines)
     if tomllib.loads(changed) != wanted:
         raise StudyError("this file writes its tables in another way than drafts do: say public = true by hand")
     return changed
+
+
+def _without_question(comment: str) -> str:
+    """Remove the draft's question from the end of a line; what a user wrote after it stays a comment."""
+    alone = rf"\s*{re.escape(CONFIRM)}[ \t]*(?=\r?$)"
+    return re.sub(alone, "", comment).replace(CONFIRM, "#", 1)
 
 
 def secured_text(text: str, honest: int, most_rows: int) -> str:
