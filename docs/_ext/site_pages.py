@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 SHELL = "%%bash\n"
 PROJECT = {
@@ -29,6 +31,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", _show_shell_cells)
     app.connect("html-page-context", _empty_corners)
     app.connect("doctree-read", _link_pages_of_the_project)
+    app.connect("env-updated", _exclude_from_search)
+    app.connect("env-updated", _keep_index_entries)
     return {"parallel_write_safe": True}
 
 
@@ -73,6 +77,27 @@ def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
             link.attributes.setdefault("reftargetid", None)
         elif app.env.docname == "project/release" and path and (release / path).is_file():
             link.replace_self(link.children)  # a file beside release/README.md, which is not on the site
+
+
+def _exclude_from_search(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
+    """Mark decision records as not searchable, and return those to write again.
+
+    They repeat the words of the guides at greater length, so they would come first in most searches.
+    """
+    indexed = [name for name in env.all_docs if name.startswith("decisions/") and "nosearch" not in env.metadata[name]]
+    for name in indexed:
+        env.metadata[name]["nosearch"] = True
+    return indexed
+
+
+def _keep_index_entries(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
+    """Return the pages with main index entries, to write them in every build.
+
+    The search index of an incremental build has the index entries of written pages only. A main entry decides which
+    page a search lists first, so without it the order would depend on what was built before.
+    """
+    entries = env.domaindata["index"]["entries"]
+    return [name for name, found in entries.items() if any(main == "main" for _, _, _, main, _ in found)]
 
 
 def _empty_corners(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

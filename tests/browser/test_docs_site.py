@@ -86,6 +86,11 @@ def test_the_search_finds_what_a_board_asks(browser):
     first = "document.querySelector('ul.search li a')?.getAttribute('href')"
     wait = f"new Promise(r => {{const t = setInterval(() => {first} && (clearInterval(t), r({first})), 50);}})"
     assert browser.js(wait).startswith("boards/faq.html")
+    # By an index entry, which outweighs all words of other pages; the others share a few scores
+    scores = "Search._performSearch(...Search._parseQuery('second study')).map(([page, , , , score]) => [page, score])"
+    *_, (second, lower), (first, score) = browser.js(scores)
+    assert (first, second != first) == ("boards/faq", True)
+    assert score > 2 * lower
 
 
 def test_the_search_finds_a_refusal(browser):

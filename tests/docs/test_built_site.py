@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -67,3 +68,16 @@ def test_every_page_has_a_search_and_says_its_language(site):
             text = page.read_text("utf-8")
             assert 'lang="en"' in text, page
             assert 'aria-label="Search"' in text, page
+
+
+def test_the_search_index_has_no_decision_records(site):
+    """Their words would rank them before the guides; they are reached from the explanation's index."""
+    text = (site / "searchindex.js").read_text("utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    decisions = {i for i, name in enumerate(index["docnames"]) if name.startswith("decisions/")}
+    assert len(decisions) >= 24
+    for part in ("terms", "titleterms"):
+        pages = {word: {*found} if isinstance(found, list) else {found} for word, found in index[part].items()}
+        assert "ledger" in pages
+        assert [word for word, found in pages.items() if found & decisions] == []
+    assert [title for title, found in index["alltitles"].items() if decisions & {page for page, _ in found}] == []
