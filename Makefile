@@ -81,15 +81,18 @@ $(RELEASE)/.ready: release/tools.txt
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check -r release/tools.txt
 	touch $@
 
+# words that tools/prose_words.toml excludes and that are still in use; lower it as packages are rewritten, never raise it
+PROSE_FINDINGS := 1978
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples release docs
-	$(BIN)/ruff format --check src tests benchmarks examples release docs
+	$(BIN)/ruff check src tests benchmarks examples release docs tools
+	$(BIN)/ruff format --check src tests benchmarks examples release docs tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/prose_lint.py --quiet --max $(PROSE_FINDINGS)
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks examples release docs
-	$(BIN)/ruff format src tests benchmarks examples release docs
+	$(BIN)/ruff check --fix src tests benchmarks examples release docs tools
+	$(BIN)/ruff format src tests benchmarks examples release docs tools
 
 # the documentation site into docs/_build/html: every tutorial is run, every internal link checked, a warning is an error
 docs: $(DOCS_READY)
