@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import random
 import warnings
 from typing import Any
 
@@ -132,9 +133,14 @@ def test_the_number_of_runs_does_not_depend_on_rows(monkeypatch: pytest.MonkeyPa
 
 
 def tried(monkeypatch: pytest.MonkeyPatch, runs: int, seed: int) -> list[float]:
-    """The candidate of every run, in order."""
+    """The candidate of every run, in order: each is drawn from all candidates."""
     found: list[float] = []
-    score = searching.private_score
+    score, candidates = searching.private_score, [{"C": 1.0}, {"C": 2.0}, {"C": 3.0}]
+
+    class Checked(random.Random):
+        def choice(self, seq: Any) -> Any:
+            assert seq == candidates
+            return super().choice(seq)
 
     def scored(model: Any, *rows: Any, **more: Any) -> float:
         found.append(model.C)
@@ -142,10 +148,11 @@ def tried(monkeypatch: pytest.MonkeyPatch, runs: int, seed: int) -> list[float]:
 
     with monkeypatch.context() as patch:
         patch.setattr(searching, "private_score", scored)
+        patch.setattr(searching, "Random", Checked)
         fixed_runs(patch, runs)
         model = clone(MODEL).set_params(max_iter=2)
         with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
-            search([{"C": 1.0}, {"C": 2.0}, {"C": 3.0}], estimator=model, random_state=seed).fit(X[:20], Y[:20])
+            search(candidates, estimator=model, random_state=seed).fit(X[:20], Y[:20])
     return found
 
 
