@@ -294,6 +294,7 @@ def test_subnormal_numbers_become_zeros_in_a_copy(storage: str, monkeypatch: pyt
     tiny = float(np.finfo(np.float64 if storage.endswith("f64") else np.float32).tiny)
     a = np.random.default_rng(0).uniform(0.1, 0.5, (40, 3))
     a[:, 1] = 0.0
+    a[5:8, 0] = tiny, -tiny, -0.3
     normal = matrices(a)[storage]
     assert without_subnormals(normal) is normal
     for value in (tiny / 2.0, -tiny / 2.0, 1.5 * tiny - tiny, -tiny, tiny):
