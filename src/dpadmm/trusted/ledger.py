@@ -6,6 +6,12 @@ site adds one of ``shares`` shares of the noise: its releases cost ``Σμ²`` if
 times that if all work together against it. The second sum, ``alone``, has a cap of its own; without secure
 aggregation there is one share, and both sums are the same.
 
+Studies are chosen by what earlier ones released, so the cap is a privacy filter. For Gaussian releases, a filter on
+``Σμ²`` gives the guarantee of one release with ``μ = √cap`` (Smith and Thakurta 2022, "Fully adaptive composition for
+Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Its conditions: every release is Gaussian, its μ²
+is fixed by public values before it, and it is charged before it leaves or not made. docs/explanation/ledgers.md has
+the proof, the lines and tests for every condition, and what holds after the cap was raised.
+
 In the ledger's folder, ``ledger.sqlite`` has records of seven kinds (cap, cap-alone, rows, reserve, spend, close,
 restore), each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the
 record's COMMIT: records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and
