@@ -284,13 +284,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        *,
-        cap: float,
-        cap_alone: float | None = None,
-        rows_per_person: int = 1,
-        create: bool = False,
+        cls, folder: Path, *, cap: float, cap_alone: float | None = None, rows_per_person: int = 1, create: bool = False
     ) -> Ledger:
         """Hold and verify the ledger; ``cap`` is the owner's limit of Σμ² over all studies.
 
