@@ -93,6 +93,13 @@ def test_every_promise_of_the_threat_model_names_tests_that_exist() -> None:
     assert list(problems(MODEL.read_text(encoding="utf-8"), ROOT)) == []
 
 
+def test_the_conditions_of_the_filter_theorem_name_tests_that_exist() -> None:
+    text = (MODEL.parent / "ledgers.md").read_text(encoding="utf-8")
+    named = _NAMED.findall(text)
+    assert len(named) >= 8
+    assert [wrong for path, names in named if (wrong := _missing(path, names.split("::")[1:], ROOT))] == []
+
+
 def test_all_promises_are_looked_at() -> None:
     text = MODEL.read_text(encoding="utf-8")
     part = text[text.index(HEADING) :].split("\n## What is not promised")[0]

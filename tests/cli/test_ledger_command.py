@@ -13,7 +13,7 @@ from looping import case
 from mixed_tables import to_toml
 
 from dpadmm.cli.screen import rounded_up
-from dpadmm.federation.demo import new_site
+from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import read_statement
@@ -312,9 +312,21 @@ def test_a_copy_is_made_and_restored_at_the_price_that_is_said(cli, tmp_path):
     (tmp_path / "second.toml").write_text(to_toml(second))
     done = cli("ledger", "restore", tmp_path / "copy", *here, "--enrolled-since", tmp_path / "second.toml").succeeded()
     assert "first: charged in full and closed" in done.out
+    said = " ".join(done.out.split())
+    assert "the limit was at most ε 9.0000 at δ = 1e-05, and person.rows at most 1. These are the highest" in said
+    assert "all other sites" not in said
     shown = json.loads(cli("ledger", "show", site.ledger, "--json").succeeded().out)
     assert [each["state"] for each in shown["studies"]] == ["closed", "closed"]
     assert shown["studies"][1]["about"] == {"name": "what may have been released since the copy of the ledger"}
     cli("ledger", "verify", site.ledger).succeeded()
     nothing = cli("ledger", "restore", *here).succeeded()
     assert "Left for new studies: ε 0.0000" in " ".join(nothing.out.split())
+    text = site.path.read_text().replace("epsilon = 9.0", "epsilon = 12.0").replace("rows = 1\n", "rows = 3\n", 1)
+    site.path.write_text(text + SECURE_AGGREGATION.format(epsilon=20.0))
+    cli("ledger", "restore", *here).succeeded()
+    site.path.write_text(
+        site.path.read_text().replace("epsilon = 12.0", "epsilon = 9.0").replace("rows = 3", "rows = 1")
+    )
+    said = " ".join(cli("ledger", "restore", *here).succeeded().out.split())
+    assert "at most ε 12.0000 (ε 20.0000 for all other sites working together) at δ" in said
+    assert "person.rows at most 3." in said

@@ -468,3 +468,51 @@ def test_a_row_without_a_known_label_is_zeros_with_its_constant_column(schema: S
     silent = ~dense(found.features).any(axis=1)
     assert silent.tolist() == [label not in ("yes", "no") for label in labels]
     assert found.report.label.unknown == 36
+
+
+TINY = np.finfo(np.float32).tiny
+EXTREME = (
+    Plain("x"),
+    Number("scaled", (-1.0, 1.0), center=0.0, scale=1.0),
+    Number("narrow", (-1e-39, 1e-39)),
+    Number("hats", (0.0, 1.0), knots=(0.5,)),
+    Plain("long"),
+)
+EXTREME_SCHEMAS = {
+    "dense": Schema(EXTREME),
+    "coded": Schema((*EXTREME, Category("sex", ("f", "m")))),
+    "crossed": Schema((*EXTREME, Category("sex", ("f", "m"))), interactions=(("scaled", "hats"), ("scaled", "narrow"))),
+}
+
+
+def subnormal(values: Any) -> int:
+    size = np.abs(np.asarray(values))
+    return int(np.count_nonzero((size > 0) & (size < np.finfo(size.dtype).tiny)))
+
+
+@pytest.mark.parametrize("name", EXTREME_SCHEMAS)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_no_encoded_number_is_subnormal(name: str, intercept: bool, tmp_path: Path) -> None:
+    """Sums over them would be slower, and so tell how many there are."""
+    schema = EXTREME_SCHEMAS[name]
+    sizes = np.array([0.0, 1e-45, 1e-40, 0.9e-38, 1.2e-38, 1.3e-38, 1e-37, 1e-30, 1e-20, 1e-9, 0.5])
+    numbers = np.array([sign * one for one in sizes for sign in (1, -1)])
+    count = len(numbers)
+    cells = {column.name: np.tile(numbers, 2) for column in EXTREME}
+    cells["long"] = np.repeat([0.0, 1e18], count)  # rows that are shortened by a factor of 1e-18
+    cells["sex"] = np.resize(["f", "m"], 2 * count)
+    labels = np.tile([1e-310, -5e-324, *np.linspace(-0.9, 0.9, count - 2)], 2)
+    weights = np.tile([1e-310, 5e-324, 3e-308, *np.linspace(0.0, 4.0, count - 3)], 2)
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pa.table({**cells, "y": labels, "w": weights}), path)
+    label = Label("y", weight="w", weight_bound=4.0, plain=True)
+    found = encode_table(path, schema, label, intercept=intercept)
+    features = found.features
+    assert isinstance(features, CodedRows) == (name != "dense")
+    stored = features.values if isinstance(features, CodedRows) else features
+    assert found.row_weights is not None
+    assert [subnormal(each) for each in (stored, found.labels, found.row_weights)] == [0, 0, 0]
+    assert np.count_nonzero(found.row_weights) < np.count_nonzero(weights)
+    assert 0.0 < np.abs(stored[stored != 0.0]).min() < 2.0 * TINY, "normal numbers are kept"
+    assert found.labels[2:count].tolist() == labels[2:count].tolist()
+    assert row_norms(features).max() <= 1.0 + 1e-6

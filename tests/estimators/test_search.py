@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
+import random
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
+from scipy.stats import chi2
 from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import ParameterGrid
@@ -127,6 +130,42 @@ def test_the_number_of_runs_does_not_depend_on_rows(monkeypatch: pytest.MonkeyPa
     counts = [runs(X, Y, seed) for seed in range(4)]
     assert counts == [runs(-X[::-1], 1 - Y, seed) for seed in range(4)]
     assert len(set(counts)) > 2
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, runs: int, seed: int) -> list[float]:
+    """The candidate of every run, in order: each is drawn from all candidates."""
+    found: list[float] = []
+    score, candidates = searching.private_score, [{"C": 1.0}, {"C": 2.0}, {"C": 3.0}]
+
+    class Checked(random.Random):
+        def choice(self, seq: Any) -> Any:
+            assert seq == candidates
+            return super().choice(seq)
+
+    def scored(model: Any, *rows: Any, **more: Any) -> float:
+        found.append(model.C)
+        return score(model, *rows, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "private_score", scored)
+        patch.setattr(searching, "Random", Checked)
+        fixed_runs(patch, runs)
+        model = clone(MODEL).set_params(max_iter=2)
+        with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+            search(candidates, estimator=model, random_state=seed).fit(X[:20], Y[:20])
+    return found
+
+
+def test_runs_draw_their_candidates_independently_and_uniformly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The theorem needs identical draws with replacement; with other seeds, one in 10,000 of these tests fails."""
+    of_seeds = [tried(monkeypatch, 60, seed) for seed in range(3)]
+    assert len({tuple(each) for each in of_seeds}) == 3, "the order is drawn, not fixed"
+    counts, limit = np.zeros((3, 3)), chi2.isf(1e-4, 8)
+    for each in of_seeds:
+        for one, other in itertools.pairwise(each):  # also 1, 1: a candidate may come twice in a row
+            counts[int(one) - 1, int(other) - 1] += 1
+    expected = counts.sum() / 9
+    assert ((counts - expected) ** 2 / expected).sum() < limit
 
 
 def test_the_best_run_is_kept_and_nothing_of_the_others_not_even_their_number(monkeypatch: pytest.MonkeyPatch) -> None:

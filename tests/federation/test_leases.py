@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,31 @@ def test_a_grant_counts_from_its_claim_by_the_clock_that_went_further(
     assert site.held
     monkeypatch.setattr(clock, "time", lambda: clock.now + 60.0)  # a suspended machine
     assert not site.held
+
+
+MOVES = {
+    "nothing": (0.0, 0.0, True),
+    "not long enough": (LEASE_HOLDS - 0.1, LEASE_HOLDS - 0.1, True),
+    "both clocks": (LEASE_HOLDS + 0.1, LEASE_HOLDS + 0.1, False),
+    "the wall clock alone: a suspended machine": (0.0, LEASE_HOLDS + 0.1, False),
+    "the monotonic clock alone: the wall clock was set back": (LEASE_HOLDS + 0.1, 0.0, False),
+    "the wall clock was set back further": (LEASE_HOLDS + 0.1, -3_600.0, False),
+    "the wall clock back, the monotonic clock not long enough": (LEASE_HOLDS - 0.1, -3_600.0, True),
+}
+
+
+def test_a_lease_ends_by_whichever_clock_is_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = begun(tmp_path / "ledger")
+    for number, (name, (monotonic, wall, held)) in enumerate(MOVES.items()):
+        with case(name):
+            clock, moved = Clock(), [0.0, 0.0]
+            times = SimpleNamespace(monotonic=lambda m=moved: 5.0 + m[0], time=lambda m=moved: 1.7e9 + m[1])
+            monkeypatch.setattr(lease_module, "time", times)
+            site = agent_of(ledger)
+            Hub(tmp_path / f"hub-{number}", clock).asked(site)
+            assert site.held
+            moved[:] = monotonic, wall
+            assert site.held is held
 
 
 def test_a_lease_that_was_given_back_is_free_at_once_and_not_claimed_again(tmp_path: Path, clock: Clock) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from brokers import DOWN, STUDY, connected, joined, new_authority
+from brokers import DOWN, STUDY, connected, free_port, joined, new_authority
+from proxies import ConnectProxy
 
 from dpadmm.federation.logs import MAX_LINES
 from dpadmm.federation.nats import link as nats_link
@@ -172,3 +174,36 @@ def test_a_broker_cannot_fill_the_log_with_errors_that_alternate_or_vary(
         assert len(caplog.records) == MAX_LINES
 
     asyncio.run(flood())
+
+
+@pytest.mark.parametrize("scheme", ["tls", "wss"])
+def test_a_broker_whose_certificate_has_another_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """The certificate of the authority is not enough: a site's own machine has one too."""
+    host, ports = "study.example.org", {"tls": free_port(), "wss": free_port()}
+    authority = Authority.create(
+        tmp_path / "hub", hosts=[host], port=ports["tls"], listen="127.0.0.1", websocket_port=ports["wss"]
+    )
+    site, broker = joined(authority, tmp_path / "site", "a"), Broker(authority)
+
+    async def on_error(problem: Exception) -> None:
+        raise problem
+
+    async def dial(name: str) -> None:
+        url = f"{scheme}://{name}:{ports[scheme]}"
+        client = await nats_link.connect(url, site.client_context(), name="a", on_error=on_error)
+        await client.close()
+
+    broker.start()
+    try:
+        with pytest.raises(ssl.SSLCertVerificationError) as refused:
+            asyncio.run(dial("localhost"))
+        assert nats_link.reason_of(refused.value).startswith("its certificate is for another host")
+        with ConnectProxy() as proxy:  # which connects every name to this machine
+            monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+            asyncio.run(dial(host))
+            with pytest.raises(ssl.SSLCertVerificationError):
+                asyncio.run(dial("other.example.org"))
+    finally:
+        broker.stop()

@@ -16,7 +16,16 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import Features
-from dpadmm.optim.features import NORM_SLACK, as_matrix, check_norms, clip_rows, row_norms, stacked, with_intercept
+from dpadmm.optim.features import (
+    NORM_SLACK,
+    as_matrix,
+    check_norms,
+    clip_rows,
+    row_norms,
+    stacked,
+    with_intercept,
+    without_subnormals,
+)
 
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
 
@@ -269,3 +278,39 @@ def test_norms_of_sparse_rows_are_the_same_portion_by_portion(monkeypatch: pytes
     rows = csr_array(np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.0, 0.0], [5.0, 12.0]]))
     monkeypatch.setattr("dpadmm.optim.features.row_portions", lambda _: [slice(0, 2), slice(2, 3), slice(3, 6)])
     assert row_norms(rows).tolist() == [5.0, 0.0, 2.0, 1.0, 0.0, 13.0]
+
+
+# --- subnormal numbers ---------------------------------------------------------------------------------------
+
+
+def matrices(a: Floats) -> dict[str, Features]:
+    coded = CodedRows(np.hstack([a, np.ones((len(a), 1))]), np.zeros((len(a), 1), np.uint8), np.arange(1, 4), 4)
+    single = CodedRows(coded.values.astype(np.float32), coded.codes, coded.places, 4)
+    return {each: stored(a, each) for each in STORAGE} | {"coded-f64": coded, "coded-f32": single}
+
+
+@pytest.mark.parametrize("storage", [*STORAGE, "coded-f64", "coded-f32"])
+def test_subnormal_numbers_become_zeros_in_a_copy(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = float(np.finfo(np.float64 if storage.endswith("f64") else np.float32).tiny)
+    a = np.random.default_rng(0).uniform(0.1, 0.5, (40, 3))
+    a[:, 1] = 0.0
+    a[5:8, 0] = tiny, -tiny, -0.3
+    normal = matrices(a)[storage]
+    assert without_subnormals(normal) is normal
+    for value in (tiny / 2.0, -tiny / 2.0, 1.5 * tiny - tiny, -tiny, tiny):
+        for row in (0, 20, 39):
+            changed = a.copy()
+            changed[row, 2] = value
+            matrix = matrices(changed)[storage]
+            before = dense(matrix).copy()
+            for portion in (2**26, 64 * 24):  # also of several portions of rows
+                monkeypatch.setattr("dpadmm._base.memmap.PORTION_BYTES", portion)
+                out = without_subnormals(matrix)
+                assert np.array_equal(dense(matrix), before), "the caller's rows stay as they are"
+                assert type(out) is type(matrix)
+                assert out.dtype == matrix.dtype
+                assert (out is matrix) == (abs(value) == tiny)
+                wanted = before.copy()
+                wanted[np.abs(wanted) < tiny] = 0.0
+                assert np.array_equal(dense(out), wanted)
+                assert (row_norms(out) <= row_norms(matrix)).all()

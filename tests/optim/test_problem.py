@@ -187,3 +187,19 @@ def test_bad_rows_are_refused() -> None:
             arguments = GOOD | changes
             with pytest.raises(DataError, match=said):
                 make_rows(arguments.pop("features"), arguments.pop("labels"), **arguments)  # type: ignore[arg-type]
+
+
+def test_no_subnormal_number_is_summed() -> None:
+    """Of rows that no encoder made, as those of estimators and simulations are."""
+    features, labels, weights = np.full((4, 2), 0.5), np.array([1.0, 1e-310, -1e-320, 0.0]), np.array([1, 1e-310, 0, 1])
+    features[1] = 1e-310, -5e-324
+    given = features.copy(), labels.copy(), weights.copy()
+    rows = make_rows(features, labels, row_weights=weights)
+    assert rows.features.tolist() == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5], [0.5, 0.5]]
+    assert rows.labels.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert rows.row_weights is not None
+    assert rows.row_weights.tolist() == [1.0, 0.0, 0.0, 1.0]
+    for array, before in zip((features, labels, weights), given, strict=True):
+        assert np.array_equal(array, before)
+    single = make_rows(np.full((2, 2), 1e-40, dtype=np.float32), np.ones(2))
+    assert not np.asarray(single.features).any()

@@ -70,6 +70,14 @@ def test_delta_in_60_digits():
             assert precise <= exact_delta(mu, epsilon) <= precise * (1 + mpmath.mpf("1.5e-12"))
 
 
+def test_a_cap_leaves_room_for_the_roundings_of_a_ledger():
+    """A sum of μ², each rounded, may exceed the cap by less than 2⁻⁵¹ of it: the total is still (ε, δ)-private."""
+    for epsilon, delta in product([1e-6, 1e-3, 0.1, 1.0, 3.0, 20.0, 100.0], [1e-100, 1e-12, 1e-5, 1e-2]):
+        with case(epsilon, delta), mpmath.workdps(60):
+            cap = mu_from_epsilon(epsilon, delta) ** 2
+            assert precise_delta(mpmath.sqrt(mpmath.mpf(cap) * (1 + mpmath.mpf(2) ** -51)), epsilon) <= delta
+
+
 def test_the_papers_formula_in_60_digits_is_rounded_up_by_a_few_last_bits():
     for (z, t), delta in product([(0.3, 2), (5.0, 10), (75.53, 100), (3e4, 10**6)], [1e-12, 1e-5, 0.3]):
         with case(z, t, delta), mpmath.workdps(60):

@@ -49,9 +49,13 @@ def digest(features: Features, labels: Floats, row_weights: Floats | None = None
 
 
 def flipped(values: Any, at: int, bit: int) -> Any:
-    """A copy with one bit of one number changed; its low bits, so that rows stay short and finite."""
+    """A copy with one bit of one number changed; its low bits, so that rows stay short and finite.
+
+    A zero becomes a normal number: subnormal ones are zeros in the rows that are summed.
+    """
     out = values.copy()
-    out.view(np.uint64 if out.dtype.itemsize == 8 else np.uint32).reshape(-1)[at] ^= 1 << bit
+    words = out.view(np.uint64 if out.dtype.itemsize == 8 else np.uint32).reshape(-1)
+    words[at] ^= 1 << bit if words[at] else 1 << np.finfo(out.dtype).nmant | 1 << bit
     return out
 
 

@@ -8,10 +8,9 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from federations import small_study, write_rows
@@ -23,7 +22,8 @@ from dpadmm.site.agent import Agent
 from dpadmm.site.backup import back_up, restore
 from dpadmm.site.site import Site, read_site
 from dpadmm.study.study import Study
-from dpadmm.trusted.ledger import DATABASE, LINE, MARK, SCHEMA, Ledger, read_ledger
+from dpadmm.trusted.ledger import DATABASE, LINE, MARK, SCHEMA, read_ledger
+from dpadmm.trusted.policy import MaskingLimits
 
 FIRST, SECOND = small_study(20, name="first"), small_study(20, name="second")
 LIMIT = 9.0
@@ -203,7 +203,7 @@ def limits(site: Site, **changed: object) -> Site:
 def test_limits_that_were_lowered_since_do_not_lower_the_charge(site: Site, tmp_path: Path) -> None:
     limits(site, rows=3)
     site = limits(site, epsilon=4 * LIMIT)
-    released(site, FIRST, 1)
+    released(site, FIRST, *range(1, 21))  # all rounds: no part of its reservation can make up for the second study
     back_up(site.ledger, tmp_path / "copy")
     spent = released(site, SECOND, *range(1, 21))
     cap = read_ledger(site.ledger).cap
@@ -214,18 +214,51 @@ def test_limits_that_were_lowered_since_do_not_lower_the_charge(site: Site, tmp_
         assert state.spent >= (spent if since else cap)
 
 
+CHANGES = {
+    "before the copy, with no study until after it": (False, [SECOND]),
+    "after the copy, and the owner set the highest values again": (True, [SECOND]),
+    "after the copy, and the owner does not know the studies": (True, None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_limits_that_were_higher_for_a_time_are_charged_for(site: Site, tmp_path: Path, change: str) -> None:
+    after, since = CHANGES[change]
+    if after:
+        back_up(site.ledger, tmp_path / "copy")
+    site = limits(site, epsilon=4 * LIMIT, rows=3)
+    if not after:
+        with site.guard():
+            pass
+        back_up(site.ledger, tmp_path / "copy")
+    spent = released(site, SECOND, *range(1, 21))
+    lowered = limits(site, epsilon=LIMIT, rows=1)
+    with lowered.guard():
+        book = read_ledger(site.ledger)
+        assert (book.rows_per_person, book.max_rows_per_person) == (1, 3)
+        assert book.max_cap == site.policy.cap > book.cap == lowered.policy.cap
+    shutil.rmtree(site.ledger)
+    state = restore(lowered, tmp_path / "copy", since).state
+    if after:  # the copy cannot have the higher values; the owner finds the mistake, and charges again
+        assert state.spent < spent
+        state = restore(limits(site, epsilon=4 * LIMIT, rows=3), None, since).state
+    assert state.spent >= (spent if since else Fraction(site.policy.cap))
+    assert (state.max_cap, state.max_rows_per_person) == (site.policy.cap, 3)
+
+
 def test_what_all_others_might_have_learnt_is_charged_where_nothing_else_was_left(site: Site, tmp_path: Path) -> None:
     """The copy promised all of μ², but not all that secure aggregation's sites could learn together."""
+    site = replace(site, policy=replace(site.policy, masking=MaskingLimits(20.0, 2, 1)))
     policy = site.policy
-    shutil.rmtree(site.ledger)
-    with Ledger.open(site.ledger, cap=policy.cap, cap_alone=10.0 * policy.cap, create=True) as ledger:
+    assert policy.cap_alone > 2.0 * policy.cap
+    with site.open_ledger() as ledger:
         ledger.reserve("ab" * 32, policy.cap, about={})
     back_up(site.ledger, tmp_path / "copy")
     shutil.rmtree(site.ledger)
-    alone = SimpleNamespace(cap=policy.cap, cap_alone=10.0 * policy.cap, unit=policy.unit)
-    here = cast(Site, SimpleNamespace(ledger=site.ledger, policy=alone))
-    state = restore(here, tmp_path / "copy", None).state
-    assert state.spent_alone >= Fraction(10.0 * policy.cap)
+    lowered = replace(site, policy=replace(policy, masking=MaskingLimits(10.0, 2, 1)))
+    assert lowered.policy.cap_alone < policy.cap_alone
+    state = restore(lowered, tmp_path / "copy", None).state
+    assert state.spent_alone >= Fraction(policy.cap_alone)
     assert state.spent >= Fraction(policy.cap)
 
 

@@ -159,6 +159,34 @@ def test_a_lower_cap_lowers_both_until_the_second_is_said(tmp_path, monkeypatch)
     assert (read_ledger(tmp_path).cap, read_ledger(tmp_path).cap_alone) == (0.5, 3.0)
 
 
+def test_rows_per_person_and_the_highest_limits_ever_are_recorded(tmp_path):
+    def limits():
+        book = read_ledger(tmp_path)
+        return book.rows_per_person, book.max_rows_per_person, book.max_cap, book.max_cap_alone
+
+    Ledger.open(tmp_path, cap=1.0, create=True).close()
+    assert limits() == (1, 1, 1.0, 1.0)
+    assert read_ledger(tmp_path).seq == 1, "one row is what a new ledger has"
+    Ledger.open(tmp_path, cap=2.0, cap_alone=3.0, rows_per_person=4).close()
+    assert limits() == (4, 4, 2.0, 3.0)
+    before = read_ledger(tmp_path).seq
+    Ledger.open(tmp_path, cap=2.0, cap_alone=3.0, rows_per_person=4).close()
+    assert read_ledger(tmp_path).seq == before, "nothing changed"
+    with Ledger.open(tmp_path, cap=0.5, rows_per_person=2) as ledger:
+        assert limits() == (2, 4, 2.0, 3.0)
+        ledger.reserve(A, 0.25, about={})
+        ledger.close_study(A)
+        last = [(each.kind, each.study, each.mu_squared) for each in ledger.status().records if each.kind == "rows"]
+        assert last == [("rows", "", 0.0)] * 2
+    assert limits() == (2, 4, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1.0, True, "2", None])
+def test_rows_per_person_are_a_whole_number(tmp_path, rows):
+    assert refusal(Ledger.open, tmp_path, cap=1.0, rows_per_person=rows, create=True).code == "request-malformed"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("shares", [0, -1, 1.0, True, "2", 2**31])
 def test_shares_are_a_whole_number(ledger, shares):
     assert refusal(ledger.reserve, A, 0.25, about={}, shares=shares).code == "request-malformed"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import unicodedata
+
 import numpy as np
 import pytest
 from cases import coded, prove
@@ -17,6 +21,7 @@ from dpadmm.data.matrices import GrowingArray, compact_csr
 from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import NO_ID, ONE_ROW, Ids, PrivacyUnit, person_of
 
+INVISIBLE = "\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200c\u200d\u200e\u2060\u3164\ufe0f\ufeff\uffa0"
 CELLS = ["", " ", "NA", "nan", "7", "07", " 7", "7.0", "ada", "Ada", "ADA ", "b", "c", "d", "e"]
 
 
@@ -76,6 +81,57 @@ def test_spellings_that_no_row_has_do_not_count():
         persons = PrivacyUnit(1, "id").persons(Ids(np.array([0, 2]), spellings), 2)
         assert persons.silent.tolist() == [False, False]
         assert (persons.n_persons, persons.n_ambiguous) == (2, 0)
+
+
+SPELLINGS = {
+    "compatibility form of a capital letter": ("ℌ1", "h1"),
+    "full width": ("Ａ７", "a7"),
+    "full width digits": ("０７", "7"),
+    "compatibility form of a capital letter with marks": ("\U0001d6b0\u0308\u0301", "ΐ"),
+    "ligature and sharp s": ("ﬀß", "FFSS"),
+    "casefold gives text that is not normalised": ("ΐ", "ΐ".upper()),
+    "casefold gives marks in another order": ("ᾷ", "ᾷ".upper()),
+    "composed and decomposed": ("Zo\u00eb", "zoe\u0308"),
+    "two marks in either order": ("a\u0323\u0307", "A\u0307\u0323"),
+    "soft hyphen": ("ab\u00adc", "ABC"),
+    "zero width spaces around a blank": ("\u200b 7\ufeff", "7"),
+    "invisible characters alone": ("\u200b", ""),
+    "invisible only after compatibility": ("a\uffa0", "a"),
+    "invisible inside a number": ("0\u20607.0", "7"),
+    "marks that meet where an invisible character was": ("a\u0307\u034f\u0323", "a\u0323\u0307"),
+}
+
+
+def test_spellings_of_one_person_in_unicode_are_one_person():
+    for name, (one, other) in SPELLINGS.items():
+        with case(name):
+            assert person_of(one) == person_of(other)
+            assert silent([one, other, "b"], 1) == [True, True, False]
+
+
+LETTERS = st.characters(exclude_characters="ı")  # casefold keeps the Turkish letter apart from i, its capital letter's
+
+
+@prove
+@given(text=st.text(LETTERS) | st.text(st.sampled_from("ℌᾷΐİǰſßﬀ\u0345\u0308\u0301\u0342\u00ad 07.e+-"), max_size=8))
+def test_a_persons_name_is_final_and_has_neither_case_nor_form(text):
+    name = person_of(text)
+    assert person_of(name) == name
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        assert person_of(unicodedata.normalize(form, text)) == name
+    ordered = unicodedata.normalize("NFD", text)  # Unicode defines case for ordered marks only
+    for changed in (ordered.upper(), ordered.lower(), ordered.casefold()):
+        assert person_of(changed) == name
+
+
+def test_every_character_has_a_final_name_without_case():
+    for letter in map(chr, itertools.chain(range(0xD800), range(0xE000, sys.maxunicode + 1))):
+        if not unicodedata.decomposition(letter) and letter.swapcase() == letter and letter not in INVISIBLE:
+            continue
+        name = person_of(letter)
+        assert person_of(name) == name
+        assert letter == "ı" or person_of(letter.upper()) == name
+        assert not any(each in INVISIBLE for each in name)
 
 
 def test_these_are_no_ids():

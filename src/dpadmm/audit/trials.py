@@ -220,8 +220,8 @@ class _Site:
             min_rows=2,
             masking=MaskingLimits(exact_epsilon(mu if alone else 2.0 * mu, delta), 2, 1) if game.coalition else None,
         )
-        caps = {"cap": policy.cap, "cap_alone": policy.cap_alone}
-        ledger = held.enter_context(Ledger.open(self.folder, **caps, create=True))
+        ledger = Ledger.open(self.folder, cap=policy.cap, cap_alone=policy.cap_alone, create=True)
+        held.enter_context(ledger)
         self.guard = Guard(policy, ledger, self._open_rows, lambda _: self.batch.key_of(self.folder.name))
 
     def _open_rows(self, study: Study) -> CheckedRows:

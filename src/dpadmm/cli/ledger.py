@@ -150,7 +150,8 @@ def backup(
     say_path(f"Copy: {output}")
     say(
         f"{state.seq} records, all verified. Keep it as secret as the table. Whoever restores it is charged for all "
-        "that may have been released since: make a new one whenever a study was enrolled or has ended."
+        "that may have been released since: make a new one whenever a study was enrolled or has ended, or a limit was "
+        "changed."
     )
 
 
@@ -195,6 +196,13 @@ def restore_command(
         text = f"charged in full and closed, ε {rounded_up(policy.epsilon_of(account.spent))}"
         say(f"{account.about.get('name') or hash[:12]}: {text}.")
     say(f"For studies enrolled since the copy: ε {rounded_up(policy.epsilon_of(done.lost))}.")
+    highest, alone = (rounded_up(policy.epsilon_of(each)) for each in (state.max_cap, state.max_cap_alone))
+    together = f" (ε {alone} for all other sites working together)" if state.max_cap_alone != state.max_cap else ""
+    say(
+        f"Assumed: since the copy was made, the limit was at most ε {highest}{together} at δ = {policy.delta:g}, and "
+        f"person.rows at most {state.max_rows_per_person}. These are the highest values in the copy and in site.toml. "
+        "If a value was higher for a time, set it in site.toml and repeat this command without the copy."
+    )
     left = left_in(Fraction(policy.cap), state.promised)
     say(f"Left for new studies: ε {rounded_down(policy.epsilon_of(left))} at δ = {policy.delta:g}.")
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from dpadmm._base.arrays import Floats, Integers
+from dpadmm._base.arrays import Floats, Integers, flush_subnormals
 from dpadmm._base.errors import DataError, DpadmmError
 from dpadmm._base.features import Features
 from dpadmm._base.memmap import MEMORY_BYTES
@@ -206,6 +206,7 @@ def label_values(
         if label.bounds is not None:
             low, high = label.bounds
             values = np.where(bad, 0.0, (np.clip(values, low, high) - low) / (high - low) * 2.0 - 1.0)
+        flush_subnormals(values)
         return values, bad
     codes, places = word_codes(cells, tuple(map(str, label.classes)), label.column, words)
     known = np.maximum(codes, 0)
@@ -229,6 +230,7 @@ def row_weights_of(
     if label.class_weight is not None:
         shares = np.array(label.class_shares)
         weights *= shares[(labels > 0.0).astype(np.intp) if len(shares) == 2 else labels.astype(np.intp)]
+    flush_subnormals(weights)
     return weights, bad
 
 

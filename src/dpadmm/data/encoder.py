@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from dpadmm._base.arrays import LINE
+from dpadmm._base.arrays import LINE, flush_subnormals
 from dpadmm._base.coded import CodedRows, code_type
 from dpadmm._base.errors import DataError
 from dpadmm._base.features import Features
@@ -330,6 +330,7 @@ class DenseBlock:
         if self._intercept:
             features *= np.float32(BESIDE_INTERCEPT)
             self._columns[-1] = INTERCEPT
+        _flush(self._columns)
         return (self._columns.T,)
 
 
@@ -361,7 +362,14 @@ class CodedBlock:
         if self._intercept:
             self._columns *= np.float32(BESIDE_INTERCEPT)
             self._columns[-2] = INTERCEPT
+        _flush(self._columns)
         return self._columns.T, self._codes.T
+
+
+def _flush(columns: Values) -> None:
+    """Set subnormal numbers to 0, after all scaling: rows only become shorter."""
+    for column in columns:  # one at a time stays in the cache
+        flush_subnormals(column)
 
 
 def _shorten(columns: Values, squares: NDArray[np.float64] | None) -> int:

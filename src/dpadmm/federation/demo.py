@@ -61,7 +61,7 @@ from dpadmm.training.loop import PlannedParticipation, train
 from dpadmm.training.oracles import ExactNoise, Noise, Pooled
 from dpadmm.trusted.discrete_gaussian import as_mean
 from dpadmm.trusted.guard import Enrolled, questions_of
-from dpadmm.trusted.ledger import Ledger, read_ledger
+from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import Mask, Masks, members_of
 from dpadmm.trusted.private_rows import CheckedRows, ProtectedRows
 
@@ -347,7 +347,7 @@ def _answers(site: Site, study: Study) -> Answers:
     masking = study.terms.masking
     keys = [] if masking is None else [key for _, key in masking.roster]
     masks = None if masking is None else Masks(study.hash, site.key_of(masking), keys)
-    with Ledger.open(site.ledger, cap=site.policy.cap, cap_alone=site.policy.cap_alone) as ledger:
+    with site.open_ledger() as ledger:
         past = ledger.transcript(study.hash) if study.hash in ledger.status().accounts else []
     found = {}
     for record, stored in past:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, diags_array, hstack, vstack
 
-from dpadmm._base.arrays import Floats
+from dpadmm._base.arrays import Floats, flush_subnormals, has_subnormals
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError
-from dpadmm._base.features import Features, row_sums, squared
+from dpadmm._base.features import Features, layout, row_sums, squared
 from dpadmm._base.memmap import row_portions
 
 NORM_SLACK = 1e-6
@@ -153,6 +153,27 @@ def clip_rows(features: Features) -> Features:
     if isinstance(features, CodedRows):
         return replace(features, values=features.values * scale[:, None])
     return features * scale[:, None]
+
+
+def without_subnormals(features: Features) -> Features:
+    """Set numbers below the smallest normal number of their type to 0; norms of rows do not grow.
+
+    A copy if there are any. Rows of an encoder have none.
+
+    Examples
+    --------
+    >>> without_subnormals(np.array([[1e-310, 1.0]])).tolist()
+    [[0.0, 1.0]]
+    """
+    values = layout(features)[1][0]
+    parts = row_portions(features)
+    if isinstance(features, csr_array):
+        parts = (slice(features.indptr[part.start], features.indptr[part.stop]) for part in parts)
+    if not any(has_subnormals(values[part]) for part in parts):
+        return features
+    copy = features.copy()
+    flush_subnormals(layout(copy)[1][0])
+    return copy
 
 
 def with_intercept(features: Features) -> Features:

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Floats, Integers, aligned_empty
+from dpadmm._base.arrays import Floats, Integers, aligned_empty, flushed
 from dpadmm._base.coded import CodedRows
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.features import Features, layout, row_entries
 from dpadmm._base.memmap import is_nameless, portions
 from dpadmm.optim import kernels
-from dpadmm.optim.features import as_matrix, check_norms, row_norms
+from dpadmm.optim.features import as_matrix, check_norms, row_norms, without_subnormals
 from dpadmm.optim.losses.base import Loss
 from dpadmm.optim.regularizers.base import Regularizer
 from dpadmm.optim.shape import PORTION, Shape
@@ -276,8 +276,8 @@ def make_rows(
     >>> rows.n_agents, rows.n_rows.tolist()
     (2, [2, 2])
     """
-    features = as_matrix(features)
-    labels = np.ascontiguousarray(labels, dtype=np.float64)
+    features = without_subnormals(as_matrix(features))
+    labels = flushed(np.ascontiguousarray(labels, dtype=np.float64))
     n = features.shape[0]
     if labels.shape != (n,):
         raise DataError(f"features have {n} rows but labels have shape {labels.shape}; give one label per row")
@@ -310,7 +310,7 @@ def make_rows(
 
 def _checked_weights(weights: Floats, n: int) -> Floats:
     """A row with a larger weight than 1 would say more than its share, so there is none."""
-    weights = np.ascontiguousarray(weights, dtype=np.float64)
+    weights = flushed(np.ascontiguousarray(weights, dtype=np.float64))
     if weights.shape != (n,):
         raise DataError(f"features have {n} rows but weights have shape {weights.shape}; give one weight per row")
     bad = np.flatnonzero(~((weights >= 0.0) & (weights <= 1.0)))

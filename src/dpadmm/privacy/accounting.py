@@ -2,7 +2,8 @@
 
 A release with noise multiplier z (noise standard deviation = z × sensitivity) is μ-GDP with ``μ = 1/z``.
 Adaptive composition is exact, ``μ = √(Σ_k 1/z_k²)``, and μ-GDP means (ε, δ)-DP for every ε with
-``δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2)``.
+``δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2)``. The same holds for z_k that are chosen by earlier releases, if a filter
+stops before ``Σ_k 1/z_k²`` exceeds a bound that was fixed in advance (docs/explanation/ledgers.md).
 
 Neighbours are replace-one; their factor 2 is in the sensitivity (``sensitivity.py``) and nowhere here.
 Every ε and δ that leaves this file is an upper bound: searches stop on the safe side and rounding goes up.

@@ -1,6 +1,7 @@
 """A budget that several fits on the same rows share: exact Gaussian composition, charged before a fit starts.
 
-A fit of total (ε, δ) costs ``μ(ε, δ)²``; costs add up, and their sum may not exceed the whole budget's.
+A fit of total (ε, δ) costs ``μ(ε, δ)²``; costs add up, and their sum may not exceed the whole budget's. This holds
+also for fits that are chosen by earlier results: it is a filter of Gaussian releases (docs/explanation/ledgers.md).
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ A copy is a database without a mark, so no agent takes it for a ledger. To resto
 missing from it. Nobody can prove how many: answers can be lost on their way, and an aggregator is not to be trusted
 with the sum. So all that could have been released is charged: every study that was open in the copy, in full, and of
 studies that were enrolled since those that the owner names, or all that the limits leave.
+
+Limits and rows per person count with the highest values in the copy and in ``site.toml``. A copy cannot have later
+values, so the owner has to put values that were higher for a time after the copy into ``site.toml`` first.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from dpadmm._base.errors import DataError, Refusal, StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study
-from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, LedgerState, connected, read_ledger
+from dpadmm.trusted.ledger import DATABASE, MARK, LedgerState, connected, read_ledger
 
 ABOUT = "what may have been released since the copy of the ledger"
 MAGIC = b"SQLite format 3\0"
@@ -150,24 +153,14 @@ def staged(copy: Path, stage: Path) -> LedgerState:
     return book
 
 
-def _largest_caps(book: LedgerState) -> tuple[Fraction, Fraction]:
-    """Whatever limits once allowed may have been released, also if they were lowered since; the last are today's."""
-    largest = {"cap": 0.0, "cap-alone": 0.0}
-    for record in book.records:
-        if record.kind in largest:
-            largest[record.kind] = max(largest[record.kind], record.mu_squared)
-    return Fraction(largest["cap"]), Fraction(max(largest["cap-alone"], largest["cap"]))
-
-
 def _charged(site: Site, folder: Path, since: Sequence[Study] | None, decided: Mapping[str, str]) -> Restored:
     policy = site.policy
-    with Ledger.open(folder, cap=policy.cap, cap_alone=policy.cap_alone) as ledger:
+    with site.open_ledger(folder) as ledger:
         before = ledger.status()
         still_open = tuple(hash for hash, account in before.accounts.items() if not account.closed)
         if since is None:
-            cap, cap_alone = _largest_caps(before)
-            lost = max(Fraction(0), cap - before.promised)
-            alone = max(Fraction(0), cap_alone - before.promised_alone)
+            lost = max(Fraction(0), Fraction(before.max_cap) - before.promised)
+            alone = max(Fraction(0), Fraction(before.max_cap_alone) - before.promised_alone)
         else:
             if known := [study.name for study in since if study.hash in before.accounts]:
                 raise StudyError(
@@ -177,10 +170,7 @@ def _charged(site: Site, folder: Path, since: Sequence[Study] | None, decided: M
             if others := [name for hash, name in decided.items() if hash not in named and hash not in before.accounts]:
                 text = "accepted here, and not in the copy: name it with --enrolled-since, or say nothing of studies"
                 raise StudyError(f"{', '.join(map(repr, others))}: {text}, and all that your limits leave is charged")
-            known_rows = (account.about.get("rows_per_person", 1) for account in before.accounts.values())
-            more = (
-                Fraction(max([policy.unit.rows, *known_rows]), policy.unit.rows) ** 2
-            )  # it may have been lowered since
+            more = Fraction(before.max_rows_per_person, policy.unit.rows) ** 2
             costs = [(Fraction(policy.cost(study.terms.plan)) * more, study.terms.shares) for study in since]
             lost, alone = sum((cost for cost, _ in costs), Fraction(0)), sum((c * n for c, n in costs), Fraction(0))
         lost = max(lost, alone / MOST_SHARES)  # a record has both sums as one and a factor

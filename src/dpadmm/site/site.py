@@ -73,14 +73,24 @@ class Site:
         """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
         return self.rows.opened(study)
 
+    def open_ledger(self, folder: Path | None = None, *, create: bool = False) -> Ledger:
+        """Open the ledger, or another one in ``folder``, with the owner's limits."""
+        limits = self.policy
+        return Ledger.open(
+            folder or self.ledger,
+            cap=limits.cap,
+            cap_alone=limits.cap_alone,
+            rows_per_person=limits.unit.rows,
+            create=create,
+        )
+
     @contextmanager
     def guard(self, *, create: bool = False, rows: PrivateRows | None = None) -> Iterator[Guard]:
         """Hold the ledger, and guard the rows with it; ``create`` begins a ledger where there is none.
 
         ``rows`` are those of the one study that is to be enrolled, if they have been encoded before.
         """
-        caps = {"cap": self.policy.cap, "cap_alone": self.policy.cap_alone}
-        with Ledger.open(self.ledger, **caps, create=create) as ledger:
+        with self.open_ledger(create=create) as ledger:
             yield Guard(self.policy, ledger, self.open_rows if rows is None else lambda _: rows, self.key_of)
 
     def begin(self) -> None:

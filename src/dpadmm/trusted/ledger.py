@@ -6,10 +6,16 @@ site adds one of ``shares`` shares of the noise: its releases cost ``Σμ²`` if
 times that if all work together against it. The second sum, ``alone``, has a cap of its own; without secure
 aggregation there is one share, and both sums are the same.
 
-In the ledger's folder, ``ledger.sqlite`` has records of six kinds (cap, cap-alone, reserve, spend, close, restore),
-each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the record's COMMIT:
-records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and nothing more is
-answered. The writer has a lock on it.
+Studies are chosen by what earlier ones released, so the cap is a privacy filter. For Gaussian releases, a filter on
+``Σμ²`` gives the guarantee of one release with ``μ = √cap`` (Smith and Thakurta 2022, "Fully adaptive composition for
+Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Its conditions: every release is Gaussian, its μ²
+is fixed by public values before it, and it is charged before it leaves or not made. docs/explanation/ledgers.md has
+the proof, the lines and tests for every condition, and what holds after the cap was raised.
+
+In the ledger's folder, ``ledger.sqlite`` has records of seven kinds (cap, cap-alone, rows, reserve, spend, close,
+restore), each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the
+record's COMMIT: records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and
+nothing more is answered. The writer has a lock on it.
 
 Records obey the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost
 budget, never privacy: a record without its mark counts. Not detectable from the files: database and mark deleted, or
@@ -41,7 +47,7 @@ START = "0" * 64
 
 
 class Record(NamedTuple):
-    """One line of the ledger; ``content`` is the SHA-256 of its payload (an upload, or about a study)."""
+    """One line of the ledger; ``content`` is the SHA-256 of its payload (an upload, or a JSON description)."""
 
     kind: str
     study: str
@@ -91,6 +97,9 @@ class LedgerState:
 
     def __init__(self) -> None:
         self.seq, self.fingerprint, self.cap, self.cap_alone, self.restores = 0, START, 0.0, 0.0, 0
+        self.rows_per_person = 1
+        # The highest values that were ever in force: a restore charges for them
+        self.max_cap, self.max_cap_alone, self.max_rows_per_person = 0.0, 0.0, 1
         self.records: list[Record] = []
         self.accounts: dict[str, Account] = {}
         # Σμ² of all releases, and the same if all other sites work together: summing accounts for every record is slow
@@ -137,6 +146,9 @@ class LedgerState:
             self.cap = self.cap_alone = record.mu_squared
         elif record.kind == "cap-alone":
             self.cap_alone = record.mu_squared
+        elif record.kind == "rows":
+            self.rows_per_person = json.loads(payload)["rows_per_person"]
+            self.max_rows_per_person = max(self.max_rows_per_person, self.rows_per_person)
         elif record.kind in ("reserve", "restore"):
             self.accounts[record.study] = Account(record, **json.loads(payload))
         elif record.kind == "spend":
@@ -144,6 +156,7 @@ class LedgerState:
             self._charge(self.accounts[record.study], Fraction(record.mu_squared))
         else:
             self.accounts[record.study].closed = True
+        self.max_cap, self.max_cap_alone = max(self.max_cap, self.cap), max(self.max_cap_alone, self.cap_alone)
         if record.kind == "restore":  # whatever was reserved may have been released
             self.restores += 1
             for account in self.accounts.values():
@@ -270,15 +283,18 @@ class Ledger(AbstractContextManager["Ledger"]):
         self._pid, self._in_doubt, self._one_at_a_time = os.getpid(), False, threading.RLock()
 
     @classmethod
-    def open(cls, folder: Path, *, cap: float, cap_alone: float | None = None, create: bool = False) -> Ledger:
+    def open(
+        cls, folder: Path, *, cap: float, cap_alone: float | None = None, rows_per_person: int = 1, create: bool = False
+    ) -> Ledger:
         """Hold and verify the ledger; ``cap`` is the owner's limit of Σμ² over all studies.
 
-        ``cap_alone`` is that for all other sites working together, the same if not given. A missing ledger is begun
+        ``cap_alone`` is that for all other sites working together, the same if not given. ``rows_per_person`` is the
+        number that new studies are charged for. Changes of these values are recorded. A missing ledger is begun
         only on ``create``: a disk that is not mounted is no new budget.
         """
         cap_alone = cap if cap_alone is None else cap_alone
         for each in (cap, cap_alone):
-            _require(mu_squared=each)
+            _require(mu_squared=each, round=rows_per_person)
         with _trouble(folder), ExitStack() as held:
             made = [each.parent for each in (folder, *folder.parents) if not each.exists()]
             if create:
@@ -311,6 +327,8 @@ class Ledger(AbstractContextManager["Ledger"]):
                 ledger._append(Record("cap", "", float(cap)), os.urandom(16))
             if book.cap_alone != cap_alone:
                 ledger._append(Record("cap-alone", "", float(cap_alone)))
+            if book.rows_per_person != rows_per_person:
+                ledger._append(Record("rows", "", 0.0), json.dumps({"rows_per_person": rows_per_person}).encode())
             for place in (folder, *made):  # a power cut may lose names of new files and folders until then
                 names = os.open(place, os.O_RDONLY)
                 held.callback(os.close, names)

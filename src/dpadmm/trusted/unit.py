@@ -41,6 +41,11 @@ NO_ID = frozenset({"", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none"
 
 _NUMBER = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")
 _POWER = re.compile(r"-?[0-9]+(?:\.[0-9]*)?e[+-]?[0-9]{1,3}")  # as floats are written from 1e+10 on
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Unicode's Default_Ignorable_Code_Point, such as the soft hyphen and the zero width space."""
 
 
 class Ids(NamedTuple):
@@ -157,9 +162,21 @@ def person_of(value: object) -> str:
     """A name for a person: 7, 7.0, "7", " 7", "007" and "7e0" are one, since the other mistake would undercharge."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
-    text = "" if value is None or value != value else unicodedata.normalize("NFKC", str(value)).casefold().strip()
+    text = "" if value is None or value != value else _fold(str(value)).strip()
     found = _NUMBER.fullmatch(format(Decimal(text), "f") if _POWER.fullmatch(text) else text)
     return found[1] * (found[2] != "0") + found[2] if found else text
+
+
+def _fold(text: str) -> str:
+    """Return the text without case, compatibility forms and invisible characters: Unicode's toNFKC_Casefold.
+
+    One NFKC and one casefold do not suffice: NFKC of ``ℌ`` is a capital letter, and casefold of ``ᾷ`` and of its
+    capital letters give marks in different orders.
+    """
+    if text.isascii():
+        return text.casefold()
+    folded = unicodedata.normalize("NFD", _INVISIBLE.sub("", text)).casefold()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", folded).casefold())
 
 
 def _place_in_class(classes: Integers, count: Integers) -> Integers:
