@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
 from dpadmm._base.errors import DpadmmError, Refusal, Unavailable
+from dpadmm._base.text import printable
 
 USER_ERROR, TRY_LATER, INTERRUPTED = 2, 75, 130
 """Exit codes beside 0 and 1. A service that ends with 75 (EX_TEMPFAIL) is worth starting again, after 2 it is not."""
@@ -170,5 +171,5 @@ def _left_out(error: ModuleNotFoundError) -> str | None:
 
 def _fail(sentence: str, code: int) -> None:
     if sentence:  # empty if typer has shown the help
-        typer.echo(f"dpadmm: {' '.join(sentence.split())}", err=True)
+        typer.echo(f"dpadmm: {printable(' '.join(sentence.split()))}", err=True)
     sys.exit(code)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.text import Text
 from typer import Option
 
 from dpadmm.cli import Interrupted
@@ -96,7 +97,7 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
             for gate in (each for each in result.gates if each.game == about):
                 word, style = VERDICTS[gate.passed]
                 limits = ("" if limit is None else _number(limit) for limit in (gate.low, gate.high))
-                rows.append((gate.name, _number(gate.measured), *limits, f"[{style}]{word}[/{style}]"))
+                rows.append((gate.name, _number(gate.measured), *limits, Text(word, style)))
             show_table((f"gate ({about or 'all studies'})", "measured", "from", "to", ""), rows)
     for gate in result.gates:
         if not gate.passed:

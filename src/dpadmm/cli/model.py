@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
@@ -28,6 +27,7 @@ from dpadmm.cli.screen import (
     echo_json,
     say,
     say_path,
+    screen_width,
     show_table,
     waiting,
     write,
@@ -213,7 +213,7 @@ def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
     for name, each in found.figures.items():
         told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.se:.2g}", _interval(each))
         rows.append((WORDS[name], *told))
-    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± se", "95% interval"), rows, fold=[0])
+    show_table((f"on {found.n_rows:,} rows of {source}", "", "± se", "95% interval"), rows, fold=[0])
     if "brier" in found.figures:
         lines: list[Row] = [
             (f"{group.low:.1%} to {group.high:.1%}", f"{group.rows:,.0f}", f"{group.predicted:.1%}",
@@ -237,7 +237,7 @@ def _show_evaluation(found: Evaluation, data: Path) -> None:
             shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
             if name != "loss" or not found.bins:  # there it is the log-loss
                 rows.append((words, shown))
-    show_table((Text(f"on {found.n_rows:,} rows of {data.name}"), ""), rows)
+    show_table((f"on {found.n_rows:,} rows of {data.name}", ""), rows)
     if found.bins:
         _show_calibration(found)
     if 0 < len(found.classes) <= MOST_CLASSES:
@@ -253,7 +253,7 @@ def _show_calibration(found: Evaluation) -> None:
         (f"{each.low:.1%} to {each.high:.1%}", f"{each.rows:,}", f"{each.predicted:.1%}", f"{each.observed:.1%}")
         for each in found.bins
     ]
-    show_table((Text(f"probability of {what}"), "rows", "mean predicted", "observed"), rows)
+    show_table((f"probability of {what}", "rows", "mean predicted", "observed"), rows)
 
 
 def _show_confusion(found: Evaluation) -> None:
@@ -261,9 +261,9 @@ def _show_confusion(found: Evaluation) -> None:
     short = _short(names, 4 * LONGEST_CLASS // len(names))
     rows = names if short == names else [f"{number} = {name}" for number, name in zip(short, names, strict=True)]
     counts = [[f"{count:,}" for count in row] for row in found.confusion]
-    lines: list[Row] = [(Text(name), *row) for name, row in zip(rows, counts, strict=True)]
+    lines: list[Row] = [(name, *row) for name, row in zip(rows, counts, strict=True)]
     fold = range(len(names) + 1)
-    show_table(("true class, rows predicted as", *map(Text, short)), lines, fold=fold, padding=(0, 1, 0, 0))
+    show_table(("true class, rows predicted as", *short), lines, fold=fold, padding=(0, 1, 0, 0))
 
 
 def _say_never_predicted(found: Evaluation) -> None:
@@ -396,10 +396,11 @@ def _show_coefficients(found: Explanation, top: int) -> None:
     numbers = ["coefficient", "over\nrange"] if found.unknown else told
     lines = [_cells(found, each.in_table, classes) for each in found.coefficients[:top]]
     constants = [_cells(found, each, classes, intercept=True) for each in found.intercepts]
-    _break_names([[Text(word) for word in (*words, *numbers)], *lines, *constants], len(words) - 1)
+    headings = [Text(word) for word in (*words, *numbers)]
+    _break_names([headings, *lines, *constants], len(words) - 1)
     rows: list[Row] = [*lines, (), *constants]
     left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
-    show_table((*words, *numbers), rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
+    show_table(headings, rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
 
 
 def _break_names(lines: list[list[Text]], change: int) -> None:
@@ -407,7 +408,7 @@ def _break_names(lines: list[list[Text]], change: int) -> None:
 
     def room() -> int:
         widths = [max(len(part) for line in lines for part in line[j].plain.split("\n")) for j in range(len(lines[0]))]
-        return Console().width - sum(width + 2 for width in widths[1:]) - 2
+        return screen_width() - sum(width + 2 for width in widths[1:]) - 2
 
     def break_after(word: str, column: int, most: int) -> None:
         for line in lines:

@@ -515,8 +515,8 @@ class Confirmation(NamedTuple):
 
 
 def confirmations(table: Mapping[str, Any]) -> list[Confirmation]:
-    """All that waits to be confirmed, where there is no problem with the columns."""
-    if "columns" not in table or "features" in table or rows_problems(table):
+    """All that waits to be confirmed, where there is no problem with the texts and the columns."""
+    if "columns" not in table or "features" in table or text_problems(table) or rows_problems(table):
         return []
     found = []
     for _, about in unconfirmed(table):
