@@ -5,6 +5,7 @@ Control and format characters could clear a terminal, reverse the order of lette
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 MAX_TEXT = 200
@@ -25,6 +26,22 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+FORMULA = "[=+\\-@\t\r\n＝＋－＠]"  # spreadsheets also accept the wide forms
+NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+"""How a text begins that spreadsheets may run as a formula, unless all of it is a number: for ``re`` and for RE2."""
+
+
+def csv_cell(text: str) -> str:
+    """Quote a text that a spreadsheet would run as a formula, as OWASP recommends: an apostrophe before it.
+
+    Examples
+    --------
+    >>> [csv_cell(text) for text in ("=1+1", "@sum", "-x", "-1.5e3", "a=b")]
+    ["'=1+1", "'@sum", "'-x", '-1.5e3', 'a=b']
+    """
+    return f"'{text}" if re.match(FORMULA, text) and not re.fullmatch(NUMBER, text) else text
 
 
 def text_problems(document: object, *, max_length: int = MAX_TEXT) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import replace
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -15,6 +16,7 @@ from typer import Argument, Option
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
+from dpadmm._base.text import FORMULA, NUMBER, csv_cell
 from dpadmm.cli import owner_report
 from dpadmm.cli.screen import (
     TABLE_KINDS,
@@ -65,7 +67,9 @@ def predict(
     """Predict every row of a table.
 
     The output has the columns to keep, the prediction in the classes or units
-    of the label, and the probability of every class if the model has any.
+    of the label, and the probability of every class if the model has any. In
+    a .csv, an apostrophe precedes text that a spreadsheet would run as a
+    formula.
     """
     model, kept = load_model(model_file), list(dict.fromkeys(keep or ()))
     suffix = output.suffix.lower()
@@ -108,11 +112,30 @@ def _write(out: IO[bytes], suffix: str, batches: Iterator[Any]) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    make = pyarrow.csv.CSVWriter if suffix == ".csv" else pyarrow.parquet.ParquetWriter
+    make, cells = pyarrow.parquet.ParquetWriter, chain([first], batches)
+    if suffix == ".csv":
+        make, cells = pyarrow.csv.CSVWriter, map(_without_formulas, cells)
+        first = _without_formulas(first)
     with make(out, first.schema) as writer:
-        writer.write_batch(first)
-        for batch in batches:
+        for batch in cells:
             writer.write_batch(batch)
+
+
+def _without_formulas(batch: Any) -> Any:
+    """Names and texts of a table for :func:`csv_cell`; numbers stay numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = []
+    for each in batch.columns:
+        if pa.types.is_dictionary(each.type):
+            each = each.dictionary_decode()
+        if pa.types.is_string(each.type) or pa.types.is_large_string(each.type):
+            formula, number = (pc.match_substring_regex(each, f"^(?:{rule})") for rule in (FORMULA, f"{NUMBER}$"))
+            quoted = pc.binary_join_element_wise("'", each, "")
+            each = pc.if_else(pc.and_not(formula, number), quoted, each)
+        columns.append(each)
+    return pa.record_batch(columns, names=[csv_cell(name) for name in batch.schema.names])
 
 
 WORDS = {
@@ -359,7 +382,9 @@ def _csv(found: Explanation) -> str:
     rows = [{**each.row(ratios=found.ratios), "unseen": "yes" if each.unseen else None} for each in lines]
     writer = DictWriter(out, list(rows[0]), lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {key: csv_cell(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows
+    )
     return out.getvalue()
 
 
