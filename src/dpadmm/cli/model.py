@@ -112,7 +112,8 @@ def _write(out: IO[bytes], suffix: str, batches: Iterator[Any]) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    make, cells = pyarrow.parquet.ParquetWriter, chain([first], batches)
+    make: Any = pyarrow.parquet.ParquetWriter
+    cells: Iterator[Any] = chain([first], batches)
     if suffix == ".csv":
         make, cells = pyarrow.csv.CSVWriter, map(_without_formulas, cells)
         first = _without_formulas(first)

@@ -132,7 +132,10 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Float
             raise ValueError("too large")
         _check_once(path, members)
         check_claim(archive.zip, "about.npy")
-        about = json.loads(str(archive["about"]))
+        text = str(archive["about"])
+        if not text.isascii():  # as it is written; NumPy also reads characters that do not exist
+            raise ValueError("not ASCII")
+        about = json.loads(text)
         found = about["format"]
         if found != FORMAT:
             raise DataError(f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it")
