@@ -14,13 +14,14 @@ from scipy.special import ndtr
 from scipy.stats import binomtest
 
 from dpadmm._base.errors import StudyError
-from dpadmm.audit import Plan, games_of, run_audit
+from dpadmm.audit import Audit, Plan, games_of, run_audit
 from dpadmm.audit import run as run_module
 from dpadmm.audit.formulas import FORMULAS, N_FEATURES
 from dpadmm.audit.game import AUTO, AUTO_COALITION, DP_ADMM, GAMES, IDLE, MOST_ROWS, N_ROUNDS, N_USED, Game
 from dpadmm.audit.gates import (
     Gate,
     Guesses,
+    LowerBound,
     all_guesses,
     chance_of_mu,
     error_limit,
@@ -417,7 +418,7 @@ def test_workers_play_every_study_once_and_leave_nothing(tmp_path, monkeypatch):
     heard = []
     plan = Plan(trials=91, workers=2, false_alarm=1e-7, confidence=1.0 - 1e-7)
     audit = run_audit(plan, watch=heard.append)
-    assert audit.passed
+    assert audit.outcome == "inconclusive"
     assert sorted(heard) == heard
     assert heard[-1] == audit.n_studies == 91
     trials = plan.shared()
@@ -446,7 +447,7 @@ def test_a_refused_study_is_told_and_does_not_stop_the_others(monkeypatch):
 
     monkeypatch.setattr(run_module, "play", with_a_study_too_many)
     audit = run_audit(Plan(trials=40, workers=1))
-    assert not audit.passed
+    assert audit.outcome == "failed"
     assert "budget-cap" in next(gate.sentence for gate in audit.gates if gate.red)
 
 
@@ -459,8 +460,25 @@ def test_what_is_not_a_number_is_null_in_json(monkeypatch):
 
     monkeypatch.setattr(run_module, "play", without_noise)
     audit = run_audit(Plan(trials=40, workers=1))
-    assert not audit.passed
-    assert json.loads(json.dumps(audit.as_json(), allow_nan=False))["passed"] is False
+    assert audit.outcome == "failed"
+    assert json.loads(json.dumps(audit.as_json(), allow_nan=False))["outcome"] == "failed"
+
+
+AUDIT = Audit(Plan(), {}, LowerBound(0.5, 1.0, 0.5, 1.0, 0.0, 0.0), (), 0.0)
+
+
+def test_one_failed_gate_is_worse_than_an_undecided_one():
+    gate = gates(SOUND)["noise: variance"]
+    for results, outcome in [
+        ([True, True], "passed"),
+        ([True, None], "inconclusive"),
+        ([None, None], "inconclusive"),
+        ([True, False], "failed"),
+        ([None, False], "failed"),
+    ]:
+        with case(results):
+            judged = tuple(replace(gate, passed=passed) for passed in results)
+            assert replace(AUDIT, gates=judged).outcome == outcome
 
 
 @pytest.mark.parametrize("name", GAMES)

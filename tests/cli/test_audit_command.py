@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ import pytest
 from looping import case
 
 from audit.mutants import factor_2_missing
+from dpadmm.audit import gates
 from dpadmm.reporting.figures import roc_figure
 
 SHORT = ("--trials", 40, "--workers", 1)
@@ -32,18 +34,28 @@ def test_help_fits_the_screen(cli):
     text = cli("audit", "--help").succeeded().out
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    assert "Exit code 0: all gates passed. 1: a gate failed. 2: user error." in text
+    words = " ".join(text.split())
+    assert "Exit code 0: all gates passed. 1: a gate failed. 2: user error. 3: inconclusive, because a gate" in words
 
 
 @pytest.mark.usefixtures("rarely")
-def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
-    answer = cli("audit", *SHORT, "-o", tmp_path / "new").succeeded()
+def test_a_short_audit_is_inconclusive_and_says_what_to_do(cli, tmp_path):
+    answer = cli("audit", *SHORT, "-o", tmp_path / "new")
+    assert answer.code == 3
+    assert answer.err == ""
     lines = answer.out.splitlines()
     assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
     assert "…" not in answer.out
     assert "noise: variance by round" in answer.out
-    assert "GREEN so far, with too few trials to decide all gates" in answer.out
-    assert "Not enough trials to tell" in answer.out
+    words = " ".join(answer.out.split())
+    assert re.search(
+        r"the audit has power: Inconclusive: [0-9.]+% of ε detected \(90% required\). Increase --trials.", words
+    )
+    assert re.search(
+        r"INCONCLUSIVE: 1 of [0-9]+ gates undecided after 40 trials, and none failed. Increase --trials.", words
+    )
+    assert "GREEN" not in words
+    assert "PASSED" not in words
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
         "audit.json",
         "roc.md",
@@ -52,7 +64,7 @@ def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
     }
     ElementTree.parse(tmp_path / "new" / "roc.svg")
     numbers = json.loads((tmp_path / "new" / "audit.json").read_text())
-    assert numbers["passed"] is True
+    assert numbers["outcome"] == "inconclusive"
     assert numbers["game"]["studies"] == 40
     assert numbers["statistics"] == [
         "moments",
@@ -65,6 +77,26 @@ def test_a_short_audit_is_green_and_says_what_it_cannot_tell(cli, tmp_path):
     assert {gate["name"] for gate in numbers["gates"]} >= {"noise: variance", "recorded before sent"}
 
 
+@pytest.mark.usefixtures("sketched")
+def test_enough_trials_pass_and_exit_code_0(cli, tmp_path, monkeypatch):
+    """The power that a full audit needs takes minutes; a smaller share of ε is decided sooner."""
+    monkeypatch.setattr(gates, "POWER", 0.1)
+    words = ("--method", "dp_admm", "--trials", 300, "--workers", 1)
+    for more, shown in [((), "PASSED: the attack proves ε ≥ "), (("--quiet",), "PASSED: "), (("--json",), None)]:
+        with case(more):
+            answer = cli("audit", *words, "-o", tmp_path, *more).succeeded()
+            assert shown in answer.out if shown else answer.json["outcome"] == "passed"
+            assert json.loads((tmp_path / "audit.json").read_text())["outcome"] == "passed"
+
+
+@pytest.mark.usefixtures("rarely", "sketched")
+def test_an_inconclusive_audit_in_json_has_exit_code_3(cli, tmp_path):
+    answer = cli("audit", *SHORT, "--method", "dp_admm", "-o", tmp_path, "--json")
+    assert answer.code == 3
+    assert answer.json["outcome"] == "inconclusive"
+    assert [gate["name"] for gate in answer.json["gates"] if gate["passed"] is None] == ["the audit has power"]
+
+
 @pytest.mark.usefixtures("rarely", "sketched")
 def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     factor_2_missing(monkeypatch)
@@ -72,11 +104,11 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     assert answer.code == 1
     assert answer.err == ""
     assert "noise: variance: The noise is as large as promised" in answer.out
-    assert answer.out.splitlines()[-1].startswith("RED: ")
+    assert answer.out.splitlines()[-1].startswith("FAILED: ")
     answer = cli("audit", *SHORT, "-o", tmp_path, "--json")
     assert answer.code == 1
     assert answer.json == json.loads((tmp_path / "audit.json").read_text())
-    assert answer.json["passed"] is False
+    assert answer.json["outcome"] == "failed"
     assert "noise: variance" in {gate["name"] for gate in answer.json["gates"] if gate["passed"] is False}
 
 
@@ -93,7 +125,8 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     ],
 )
 def test_one_method_alone(cli, tmp_path, method, games, statistics):
-    answer = cli("audit", *SHORT, "--method", method, "--trust", "local", "-o", tmp_path).succeeded()
+    answer = cli("audit", *SHORT, "--method", method, "--trust", "local", "-o", tmp_path)
+    assert answer.code == 3
     assert f"gate ({method if len(games) == 1 else 'all studies'})" in answer.out
     assert f"studies of {' and '.join(games)} (statistics: {', '.join(statistics)})" in " ".join(answer.out.split())
     numbers = json.loads((tmp_path / "audit.json").read_text())
@@ -107,7 +140,8 @@ def test_one_method_alone(cli, tmp_path, method, games, statistics):
 
 @pytest.mark.usefixtures("rarely")
 def test_secure_aggregation_alone(cli, tmp_path):
-    answer = cli("audit", *SHORT, "--trust", "secure_aggregation", "-o", tmp_path).succeeded()
+    answer = cli("audit", *SHORT, "--trust", "secure_aggregation", "-o", tmp_path)
+    assert answer.code == 3
     assert "studies of auto_coalition and auto_alone" in " ".join(answer.out.split())
     games = json.loads((tmp_path / "audit.json").read_text())["games"]
     totals = [sum(each["noise_multiplier"] ** -2.0 for each in game["rounds"]) for game in games.values()]

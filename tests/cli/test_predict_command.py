@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import re
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from looping import case
 from conftest import Cli
 from dpadmm.data import reader
 from dpadmm.data.schema import Category, Label, Number, Schema
+from dpadmm.model.file import load_model
 from dpadmm.model.model import Model
 
 CLASSES = ("good [red]", "bad")
@@ -184,3 +187,62 @@ def test_mistakes_of_an_evaluation(
     assert (answer.out, answer.err.count("\n")) == ("", 1)
     assert re.search(pattern, answer.err), answer.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+FORMULAS = ("=cmd|' /C calc'!A0", "+x", "-x", "@SUM(1)", "-1+2", "＝1")
+NO_FORMULAS = ("a=b", "-1.5", "+3e-4", "-.5", "x", "'=1", "")
+
+
+def as_csv(text: str) -> str:
+    return f"'{text}" if text in FORMULAS else text
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_a_class_is_no_formula_in_a_csv(cli: Cli, tmp_path: Path, formula: str) -> None:
+    classes = (formula, "-1.5")
+    label = Label("z", classes=classes)
+    model = dataclasses.replace(MODEL, classes=classes, label=label).save(tmp_path / "m.dpadmm")
+    (tmp_path / "t.csv").write_text("x,c\n1,a\n9,b\n")
+    for suffix in (".csv", ".parquet"):
+        cli("predict", model, "--data", tmp_path / "t.csv", "-o", tmp_path / f"p{suffix}").succeeded()
+    expected = load_model(model).predict({"x": [1.0, 9.0], "c": ["a", "b"]}).tolist()
+    assert pa.parquet.read_table(tmp_path / "p.parquet")["prediction"].to_pylist() == expected
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["prediction"] for row in rows] == [as_csv(name) for name in expected]
+    assert {"probability -1.5", f"probability {formula}"} <= set(rows[0])
+    assert all(0.0 <= float(row["probability -1.5"]) <= 1.0 for row in rows)
+
+
+def test_kept_columns_and_cells_are_no_formulas_in_a_csv(cli: Cli, tmp_path: Path, model: Path) -> None:
+    texts = [*FORMULAS, *NO_FORMULAS, "\t=1", None]
+    table = pa.table(
+        {
+            "x": [1.0] * len(texts),
+            "c": ["a"] * len(texts),
+            "=id": texts,
+            "coded": pa.array(texts).dictionary_encode(),
+            "number": list(range(-1, len(texts) - 1)),
+        }
+    )
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    kept = [word for name in ("=id", "coded", "number") for word in ("--keep", name)]
+    cli("predict", model, "--data", tmp_path / "t.parquet", *kept, "-o", tmp_path / "p.csv").succeeded()
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name in ("'=id", "coded"):
+        assert [row[name] for row in rows] == [*map(as_csv, (*FORMULAS, *NO_FORMULAS)), "'\t=1", ""]
+    assert [row["number"] for row in rows] == [str(k) for k in range(-1, len(texts) - 1)]
+    cli("predict", model, "--data", tmp_path / "t.parquet", *kept, "-o", tmp_path / "p.parquet").succeeded()
+    assert pa.parquet.read_table(tmp_path / "p.parquet")["=id"].to_pylist() == texts
+
+
+def test_names_of_coefficients_are_no_formulas_in_a_csv(cli: Cli, tmp_path: Path) -> None:
+    weights, classes = np.eye(2, 3), ("=a", "b", "-1")
+    model = Model(weights, "multiclass", "softmax", classes=classes, feature_names=("@x", "y"))
+    cli("explain", model.save(tmp_path / "m.dpadmm"), "--table", tmp_path / "t.csv").succeeded()
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["class"] for row in rows} == {"'=a", "b", "-1"}
+    assert {"'@x", "y"} <= {row["column"] for row in rows}
+    assert min(float(row["coefficient"]) for row in rows) < 0.0

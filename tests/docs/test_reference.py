@@ -64,7 +64,7 @@ def test_every_exit_code_is_there():
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [
         "0",
         "1",
-        *map(str, (cli.USER_ERROR, cli.TRY_LATER, cli.INTERRUPTED)),
+        *map(str, (cli.USER_ERROR, cli.INCONCLUSIVE, cli.TRY_LATER, cli.INTERRUPTED)),
     ]
 
 

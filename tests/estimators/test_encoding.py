@@ -120,7 +120,7 @@ def test_wrong_bounds_are_a_sentence() -> None:
         ({"bounds": (0.0, np.inf)}, "bounds must be finite numbers"),
         ({"data_norm": 0.0}, "data_norm must be a positive number, not 0.0"),
         ({"data_norm": "long"}, "data_norm must be a positive number, not 'long'"),
-        ({"data_norm": np.inf}, "data_norm must be a finite number"),
+        ({"data_norm": np.inf}, "data_norm must be a positive number, not inf"),
         ({"data_norm": -1.0, "scale": 1.0}, "data_norm must be a positive number, not -1.0"),
         ({"center": 1.0}, "center needs a scale beside it"),
         ({"center": [0.0, np.nan, 0.0], "scale": 1.0}, "center of feature 2 must be a finite number"),

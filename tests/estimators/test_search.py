@@ -249,7 +249,7 @@ def test_it_has_the_manners_of_scikit_learn() -> None:
         (lambda: search([{}, {"C": -1.0}]), "C must be a positive number"),
         (lambda: search(epsilon=0.0), "epsilon must be a positive number"),
         (lambda: search(epsilon=-1.0), "epsilon must be a positive number"),
-        (lambda: search(delta=0.0), "delta must be between 0 and 1"),
+        (lambda: search(delta=0.0), r"delta must be a number in \(0, 1\), not 0.0"),
         (lambda: search(runs=0), "runs must be a whole number of at least 1"),
         (lambda: search(epsilon=1e4), "there is no exact noise"),
         (

@@ -138,8 +138,8 @@ def test_mistakes_are_one_sentence_each_before_anything_is_spent() -> None:
         (classifier(weight_max=0.0), {"sample_weight": WEIGHTS}, "^weight_max must be"),
         (classifier(class_weight={"maybe": 2.0}), {}, "class_weight names 'maybe', which is none of the classes"),
         (classifier(class_weight={True: 0.0}), {}, "class_weight"),
-        (classifier(weight_max=np.inf), {"sample_weight": WEIGHTS}, "weight_max must be a finite positive number"),
-        (classifier(class_weight={True: np.inf}), {}, "class_weight must be a finite positive number, not inf"),
+        (classifier(weight_max=np.inf), {"sample_weight": WEIGHTS}, "weight_max must be a positive number, not inf"),
+        (classifier(class_weight={True: np.inf}), {}, "class_weight must be a positive number, not inf"),
         (classifier(class_weight=3.0), {}, "class_weight must be a dict of numbers by class"),
         (
             DPADMMRegressor(1.0, y_bounds=(0, 1), inference=True, fit_intercept=False, **PUBLIC),

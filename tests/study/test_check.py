@@ -50,12 +50,12 @@ colour = "public"
 def test_every_problem_is_a_sentence_with_its_column() -> None:
     found = study_problems(tomllib.loads(MANY))
     wanted = [
+        r"columns.ward.values[1] must be printable text of at most 200 characters, not 'a\nb'",
         "unknown setting 'colour'",
         "column 'ill': values must be a list of 2",
         "column 'age': bounds must rise",
         "column 'patient_id' looks like an identifier",
         "column 'bmi': bounds is missing",
-        "column 'ward': a value must be text on one line",
         "column 'sex': unknown name 'value'; did you mean 'values'",
         "did you mean 'logistic'",
         "privacy: epsilon must be a positive number",

@@ -85,13 +85,17 @@ BAD = {
     "row norm": changed(TEMPLATE, row_norm=0),
     "allow_missed_rounds": changed(PLAIN, allow_missed_rounds="no"),
     "unconfirmed public rows": changed(TEMPLATE, public_rows={"sha256": "0" * 64, "public": False}),
+    "a line break": changed(TEMPLATE, "columns", "purpose", values=["a\nb"]),
+    "a control character in a name": changed(TEMPLATE, "columns", **{"a\x1b": {"kind": "boolean"}}),
+    "a reversed name": changed(TEMPLATE, "label", column="a\u202eb"),
+    "a long name": changed(TEMPLATE, name="a" * 201),
     "public rows by their file": changed(TEMPLATE, public_rows={"file": "sample.csv"}),
 }
 ONLY_READING = {
     "inverted bounds": changed(TEMPLATE, "columns", "age", bounds=[1, 0]),
     "an identifier": changed(TEMPLATE, "columns", patient_id={"kind": "boolean"}),
     "the label": changed(TEMPLATE, "columns", repaid={"kind": "boolean"}),
-    "a line break": changed(TEMPLATE, "columns", "purpose", values=["a\nb"]),
+    "a tag character": changed(PLAIN, name="a\U000e0041"),
     "no budget": changed(PLAIN, privacy={}),
     "a method that solves": changed(PLAIN, method={"name": "admm_pvp"}),
 }

@@ -26,7 +26,11 @@ from dpadmm._base.suggestions import near_name
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Probability = Annotated[float, Meta(gt=0, le=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Delta = Annotated[float, Meta(gt=0, lt=1)]
 Count = Annotated[int, Meta(ge=1, le=10**15)]
+Rounds = Annotated[int, Meta(ge=1, le=10**6)]
+Honest = Annotated[int, Meta(ge=2, le=10**6)]
 
 NOT_IN_FILE = {"file": False}
 """Metadata of a dataclass's field that no file, option or keyword sets."""

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from dpadmm.audit.run import Audit, Plan, games_of, run_audit
+from dpadmm.audit.run import Audit, Outcome, Plan, games_of, run_audit
 
-__all__ = ["Audit", "Plan", "games_of", "run_audit"]
+__all__ = ["Audit", "Outcome", "Plan", "games_of", "run_audit"]

@@ -114,7 +114,7 @@ def chance_of_mu(n: int, *, rate: float, confidence: float) -> tuple[Floats, Flo
 
 @dataclass(frozen=True)
 class Gate:
-    """One check. ``passed`` is None where there were too few trials to tell."""
+    """One check. ``passed`` is None if there were too few trials: the gate is inconclusive."""
 
     name: str
     measured: float
@@ -205,7 +205,7 @@ def _epsilon(names: tuple[str, str], guesses: Guesses, mu: float, *, delta: floa
             reached if reached or decided else None, too_low if decided else 0.0,
             f"Guesses find {share} of ε, so that a leak would show." if reached
             else f"Guesses find {share} of ε only: the attack does not work as it should." if decided
-            else f"Not enough trials to tell: guesses find {share} of ε; with more they would find more.",
+            else f"Inconclusive: {share} of ε detected ({POWER:.0%} required). Increase --trials.",
         ),
     ]  # fmt: skip
 

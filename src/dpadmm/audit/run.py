@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dpadmm
 from dpadmm._base.checks import require_delta
@@ -67,6 +67,9 @@ class Plan:
         return {name: trials[name] + (i < left) for i, name in enumerate(self.games)}
 
 
+Outcome = Literal["passed", "failed", "inconclusive"]
+
+
 @dataclass(frozen=True)
 class Audit:
     """What was seen of each game's studies, and how it was judged."""
@@ -93,9 +96,11 @@ class Audit:
         return all_guesses(_played(self.seen), self.plan.mu)
 
     @property
-    def passed(self) -> bool:
-        """No gate is red; one that could not be told is none."""
-        return not any(gate.red for gate in self.gates)
+    def outcome(self) -> Outcome:
+        """Failed if one gate failed, else inconclusive if one gate needs more trials."""
+        if any(gate.red for gate in self.gates):
+            return "failed"
+        return "passed" if all(gate.passed for gate in self.gates) else "inconclusive"
 
     @property
     def epsilon(self) -> float:
@@ -112,7 +117,7 @@ class Audit:
         return {
             "format": "dpadmm-audit/1",
             "version": dpadmm.__version__,
-            "passed": self.passed,
+            "outcome": self.outcome,
             "statistics": self.statistics,
             "game": {
                 "studies": self.n_studies,

@@ -15,9 +15,14 @@ from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
 from dpadmm._base.errors import DpadmmError, Refusal, Unavailable
+from dpadmm._base.text import printable
 
-USER_ERROR, TRY_LATER, INTERRUPTED = 2, 75, 130
-"""Exit codes beside 0 and 1. A service that ends with 75 (EX_TEMPFAIL) is worth starting again, after 2 it is not."""
+USER_ERROR, INCONCLUSIVE, TRY_LATER, INTERRUPTED = 2, 3, 75, 130
+"""Exit codes beside 0 and 1.
+
+An audit with too few trials ends with 3. A service that ends with 75 (EX_TEMPFAIL) is worth starting again,
+after 2 it is not.
+"""
 
 _HEALING = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN),
@@ -118,7 +123,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 a check failed (audit, health, doctor), 2, 75 and 130 as above."""
+    """Run a command. Exit codes: 0 success, 1 a check failed (audit, health, doctor), 2, 3, 75 and 130 as above."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded
@@ -170,5 +175,5 @@ def _left_out(error: ModuleNotFoundError) -> str | None:
 
 def _fail(sentence: str, code: int) -> None:
     if sentence:  # empty if typer has shown the help
-        typer.echo(f"dpadmm: {' '.join(sentence.split())}", err=True)
+        typer.echo(f"dpadmm: {printable(' '.join(sentence.split()))}", err=True)
     sys.exit(code)

@@ -16,6 +16,7 @@ import typer
 from typer import Argument, Option
 
 from dpadmm._base.errors import Refusal, StudyError
+from dpadmm._base.text import printable
 from dpadmm.cli.screen import (
     AsJson,
     LogForm,
@@ -463,7 +464,7 @@ def _opened(path: Path) -> Site:
 
 def _warn(*warnings: str) -> None:
     for warning in warnings:
-        typer.echo(f"dpadmm: warning: {warning}", err=True)
+        typer.echo(printable(f"dpadmm: warning: {warning}"), err=True)
 
 
 def _ledger_state(site: Site) -> LedgerState | None:

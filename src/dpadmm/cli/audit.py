@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.text import Text
 from typer import Option
 
-from dpadmm.cli import Interrupted
+from dpadmm.cli import INCONCLUSIVE, Interrupted
 from dpadmm.cli.screen import AsJson, CtrlC, Row, echo_json, progress_bar, say, say_path, show_table
 from dpadmm.experiments.workers import n_cores
 from dpadmm.reporting.run_folder import check_folder, write_text
 
 if TYPE_CHECKING:
-    from dpadmm.audit import Audit
+    from dpadmm.audit import Audit, Outcome
 
-RED = 1
+EXIT_CODES: Mapping[Outcome, int] = {"passed": 0, "failed": 1, "inconclusive": INCONCLUSIVE}
 
-VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("undecided", "yellow")}
+VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("inconclusive", "yellow")}
 
 
 def audit(
@@ -47,7 +50,8 @@ def audit(
     90% of ε, so that it would detect a leak, and never exceed ε; what each
     statistic tells, noise, answers and ledger are checked separately.
 
-    Exit code 0: all gates passed. 1: a gate failed. 2: user error.
+    Exit code 0: all gates passed. 1: a gate failed. 2: user error. 3:
+    inconclusive, because a gate needs more trials.
     """
     from dpadmm.audit import Plan, games_of, run_audit  # statistics take their time
 
@@ -64,8 +68,7 @@ def audit(
         _show(result, output, figure, verdict_only=quiet)
     if result.n_studies < trials:
         raise Interrupted(f"interrupted after {result.n_studies} of {trials} studies; the verdict is for these")
-    if not result.passed:
-        raise typer.Exit(RED)
+    raise typer.Exit(EXIT_CODES[result.outcome])
 
 
 def _write(result: Audit, folder: Path) -> Path | None:
@@ -96,7 +99,7 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
             for gate in (each for each in result.gates if each.game == about):
                 word, style = VERDICTS[gate.passed]
                 limits = ("" if limit is None else _number(limit) for limit in (gate.low, gate.high))
-                rows.append((gate.name, _number(gate.measured), *limits, f"[{style}]{word}[/{style}]"))
+                rows.append((gate.name, _number(gate.measured), *limits, Text(word, style)))
             show_table((f"gate ({about or 'all studies'})", "measured", "from", "to", ""), rows)
     for gate in result.gates:
         if not gate.passed:
@@ -104,16 +107,22 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
                 f"{f'{gate.game}, ' if gate.game else ''}{gate.name}: {gate.sentence}",
                 style=VERDICTS[gate.passed][1],
             )
-    if n_red := sum(gate.red for gate in result.gates):
-        say(f"RED: {n_red} of {len(result.gates)} gates failed. Do not use this build.", style="bold red")
-    else:
-        decided = all(gate.passed for gate in result.gates)
-        word = "GREEN" if decided else "GREEN so far, with too few trials to decide all gates"
-        say(
-            f"{word}: the attack proves ε ≥ {bound.epsilon:.3f} of the guaranteed {result.epsilon:.3f} ("
-            f"{bound.epsilon / result.epsilon:.1%}), at δ = {plan.delta:g} with {100 * plan.confidence:g}% confidence.",
-            style="bold green" if decided else "yellow",
-        )
+    found = (
+        f"the attack proves ε ≥ {bound.epsilon:.3f} of the guaranteed {result.epsilon:.3f} ("
+        f"{bound.epsilon / result.epsilon:.1%}), at δ = {plan.delta:g} with {100 * plan.confidence:g}% confidence."
+    )
+    count = Counter(gate.passed for gate in result.gates)
+    match result.outcome:
+        case "passed":
+            say(f"PASSED: {found}", style="bold green")
+        case "failed":
+            say(f"FAILED: {count[False]} of {count.total()} gates failed. Do not use this build.", style="bold red")
+        case "inconclusive":
+            say(
+                f"INCONCLUSIVE: {count[None]} of {count.total()} gates undecided after {result.n_studies:,} trials, "
+                f"and none failed. Increase --trials. So far, {found}",
+                style="bold yellow",
+            )
     if verdict_only:
         return
     rate = result.false_alarm

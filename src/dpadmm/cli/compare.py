@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.text import Text
 from typer import Option
 
 from dpadmm._base.errors import DIVERGED, StudyError
 from dpadmm.cli import reproduce
 from dpadmm.cli.reproduce import RESULTS, Restart, Scheduler, Workers
-from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table
+from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, screen_width, show_table
 from dpadmm.cli.screen import Row as TableRow
 from dpadmm.cli.simulate_options import (
     RUN_OPTIONS,
@@ -395,9 +395,9 @@ def show(dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
 
 def _say_head(name: str, *parts: str) -> None:
     """``name: part, part``, wrapped between parts only; rich also breaks at no-break spaces."""
-    whole, width = ", ".join(part.replace(" ", "\u00a0") for part in parts), Console().width
+    whole, width = ", ".join(part.replace(" ", "\u00a0") for part in parts), screen_width()
     lines = textwrap.wrap(f"{name}: {whole}", width, break_long_words=False, break_on_hyphens=False)
-    say("\n".join(lines).replace("\u00a0", " "))
+    say(*(line.replace("\u00a0", " ") for line in lines))
 
 
 def _show_group(rows: Sequence[Row], loss: str) -> None:
@@ -405,7 +405,11 @@ def _show_group(rows: Sequence[Row], loss: str) -> None:
     where = "test" if any("test_error_global" in row.values for row in rows) else "train"
     kind = "test" if where == "test" else "training"
     what = f"{kind} {error}"
-    words = {"error_global": what, "error_local": f"{what},\nlocal models", "loss_global": f"{kind} loss"}
+    words: dict[str, str | Text] = {
+        "error_global": what,
+        "error_local": Text(f"{what},\nlocal models"),
+        "loss_global": f"{kind} loss",
+    }
     shown = [stem for stem in words if any(_has(row, f"{where}_{stem}") for row in rows)]
     both = any(row.honest is not None for row in rows)
     lines: list[TableRow] = []
@@ -424,7 +428,7 @@ def _show_group(rows: Sequence[Row], loss: str) -> None:
     agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
     budget = f", {BUDGETS[named.budget].format(named.asked)}" if named.budget else ""
     alone = next((f"; h = {row.honest}: {epsilon_text(row.epsilon_alone)}" for row in rows if row.epsilon_alone), "")
-    say(f"\n{agents}{budget}{alone and f'{alone} if all others work together'}", style="bold")
+    say("", f"{agents}{budget}{alone and f'{alone} if all others work together'}", style="bold")
     headings = ("", *(["trust"] if both else []), *(words[stem] for stem in shown), "total ε", "s")
     show_table(headings, lines, first_width=13, collapse_padding=True)
 

@@ -142,7 +142,7 @@ def _number(each: ColumnSummary) -> Row:
     told = [each.quantiles[level].value for level in (0.25, 0.5, 0.75)]
     sd = "hidden" if each.sd is None else f"{each.sd.value:.3g}"
     cells = [f"{each.missing:,.0f}", f"{each.mean.value:.4g}", f"{each.mean.se:.2g}", sd, *(f"{x:.4g}" for x in told)]
-    return (Text(f"{each.name}{' (ln)' * log}"), *cells)
+    return (f"{each.name}{' (ln)' * log}", *cells)
 
 
 def _values(each: ColumnSummary, total: float) -> list[Row]:
@@ -151,10 +151,10 @@ def _values(each: ColumnSummary, total: float) -> list[Row]:
     shown = pairs if len(pairs) <= MOST_VALUES else sorted(pairs[:-1], key=lambda pair: -pair[1])[: MOST_VALUES - 1]
     lines: list[Row] = [(Text(each.name, style="bold"), "", "", "")]
     lines += [
-        (Text(f"  {label}"), f"{count:,.0f}", f"{each.noise_se:,.0f}", f"{count / total:.1%}") for label, count in shown
+        (f"  {label}", f"{count:,.0f}", f"{each.noise_se:,.0f}", f"{count / total:.1%}") for label, count in shown
     ]
     if len(shown) < len(pairs):
-        lines.append((Text(f"  and {len(pairs) - len(shown)} more values"), "", "", ""))
+        lines.append((f"  and {len(pairs) - len(shown)} more values", "", "", ""))
     return lines
 
 
@@ -164,9 +164,9 @@ def _show_two_way(table: TwoWay) -> None:
         say(f"{one.name} × {other.name}: {table.counts.size:,} cells, in the file (± {table.noise_se:,.0f}).")
         return
     lines: list[Row] = [
-        (Text(label), *(f"{count:,.0f}" for count in row)) for label, row in zip(one.labels, table.counts, strict=True)
+        (label, *(f"{count:,.0f}" for count in row)) for label, row in zip(one.labels, table.counts, strict=True)
     ]
     fold = range(len(other.labels) + 1)
-    headings = (Text(f"{one.name} × {other.name}"), *map(Text, other.labels))
+    headings = (f"{one.name} × {other.name}", *other.labels)
     show_table(headings, lines, fold=fold, padding=(0, 1, 0, 0))
     say(f"Each cell ± {table.noise_se:,.0f} (noise).")

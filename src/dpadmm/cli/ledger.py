@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 from typer import Argument, Option
 
 import dpadmm
@@ -92,7 +91,7 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     accounts = [(each, Fraction(each.reservation.mu_squared)) for each in state.accounts.values()]
     if any(each.closed and each.spent < reserved * (1 - ROUNDING) for each, reserved in accounts):
         say(ENDED_EARLY)
-    say_path(f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:\n{state.fingerprint}")
+    say_path(f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:", state.fingerprint)
 
 
 @ledger_app.command("verify")
@@ -336,7 +335,7 @@ def _show_studies(studies: Sequence[Mapping[str, Any]], shares: Sequence[int]) -
     rows, masked, plans = list[Row](), list[Row](), list[Row]()
     for each, honest in zip(studies, shares, strict=True):
         short, both = each["study"][:12], (each["spent"], each["reserved"])
-        name = Text(f"{short} {each['about'].get('name', '')}".strip())
+        name = f"{short} {each['about'].get('name', '')}".strip()
         amounts = (*(f"{of['mu_squared']:.4g}" for of in both), *(rounded_up(of["epsilon"]) for of in both))
         rows.append((name, each["state"], str(each["releases"]), *amounts))
         if honest > 1:

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import replace
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import atomic_file
+from dpadmm._base.text import FORMULA, NUMBER, csv_cell
 from dpadmm.cli import owner_report
 from dpadmm.cli.screen import (
     TABLE_KINDS,
@@ -28,6 +29,7 @@ from dpadmm.cli.screen import (
     echo_json,
     say,
     say_path,
+    screen_width,
     show_table,
     waiting,
     write,
@@ -65,7 +67,9 @@ def predict(
     """Predict every row of a table.
 
     The output has the columns to keep, the prediction in the classes or units
-    of the label, and the probability of every class if the model has any.
+    of the label, and the probability of every class if the model has any. In
+    a .csv, an apostrophe precedes text that a spreadsheet would run as a
+    formula.
     """
     model, kept = load_model(model_file), list(dict.fromkeys(keep or ()))
     suffix = output.suffix.lower()
@@ -108,11 +112,31 @@ def _write(out: IO[bytes], suffix: str, batches: Iterator[Any]) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    make = pyarrow.csv.CSVWriter if suffix == ".csv" else pyarrow.parquet.ParquetWriter
+    make: Any = pyarrow.parquet.ParquetWriter
+    cells: Iterator[Any] = chain([first], batches)
+    if suffix == ".csv":
+        make, cells = pyarrow.csv.CSVWriter, map(_without_formulas, cells)
+        first = _without_formulas(first)
     with make(out, first.schema) as writer:
-        writer.write_batch(first)
-        for batch in batches:
+        for batch in cells:
             writer.write_batch(batch)
+
+
+def _without_formulas(batch: Any) -> Any:
+    """Names and texts of a table for :func:`csv_cell`; numbers stay numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = []
+    for each in batch.columns:
+        if pa.types.is_dictionary(each.type):
+            each = each.dictionary_decode()
+        if pa.types.is_string(each.type) or pa.types.is_large_string(each.type):
+            formula, number = (pc.match_substring_regex(each, f"^(?:{rule})") for rule in (FORMULA, f"{NUMBER}$"))
+            quoted = pc.binary_join_element_wise("'", each, "")
+            each = pc.if_else(pc.and_not(formula, number), quoted, each)
+        columns.append(each)
+    return pa.record_batch(columns, names=[csv_cell(name) for name in batch.schema.names])
 
 
 WORDS = {
@@ -213,7 +237,7 @@ def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
     for name, each in found.figures.items():
         told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.se:.2g}", _interval(each))
         rows.append((WORDS[name], *told))
-    show_table((Text(f"on {found.n_rows:,} rows of {source}"), "", "± se", "95% interval"), rows, fold=[0])
+    show_table((f"on {found.n_rows:,} rows of {source}", "", "± se", "95% interval"), rows, fold=[0])
     if "brier" in found.figures:
         lines: list[Row] = [
             (f"{group.low:.1%} to {group.high:.1%}", f"{group.rows:,.0f}", f"{group.predicted:.1%}",
@@ -237,7 +261,7 @@ def _show_evaluation(found: Evaluation, data: Path) -> None:
             shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
             if name != "loss" or not found.bins:  # there it is the log-loss
                 rows.append((words, shown))
-    show_table((Text(f"on {found.n_rows:,} rows of {data.name}"), ""), rows)
+    show_table((f"on {found.n_rows:,} rows of {data.name}", ""), rows)
     if found.bins:
         _show_calibration(found)
     if 0 < len(found.classes) <= MOST_CLASSES:
@@ -253,7 +277,7 @@ def _show_calibration(found: Evaluation) -> None:
         (f"{each.low:.1%} to {each.high:.1%}", f"{each.rows:,}", f"{each.predicted:.1%}", f"{each.observed:.1%}")
         for each in found.bins
     ]
-    show_table((Text(f"probability of {what}"), "rows", "mean predicted", "observed"), rows)
+    show_table((f"probability of {what}", "rows", "mean predicted", "observed"), rows)
 
 
 def _show_confusion(found: Evaluation) -> None:
@@ -261,9 +285,9 @@ def _show_confusion(found: Evaluation) -> None:
     short = _short(names, 4 * LONGEST_CLASS // len(names))
     rows = names if short == names else [f"{number} = {name}" for number, name in zip(short, names, strict=True)]
     counts = [[f"{count:,}" for count in row] for row in found.confusion]
-    lines: list[Row] = [(Text(name), *row) for name, row in zip(rows, counts, strict=True)]
+    lines: list[Row] = [(name, *row) for name, row in zip(rows, counts, strict=True)]
     fold = range(len(names) + 1)
-    show_table(("true class, rows predicted as", *map(Text, short)), lines, fold=fold, padding=(0, 1, 0, 0))
+    show_table(("true class, rows predicted as", *short), lines, fold=fold, padding=(0, 1, 0, 0))
 
 
 def _say_never_predicted(found: Evaluation) -> None:
@@ -359,7 +383,9 @@ def _csv(found: Explanation) -> str:
     rows = [{**each.row(ratios=found.ratios), "unseen": "yes" if each.unseen else None} for each in lines]
     writer = DictWriter(out, list(rows[0]), lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {key: csv_cell(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows
+    )
     return out.getvalue()
 
 
@@ -396,10 +422,11 @@ def _show_coefficients(found: Explanation, top: int) -> None:
     numbers = ["coefficient", "over\nrange"] if found.unknown else told
     lines = [_cells(found, each.in_table, classes) for each in found.coefficients[:top]]
     constants = [_cells(found, each, classes, intercept=True) for each in found.intercepts]
-    _break_names([[Text(word) for word in (*words, *numbers)], *lines, *constants], len(words) - 1)
+    headings = [Text(word) for word in (*words, *numbers)]
+    _break_names([headings, *lines, *constants], len(words) - 1)
     rows: list[Row] = [*lines, (), *constants]
     left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
-    show_table((*words, *numbers), rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
+    show_table(headings, rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
 
 
 def _break_names(lines: list[list[Text]], change: int) -> None:
@@ -407,7 +434,7 @@ def _break_names(lines: list[list[Text]], change: int) -> None:
 
     def room() -> int:
         widths = [max(len(part) for line in lines for part in line[j].plain.split("\n")) for j in range(len(lines[0]))]
-        return Console().width - sum(width + 2 for width in widths[1:]) - 2
+        return screen_width() - sum(width + 2 for width in widths[1:]) - 2
 
     def break_after(word: str, column: int, most: int) -> None:
         for line in lines:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from dpadmm.cli.screen import say, show_table
 from dpadmm.data.encoder import Report, Tally, much
 from dpadmm.data.reader import line_warnings
@@ -65,7 +63,7 @@ def show_counts(columns: Mapping[str, Tally], rows: int) -> int:
         show_table(
             ("cells of column", *vars(Tally())),
             [
-                (Text(name), *(f"{count:,} ({count / rows:.1%})" if count else "0" for count in counts))
+                (name, *(f"{count:,} ({count / rows:.1%})" if count else "0" for count in counts))
                 for name, counts in list(changed.items())[:SHOWN]
             ],
             fold=[0],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.filesize import decimal
+from rich.text import Text
 from typer import Option
 
 from dpadmm._base.arrays import Integers
@@ -336,10 +337,10 @@ def _show_measures(plan: Plan) -> None:
 def _show_grid(plan: Plan) -> None:
     rows: list[Row] = []
     for epsilon in plan.grid.epsilons:
-        cells = []
+        cells: list[str | Text] = []
         for t in plan.grid.rounds:
             text = forecast_text([each.at(epsilon, t)[plan.goal.name] for each in plan.outlooks], plan.goal.name)
-            cells.append(f"[bold]{text}[/bold]*" if (epsilon, t) == plan.grid.own else text)
+            cells.append(Text.assemble((text, "bold"), "*") if (epsilon, t) == plan.grid.own else text)
         rows.append((f"{epsilon:.4g}", *cells))
     headings = ("total ε", *(f"{t} rounds" for t in plan.grid.rounds))
     show_table(headings, rows, caption="* the study's ε and rounds")
@@ -353,7 +354,7 @@ def _show_trust(plan: Plan) -> None:
         own = each.training.honest == plan.costs.honest and not each.void_rounds
         found = [forecast_text([values[name] for values in each.values], name) for name in plan.measures]
         shown = [honest, voids, str(each.training.planned_rounds), *found, f"{each.epsilon_alone:.4g}"]
-        rows.append(tuple(f"[bold]{text}[/bold]{'*' * (text is honest)}" for text in shown) if own else tuple(shown))
+        rows.append([Text.assemble((text, "bold"), "*" * (text is honest)) for text in shown] if own else shown)
     say("Forecast by honest agents and void rounds", style="bold")
     titles = [forecast.MEASURES[name].title for name in plan.measures]
     caption = "* this study. A void round is charged in full. ε alone: if all others work together."

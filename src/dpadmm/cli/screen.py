@@ -16,7 +16,6 @@ import typer
 from numpy.typing import ArrayLike
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +23,7 @@ from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
 from dpadmm._base.files import atomic_file
+from dpadmm._base.text import printable
 from dpadmm.cli import Interrupted as Interrupted
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def waiting(what: str, *, quiet: bool) -> Iterator[None]:
     if quiet or not console.is_terminal:
         yield
         return
-    with console.status(escape(what)):
+    with console.status(Text(printable(what))):
         yield
 
 
@@ -141,21 +141,39 @@ class CtrlC:
 
 
 def say(*sentences: str, style: str | None = None, err: bool = False) -> None:
-    """Print sentences without interpreting markup, since names may contain any characters."""
+    """Print sentences, one per line. Names in them may contain any characters: see :func:`_plain_text`."""
     for text in sentences:
-        Console(stderr=err).print(text, style=style, highlight=False, markup=False, emoji=False)
+        Console(stderr=err).print(_plain_text(text), style=style)
 
 
 def say_path(*lines: str) -> None:
     """Print lines with paths, without wrapping, so that they can be copied."""
     for text in lines:
-        Console().print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        Console().print(_plain_text(text), soft_wrap=True)
+
+
+def screen_width() -> int:
+    """Return the number of characters in a line of the terminal."""
+    return Console().width
 
 
 WEIGHTS = "docs/how-to/weights.md"
 """Where class weights are explained."""
 
 Row = Sequence[str | Text]
+"""Cells of a table: ``str`` for any text, ``Text`` where a cell has a style or several lines."""
+
+
+def _plain_text(text: str | Text, style: str = "") -> Text:
+    """Text for a terminal: markup is not interpreted, and control and format characters are escaped.
+
+    Everything that a command prints passes here or through JSON, because any of it may have names from files of
+    others. Only a ``Text`` keeps its line breaks.
+    """
+    if isinstance(text, str):
+        return Text(printable(text), style)
+    lines = text.plain.split("\n")
+    return text if all(map(str.isprintable, lines)) else Text("\n".join(map(printable, lines)), text.style)
 
 
 def show_table(
@@ -167,14 +185,18 @@ def show_table(
     Columns ``left`` are left-aligned, ``fold`` are wrapped within words, ``whole`` are not wrapped, and the
     first has at most ``first_width`` characters.
     """
+    for name in ("title", "caption"):
+        if layout.get(name):
+            layout[name] = _plain_text(layout[name], f"table.{name}")
     out = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, "caption_justify": "left", **layout})
     for i, heading in enumerate(headings):
+        justify: Any = "left" if i in left else "right"
         overflow: Any = "fold" if i in fold else "ellipsis"
-        out.add_column(heading, justify="left" if i in left else "right", overflow=overflow, no_wrap=i in whole)
+        out.add_column(_plain_text(heading), justify=justify, overflow=overflow, no_wrap=i in whole)
     out.columns[0].max_width = first_width
     for row in rows:
         if row:
-            out.add_row(*row)
+            out.add_row(*map(_plain_text, row))
         else:
             out.add_section()
     Console().print(out)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.text import Text
 from typer import Argument, Option
 
 from dpadmm._base.errors import DpadmmError, StudyError
@@ -373,7 +372,7 @@ def _show_problems(problems: Sequence[str], *, place: str) -> None:
 
 def _two_columns(headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
-        show_table(headings, [tuple(map(Text, row)) for row in rows], left=(0, 1), fold=(0, 1), first_width=28)
+        show_table(headings, rows, left=(0, 1), fold=(0, 1), first_width=28)
 
 
 def show_survey(study: Study, survey: Survey) -> None:
@@ -426,13 +425,10 @@ def show(study_file: StudyFile, as_json: AsJson = False) -> None:
         echo_json(figures(study))
         return
     say(study.name, style="bold")
-    say_path(f"Hash, which every agent pins:\n{study.hash}")
+    say_path("Hash, which every agent pins:", study.hash)
     if study.schema is not None:
         _show_columns(study.schema)
-    # Text: names of columns may look like markup
-    show_table(
-        ("", ""), [(words, Text(value)) for words, value in _facts(study)], left=(0, 1), fold=[1], show_header=False
-    )
+    show_table(("", ""), _facts(study), left=(0, 1), fold=[1], show_header=False)
     say(*in_words(study))
 
 
@@ -584,7 +580,7 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
 def _show_columns(schema: Schema) -> None:
     """Name, kind, and public bounds or values of every column."""
     rows: list[Row] = [
-        (Text(column.name), getattr(column, "kind", "interaction"), Text(_holds(column)), str(len(column.features)))
+        (column.name, getattr(column, "kind", "interaction"), _holds(column), str(len(column.features)))
         for column in schema.terms[:MOST_SHOWN]
     ]
     more = len(schema.terms) - MOST_SHOWN

@@ -89,7 +89,7 @@ def train(
         _show(result, rows, data, output)
         if result.study.hash != study.hash:
             filled = f"The study sets no n_rounds: {result.training.planned_rounds} were filled in."
-            say_path(f"{filled} Hash of the study as run, which the statement has:\n{result.study.hash}")
+            say_path(f"{filled} Hash of the study as run, which the statement has:", result.study.hash)
         if known is not None and prior is not None:
             said = f"{prior.n_rows:,} public rows of {known.name} were the start"
             say(f"{said}, trusted as far as the first answers agreed; no ε depends on them.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
 from typer import Argument, Option
 
 from dpadmm._base.errors import StudyError
@@ -148,7 +147,7 @@ def _show_agents(verified: Verified, checks: dict[int, list[Check]]) -> None:
         own = next((each for each in checks.get(i, []) if each[:2] == (1, statement.delta)), None)
         rows.append(
             (
-                Text(next(iter(group.n_rows)) if len(group.n_rows) == 1 else f"{len(group.n_rows)} agents"),
+                next(iter(group.n_rows)) if len(group.n_rows) == 1 else f"{len(group.n_rows)} agents",
                 number_range(list(group.n_rows.values()), "d").replace(" to ", "–"),
                 number_range([each.noise_multiplier for each in group.releases], ".4g"),
                 " of ".join(str(sum(counts)) for counts in zip(*rounds, strict=True)),
@@ -179,7 +178,7 @@ def _show_worst(verified: Verified, checks: list[Check], position: int) -> None:
         ("Its releases: sums over rows of", "z", "rounds", "share of Σμ²"),
         [
             (
-                Text(each.statistic),
+                each.statistic,
                 f"{each.noise_multiplier:.4g}",
                 f"{each.released} of {each.charged}",
                 f"{each.charged / (each.noise_multiplier * (group.mu or 1.0)) ** 2:.1%}",

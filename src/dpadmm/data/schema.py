@@ -518,8 +518,8 @@ def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise StudyError(f"column {name!r}: a value must be text or a whole number, not {value!r}")
         text = str(value)
-        if not text.strip() or not text.isprintable() or len(text) > 200:
-            raise StudyError(f"column {name!r}: a value must be text on one line, not {text[:40]!r}")
+        if not text.strip():
+            raise StudyError(f"column {name!r}: a value must not be empty, as {text[:40]!r} is")
         if text != text.strip():
             raise StudyError(f"column {name!r}: a value must have no blanks around it, as {text!r} has")
         texts.append(text)

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import wraps
 from threading import Lock
 from traceback import walk_stack
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,10 @@ from sklearn.utils.validation import _check_sample_weight
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
-from dpadmm._base.fields import nearest
+from dpadmm._base.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
 from dpadmm.data import Dataset
-from dpadmm.estimators.encoding import Encoding, encoding_of, positive, validated
+from dpadmm.estimators.encoding import Encoding, encoding_of, validated
+from dpadmm.estimators.validation import positive
 from dpadmm.model.explain import CONSERVATIVE, Explanation, in_units
 from dpadmm.model.model import Model
 from dpadmm.optim.features import row_norms
@@ -42,8 +43,6 @@ from dpadmm.trusted.discrete_gaussian import Grid
 
 _ONE_AT_A_TIME = Lock()
 """The compiled rounds use all cores by themselves, and not every threading layer of numba can be shared."""
-
-METHODS = ("auto", "dp_admm")
 
 
 class Checked(NamedTuple):
@@ -75,24 +74,24 @@ def hinted(made: T) -> T:
 class PrivateLinearModel(BaseEstimator):
     """Fitting with a budget: the parameters that both estimators have, and what a fit does with them."""
 
-    epsilon: float = 1.0
+    epsilon: Positive = 1.0
     _: KW_ONLY
-    delta: float = 1e-5
-    data_norm: float | None = None
+    delta: Delta = 1e-5
+    data_norm: Positive | None = None
     bounds: Any = None
     center: Any = None
     scale: Any = None
-    l1_ratio: float = 0.0
+    l1_ratio: Share = 0.0
     fit_intercept: bool = True
-    method: str = "auto"
-    max_iter: int | None = None
-    n_agents: int | None = None
-    trust: str = "local"
-    honest: int | None = None
+    method: Literal["auto", "dp_admm"] = "auto"
+    max_iter: Rounds | None = None
+    n_agents: Count | None = None
+    trust: Literal["local", "secure_aggregation"] = "local"
+    honest: Honest | None = None
     inference: bool = False
-    weight_max: float | None = None
-    rho: float = 0.1
-    weight_radius: float = 30.0
+    weight_max: Positive | None = None
+    rho: Positive = 0.1
+    weight_radius: Positive = 30.0
     random_state: Any = None
     accountant: BudgetAccountant | None = None
     _encoding: Encoding = field(init=False)
@@ -175,25 +174,23 @@ class PrivateLinearModel(BaseEstimator):
             return None, 1.0, []
         weights = as_weights(sample_weight, X)
         read_off = ["the largest weight (give weight_max=)"] if self.weight_max is None else []
-        largest = positive("weight_max", weights.max() if self.weight_max is None else self.weight_max, finite=True)
+        largest = positive("weight_max", weights.max() if self.weight_max is None else self.weight_max)
         return np.minimum(weights / largest, 1.0), largest, read_off
 
     def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:
         """Settings of the fit; ``strength`` is the penalty in the units of the rows, times their number."""
-        if self.method not in METHODS:
-            raise StudyError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         seed = self.random_state
         return Settings(
             **loss,
-            **_penalty(strength / n_rows, self.l1_ratio, scale=encoding.scale(self.fit_intercept), half=half),
-            epsilon=positive("epsilon", self.epsilon),
+            **_penalty(strength / n_rows, float(self.l1_ratio), scale=encoding.scale(self.fit_intercept), half=half),
+            epsilon=self.epsilon,
             delta=self.delta,
-            intercept=bool(self.fit_intercept),
+            intercept=self.fit_intercept,
             method=self.method,
-            n_rounds=_whole("max_iter", self.max_iter),
+            n_rounds=self.max_iter,
             trust=self.trust,
-            honest=_whole("honest", self.honest, least=2),
-            inference=bool(self.inference),
+            honest=self.honest,
+            inference=self.inference,
             rho=self.rho,
             weight_radius=self.weight_radius,
             clip_rows=True,
@@ -245,7 +242,7 @@ class PrivateLinearModel(BaseEstimator):
 
     def _run(self, prepared: Prepared, settings: Settings, leaks: Sequence[str], prior: Prior | None) -> Result:
         """Charge, train, and keep what every fitted estimator has."""
-        charge_all(self._accountants(), self.epsilon, self.delta)
+        charge_all(self._accountants(), float(self.epsilon), float(self.delta))
         with _ONE_AT_A_TIME:
             noise = ExactNoise() if self.random_state is None else None
             result = run_prepared(prepared, settings, noise=noise, prior=prior)
@@ -300,25 +297,13 @@ class PrivateLinearModel(BaseEstimator):
         return tags
 
 
-def _whole(name: str, value: Any, least: int = 1) -> int | None:
-    """A whole number as Python's own, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise StudyError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return int(value)
-
-
-def _penalty(strength: float, l1_ratio: Any, *, scale: float, half: float) -> dict[str, Any]:
+def _penalty(strength: float, ratio: float, *, scale: float, half: float) -> dict[str, Any]:
     """``strength·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)`` of the coefficients, for the scaled weights.
 
     A scaled weight is ``w/(scale·half)`` and a scaled squared loss is ``1/half²`` of the loss.
     """
-    ratio = positive("l1_ratio", l1_ratio, or_zero=True)
-    if ratio > 1.0 or not np.isfinite(strength):
-        raise StudyError(
-            f"l1_ratio must lie in [0, 1], not {l1_ratio!r}" if ratio > 1.0 else "the penalty must be finite"
-        )
+    if not np.isfinite(strength):
+        raise StudyError("the penalty must be finite")
     lasso, ridge = strength * ratio * scale / half, strength * (1.0 - ratio) * scale**2
     share = lasso + ridge
     if share == 0.0:
@@ -343,7 +328,7 @@ def told(report: dict[str, Any], leaks: Sequence[str]) -> dict[str, Any]:
 def owned(groups: Any, n_agents: Any) -> dict[str, Any]:
     """Settings and rows' owners: one agent, so many with a random share each, or one for every value in ``groups``."""
     if groups is None:
-        return {"n_agents": _whole("n_agents", n_agents) or 1}
+        return {"n_agents": n_agents or 1}
     if n_agents is not None:
         raise StudyError("groups say who the agents are; leave n_agents out")
     return {"partition": "groups"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.features import Features
 from dpadmm._base.fields import nearest
+from dpadmm.estimators.validation import positive
 from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
 
 _MISSING = (
@@ -108,8 +110,6 @@ def encoding_of(
         )
     if data_norm is not None:
         norm = positive("data_norm", data_norm)
-        if np.isinf(norm):
-            raise StudyError("data_norm must be a finite number")
     if norm is not None:
         return Encoding(low, high, centre, half, norm), False
     longest = float(row_norms(as_matrix(features)).max())
@@ -138,9 +138,21 @@ def _by_column(name: str, given: Any, d: int, names: Sequence[str] | None) -> Fl
     """One number for all columns, one for each, or one by column name: (d,)."""
     ordered = _ordered(name, given, names)
     try:
-        return np.broadcast_to(np.asarray(ordered, dtype=float), (d,))
+        return np.broadcast_to(_numbers(ordered), (d,))
     except (TypeError, ValueError):
         raise StudyError(f"{name} must be one number or {d}, or one by column name, not {given!r:.80}") from None
+
+
+def _numbers(given: Any) -> Floats:
+    """One number or several; NumPy would also take text and booleans for numbers."""
+    found = np.asarray(given)
+    if found.dtype.kind not in "iuf" and not all(_is_real(each) for each in found.flat):
+        raise TypeError("not numbers")
+    return found.astype(float)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _ordered(name: str, given: Any, names: Sequence[str] | None) -> Any:
@@ -168,23 +180,11 @@ def label_scale(values: Floats, bounds: Any, *, centred: bool) -> tuple[float, f
     return low, high, middle, half if half > 0.0 else 1.0
 
 
-def positive(name: str, value: Any, *, or_zero: bool = False, finite: bool = False) -> float:
-    """A number that may be infinite, unless it has to be ``finite``, or a sentence."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = np.nan
-    if not (number > 0.0 or (or_zero and number == 0.0)) or (finite and number == np.inf):
-        wanted = "number of at least 0" if or_zero else "finite positive number" if finite else "positive number"
-        raise StudyError(f"{name} must be a {wanted}, not {value!r:.60}")
-    return number
-
-
 def _pair(bounds: Any, d: int, name: str = "bounds", names: Sequence[str] | None = None) -> tuple[Floats, Floats]:
     ordered = _ordered(name, bounds, names)
     try:
         pair = zip(*ordered, strict=True) if ordered is not bounds else ordered
-        low, high = (np.broadcast_to(np.asarray(_ordered(name, each, names), dtype=float), (d,)) for each in pair)
+        low, high = (np.broadcast_to(_numbers(_ordered(name, each, names)), (d,)) for each in pair)
     except (TypeError, ValueError):
         each = "one number" if d == 1 else f"one number or {d}"
         raise StudyError(f"{name} must be a pair (low, high), each of {each}, not {bounds!r:.80}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,15 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError, StudyError
+from dpadmm._base.fields import NotNegative, Positive
 from dpadmm.data import Dataset, encode_labels
 from dpadmm.estimators.base import Checked, PrivateLinearModel, as_groups, hinted, owned
-from dpadmm.estimators.encoding import label_scale, positive, validated
+from dpadmm.estimators.encoding import label_scale, validated
+from dpadmm.estimators.validation import check_parameters, positive
 from dpadmm.optim.losses import Poisson
 from dpadmm.optim.losses.base import Task
 from dpadmm.optim.losses.poisson import LARGEST_SCORE, coded
 
-CLASSIFIER_LOSSES = ("logistic", "hinge", "smoothed_hinge")
-REGRESSOR_LOSSES = ("squared", "huber")
 LEAST_RATE = 1e-300
 
 
@@ -129,8 +129,8 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
 
     _: KW_ONLY
     classes: Sequence[Any] | None = None
-    C: float = 1.0
-    loss: str = "logistic"
+    C: Positive = 1.0
+    loss: Literal["logistic", "hinge", "smoothed_hinge"] = "logistic"
     class_weight: Any = None
 
     def __sklearn_tags__(self) -> Any:
@@ -141,12 +141,11 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         return tags
 
     def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Checked:
+        check_parameters(self, unlimited="C")
         X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, leaks = self._classes_of(y)
         binary = len(classes) == 2
-        if self.loss not in CLASSIFIER_LOSSES:
-            raise StudyError(f"loss must be one of {', '.join(CLASSIFIER_LOSSES)}, not {self.loss!r}")
         if not binary and self.loss != "logistic":
             raise StudyError(f"loss {self.loss} is for two classes, not {len(classes)}; use logistic")
         encoding, unbounded = self._encoding_of(X)
@@ -156,7 +155,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         settings = self._settings(
             X.shape[0],
             encoding,
-            strength=1.0 / positive("C", self.C) / (largest * heaviest),
+            strength=1.0 / float(self.C) / (largest * heaviest),
             half=1.0,
             loss=self.loss if binary else "softmax",
             **owned(groups, self.n_agents),
@@ -213,7 +212,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         for name in given:
             if name not in known:
                 raise StudyError(f"class_weight names {name!r:.60}, which is none of the classes {known!r:.60}")
-        return np.array([positive("class_weight", given.get(each, 1.0), finite=True) for each in known])
+        return np.array([positive("class_weight", given.get(each, 1.0)) for each in known])
 
     def decision_function(self, X: Any) -> Floats:
         """Scores: (rows,) for two classes, above 0 for the second; else (rows, classes)."""
@@ -292,10 +291,10 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
 
     _: KW_ONLY
     y_bounds: tuple[float, float] | None = None
-    alpha: float = 1.0
-    loss: str = "squared"
-    gradient_bound: float = 1.0
-    weight_radius: float = 3.0
+    alpha: NotNegative = 1.0
+    loss: Literal["squared", "huber"] = "squared"
+    gradient_bound: Positive = 1.0
+    weight_radius: Positive = 3.0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -305,10 +304,8 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         return tags
 
     def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Checked:
+        check_parameters(self)
         X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
-        if self.loss not in REGRESSOR_LOSSES:
-            raise StudyError(f"loss must be one of {', '.join(REGRESSOR_LOSSES)}, not {self.loss!r}")
-        bound = positive("gradient_bound", self.gradient_bound)
         intercept = bool(self.fit_intercept)
         low, high, middle, half = label_scale(y.astype(float), self.y_bounds, centred=intercept)
         leaks = ["the bounds of y (give y_bounds=)"] if self.y_bounds is None else []
@@ -319,11 +316,11 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         settings = self._settings(
             X.shape[0],
             encoding,
-            strength=positive("alpha", self.alpha, or_zero=True) / largest,
+            strength=float(self.alpha) / largest,
             half=half,
             loss=self.loss,
-            loss_gradient_bound=bound,
-            loss_delta=bound,
+            loss_gradient_bound=self.gradient_bound,
+            loss_delta=self.gradient_bound,
             **owned(groups, self.n_agents),
         )
 
@@ -404,10 +401,10 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
     """
 
     _: KW_ONLY
-    y_max: float | None = None
-    exposure_max: float | None = None
-    alpha: float = 0.0
-    gradient_bound: float = 1.0
+    y_max: Positive | None = None
+    exposure_max: Positive | None = None
+    alpha: NotNegative = 0.0
+    gradient_bound: Positive = 1.0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -445,6 +442,7 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         sample_weight: Any = None,
         exposure: Any = None,
     ) -> Checked:
+        check_parameters(self)
         X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
         if not self.fit_intercept:
             raise StudyError("fit_intercept must be True for counts: rates have a level of their own")
@@ -459,9 +457,9 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         settings = self._settings(
             X.shape[0],
             encoding,
-            strength=positive("alpha", self.alpha, or_zero=True) * X.shape[0] / largest,
+            strength=float(self.alpha) * X.shape[0] / largest,
             half=1.0,
-            loss=Poisson(positive("gradient_bound", self.gradient_bound), unit=min(1.0, 1.0 / largest)),
+            loss=Poisson(self.gradient_bound, unit=min(1.0, 1.0 / largest)),
             **owned(groups, self.n_agents),
         )
 

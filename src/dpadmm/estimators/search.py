@@ -17,9 +17,10 @@ from sklearn.utils.metaestimators import available_if
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import nearest
+from dpadmm._base.fields import Count, Delta, Positive, nearest
 from dpadmm.estimators.base import PrivateLinearModel, told
 from dpadmm.estimators.linear_models import DPADMMClassifier
+from dpadmm.estimators.validation import check_parameters
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.calibration import mu_from_epsilon
 from dpadmm.privacy.selection import draw_runs, expected_runs, run_mu, selection_epsilon
@@ -104,9 +105,9 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
     estimator: Any
     candidates: Any
     _: KW_ONLY
-    epsilon: float
-    delta: float
-    runs: int = 5
+    epsilon: Positive
+    delta: Delta
+    runs: Count = 5
     random_state: Any = None
 
     predict = _of_the_best("predict")
@@ -123,6 +124,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None) -> Self:
         """Search with rows X (dense or sparse) and labels y; ``public`` as in the estimators, no ``groups``."""
+        check_parameters(self)
         candidates = self._candidates()
         several = {"groups": groups, "n_agents": self.estimator.n_agents}
         for name in (name for name, value in several.items() if value is not None):

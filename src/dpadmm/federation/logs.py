@@ -11,6 +11,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from dpadmm._base.text import printable
+
 AGAIN_AFTER, LONGEST_PAUSE, FORGET_AFTER = 60.0, 3600.0, 600.0
 """Seconds before a line is said again, at most, and after which a line that did not repeat is a new one."""
 
@@ -86,6 +88,11 @@ class _PrivateFileHandler(_ForgivingHandler, RotatingFileHandler):
         return super()._open()
 
 
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -102,7 +109,7 @@ def make_log(name: str, *, terminal: bool, file: Path | None = None, as_json: bo
         log.addHandler(_PrivateFileHandler(file, maxBytes=2**20, backupCount=3))
     if terminal:
         log.addHandler(_TerminalHandler())
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
+    text = _TextFormatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
     for handler in log.handlers:
         handler.setFormatter(_JsonFormatter() if as_json else text)
     return log

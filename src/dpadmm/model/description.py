@@ -29,6 +29,7 @@ from dpadmm._base.suggestions import first_of, unknown_name
 from dpadmm.data.schema import Boolean, Category, Number, Ordinal
 from dpadmm.data.schema_file import RELEASED, schema_as_json
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
+from dpadmm.model.file import require_texts
 from dpadmm.model.model import Finished
 from dpadmm.privacy.report import privacy_sentence
 from dpadmm.study.drafting import Draft, DraftColumn
@@ -300,6 +301,7 @@ def description_from(table: Any, where: str) -> Description:
         good = good and bool((np.abs(sums) <= LARGEST).all()) and 0.0 <= noise <= LARGEST
         if not good or not all(isinstance(table[name], Mapping) for name in ("privacy", "statement")):
             raise ValueError
+        require_texts({name: table[name] for name in ("privacy", "statement")}, where)
     except DpadmmError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):

@@ -22,6 +22,8 @@ from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DataError
 from dpadmm._base.fields import for_json
 from dpadmm._base.files import StrPath, atomic_file
+from dpadmm._base.suggestions import first_of
+from dpadmm._base.text import text_problems
 from dpadmm.data.schema import Label
 from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
 from dpadmm.model.model import Model
@@ -30,6 +32,9 @@ from dpadmm.optim.features import INTERCEPT
 FORMAT = "dpadmm-model/2"
 
 MOST_BYTES = 2**30
+
+MAX_TEXT = 1000
+"""Characters of a string: a feature of two columns is named by up to four strings of a study."""
 
 WIDEST_COVARIANCE = 1000
 """Weights of which a file may have a covariance."""
@@ -42,7 +47,7 @@ _INSTEAD = "; train again or restore a copy"
 
 
 def save_model(model: Model, path: Path) -> Path:
-    """Write one file; it appears whole or not at all, and never with numbers that are not finite."""
+    """Write one file; it appears whole or not at all, and never with what :func:`load_model` rejects."""
     arrays = {"weights": model.weights}
     if model.covariance is not None:
         arrays["covariance"] = model.covariance
@@ -65,6 +70,7 @@ def save_model(model: Model, path: Path) -> Path:
         "study_hash": model.study_hash,
         "statement": dict(model.statement),
     }
+    require_texts(about, f"{path} was not written")
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, about=np.array(json.dumps(for_json(about))), **arrays)
     with atomic_file(path) as out:
@@ -77,6 +83,12 @@ def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
     for name, values in arrays.items():
         if not np.isfinite(values).all():
             raise DataError(f"{what}: not all numbers of the model's {name} are finite; train again with smaller steps")
+
+
+def require_texts(about: Mapping[str, Any], where: object) -> None:
+    """Reject names and other strings that are not printable: commands show them on a terminal."""
+    if found := text_problems(about, max_length=MAX_TEXT):
+        raise DataError(f"{where}: {first_of(found, 3, between='; ')}")
 
 
 def load_model(path: StrPath) -> Model:
@@ -119,10 +131,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Floats]]:
             raise ValueError("too large")
         _check_once(path, members)
         check_claim(archive.zip, "about.npy")
-        about = json.loads(str(archive["about"]))
+        text = str(archive["about"])
+        if not text.isascii():  # as it is written; NumPy also reads characters that do not exist
+            raise ValueError("not ASCII")
+        about = json.loads(text)
         found = about["format"]
         if found != FORMAT:
             raise DataError(f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it")
+        require_texts(about, path)
         if about["intercept"] and about["intercept_value"] != INTERCEPT:
             raise DataError(f"{path}: the model has another constant column; use the version that wrote it")
         names = ["weights", "covariance"] if "covariance" in archive else ["weights"]

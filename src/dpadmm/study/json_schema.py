@@ -10,6 +10,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from dpadmm._base.fields import Parameter, parameters
+from dpadmm._base.text import MAX_TEXT, PATTERN
 from dpadmm.data.schema import KINDS, ROW_NORMS, Label
 from dpadmm.data.schema_file import MOST_COLUMNS, RELEASED
 from dpadmm.optim.features import INTERCEPT
@@ -63,7 +64,7 @@ def study_schema() -> dict[str, Any]:
         "intercept_value": {"const": INTERCEPT},
         "roster": roster_schema(),
     }
-    return {
+    schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A study of dpadmm",
         **_object(properties, ["format", "name"]),
@@ -77,6 +78,22 @@ def study_schema() -> dict[str, Any]:
             "listed_column": {"oneOf": [_column(kind, named=False) for kind in KINDS]},
         },
     }
+    return dict(_with_text_limits(schema))
+
+
+def _with_text_limits(schema: Any) -> Any:
+    """The same JSON Schema, in which every string and every free name is limited as in a study."""
+    if isinstance(schema, list):
+        return [_with_text_limits(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    limits = {"maxLength": MAX_TEXT, "pattern": PATTERN}
+    out = {key: _with_text_limits(each) for key, each in schema.items()}
+    if schema.get("type") == "string":
+        out = limits | out
+    if isinstance(schema.get("additionalProperties"), dict):
+        out["propertyNames"] = limits
+    return out
 
 
 def _choice(classes: Mapping[str, type]) -> dict[str, Any]:

@@ -18,10 +18,13 @@ from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import (
     Count,
+    Delta,
+    Honest,
     NotNegative,
     Parameter,
     Positive,
     Probability,
+    Rounds,
     check_names,
     chosen,
     parameters,
@@ -98,7 +101,7 @@ class Training:
     noise_multiplier: Annotated[
         NotNegative | tuple[NotNegative, ...] | None, "Noise in units of the sensitivity, z; 0: no privacy."
     ] = None
-    delta: Annotated[float, Meta(gt=0, lt=1), "δ of the total (and of a round in the paper's calibration)."] = 1e-5
+    delta: Annotated[Delta, "δ of the total (and of a round in the paper's calibration)."] = 1e-5
     calibration: Annotated[
         Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
     ] = "paper"
@@ -107,12 +110,12 @@ class Training:
         "local: each agent adds all the noise that protects it. secure_aggregation: a share, and only the sum is seen.",
     ] = "local"
     honest: Annotated[
-        Annotated[int, Meta(ge=2, le=10**6)] | None,
+        Honest | None,
         "With secure_aggregation: how many agents of every round are honest, at least; fewer mean more noise.",
     ] = None
     method: MethodSettings = field(default=Auto())
     n_rounds: Annotated[
-        Annotated[int, Meta(ge=1, le=10**6)] | None,
+        Rounds | None,
         "Rounds, t; if not given, 100, or what suits rows and budget (auto).",
     ] = None
     average: Annotated[

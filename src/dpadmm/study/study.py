@@ -20,6 +20,7 @@ from dpadmm._base.errors import StudyError
 from dpadmm._base.fields import Parameter, check_names, for_json, hash_of, nearest, parameters, problems
 from dpadmm._base.files import StrPath
 from dpadmm._base.suggestions import first_of
+from dpadmm._base.text import text_problems
 from dpadmm._base.toml import read_toml
 from dpadmm.data.dataset import resolve_classes
 from dpadmm.data.schema import Label, Schema
@@ -115,14 +116,16 @@ class Study:
         for each in parameters(Study):
             if each.name in ("name", "allow_missed_rounds", "quorum", "deadline", "most_rows"):
                 object.__setattr__(self, each.name, each.checked(getattr(self, each.name), "study: "))
-        if not self.name.strip() or len(self.name) > 200 or not self.name.isprintable():
-            raise StudyError("study: give it a name of one line, of at most 200 characters")
+        if not self.name.strip():
+            raise StudyError("study: name must not be empty")
         if not self.allow_missed_rounds and (self.quorum is not None or self.deadline is not None):
             raise StudyError("study: quorum and deadline need allow_missed_rounds = true: that sites may miss rounds")
         self._make_training()
         self._check_columns()
         self._check_training()
         object.__setattr__(self, "roster", roster_from(self.roster))
+        for sentence in text_problems(self.as_json()):
+            raise StudyError(f"study: {sentence}")
         self._check_trust()
         _ = self.terms  # the noise and the step sizes exist
         self._check_room()
@@ -514,8 +517,8 @@ class Confirmation(NamedTuple):
 
 
 def confirmations(table: Mapping[str, Any]) -> list[Confirmation]:
-    """All that waits to be confirmed, where there is no problem with the columns."""
-    if "columns" not in table or "features" in table or rows_problems(table):
+    """All that waits to be confirmed, where there is no problem with the texts and the columns."""
+    if "columns" not in table or "features" in table or text_problems(table) or rows_problems(table):
         return []
     found = []
     for _, about in unconfirmed(table):
@@ -636,7 +639,10 @@ def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
     """What is wrong with the frame of a study's table."""
     if table.get("format") != FORMAT:
         return [f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}']
-    found = [f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}" for name in table if name not in KEYS]
+    found = [f"{where}: {sentence}" for sentence in text_problems(table)]
+    found += [
+        f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}" for name in table if name not in KEYS
+    ]
     kinds = (TRAINING, *KINDS)
     if _kind(table) not in kinds:
         said = f"{where}: kind must be one of {', '.join(kinds)}, not {table['kind']!r:.60}"
@@ -752,8 +758,8 @@ def _check_features(features: object) -> None:
         raise StudyError("study: features must be a list of the columns' names, at least one")
     seen: set[str] = set()
     for each in features:
-        if not isinstance(each, str) or not each.strip() or len(each) > 200 or not each.isprintable():
-            raise StudyError(f"study: a feature must be the name of a column, on one line, not {each!r:.60}")
+        if not isinstance(each, str) or not each.strip():
+            raise StudyError(f"study: a feature must be the name of a column, not {each!r:.60}")
         if each in seen:
             raise StudyError(f"study: the feature {each!r} is named twice")
         seen.add(each)
@@ -766,7 +772,6 @@ def _checked_classes(classes: object) -> tuple[Any, ...] | None:
     if not isinstance(classes, tuple):
         raise StudyError(f"study: classes must be a list of the labels' values, not {classes!r:.60}")
     for each in classes:
-        is_text = isinstance(each, str) and each.isprintable() and len(each) <= 200
-        if not is_text and not (isinstance(each, int | float) and abs(each) <= LARGEST):
-            raise StudyError(f"study: a class must be a short text or a number, not {each!r:.60}")
+        if not isinstance(each, str) and not (isinstance(each, int | float) and abs(each) <= LARGEST):
+            raise StudyError(f"study: a class must be text or a number, not {each!r:.60}")
     return tuple(int(each) if isinstance(each, float) and each.is_integer() else each for each in classes)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-from msgspec import Meta
 
 from dpadmm._base.arrays import Floats
-from dpadmm._base.fields import check
+from dpadmm._base.fields import Share, check
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class ElasticNet:
     c2 = ``r√(dp) + (1 − r) c_w`` on ``‖w‖ ≤ c_w`` (triangle inequality); c4 = ``1 − r`` only when r = 0.
     """
 
-    l1_ratio: Annotated[float, Meta(ge=0, le=1), "Share of L1; the rest is L2."] = 0.5
+    l1_ratio: Annotated[Share, "Share of L1; the rest is L2."] = 0.5
 
     name: ClassVar[str] = "elastic_net"
 
