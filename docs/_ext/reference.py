@@ -363,6 +363,7 @@ HEADERS = {
         "magic, version, kind (253), verdict, instance, number of the claim, restores, records, chain, "
         "contested (0 or 1)",
     ),
+    "proposal": (protocol.PROPOSAL, "magic, version, kind (252), reserved (0), study hash"),
 }
 
 
@@ -403,6 +404,7 @@ def subjects() -> str:
         for what, found in (("", protocol.subjects_of(name)), (", signs of life", protocol.beat_subjects_of(name))):
             rows.append(f"| {who}{what} | `{found[0]}` | `{found[1]}` |")
     rows.append(f"| a site, leases | `{protocol.CLAIMS}.NAME` | `{protocol.grants_of('NAME')}` |")
+    rows.append(f"| a site, proposals | | `{protocol.proposals_of('NAME')}` |")
     return "\n".join(rows)
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,12 +18,13 @@ from forked import ForkedProgram
 from looping import case
 from own_ca import SERVER, OwnCa, join_with
 from proxies import ConnectProxy
+from tls_servers import failure, listening, tls_server
 
 from dpadmm.federation.demo import new_site
 from dpadmm.federation.nats.broker import Broker, broker_config, nats_server
 from dpadmm.federation.pki.authority import Authority
 from dpadmm.federation.pki.joining import read_invitation
-from dpadmm.federation.site.connection import CHECKS, Check, check_connections, reachable
+from dpadmm.federation.site.connection import CHECKS, Check, check_connections
 
 DAY = timedelta(days=1)
 
@@ -61,52 +59,6 @@ def checked(site: Path, url: str) -> list[Check]:
         path.write_bytes(before)
     assert [check.name for check in found] == list(CHECKS)
     return found
-
-
-def failure(found: list[Check]) -> tuple[str, str]:
-    """The one check that failed; nothing after it counts as checked."""
-    (failed,) = [check for check in found if check.ok is False]
-    after = found[found.index(failed) + 1 :]
-    assert all(check.ok is None for check in after)
-    assert not reachable(found)
-    return failed.name, failed.text
-
-
-@contextmanager
-def listening(context: ssl.SSLContext | None) -> Iterator[int]:
-    """A server that is no broker: it shakes hands, or talks without TLS."""
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def answer() -> None:
-        while True:
-            try:
-                plain, _ = server.accept()
-            except OSError:
-                return
-            with plain:
-                try:
-                    if context is None:
-                        plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                        plain.recv(1000)
-                    else:
-                        context.wrap_socket(plain, server_side=True).close()
-                except OSError:
-                    pass
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    try:
-        yield int(server.getsockname()[1])
-    finally:
-        server.shutdown(socket.SHUT_RDWR)
-        server.close()
-        thread.join()
-
-
-def tls_server(folder: Path, file: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / f"{file}.pem", folder / f"{file}.key")
-    return context
 
 
 def test_a_connection_that_works_passes_every_check_by_tls_and_by_websocket(

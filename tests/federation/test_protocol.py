@@ -29,9 +29,12 @@ from dpadmm.federation.protocol import (
     packed_beat,
     packed_claim,
     packed_grant,
+    packed_proposal,
+    proposals_of,
     subjects_of,
     unpacked_claim,
     unpacked_grant,
+    unpacked_proposal,
     user_of,
 )
 
@@ -136,3 +139,19 @@ def test_verdicts_have_numbers_that_stay() -> None:
     numbers = {"GRANTED": 1, "PROVE": 2, "WAIT": 3, "CLONED": 4, "BEHIND": 5}
     assert {each.name: each.value for each in Verdict} == numbers
     assert not Grant(Verdict.GRANTED, "ab" * 16, 7, Mark()).contested
+
+
+def test_a_proposal_is_the_hash_of_a_study_in_40_bytes_and_anything_else_is_refused() -> None:
+    assert proposals_of("north") == "dpadmm.proposal-north.down"
+    fine = packed_proposal("ab" * 32)
+    assert fine == b"dpAM\x01\xfc\x00\x00" + bytes.fromhex("ab" * 32)
+    assert unpacked_proposal(fine) == "ab" * 32
+    for wrong in (
+        b"",
+        fine[:-1],
+        fine + b"x",
+        b"dpAN" + fine[4:],
+        *(fine[:i] + b"\x07" + fine[i + 1 :] for i in range(8)),
+    ):
+        with pytest.raises(BadMessage, match=r"^not a proposal$"):
+            unpacked_proposal(wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from dataclasses import fields, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm._base.errors import DataError, Refusal, StudyError
+from dpadmm._base.notify_settings import NotifySettings
 from dpadmm.privacy.calibration import mu_from_epsilon
 from dpadmm.site.agent import Agent
 from dpadmm.site.site import read_site, site_from
@@ -299,6 +301,57 @@ def test_neither_a_label_nor_a_person_needs_a_column_in_the_file(folder):
 def test_no_section_may_be_missing(folder, section):
     with pytest.raises(StudyError, match=rf"\[{section}\] is missing; it has "):
         site_from({name: value for name, value in FILE.items() if name != section}, folder / "site.toml")
+
+
+def test_addresses_of_brokers_replace_those_of_the_invitation(folder):
+    path, urls = folder / "site.toml", ["tls://relay:4222", "wss://[::1]:443"]
+    assert opened(folder).addresses == ()
+    assert site_from({**FILE, "server": {"addresses": urls}}, path).addresses == tuple(urls)
+    for section, text in (
+        ({}, r"server\.addresses is missing; give a list of texts, such as \["),
+        ({"addresses": []}, r"server\.addresses must be a list of texts, such as \[.tls://host:port.\], not \[\]"),
+        ({"addresses": "tls://relay:4222"}, r"server\.addresses must be a list of texts"),
+        ({"addresses": ["tls://relay:4222", 3]}, r"server\.addresses must be a list of texts"),
+        ({"addresses": ["relay:4222"]}, r"site\.toml: server\.addresses: 'relay:4222' is not the address of a broker"),
+        ({"addresses": urls[:1] * 2}, r"server\.addresses: addresses of brokers: at most 20, and each once"),
+        ({"address": urls}, r"\[server\]: unknown setting 'address'; did you mean 'addresses'\?"),
+        (urls, r"\[server\] must be a section"),
+    ):
+        with pytest.raises(StudyError, match=text):
+            site_from({**FILE, "server": section}, path)
+
+
+def test_a_program_for_events_is_named_in_full_and_one_that_cannot_be_started_is_a_warning(folder):
+    path, here = folder / "site.toml", sys.executable
+    assert opened(folder).notify is None
+    site = site_from({**FILE, "notify": {"command": [here, "-c", "pass"], "delay": 0}}, path)
+    assert site.notify == NotifySettings((here, "-c", "pass"), 0.0)
+    assert site.warnings() == []
+    assert NotifySettings(("x",)).delay == 10.0
+    assert site_from({**FILE, "notify": {"command": [here], "delay": 86_400}}, path).notify.delay == 86_400.0
+    (folder / "text").write_text("no program")
+    for program in (folder, folder / "text", folder / "nowhere"):
+        site = site_from({**FILE, "notify": {"command": [str(program)]}}, path)
+        text = f"notify.command: {program} is not an executable file, so no event is delivered; install it"
+        assert site.warnings() == [text]
+    command = r"notify\.command must be a list of a program and its arguments, such as \[./usr/local/bin/notify.\]"
+    for section, text in (
+        ({}, rf"site\.toml: {command}$"),
+        ({"command": []}, command),
+        ({"command": here}, command),
+        ({"command": [here, 3]}, command),
+        ({"command": [here, ""]}, command),
+        ({"command": [here, "a\0b"]}, command),
+        ({"command": ["notify"]}, r"notify\.command must begin with the full path of a program, not 'notify'"),
+        ({"command": [], "delay": -1}, rf"{command}; notify\.delay must be a number of seconds between 0 and 86,400"),
+        ({"command": [here], "delay": 86_401}, r"notify\.delay must be .*, not 86401$"),
+        ({"command": [here], "delay": True}, r"notify\.delay must be .*, not True$"),
+        ({"command": [here], "delay": "1"}, r"notify\.delay must be .*, not '1'$"),
+        ({"command": [here], "commands": 1}, r"\[notify\]: unknown setting 'commands'"),
+        ([here], r"\[notify\] must be a section"),
+    ):
+        with pytest.raises(StudyError, match=text):
+            site_from({**FILE, "notify": section}, path)
 
 
 def test_a_file_that_others_may_write_is_told(folder):

@@ -121,7 +121,8 @@ def check(
 def _check_connection(site_file: Path, *, as_json: bool) -> None:
     from dpadmm.federation.site.connection import check_connections, reachable
 
-    found = check_connections(read_site(site_file).path.parent)
+    site = read_site(site_file)
+    found = check_connections(site.path.parent, site.addresses)
     if as_json:
         brokers = [
             {"url": url, "reachable": reachable(checks), "checks": [check._asdict() for check in checks]}

@@ -219,6 +219,28 @@ def _lease_fields(form: struct.Struct, kind: int, data: bytes) -> list[Any]:
     return list(form.unpack(data))[3:]
 
 
+PROPOSAL = struct.Struct("<4sBBH32s")
+"""A proposal of a study: magic, version, kind, reserved, and the hash of the study."""
+
+PROPOSAL_KIND = 252
+
+
+def proposals_of(name: str) -> str:
+    """The subject of the proposals to a site."""
+    return f"dpadmm.proposal-{name}.down"
+
+
+def packed_proposal(study: str) -> bytes:
+    return PROPOSAL.pack(MAGIC, VERSION, PROPOSAL_KIND, 0, bytes.fromhex(study))
+
+
+def unpacked_proposal(data: bytes) -> str:
+    """The hash of the proposed study, or raise ``BadMessage``."""
+    if len(data) != PROPOSAL.size or data[:8] != MAGIC + bytes([VERSION, PROPOSAL_KIND, 0, 0]):
+        raise BadMessage("not a proposal")
+    return data[8:].hex()
+
+
 class Seen(NamedTuple):
     """The last sign of life of a sender, by the monotonic clock, and how far its own clock was ahead of ours."""
 

@@ -15,9 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dpadmm._base.addresses import check_urls
 from dpadmm._base.errors import Refusal, StudyError
 from dpadmm._base.fields import check_names, nearest
 from dpadmm._base.files import StrPath, atomic_file, expanded
+from dpadmm._base.notify_settings import NotifySettings, notify_settings
 from dpadmm._base.toml import read_toml
 from dpadmm.optim.losses import LOSSES
 from dpadmm.study.study import DEPLOYABLE, Study
@@ -36,6 +38,8 @@ SECTIONS = {
     "person": ("column", "rows"),
     "limits": ("epsilon", "delta", "methods", "losses", "max_rounds", "min_rows"),
     "secure_aggregation": ("allow", "min_honest", "min_withstood", "epsilon_alone"),
+    "server": ("addresses",),
+    "notify": ("command", "delay"),
 }
 MOST = 10**9
 """Rows or rounds in a limit."""
@@ -54,6 +58,10 @@ class Site:
     """The column with the outcome."""
     scheduler: str | None = None
     """The address of the Dask scheduler whose workers hold the rows; None: this process does."""
+    addresses: tuple[str, ...] = ()
+    """Addresses of brokers, in place of those in the invitation."""
+    notify: NotifySettings | None = None
+    """The program that receives events; None: there is none."""
     policy: Policy
     """The limits; ``policy.unit`` says whose rows go together, and how many of them are used."""
 
@@ -133,7 +141,10 @@ class Site:
         return found[0].read_bytes()
 
     def warnings(self) -> list[str]:
-        """Where others could undo the owner's limits."""
+        """Where others could undo the owner's limits, and a program for events that cannot be started."""
+        return [*self._open_files(), *(self.notify.warnings() if self.notify is not None else [])]
+
+    def _open_files(self) -> list[str]:
         return [
             f"everyone on this machine may write to {path}, and so undo your limits: chmod o-w {path}"
             for path in (self.path, self.ledger)
@@ -186,6 +197,8 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
         ledger=here / entries.path("ledger", table.get("ledger")),
         label=label,
         scheduler=entries.text("data.scheduler", data["scheduler"]) if "scheduler" in data else None,
+        addresses=_addresses(entries, table, path),
+        notify=notify_settings(_section(table, "notify", path), str(path)) if "notify" in table else None,
         policy=Policy(
             epsilon=epsilon,
             delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),
@@ -210,6 +223,18 @@ def _masking(entries: _Entries, table: Mapping[str, Any], path: Path, epsilon: f
         entries.whole(f"{name}.min_withstood", section.get("min_withstood"), 1),
     )
     return limits if entries.yes_or_no(f"{name}.allow", section.get("allow")) else None
+
+
+def _addresses(entries: _Entries, table: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """The broker addresses of ``[server]``; none if it is missing."""
+    if "server" not in table:
+        return ()
+    given = entries.texts("server.addresses", _section(table, "server", path).get("addresses"), "tls://host:port")
+    try:
+        check_urls(",".join(given))
+    except StudyError as error:
+        raise StudyError(f"{path}: server.addresses: {error}") from None
+    return tuple(given)
 
 
 def _section(table: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
@@ -249,6 +274,11 @@ class _Entries:
     def yes_or_no(self, name: str, value: object) -> bool:
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false", value)
+        return value
+
+    def texts(self, name: str, value: object, example: str) -> list[str]:
+        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+            raise self._wrong(name, f'a list of texts, such as ["{example}"]', value)
         return value
 
     def names(self, name: str, value: object, known: Sequence[str]) -> frozenset[str]:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from logging import Logger, getLevelNamesMapping
 from pathlib import Path
 
+from dpadmm._base.addresses import check_urls
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
 from dpadmm.federation.aggregator.journal import Journal
@@ -44,8 +46,8 @@ from dpadmm.federation.health import (
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.broker import Broker
 from dpadmm.federation.nats.link import HubLink, NatsTransport, until_one_ends
+from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
 from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import check_urls
 from dpadmm.runs.training import prior_from
 from dpadmm.study.study import Study
 
@@ -126,6 +128,7 @@ class Server:
     async def run(self, on_start: Callable[[Coordinator], None] = lambda run: None) -> Coordinator:
         """Run to the end and return the coordinator, which ``on_start`` receives at the start."""
         async with AsyncExitStack() as resources:
+            notifier = self._notifier(resources)  # first, because it may take seconds to close
             journal = resources.enter_context(Journal.open(self.journal))
             coordinator = coordinator_of(journal, self.log)
             coordinator.start_wait = self.start_wait
@@ -141,9 +144,11 @@ class Server:
             resources.callback(lambda: write_status(self.journal.parent, live() | {"running": False}))
             resources.enter_context(metrics_server(self.metrics, lambda: self._samples(live())))
             on_start(coordinator)
-            work = run_rounds(coordinator, transport), self._check_sites(coordinator, broker)
+            work = run_rounds(coordinator, transport), self._check_sites(coordinator, broker, transport)
+            report = partial(notifier.update, lambda: self._alarms(live()), lambda: _notices(coordinator))
             try:
-                await until_one_ends(*work, self._watch(coordinator, live))
+                await until_one_ends(*work, self._watch(coordinator, live, report))
+                report(final=True)
             except DpadmmError as problem:
                 coordinator.stopped = str(problem)
                 raise
@@ -171,16 +176,30 @@ class Server:
         _use(broker, resources, start=not kept)
         return broker
 
-    async def _watch(self, coordinator: Coordinator, live: Callable[[], Status]) -> None:
+    async def _watch(self, coordinator: Coordinator, live: Callable[[], Status], report: Callable[[], None]) -> None:
         while True:
             coordinator.watch()
             write_status(self.journal.parent, live())
+            report()
             await asyncio.sleep(WATCH_EVERY)
 
     def _samples(self, live: Status) -> Iterator[Sample]:
         return study_samples(live["snapshot"] | {"live": live | {"at": now_text()}}, self.authority.folder)
 
-    async def _check_sites(self, coordinator: Coordinator, broker: Broker | None) -> None:
+    def _notifier(self, resources: AsyncExitStack) -> Notifier:
+        settings, folder = self.authority.settings.notify, self.authority.folder
+        return resources.enter_context(Notifier(settings, folder, self.log, role="server"))
+
+    def _alarms(self, live: Status) -> list[Alarm]:
+        """Alarms to report: without those of the folder if a process keeps the broker, which reports them."""
+        seen, folder = live["snapshot"] | {"live": live | {"at": now_text()}}, self.authority.folder
+        found = alarms_of(self.authority, [seen])
+        if not is_live(read_status(folder / STATUS, AggregatorStatus)):
+            return found
+        reported = {alarm_key(alarm) for alarm in alarms_of(self.authority, [])}
+        return [alarm for alarm in found if alarm_key(alarm) not in reported]
+
+    async def _check_sites(self, coordinator: Coordinator, broker: Broker | None, transport: NatsTransport) -> None:
         """Exclude revoked sites at once, and keep the broker running."""
         clock = Clock()
         while True:
@@ -188,6 +207,8 @@ class Server:
             for name in coordinator.members:
                 (coordinator.revoke if name in revoked else coordinator.readmit)(name)
             coordinator.expire(coordinator.members.keys() - _usable_sites(self.authority) - revoked)
+            members = coordinator.members.items()
+            await transport.propose(name for name, each in members if each.sizes is None and name not in revoked)
             if (jump := clock.jump()) is not None:
                 coordinator.note("warning", "", jump)
             if broker is not None and not broker.kept():
@@ -210,6 +231,7 @@ async def keep_broker(
         raise StudyError("aggregator.toml names existing brokers: there is no built-in broker to keep running")
     broker, clock = Broker(authority, port=port), Clock()
     async with AsyncExitStack() as resources:
+        notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.keeping())
         _use(broker, resources, start=True)
         leases = resources.enter_context(Leases(authority.folder, note))
@@ -230,6 +252,7 @@ async def keep_broker(
                 note("warning", "", jump)
             await _keep_alive(broker, note)
             write_status(authority.folder, live())
+            notifier.update(lambda: alarms_of(authority, []))
             await asyncio.sleep(CHECK_EVERY)
 
 
@@ -239,6 +262,19 @@ def _live_status(coordinator: Coordinator, transport: NatsTransport) -> Callable
         return {"running": True, "connected": transport.connected, "broker": transport.url, "snapshot": snapshot}
 
     return live
+
+
+def _notices(coordinator: Coordinator) -> Iterator[StudyNotice]:
+    """The state of the study at each site and as a whole, for notifications."""
+    about = coordinator.study.hash, coordinator.study.name
+    for member in coordinator.members.values():
+        if member.code:
+            yield StudyNotice("study-refused", *about, member.name, member.code)
+        elif member.sizes is not None:
+            yield StudyNotice("study-accepted", *about, member.name)
+        else:
+            yield StudyNotice("study-proposed", *about, member.name)
+    yield StudyNotice("study-finished" if coordinator.done else "study-accepted", *about)
 
 
 def status_of(authority: Authority, journal: Path) -> Status:

@@ -11,13 +11,14 @@ import random
 import ssl
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import UTC, datetime
 from logging import INFO, WARNING, Logger
 from typing import TYPE_CHECKING, Any, Self
 
+from dpadmm._base.addresses import endpoints
 from dpadmm._base.errors import DpadmmError
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.transports import dialled
@@ -35,8 +36,11 @@ from dpadmm.federation.protocol import (
     packed_beat,
     packed_claim,
     packed_grant,
+    packed_proposal,
+    proposals_of,
     unpacked_claim,
     unpacked_grant,
+    unpacked_proposal,
 )
 
 try:
@@ -64,10 +68,16 @@ Context = Callable[[], ssl.SSLContext]
 
 
 async def connect(
-    url: str, context: ssl.SSLContext, *, name: str, on_error: OnError, on_lost: OnLost | None = None
+    url: str,
+    context: ssl.SSLContext,
+    *,
+    name: str,
+    on_error: OnError,
+    on_lost: OnLost | None = None,
+    server_name: str | None = None,
 ) -> Client:
-    """A client that is connected, and does not come back by itself."""
-    client, transport = Client(), await dialled(url, context)
+    """A client that is connected, and does not come back by itself; ``server_name`` as in :func:`dialled`."""
+    client, transport = Client(), await dialled(url, context, server_name)
     client._transport = transport
     try:
         await client.connect(
@@ -85,25 +95,56 @@ async def connect(
         )
         await client.flush(timeout=5)
     except BaseException:
-        with suppress(Exception):
-            await client.close()
+        await close_client(client)
         transport.close()
         raise
     return client
 
 
+async def close_client(client: Client) -> None:
+    """Close a connection, and wait until all of its tasks have ended.
+
+    nats-py marks a client as closed before it cancels its tasks. If the connection breaks in between, it leaves the
+    tasks of subscriptions pending and the socket open.
+    """
+    with suppress(Exception):  # the connection is abandoned in any case
+        await client.close()
+    own = client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task
+    tasks = [*own, *(each._wait_for_msgs_task for each in list(client._subs.values()))]
+    pending = [task for task in tasks if task is not None]
+    await cancelled(*pending)
+    await asyncio.gather(*pending, return_exceptions=True)  # also retrieves errors, which asyncio would log
+    transport: Any = client._transport
+    if transport is not None:
+        transport.close()
+        with suppress(Exception):
+            async with asyncio.timeout(1.0):
+                await transport.wait_closed()
+
+
 class Link:
     """``async with Link(...) as link``: stays connected in the background, and gives signs of life."""
 
-    def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, *, name: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        context: Context,
+        on_message: OnMessage,
+        log: Logger,
+        *,
+        name: str,
+        server_names: Sequence[str] = (),
+    ) -> None:
         self.url = url
         """The broker that it is or was last connected to, or tries."""
-        self._urls, self._context, self._on_message = deque(url.split(",")), context, on_message
+        self._endpoints, self._context, self._on_message = deque(endpoints(url, server_names)), context, on_message
         self._log, self._name = log, name
         self._beat_subject, hears = beat_subjects_of(name)
         self._subjects = {hears}
         self.seen: dict[str, Seen] = {}
         """Who gave a sign of life: names of sites, or ``AGGREGATOR``."""
+        self.on_proposal: Callable[[str], None] = lambda study: None
+        """Called with the hash of a study that the server proposes to this site."""
         self._client: Client | None = None
         self._closed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -146,6 +187,9 @@ class Link:
         elif message.subject.startswith("dpadmm.lease"):
             with suppress(BadMessage):
                 await self._on_lease(message.subject, message.data)
+        elif message.subject.startswith("dpadmm.proposal-"):
+            with suppress(BadMessage):
+                self.on_proposal(unpacked_proposal(message.data))
         else:
             self._on_message(message.subject, message.data)
 
@@ -167,7 +211,7 @@ class Link:
         pause, failed = FIRST_PAUSE, 0
         while True:
             self._closed.clear()
-            self.url = self._urls[0]
+            self.url, _ = self._endpoints[0]
             try:
                 self._client = await self._connected()
             except Exception as problem:  # nats-py raises many types; try again after any
@@ -183,8 +227,8 @@ class Link:
                 if asyncio.get_running_loop().time() - began > 5.0:
                     pause, failed = FIRST_PAUSE, 1
             await self._lose()
-            self._urls.rotate(-1)
-            if failed >= len(self._urls):  # all of them; else another one is worth a try at once
+            self._endpoints.rotate(-1)
+            if failed >= len(self._endpoints):  # all of them; else another one is worth a try at once
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause, failed = min(1.5 * pause, LAST_PAUSE), 0
 
@@ -200,8 +244,15 @@ class Link:
             self._closed.clear()  # or it was the connection before a renewal
 
     async def _connected(self) -> Client:
-        subscribed = set[str]()
-        client = await connect(self.url, self._context(), name=self._name, on_error=self._failed, on_lost=self._lost)
+        subscribed, (url, server_name) = set[str](), self._endpoints[0]
+        client = await connect(
+            url,
+            self._context(),
+            name=self._name,
+            on_error=self._failed,
+            on_lost=self._lost,
+            server_name=server_name,
+        )
         try:
             while new := self._subjects - subscribed:  # more may be added meanwhile
                 for subject in new:
@@ -209,20 +260,20 @@ class Link:
                 subscribed |= new
                 await client.flush(timeout=5)
         except BaseException:
-            with suppress(Exception):
-                await client.close()
+            await close_client(client)
             raise
         return client
 
-    async def renew(self, url: str) -> bool:
+    async def renew(self, url: str, server_names: Sequence[str] = ()) -> bool:
         """Connect with the certificate and addresses as they are now, and then leave the connection before.
 
         Messages of a moment may come twice. If it fails, the connection that there is stays.
         """
-        urls = url.split(",")
-        if set(urls) != set(self._urls):
-            self._urls = deque(urls)
-        before, self.url = self._client, self.url if self.url in self._urls else self._urls[0]
+        new = endpoints(url, server_names)
+        if set(new) != set(self._endpoints):
+            self._endpoints = deque(new)
+        before = self._client
+        self.url, _ = self._endpoints[0]
         try:
             client = await self._connected()
         except Exception as problem:
@@ -241,11 +292,11 @@ class Link:
         await self._disconnect(client)
 
     async def _disconnect(self, client: Client | None) -> None:
-        if client is not None and not client.is_closed:
-            with suppress(Exception):  # the connection is abandoned in any case
-                if client.is_connected:
+        if client is not None:
+            if client.is_connected:
+                with suppress(Exception):  # the connection is abandoned in any case
                     await client.flush(timeout=1)
-                await client.close()
+            await close_client(client)
 
     async def _failed(self, problem: Exception) -> None:
         if self.connected:  # otherwise connecting reports it
@@ -326,8 +377,17 @@ class Mailbox:
 class SiteLink(Link):
     """A site's connection, which answers the messages of the studies that it follows while it has the lease."""
 
-    def __init__(self, name: str, url: str, context: Context, log: Logger, lease: Lease | None = None) -> None:
-        super().__init__(url, context, self._put, log, name=name)
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        context: Context,
+        log: Logger,
+        lease: Lease | None = None,
+        server_names: Sequence[str] = (),
+    ) -> None:
+        super().__init__(url, context, self._put, log, name=name, server_names=server_names)
+        self._subjects.add(proposals_of(name))
         self._mail = Mailbox(most=2)  # a newer request of a study, and to mask its answer, replace older ones
         self._lease = lease
         if lease is not None:
@@ -406,7 +466,7 @@ class NatsTransport(HubLink):
 
     def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases | None = None) -> None:
         super().__init__(url, context, self._put, log, leases)
-        self._mail, self._down = Mailbox(most=8), f"dpadmm.{study}.down"
+        self._mail, self._study, self._down = Mailbox(most=8), study, f"dpadmm.{study}.down"
         self._subjects.add(f"dpadmm.{study}.up.*")
 
     def _put(self, subject: str, data: bytes) -> None:
@@ -415,6 +475,11 @@ class NatsTransport(HubLink):
 
     async def send(self, data: bytes) -> None:
         await self.publish(self._down, data)
+
+    async def propose(self, sites: Iterable[str]) -> None:
+        """Tell sites that the study waits for their decision."""
+        for name in sites:
+            await self.publish(proposals_of(name), packed_proposal(self._study))
 
     async def receive(self, timeout: float) -> tuple[str, bytes] | None:
         return await self._mail.take(timeout)

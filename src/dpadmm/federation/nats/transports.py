@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
+from dpadmm._base.addresses import host_and_port
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.protocol import MissingPackages
 
@@ -42,12 +43,6 @@ class HttpProxy(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
-
-
-def host_and_port(url: str) -> tuple[str, int]:
-    """Of an address that :func:`check_url` accepted."""
-    parts = urlsplit(url)
-    return str(parts.hostname), int(parts.port or 0)
 
 
 def proxy_for(url: str) -> HttpProxy | None:
@@ -186,9 +181,13 @@ class WebSocket(Dialled):
         return self._ended
 
 
-async def dialled(url: str, context: ssl.SSLContext) -> Dialled:
-    """Connect to ``tls://host:port`` or ``wss://host:port``, through a proxy if the environment names one."""
+async def dialled(url: str, context: ssl.SSLContext, server_name: str | None = None) -> Dialled:
+    """Connect to ``tls://host:port`` or ``wss://host:port``, through a proxy if the environment names one.
+
+    The server's certificate must be for ``server_name``; without it, for the host of ``url``.
+    """
     (host, port), proxy = host_and_port(url), proxy_for(url)
+    expected = server_name or host
     where: dict[str, Any] = {"host": host, "port": port, "happy_eyeballs_delay": 0.25}
     async with asyncio.timeout(DIAL_TIMEOUT if proxy is None else 2 * DIAL_TIMEOUT):
         if proxy is not None:
@@ -202,15 +201,15 @@ async def dialled(url: str, context: ssl.SSLContext) -> Dialled:
             where = {"sock": opened}
         try:
             if url.startswith("tls:"):
-                return TlsStream(*await asyncio.open_connection(**where, ssl=context, server_hostname=host))
-            return await _web_socket(url, where, context, host)
+                return TlsStream(*await asyncio.open_connection(**where, ssl=context, server_hostname=expected))
+            return await _web_socket(url, where, context, expected)
         except BaseException:
             if "sock" in where:
                 where["sock"].close()
             raise
 
 
-async def _web_socket(url: str, where: dict[str, Any], context: ssl.SSLContext, host: str) -> WebSocket:
+async def _web_socket(url: str, where: dict[str, Any], context: ssl.SSLContext, expected: str) -> WebSocket:
     try:
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
@@ -218,7 +217,7 @@ async def _web_socket(url: str, where: dict[str, Any], context: ssl.SSLContext, 
         raise MissingPackages from None
     try:
         connection = await connect(
-            url, **where, ssl=context, server_hostname=host, proxy=None, compression=None, max_size=MAX_FRAME,
+            url, **where, ssl=context, server_hostname=expected, proxy=None, compression=None, max_size=MAX_FRAME,
             open_timeout=None, close_timeout=1, ping_interval=None, user_agent_header=None,
         )  # fmt: skip
     except WebSocketException as problem:

@@ -21,12 +21,14 @@ from typing import Annotated
 
 from msgspec import Meta, ValidationError, convert
 
+from dpadmm._base.addresses import check_urls
 from dpadmm._base.errors import StudyError, Unavailable
+from dpadmm._base.notify_settings import NotifySettings, notify_settings
 from dpadmm._base.toml import read_toml
 from dpadmm.federation.pki import certificates as forms
 from dpadmm.federation.pki import private_files
 from dpadmm.federation.pki.certificates import x509
-from dpadmm.federation.pki.joining import Invitation, Request, check_urls, client_context
+from dpadmm.federation.pki.joining import Invitation, Request, client_context
 from dpadmm.federation.pki.private_files import check_private, read_fields, read_short, write_private
 from dpadmm.federation.protocol import AGGREGATOR, AGGREGATOR_USER, check_name, user_of
 
@@ -56,6 +58,10 @@ hosts = [{hosts}]
 # Who signs certificates: "built-in", with authority/ca.key, or "external": your own CA, whose certificate is
 # authority/ca.pem.
 authority = "{authority}"
+
+# A program that receives events (studies and alarms) as JSON on its standard input: docs/how-to/notifications.md
+# [notify]
+# command = ["/usr/local/bin/notify"]
 """
 _NO_WEBSOCKET, _NO_BROKERS = "# websocket_port = 443", '# brokers = ["tls://nats-1.example.org:4222"]'
 
@@ -71,6 +77,8 @@ class Settings:
     brokers: tuple[str, ...] = ()
     external: bool = False
     """Whether certificates come from an organisation's own CA."""
+    notify: NotifySettings | None = None
+    """The program that receives events; None: there is none."""
 
     @property
     def urls(self) -> str:
@@ -156,16 +164,21 @@ def read_settings(folder: Path) -> Settings:
     if table.get("format") != FORMAT:
         raise StudyError(f'{path}: format must be "{FORMAT}"')
     optional = {key: table[key] for key in ("websocket_port", "brokers", "authority") if key in table}
-    needed = table.keys() - optional.keys()
+    needed = table.keys() - optional.keys() - {"notify"}
     if needed != {"format", "listen", "port", "hosts"} or not isinstance(table["hosts"], list):
         raise StudyError(
-            f"{path}: must have format, listen, port and a list of hosts, may have websocket_port, brokers and "
-            "authority, and nothing else"
+            f"{path}: must have format, listen, port and a list of hosts, may have websocket_port, brokers, "
+            "authority and [notify], and nothing else"
         )
     try:
-        return settings_of(table["hosts"], table["port"], table["listen"], **optional)
+        settings = settings_of(table["hosts"], table["port"], table["listen"], **optional)
     except StudyError as error:
         raise StudyError(f"{path}: {error}") from None
+    if "notify" not in table:
+        return settings
+    if not isinstance(table["notify"], dict):
+        raise StudyError(f"{path}: [notify] must be a section with command and, if you like, delay")
+    return replace(settings, notify=notify_settings(table["notify"], str(path)))
 
 
 def _create_folder(folder: Path, settings: Settings, files: dict[str, bytes]) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from dpadmm._base.addresses import check_urls, host_and_port
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.pki import certificates as forms
 from dpadmm.federation.pki import private_files
@@ -135,25 +135,6 @@ def read_invitation(path: Path) -> Invitation:
     return invitation
 
 
-def check_urls(text: str) -> str:
-    """Return valid addresses, each ``tls://host:port`` or ``wss://host:port``, or raise ``StudyError``."""
-    urls = text.split(",")
-    for url in urls:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-            bare = parts.scheme in ("tls", "wss") and bool(host) and bool(port) and "@" not in url
-            bare = bare and url == f"{parts.scheme}://{parts.netloc}"
-        except ValueError:
-            bare = False
-        if not bare or len(url) > 300 or not url.isascii() or not url.isprintable() or " " in url:
-            kinds = "such as tls://host:port, or wss://host:port for WebSocket"
-            raise StudyError(f"{url[:60]!r} is not the address of a broker, {kinds}")
-    if len(urls) > 20 or len(set(urls)) != len(urls):
-        raise StudyError("addresses of brokers: at most 20, and each once")
-    return text
-
-
 @contextmanager
 def _texts(path: Path, format: str, what: str, *fields: str) -> Iterator[list[str]]:
     """The fields of a file, which must be ASCII strings; errors of their use name the file."""
@@ -182,6 +163,7 @@ class Identity:
 
     name: str
     url: str
+    """Addresses of the brokers, separated by commas: those of the site, or of the invitation."""
     expires: datetime
     ca_fingerprint: str
     key: Path
@@ -192,6 +174,11 @@ class Identity:
     def check_dates(self, now: datetime | None = None) -> None:
         """Raise ``StudyError`` unless its certificates are valid now."""
         _check_dates(self.invitation, forms.now_or(now))
+
+    @property
+    def server_names(self) -> list[str]:
+        """The host names of the invitation. The certificate of a broker must have one, whatever its address is."""
+        return list(dict.fromkeys(host_and_port(url)[0] for url in self.invitation.url.split(",")))
 
     def client_context(self) -> ssl.SSLContext:
         return client_context(self.key, self.certificate, self.authority)
@@ -258,10 +245,11 @@ def _check_dates(invitation: Invitation, now: datetime) -> None:
         forms.check_dates(each, now=now, whose="this site" if each is invitation.chain[0] else "its own CA")
 
 
-def site_identity(folder: Path) -> Identity:
+def site_identity(folder: Path, addresses: Sequence[str] = ()) -> Identity:
     """The identity of a site that joined; its files must be consistent and its key private.
 
-    The certificate may have expired; see ``check_dates``.
+    ``addresses`` replace the broker addresses of the invitation. The certificate may have expired; see
+    ``check_dates``.
     """
     network = folder / "network"
     if not (network / "invitation.json").exists():
@@ -277,7 +265,8 @@ def site_identity(folder: Path) -> Identity:
         raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
     expires = min(each.not_valid_after_utc for each in invitation.chain)
     files = (network / "key.pem", network / "certificate.pem", network / "ca.pem")
-    return Identity(invitation.name, invitation.url, expires, invitation.ca_fingerprint, *files, invitation)
+    url = ",".join(addresses) or invitation.url
+    return Identity(invitation.name, url, expires, invitation.ca_fingerprint, *files, invitation)
 
 
 def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:

@@ -10,15 +10,16 @@ import socket
 import ssl
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from dpadmm._base.addresses import endpoints, host_and_port
 from dpadmm._base.errors import StudyError
 from dpadmm.federation.health import CERTIFICATE_DAYS, clock_alarms, days_left
-from dpadmm.federation.nats.link import DATES, OTHER_HOST, connect, reason_of
-from dpadmm.federation.nats.transports import DIAL_TIMEOUT, HttpProxy, host_and_port, proxy_for, tunnel
+from dpadmm.federation.nats.link import DATES, OTHER_HOST, close_client, connect, reason_of
+from dpadmm.federation.nats.transports import DIAL_TIMEOUT, HttpProxy, proxy_for, tunnel
 from dpadmm.federation.pki.certificates import x509
 from dpadmm.federation.pki.joining import Identity, site_identity
 from dpadmm.federation.protocol import BadMessage, beat_subjects_of, clock_of_beat
@@ -38,10 +39,13 @@ class _Failed(Exception):
     """The check of this name failed, with the text of what to do."""
 
 
-def check_connections(folder: Path) -> dict[str, list[Check]]:
-    """All checks for each broker in the invitation of a site that has joined."""
-    identity = site_identity(folder)
-    return {url: list(_checks(identity, url)) for url in identity.url.split(",")}
+def check_connections(folder: Path, addresses: Sequence[str] = ()) -> dict[str, list[Check]]:
+    """All checks for each broker of a site that has joined: of ``addresses``, or of its invitation."""
+    identity, found = site_identity(folder, addresses), dict[str, list[Check]]()
+    for url, server_name in endpoints(identity.url, identity.server_names):
+        if url not in found or not reachable(found[url]):
+            found[url] = list(_checks(identity, url, server_name))
+    return found
 
 
 def reachable(checks: list[Check]) -> bool:
@@ -50,10 +54,10 @@ def reachable(checks: list[Check]) -> bool:
     )
 
 
-def _checks(identity: Identity, url: str) -> Iterator[Check]:
+def _checks(identity: Identity, url: str, server_name: str) -> Iterator[Check]:
     left = iter(CHECKS)
     try:
-        for check in _steps(identity, url):
+        for check in _steps(identity, url, server_name):
             assert check.name == next(left)
             yield check
     except _Failed as failed:
@@ -66,21 +70,21 @@ def _checks(identity: Identity, url: str) -> Iterator[Check]:
         yield from (Check(each, None, "not checked") for each in left)
 
 
-def _steps(identity: Identity, url: str) -> Iterator[Check]:
+def _steps(identity: Identity, url: str, server_name: str) -> Iterator[Check]:
     (host, port), proxy = host_and_port(url), proxy_for(url)
     yield Check("name", True, _resolved(host, proxy))
     began = time.perf_counter()
     with _port(host, port, proxy) as plain:
         how = f"through the proxy {proxy}" if proxy else "directly"
         yield Check("port", True, f"{host}:{port} answers {how} after {1000 * (time.perf_counter() - began):.0f} ms")
-        yield Check("TLS", True, _secured(identity, plain, host, port, proxy))
+        yield Check("TLS", True, _secured(identity, plain, url, server_name))
     try:
         identity.check_dates()
     except StudyError as problem:
         raise _Failed(
             "certificate", f"{problem}. To renew it, send network/request.json to the aggregator again"
         ) from None
-    times, errors, clock = asyncio.run(_session(identity, url))
+    times, errors, clock = asyncio.run(_session(identity, url, server_name))
     days = days_left(identity.expires)
     soon = "; renew it now" if days < CERTIFICATE_DAYS else ""
     yield Check("certificate", True, f"accepted by the broker; this site's expires in {days} days{soon}")
@@ -107,8 +111,9 @@ def _resolved(host: str, proxy: HttpProxy | None) -> str:
         found = sorted({str(each[4][0]) for each in socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)})
     except OSError as problem:
         what = (
-            "is the name in the invitation right, and does this network know it? If sites have to go through an HTTP "
+            "is the name in the invitation, or in server.addresses of site.toml, right, and does this network know it? "
         )
+        what += "If sites have to go through an HTTP "
         what += "proxy, set HTTPS_PROXY" if proxy is None else "proxy, HTTPS_PROXY must name it"
         raise _Failed("name", f"{asked} cannot be resolved ({problem.strerror or problem}): {what}") from None
     if proxy is not None:
@@ -141,10 +146,10 @@ def _port(host: str, port: int, proxy: HttpProxy | None) -> Iterator[socket.sock
         yield plain
 
 
-def _secured(identity: Identity, plain: socket.socket, host: str, port: int, proxy: HttpProxy | None) -> str:
-    context = identity.client_context()
+def _secured(identity: Identity, plain: socket.socket, url: str, server_name: str) -> str:
+    context, (host, port), proxy = identity.client_context(), host_and_port(url), proxy_for(url)
     try:
-        with context.wrap_socket(plain, server_hostname=host) as secured:
+        with context.wrap_socket(plain, server_hostname=server_name) as secured:
             der = secured.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as problem:
         if problem.verify_code in DATES:
@@ -181,7 +186,7 @@ def _issuer(der: bytes) -> str:
     return text if text.isprintable() and len(text) <= 200 else ascii(text[:200])
 
 
-async def _session(identity: Identity, url: str) -> tuple[list[float], list[str], float | None]:
+async def _session(identity: Identity, url: str, server_name: str) -> tuple[list[float], list[str], float | None]:
     """Seconds of some round trips, errors of the broker, and how far the aggregator's clock is ahead of ours."""
     errors, clocks = list[str](), list[float]()
     heard = asyncio.Event()
@@ -195,7 +200,8 @@ async def _session(identity: Identity, url: str) -> tuple[list[float], list[str]
             heard.set()
 
     try:
-        client = await connect(url, identity.client_context(), name=identity.name, on_error=on_error)
+        context = identity.client_context()
+        client = await connect(url, context, name=identity.name, on_error=on_error, server_name=server_name)
     except Exception as problem:  # nats-py raises many types
         raise _Failed("certificate", f"the broker does not let this site in: {reason_of(problem)}") from None
     try:
@@ -216,6 +222,5 @@ async def _session(identity: Identity, url: str) -> tuple[list[float], list[str]
             "round trip", f"the connection was lost again ({reason_of(problem)}): is the line unstable?"
         ) from None
     finally:
-        with suppress(Exception):
-            await client.close()
+        await close_client(client)
     return times, errors, clocks[0] if clocks else None

@@ -1,6 +1,7 @@
 """The long-running process of a site: connects to the broker and answers the studies that its owner accepted.
 
-It opens no port, and no message can make it do anything but answer a round or refuse it.
+It opens no port, and no message can make it do anything but answer a round or refuse it. The one program that it runs
+is the owner's, for notifications: it has no rows, and events have public values only.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import logging
 import os
 import ssl
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dpadmm._base.errors import DpadmmError, StudyError
-from dpadmm.federation.health import Status, agent_samples, metrics_server, now_text, write_status
+from dpadmm.federation.health import Status, agent_alarms, agent_samples, metrics_server, now_text, write_status
 from dpadmm.federation.nats.link import SiteLink, until_one_ends
-from dpadmm.federation.pki.joining import site_identity
+from dpadmm.federation.notify import Notifier, StudyNotice
+from dpadmm.federation.pki.joining import Identity, site_identity
+from dpadmm.federation.pki.private_files import check_unchanged_by_others
 from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER
 from dpadmm.federation.site.decisions import Decision, decisions
 from dpadmm.federation.site.lease import Lease
@@ -31,6 +35,9 @@ CHECK_EVERY = 1.0
 RENEW_EVERY = 10.0
 """Seconds between attempts to use a renewed certificate, which a broker may not know yet."""
 
+MAX_PROPOSALS = 100
+"""Proposed studies that are reported, so that a server cannot fill the log."""
+
 LOG = "agent.log"
 
 
@@ -40,7 +47,7 @@ class SiteProcess:
     def __init__(self, site: Site, log: logging.Logger) -> None:
         self._site, self._log = site, log
         self._folder = site.path.parent
-        self._identity = site_identity(self._folder)
+        self._identity = self._read_identity()
         self._responder = Responder(site.guard, site.policy.unit.rows, log)
         self._lease = Lease(site.ledger, lambda: self._responder.restores, log)
         self._decided: dict[str, Decision] = {}
@@ -52,15 +59,26 @@ class SiteProcess:
         self._used = ""
         """The certificate of the connection."""
         self._renew_at = 0.0
+        self._proposed: set[str] | None = None
+        """Proposed studies without a decision; None until the decisions are read."""
+        self._notifier = Notifier(site.notify, self._folder, log, role="site", site=self._identity.name)
         self._asked: dict[str, datetime] = {}
         """When the last message of a study came."""
 
     async def run(self, stop: asyncio.Event, *, metrics: str | None = None) -> None:
         """Serve until ``stop``; refused if another process holds the ledger. ``metrics`` is a port for Prometheus."""
+        for path in (self._folder, self._site.path) if self._site.notify is not None else ():
+            check_unchanged_by_others(path)  # it names a program to run
+        with self._notifier:
+            await self._run(stop, metrics)
+
+    async def _run(self, stop: asyncio.Event, metrics: str | None) -> None:
         self._responder.open()
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="responder")
+        link = SiteLink(identity.name, identity.url, self._context, self._log, self._lease, identity.server_names)
+        link.on_proposal = self._take_proposal
         try:
-            async with SiteLink(identity.name, identity.url, self._context, self._log, self._lease) as link:
+            async with link:
                 answering = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._give_status(link)
                 self._latest = self._status(link) | {"at": now_text()}
                 with metrics_server(metrics, lambda: agent_samples(self._latest, self._folder)):
@@ -70,9 +88,12 @@ class SiteProcess:
             self._responder.close()
             write_status(self._folder, self._status(None))
 
+    def _read_identity(self) -> Identity:
+        return site_identity(self._folder, self._site.addresses)
+
     def _context(self) -> ssl.SSLContext:
         """The TLS context with the current certificate, which may have been renewed."""
-        self._identity = identity = site_identity(self._folder)
+        self._identity = identity = self._read_identity()
         try:
             identity.check_dates()
         except StudyError as problem:
@@ -91,6 +112,7 @@ class SiteProcess:
             if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
                 self._log.info("no accepted study yet; accept one with dpadmm agent review STUDY --accept")
             first = False
+            self._proposed = set() if self._proposed is None else self._proposed
             for hash, decision in self._decided.items():
                 if decision.kind != "declined":  # studies that were left get a refusal
                     await link.follow(hash)
@@ -101,15 +123,24 @@ class SiteProcess:
         while True:
             self._latest = self._status(link) | {"at": now_text()}
             write_status(self._folder, self._latest)
+            self._notifier.update(lambda: agent_alarms(self._latest, self._folder), self._notices)
             await self._use_renewed(link)
             await asyncio.sleep(CHECK_EVERY)
+
+    def _take_proposal(self, study: str) -> None:
+        """Keep a study that the server proposes and that has no decision."""
+        if self._proposed is None or study in self._decided or study in self._proposed:
+            return
+        if len(self._proposed) < MAX_PROPOSALS:
+            self._proposed.add(study)
+            self._log.info("%s: proposed by the server; ask the study coordinators for its file", study[:12])
 
     async def _use_renewed(self, link: SiteLink) -> None:
         """Change to a renewed certificate while the old one is still valid, so that nothing is interrupted."""
         used, now = self._used, time.monotonic()
         if link.connected and used != self._identity.invitation.certificate_pem and now >= self._renew_at:
             self._renew_at = now + RENEW_EVERY
-            if not await link.renew(self._identity.url):
+            if not await link.renew(self._identity.url, self._identity.server_names):
                 self._used = used
 
     def _apply_decisions(self) -> None:
@@ -153,7 +184,7 @@ class SiteProcess:
         if joined != self._network_seen:
             self._network_seen = joined
             with suppress(DpadmmError):  # the files are just being renewed
-                self._identity = site_identity(self._folder)
+                self._identity = self._read_identity()
         connected = link is not None and link.connected
         if connected != self._connection[0]:
             self._connection = connected, now_text()
@@ -188,6 +219,20 @@ class SiteProcess:
             "asked_at": None if asked is None else asked.isoformat(timespec="seconds"),
             "deadline_at": None if deadline is None else deadline.isoformat(timespec="seconds"),
         }
+
+    def _notices(self) -> Iterator[StudyNotice]:
+        """The state of each study, for notifications."""
+        for hash in (self._proposed or set()) - self._decided.keys():
+            yield StudyNotice("study-proposed", hash, None)
+        for study in self._latest["studies"]:
+            about = study["hash"], study["name"]
+            if study["decision"] != "accepted":
+                yield StudyNotice("study-closed", *about, code=study["decision"])
+            elif study["refusal"]:
+                yield StudyNotice("study-refused", *about, code=study["refusal"])
+            elif study["last_round"] is not None:
+                is_finished = study["last_round"] == study["n_rounds"]
+                yield StudyNotice("study-finished" if is_finished else "study-accepted", *about)
 
     def _answer(self, study: str, data: bytes) -> bytes | None:
         self._asked[study] = datetime.now(UTC)

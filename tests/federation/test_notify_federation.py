@@ -1,0 +1,132 @@
+"""Events of a whole study at its sites and at its server, in real processes; a program that hangs delays nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import Federation, small_study, wait_for
+
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.notify import StudyNotice
+from dpadmm.federation.site.process import MAX_PROPOSALS, SiteProcess
+
+ROUNDS = 20
+APPEND = "import sys; open('events', 'a').write(sys.stdin.read())"
+
+
+def with_program(file: Path, *command: str) -> None:
+    file.write_text(file.read_text() + f"\n[notify]\ncommand = {json.dumps(command)}\ndelay = 0\n")
+
+
+def events(folder: Path, *kinds: str, **fields: str) -> list[dict[str, Any]]:
+    path = folder / "events"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [each for each in found if each["kind"] in kinds and fields.items() <= each.items()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_events_of_a_study_and_a_program_that_hangs(tmp_path: Path) -> None:
+    """The rows of one site change and are put back; one site is proposed the study; one has a program that hangs."""
+    study = small_study(ROUNDS, allow_missed_rounds=False, quorum=None, deadline=None)
+    with Federation(tmp_path, study) as all:
+        hub, a, b, c = all.authority.folder, *(tmp_path / name for name in all.names)
+        all.accept("a", "c")
+        for file in (hub / "aggregator.toml", a / "site.toml", b / "site.toml"):
+            with_program(file, sys.executable, "-c", APPEND)
+        with_program(c / "site.toml", "/bin/sh", "-c", "echo $$ >> pids; cat fifo")
+        os.mkfifo(c / "fifo")
+        rows = (a / "table.csv").read_text()
+        (a / "table.csv").write_text(rows.replace("yes", "no", 1))
+        all.begin()
+        all.start("a", "c")
+        all.serve()
+
+        wait_for(lambda: events(a, "study-refused", code="data-changed", site="a", study_name="small"))
+        wait_for(lambda: events(a, "alarm-raised", level="error", site="a", role="site"))
+        wait_for(lambda: events(hub, "alarm-raised", code="site-silent", level="warning", role="server"))
+        wait_for((c / "pids").exists)
+        (a / "table.csv").write_text(rows)
+        all.start("b")
+        wait_for(lambda: events(b, "study-proposed", study=all.study.hash, site="b"))
+        assert events(b, "study-proposed")[0]["study_name"] is None
+        wait_for(lambda: events(hub, "alarm-cleared", code="site-silent"))
+        wait_for(lambda: events(a, "study-accepted", study_name="small"))
+        all.accept("b")
+        assert all.finished() == 0, all.said
+
+        (pid,) = map(int, (c / "pids").read_text().split())
+        assert is_running(pid), "its first event is still not handled, and all rounds are over"
+        with Journal.open(all.journal, read_only=True) as journal:
+            assert {name: len(rounds) for name, rounds in journal.answered().items()} == dict.fromkeys("abc", ROUNDS)
+        for site in (a, b):
+            wait_for(lambda site=site: events(site, "study-finished", study=all.study.hash))  # type: ignore[misc]
+        wait_for(lambda: events(a, "alarm-cleared", level="error"))
+        assert len(events(b, "study-proposed")) == 1
+        assert events(hub, "study-accepted", site="b", study=all.study.hash)
+        assert [each["site"] for each in events(hub, "study-finished", study=all.study.hash)] == [None]
+        all.check()
+        wait_for(lambda: not is_running(pid))
+        assert len((c / "pids").read_text().split()) == 1
+        kinds = {"study-proposed", "study-accepted", "study-refused", "study-finished", "alarm-raised", "alarm-cleared"}
+        for folder in (hub, a, b):
+            lines = (folder / "events").read_text().splitlines()
+            assert {json.loads(line)["kind"] for line in lines} <= kinds
+            assert "table.csv" not in "".join(lines)
+
+
+def test_a_file_that_others_can_change_names_no_program_to_run(tmp_path: Path) -> None:
+    with Federation(tmp_path, small_study(), ("a",)) as all:
+        site = all.sites["a"].path
+        with_program(site, "/bin/true")
+        site.chmod(0o664)
+        all.start()
+        assert all.agents["a"].process.wait(60) == 2
+        assert f"{site}: others can change it" in all.agents["a"].output
+
+
+def test_mistakes_in_the_file_of_the_server_are_one_sentence(tmp_path: Path, cli) -> None:
+    with Federation(tmp_path, small_study(), ()) as all:
+        file = all.authority.folder / "aggregator.toml"
+        before = file.read_text()
+        for text, problem in (
+            ("[notify]\ncommand = []", "notify.command must be a list of a program and its arguments"),
+            ("[notify]\ncommand = ['x']", "notify.command must begin with the full path of a program"),
+            ("[notify]\ncommand = ['/bin/true']\nmail = 1", "[notify]: unknown setting 'mail'"),
+            ("notify = 'x'", "[notify] must be a section"),
+        ):
+            file.write_text(f"{before}\n{text}\n")
+            said = cli("aggregator", "sites", "--folder", all.authority.folder)
+            assert said.code == 2
+            assert problem in said.err
+
+
+def test_a_server_cannot_flood_an_owner_with_proposals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Proposals count from the moment when decisions are known, and only without one."""
+    caplog.set_level(logging.INFO)
+    with Federation(tmp_path, small_study(), ("a",)) as all:
+        all.accept()
+        process = SiteProcess(all.sites["a"], logging.getLogger("test"))
+        process._take_proposal("ab" * 32)
+        assert caplog.records == []
+        process._proposed = set()
+        process._apply_decisions()
+        caplog.clear()
+        process._latest = {"studies": []}
+        for n in (0, *range(150)):
+            process._take_proposal(f"{n:064x}")
+        process._take_proposal(all.study.hash)
+        assert len(caplog.records) == len(list(process._notices())) == MAX_PROPOSALS
+        process._proposed = {all.study.hash, "cd" * 32}
+        assert list(process._notices()) == [StudyNotice("study-proposed", "cd" * 32, None)]
