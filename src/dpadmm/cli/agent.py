@@ -432,15 +432,14 @@ def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -
         rows = [
             (
                 each["name"],
-                each["decision"],
-                "yes" if each["answering"] and live else "no",
+                each["state"] + (f" ({each['reason']})" if each["reason"] else ""),
                 "" if each["last_round"] is None else str(each["last_round"]),
-                str(each["n_rounds"]),
+                "" if each["n_rounds"] is None else str(each["n_rounds"]),
                 each["asked_at"] or "",
             )
             for each in seen["studies"]
         ]
-        show_table(("study", "decision", "answering", "last round", "of", "last asked"), rows)
+        show_table(("study", "state", "last round", "of", "last asked"), rows)
     return say(*(f"{alarm.level} {alarm.code}: {alarm.text}" for alarm in alarms))
 
 

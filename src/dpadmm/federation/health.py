@@ -41,7 +41,7 @@ Status = dict[str, Any]
 
 AlarmCode = Literal[
     "not-running", "not-connected", "stalled", "site-silent", "site-left-out", "site-refuses", "site-cloned",
-    "aggregator-silent", "ledger-closed", "ledger-behind", "cloned", "not-enrolled",
+    "aggregator-silent", "ledger-closed", "ledger-behind", "cloned", "study-blocked",
     "disk-full", "disk-small", "certificate", "clock",
 ]  # fmt: skip
 """All there are: docs/how-to/operations.md has an entry for each."""
@@ -91,11 +91,12 @@ class StudyStatus(TypedDict):
 
     name: str
     hash: str
-    decision: str
-    answering: bool
-    refusal: str | None
+    state: str
+    """One of ``StudyState``."""
+    reason: str | None
+    """Why it is blocked."""
     last_round: int | None
-    n_rounds: int
+    n_rounds: int | None
     asked_at: str | None
     deadline_at: str | None
 
@@ -110,12 +111,14 @@ class AgentStatus(TypedDict):
     connection_since: str
     aggregator_silent: bool
     clock_difference: float | None
-    ledger_open: bool
+    ledger_works: bool
     lease: str
     contested: bool
     site: str
     broker: str
     certificate_expires: str
+    problems: list[str]
+    """What is wrong with files of the owner's decisions."""
     studies: list[StudyStatus]
 
 
@@ -191,6 +194,11 @@ def not_running(what: str, seen: Status | None, start: str) -> Alarm:
     return Alarm("not-running", "error", f"{what} {when}: {start}")
 
 
+def has_site_alarm(reason: str) -> bool:
+    """Whether an alarm of the whole site covers the reason why a study is blocked."""
+    return reason.startswith("ledger-") or reason in ("cloned", "not-connected", "decision-unusable")
+
+
 def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
     """The alarms of a site, of its last status."""
     found = list(disk_alarms(folder))
@@ -205,7 +213,7 @@ def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
     elif seen["aggregator_silent"]:
         text = "connected to the broker, but the aggregator gives no sign of life"
         found.append(Alarm("aggregator-silent", "warning", text))
-    if not seen["ledger_open"]:
+    if not seen["ledger_works"]:
         found.append(Alarm("ledger-closed", "error", "the ledger failed, so that nothing is answered: see agent.log"))
     if seen["lease"] == "behind":
         text = "the ledger is an old copy, by what the aggregator knows, so that nothing is answered"
@@ -215,9 +223,10 @@ def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
         text = f"two agents have this site's certificate: {there} one answers, and {here} one is refused"
         found.append(Alarm("cloned", "error", text))
     for study in seen["studies"]:
-        if study["decision"] == "accepted" and study["refusal"]:
-            text = f"{study['name']!r} is accepted, and not answered ({study['refusal']}): see agent.log"
-            found.append(Alarm("not-enrolled", "error", text))
+        if study["state"] == "blocked" and not has_site_alarm(study["reason"]):
+            text = f"{study['name']!r} is accepted, and not answered ({study['reason']}): see agent.log"
+            found.append(Alarm("study-blocked", "error", text))
+    found += [Alarm("study-blocked", "error", problem) for problem in seen["problems"]]
     found += certificate_alarms("this site", seen["certificate_expires"], own=True)
     return [*found, *clock_alarms("the aggregator", seen["clock_difference"])]
 
@@ -276,7 +285,7 @@ def agent_samples(seen: Status, folder: Path) -> Iterator[Sample]:
         yield "clock_difference_seconds", {"of": "aggregator"}, seen["clock_difference"]
     for study in seen["studies"]:
         labels = {"study": study["hash"][:16]}
-        yield "study_answering", labels, float(study["answering"])
+        yield "study_answering", labels, float(study["state"] == "active")
         yield "study_last_round", labels, float(study["last_round"] or 0)
     yield from _common_samples(agent_alarms(seen, folder), folder)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
 from dpadmm._base.files import atomic_file
-from dpadmm.federation.health import STATUS, now_text
+from dpadmm.federation.health import STATUS, now_text, read_status
 from dpadmm.federation.pki.private_files import check_unchanged_by_others
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study, study_from
@@ -149,9 +149,11 @@ def _agent_knows(site: Site, hash: str) -> bool:
             return True  # no process holds the ledger; the next one reads the decision
         except BlockingIOError:
             pass
-    with suppress(OSError, ValueError):
-        seen = json.loads((site.path.parent / STATUS).read_text(encoding="utf-8"))
-        return any(each["hash"] == hash and each["decision"] == "declined" for each in seen["studies"])
+    with suppress(StudyError):
+        seen = read_status(site.path.parent / STATUS)
+        return seen is not None and any(
+            each["hash"] == hash and each["state"] == "declined" for each in seen["studies"]
+        )
     return False
 
 
