@@ -139,20 +139,26 @@ def agent_status(**more: object) -> dict[str, Any]:
         "connection_since": "2026-01-01T00:00:00+00:00",
         "aggregator_silent": False,
         "clock_difference": 0.5,
-        "ledger_open": True,
+        "ledger_works": True,
         "lease": "held",
         "contested": False,
         "site": "north",
         "broker": "tls://study.example.org:4222",
         "certificate_expires": later(days=90),
+        "problems": [],
         "studies": [],
     }
     return {**fine, **more}
 
 
 def study_status(**more: object) -> dict[str, Any]:
-    fine = {"name": "s", "hash": "ab" * 32, "decision": "accepted", "answering": True, "refusal": None}
+    fine = {"name": "s", "hash": "ab" * 32, "state": "active", "reason": None}
     return {**fine, "last_round": 1, "n_rounds": 9, "asked_at": None, "deadline_at": None, **more}
+
+
+OF_A_STUDY = ("data-changed", "study-unfit", "policy-rounds", "round-gap", "release-failed", "decision-missing")
+OF_THE_SITE = ("ledger-failed", "ledger-behind", "cloned", "not-connected", "decision-unusable")
+"""Reasons why a study is blocked that have an alarm of their own."""
 
 
 def later(**time: float) -> str:
@@ -169,7 +175,7 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(connected=False, connection_since=later(seconds=-61)), [("not-connected", "error")]),
         (agent_status(connected=False, connection_since=later(seconds=-50)), [("not-connected", "warning")]),
         (agent_status(aggregator_silent=True), [("aggregator-silent", "warning")]),
-        (agent_status(ledger_open=False), [("ledger-closed", "error")]),
+        (agent_status(ledger_works=False), [("ledger-closed", "error")]),
         (agent_status(certificate_expires=later(days=29)), [("certificate", "warning")]),
         (agent_status(certificate_expires=later(days=-1)), [("certificate", "error")]),
         (agent_status(clock_difference=-61.0), [("clock", "warning")]),
@@ -178,8 +184,13 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(lease="cloned"), [("cloned", "error")]),
         (agent_status(contested=True), [("cloned", "error")]),
         (agent_status(studies=[study_status()]), []),
-        (agent_status(studies=[study_status(refusal="data-changed")]), [("not-enrolled", "error")]),
-        (agent_status(studies=[study_status(refusal="data-changed", decision="left")]), []),
+        *(
+            (agent_status(studies=[study_status(state="blocked", reason=each)]), [("study-blocked", "error")])
+            for each in OF_A_STUDY
+        ),
+        *((agent_status(studies=[study_status(state="blocked", reason=each)]), []) for each in OF_THE_SITE),
+        *((agent_status(studies=[study_status(state=each)]), []) for each in ("finished", "ended", "left", "charged")),
+        (agent_status(problems=["studies: others can change it"]), [("study-blocked", "error")]),
     ]
     for seen, expected in causes:
         with case(str(seen)):

@@ -15,7 +15,7 @@ from guards import POLICY, STUDY, guarded, refusal, rows, tiny
 
 from dpadmm._base.errors import Refusal
 from dpadmm.federation.protocol import Kind, Message, packed, unpacked
-from dpadmm.federation.site.lifecycle import StudyState, study_state
+from dpadmm.federation.site.lifecycle import Participation, participation
 from dpadmm.federation.site.responder import ALARM_AFTER_FAILURE, REOPEN_AFTER, Responder
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Account, Ledger, read_ledger
@@ -75,11 +75,11 @@ class Site:
         return read_ledger(self.folder).accounts[GAPS.hash]
 
     @property
-    def state(self) -> StudyState:
+    def state(self) -> Participation:
         ending, obstacle = self.responder.endings(), self.responder.obstacles()
-        return study_state("accepted", ending.get(GAPS.hash, ""), obstacle.get(GAPS.hash))
+        return participation("accepted", ending.get(GAPS.hash, ""), obstacle.get(GAPS.hash))
 
-    def check_closed(self, state: StudyState, spent: Fraction) -> None:
+    def check_closed(self, state: Participation, spent: Fraction) -> None:
         """Nothing more can be released, in this process or a later one, and what was charged stays charged."""
         for restarted in (False, True):
             if restarted:
@@ -111,7 +111,7 @@ def lines_about_the_end(site: Site) -> list[str]:
 
 def test_a_study_whose_last_round_is_answered_is_finished(site: Site) -> None:
     assert site.responder.accept(GAPS) is None
-    assert site.state is StudyState.ACTIVE
+    assert site.state is Participation.ACTIVE
     site.answer(1, 2, ROUNDS)
     site.responder.try_again()
     site.responder.try_again()
@@ -121,7 +121,7 @@ def test_a_study_whose_last_round_is_answered_is_finished(site: Site) -> None:
     price = Fraction(POLICY.price(GAPS.terms.plan.at(1)))  # type: ignore[arg-type]
     assert site.account.ending == "finish"
     assert site.say(request(ROUNDS)) == "UPLOAD", "the last answer may have been lost"
-    site.check_closed(StudyState.FINISHED, 3 * price)
+    site.check_closed(Participation.FINISHED, 3 * price)
 
 
 def test_the_last_answer_is_repeated_after_a_restart_too_unless_the_rows_changed(site: Site) -> None:
@@ -139,7 +139,7 @@ def test_the_last_answer_is_repeated_after_a_restart_too_unless_the_rows_changed
     assert [site.say(request(ROUNDS)) for _ in range(3)] == ["study-closed"] * 3
     assert site.encoded == 3, "and once"
     assert site.responder.obstacles() == {}, "data that changed after the end are no alarm"
-    assert site.state is StudyState.FINISHED
+    assert site.state is Participation.FINISHED
 
 
 def test_a_study_that_was_answered_to_the_end_by_an_earlier_process_is_finished_whatever_the_rows(site: Site) -> None:
@@ -148,19 +148,19 @@ def test_a_study_that_was_answered_to_the_end_by_an_earlier_process_is_finished_
     site.restart()
     site.seed = 1
     site.responder.accept(GAPS)
-    assert (site.account.ending, site.state) == ("finish", StudyState.FINISHED)
+    assert (site.account.ending, site.state) == ("finish", Participation.FINISHED)
 
 
 @pytest.mark.parametrize(
     ("rounds", "ending", "state", "text"),
     [
-        (ROUNDS, "finish", StudyState.FINISHED, "finished: all rounds are over"),
-        (ROUNDS - 1, "end", StudyState.ENDED, "ended by the server"),
-        (0, "end", StudyState.ENDED, "ended by the server"),
+        (ROUNDS, "finish", Participation.FINISHED, "finished: all rounds are over"),
+        (ROUNDS - 1, "end", Participation.ENDED, "ended by the server"),
+        (0, "end", Participation.ENDED, "ended by the server"),
     ],
 )
 def test_a_study_is_closed_when_the_server_reports_its_end(
-    site: Site, rounds: int, ending: str, state: StudyState, text: str
+    site: Site, rounds: int, ending: str, state: Participation, text: str
 ) -> None:
     site.responder.accept(GAPS)
     site.answer(1, 3)
@@ -185,11 +185,11 @@ def test_a_study_that_is_blocked_is_closed_by_its_end_and_the_obstacle_is_gone(s
     refused = site.responder.accept(GAPS)
     assert refused is not None
     assert refused.code == "data-changed"
-    assert (site.state, site.responder.obstacles()) == (StudyState.BLOCKED, {GAPS.hash: "data-changed"})
+    assert (site.state, site.responder.obstacles()) == (Participation.BLOCKED, {GAPS.hash: "data-changed"})
     assert site.say(request(2)) == "study-blocked"
     site.say(end(2))
     assert site.responder.obstacles() == {}
-    site.check_closed(StudyState.ENDED, site.account.spent)
+    site.check_closed(Participation.ENDED, site.account.spent)
 
 
 def test_an_end_of_a_study_that_the_owner_never_accepted_changes_nothing(site: Site) -> None:
@@ -199,7 +199,7 @@ def test_an_end_of_a_study_that_the_owner_never_accepted_changes_nothing(site: S
     assert site.responder.accept(GAPS) is None
     assert site.say(end(3)[:-1] + b"x") == "request-malformed"
     assert site.say(end(3) + b"x") == "request-malformed"
-    assert site.state is StudyState.ACTIVE
+    assert site.state is Participation.ACTIVE
 
 
 def test_an_end_that_cannot_be_recorded_stops_the_answers_and_is_recorded_later(
@@ -228,7 +228,7 @@ def test_an_end_that_cannot_be_recorded_stops_the_answers_and_is_recorded_later(
     site.responder.reopen()
     site.responder.try_again()
     assert len(lines_about_the_end(site)) == 1
-    site.check_closed(StudyState.ENDED, site.account.spent)
+    site.check_closed(Participation.ENDED, site.account.spent)
 
 
 def test_after_a_restore_the_study_is_charged_and_the_server_learns_that_it_is_closed(site: Site) -> None:
@@ -243,16 +243,16 @@ def test_after_a_restore_the_study_is_charged_and_the_server_learns_that_it_is_c
     assert site.account.spent == Fraction(site.account.reservation.mu_squared)
     site.say(end(1))
     assert site.account.ending == "restore"
-    site.check_closed(StudyState.CHARGED, site.account.spent)
+    site.check_closed(Participation.CHARGED, site.account.spent)
 
 
 def test_a_refused_round_is_an_obstacle_until_one_is_answered(site: Site) -> None:
     site.responder.accept(GAPS)
     site.answer(2)
     assert site.say(request(1)) == "round-old"
-    assert (site.state, site.responder.obstacles()) == (StudyState.BLOCKED, {GAPS.hash: "round-old"})
+    assert (site.state, site.responder.obstacles()) == (Participation.BLOCKED, {GAPS.hash: "round-old"})
     site.answer(3)
-    assert site.state is StudyState.ACTIVE
+    assert site.state is Participation.ACTIVE
     step = site.responder._active[GAPS.hash].agent.step
     site.responder._active[GAPS.hash].agent.step = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     assert site.say(request(4)) == "release-failed"
@@ -323,8 +323,8 @@ def test_a_study_that_the_ledger_has_without_a_decision_is_refused_and_named(sit
 def test_what_the_ledger_says_of_an_end_goes_before_the_decision(kind: str) -> None:
     endings = {"finish": "finished", "end": "ended", "close": "left", "restore": "charged"}
     for ending, state in endings.items():
-        assert study_state(kind, ending, "data-changed") == state
-        assert study_state(kind, ending, None).is_closed
-    open_states = {study_state(kind, "", obstacle) for obstacle in (None, "data-changed")}
+        assert participation(kind, ending, "data-changed") == state
+        assert participation(kind, ending, None).is_closed
+    open_states = {participation(kind, "", obstacle) for obstacle in (None, "data-changed")}
     assert open_states == ({"active", "blocked"} if kind == "accepted" else {kind})
-    assert [state for state in StudyState if not state.is_closed] == ["active", "blocked", "declined"]
+    assert [state for state in Participation if not state.is_closed] == ["active", "blocked", "declined"]

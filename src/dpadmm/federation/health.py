@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import socket
 import threading
@@ -69,10 +70,27 @@ def sign_of_life(seen: Seen | None, since: float) -> Status:
 
 
 def write_status(folder: Path, table: Status) -> None:
-    """Write the status of this moment; a full disk costs the status and nothing else."""
-    text = json.dumps(table | {"at": now_text()}, indent=2, allow_nan=False)
-    with suppress(OSError), atomic_file(folder / STATUS, durable=False) as out:
-        out.write(text.encode() + b"\n")
+    """Write the current status. On a full disk, replace the file's content within the space that it has."""
+    text = json.dumps(table | {"at": now_text()}, indent=2, allow_nan=False).encode() + b"\n"
+    data = text.ljust(BLOCK * (1 + (len(text) + SPARE) // BLOCK))
+    try:
+        with atomic_file(folder / STATUS, durable=False) as out:
+            out.write(data)
+    except OSError:
+        with suppress(OSError):
+            _overwrite(folder / STATUS, text)
+
+
+BLOCK, SPARE = 4096, 1024
+"""A status file has whole blocks, with so many bytes left for a longer status."""
+
+
+def _overwrite(path: Path, text: bytes) -> None:
+    with path.open("r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if len(text) <= size:
+            file.seek(0)
+            file.write(text.ljust(size))
 
 
 class AggregatorStatus(TypedDict):
@@ -92,7 +110,7 @@ class StudyStatus(TypedDict):
     name: str
     hash: str
     state: str
-    """One of ``StudyState``."""
+    """One of ``Participation``."""
     reason: str | None
     """Why it is blocked."""
     last_round: int | None

@@ -141,6 +141,13 @@ def leave(site: Site, hash: str, study: Study | None = None) -> LedgerState:
     return read_ledger(site.ledger)
 
 
+def close_unknown(folder: Path, state: LedgerState) -> None:
+    """Close accepted studies that a restored ledger does not have: their budget is charged, as if it was spent."""
+    for made in decisions(folder):
+        if made.kind == "accepted" and made.study.hash not in state.accounts:
+            decide(folder, made.study, "left")
+
+
 def _agent_knows(site: Site, hash: str) -> bool:
     """Whether the process that answers for the site, if any, knows that a study is declined."""
     with (site.ledger / MARK).open("rb") as mark:

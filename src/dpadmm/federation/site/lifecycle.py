@@ -1,4 +1,4 @@
-"""The state of a study at a site: derived in one place from the owner's decision, the ledger, and an obstacle.
+"""The site's participation in a study: one state, derived from the owner's decision, the ledger, and an obstacle.
 
 ``agent status``, ``agent health``, ``agent leave`` and the messages to the server follow from this state.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class StudyState(StrEnum):
+class Participation(StrEnum):
     """An accepted study is active or blocked until it is closed; a closed study never opens again."""
 
     ACTIVE = "active"
@@ -29,16 +29,16 @@ class StudyState(StrEnum):
 
 
 _CLOSED = {
-    "finish": StudyState.FINISHED,
-    "end": StudyState.ENDED,
-    "close": StudyState.LEFT,
-    "restore": StudyState.CHARGED,
+    "finish": Participation.FINISHED,
+    "end": Participation.ENDED,
+    "close": Participation.LEFT,
+    "restore": Participation.CHARGED,
 }
 """The state that follows from the kind of record that closed a study in the ledger."""
 
 
-def study_state(decision: str, ending: str, obstacle: str | None) -> StudyState:
-    """Return the state of a study.
+def participation(decision: str, ending: str, obstacle: str | None) -> Participation:
+    """Return the site's participation in a study.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ def study_state(decision: str, ending: str, obstacle: str | None) -> StudyState:
     if ending:
         return _CLOSED[ending]
     if decision != "accepted":
-        return StudyState(decision)
-    return StudyState.ACTIVE if obstacle is None else StudyState.BLOCKED
+        return Participation(decision)
+    return Participation.ACTIVE if obstacle is None else Participation.BLOCKED
 
 
 CLOSED_TEXT = {
-    StudyState.FINISHED: "Finished: all rounds are over",
-    StudyState.ENDED: "Ended by the server",
-    StudyState.LEFT: "Left",
-    StudyState.CHARGED: "Closed by a restore of the ledger, which charged its whole budget",
+    Participation.FINISHED: "Finished: all rounds are over",
+    Participation.ENDED: "Ended by the server",
+    Participation.LEFT: "Left",
+    Participation.CHARGED: "Closed by a restore of the ledger, which charged its whole budget",
 }

@@ -22,7 +22,7 @@ from dpadmm.federation.pki.joining import site_identity
 from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER
 from dpadmm.federation.site.decisions import Decision, decisions
 from dpadmm.federation.site.lease import Lease
-from dpadmm.federation.site.lifecycle import StudyState, study_state
+from dpadmm.federation.site.lifecycle import Participation, participation
 from dpadmm.federation.site.responder import Responder, refusal_of
 from dpadmm.site.site import Site
 
@@ -197,12 +197,12 @@ class SiteProcess:
         study, asked = decision.study, self._asked.get(decision.study.hash)
         deadline = None if asked is None or study.deadline is None else asked + timedelta(seconds=study.deadline)
         obstacle = self._obstacle(connected) or self._responder.obstacles().get(study.hash)
-        state = study_state(decision.kind, self._responder.endings().get(study.hash, ""), obstacle)
+        state = participation(decision.kind, self._responder.endings().get(study.hash, ""), obstacle)
         return {
             "name": study.name,
             "hash": study.hash,
             "state": state.value,
-            "reason": obstacle if state is StudyState.BLOCKED else None,
+            "reason": obstacle if state is Participation.BLOCKED else None,
             "last_round": last_round,
             "n_rounds": study.training.planned_rounds,
             "asked_at": None if asked is None else asked.isoformat(timespec="seconds"),
@@ -225,7 +225,7 @@ def _undecided_status(hash: str, name: str, problems: list[str]) -> Status:
     """A study that the ledger reserves budget for, and that has no usable file of the owner's decision."""
     unknown = dict.fromkeys(("last_round", "n_rounds", "asked_at", "deadline_at"))
     reason = "decision-unusable" if problems else "decision-missing"
-    return {"name": name, "hash": hash, "state": StudyState.BLOCKED.value, "reason": reason, **unknown}
+    return {"name": name, "hash": hash, "state": Participation.BLOCKED.value, "reason": reason, **unknown}
 
 
 def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
