@@ -28,10 +28,9 @@ from dpadmm._base.errors import StudyError
 from dpadmm.cli import main
 from dpadmm.federation import health
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.server import begin, overview, overview_every
+from dpadmm.federation.aggregator.server import begin, every, overview
 from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.health import (
-    Alarm,
     agent_alarms,
     hub_alarms,
     metrics_address,
@@ -94,7 +93,13 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 await asyncio.to_thread(within, 20.0, lambda: status()["stalled"] == list(NAMES))
                 seen = await asyncio.to_thread(status)
                 assert [each["code"] for each in seen["alarms"] if each["level"] == "error"] == ["stalled"]
-                assert {site["name"] for site in seen["sites"] if site["silent"]} == set(NAMES)
+                assert [site["state"] for site in seen["sites"]] == ["silent"] * 3
+                where = f"Stalled in round {seen['round']} of 5000: a silent, b silent, c silent"
+                assert (seen["state"], seen["headline"]) == ("stalled", where)
+                assert seen["since"] == min(stall["start"] for stall in seen["stalls"])
+                assert (seen["seconds_left"], seen["deadline_in"], seen["stalls"][-1]["end"]) == (None, None, None)
+                for words in (("status", *folder), ("health", *folder)):
+                    assert where in command("aggregator", *words)[1]
                 assert command("aggregator", "health", *folder)[0] == 1
                 assert command("aggregator", "health", *folder, "--live")[0] == 0
                 assert 'dpadmm_alarm{code="stalled",level="error"} 1' in scraped(metrics)
@@ -104,8 +109,18 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 assert command("aggregator", "health", *folder)[0] == 0
                 assert "dpadmm_alarm{" not in scraped(metrics).replace('code="disk-small"', "")
                 told = [json.loads(line) for line in all.said.splitlines() if line.startswith("{")]
-                assert any(each["level"] == "error" and each["text"].startswith("stalled") for each in told)
-                assert any(each["text"].startswith("no longer stalled") for each in told)
+                for name in NAMES:
+                    start, end = [each for each in told if re.match(rf"{name}: .*stall", each["text"])]
+                    assert start["level"] == "error"
+                    assert re.match(rf"{name}: round \d+ stalled: silent since 20", start["text"])
+                    assert re.match(rf"{name}: stall of round \d+ ended, after \d+ s", end["text"])
+                stalls = (await asyncio.to_thread(status))["stalls"]
+                assert [stall["site"] for stall in stalls] == list(NAMES)
+                assert not [stall for stall in stalls if stall["start"] > stall["end"]]
+                shown = command("aggregator", "status", *folder)[1]
+                for stall in stalls:
+                    line = f"{stall['site']} {stall['round']} {stall['start'][:19]} {stall['end'][:19]}"
+                    assert line in " ".join(shown.split())
                 all.aggregator.send_signal(signal.SIGSTOP)  # it holds its lock, and lives no more
                 await asyncio.to_thread(within, 30.0, lambda: not status()["served"])
                 assert command("aggregator", "health", *folder, "--live")[0] == 1
@@ -232,7 +247,7 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
     soon = {"north": datetime.now(UTC) + timedelta(days=3, hours=1)}
     assert [alarm.code for alarm in hub_alarms(tmp_path, {}) if alarm.code != "disk-small"] == []
     told = [alarm for alarm in hub_alarms(tmp_path, soon) if alarm.code != "disk-small"]
-    assert told == [Alarm("certificate", "warning", "the certificate of north expires in 3 days")]
+    assert [alarm[:3] for alarm in told] == [("certificate", "warning", "the certificate of north expires in 3 days")]
     hub = {"running": True, "connected": False, "broker": "tls://x:1", "sites": {}}
     write_status(tmp_path, hub)
     assert next(alarm.code for alarm in hub_alarms(tmp_path, {})) == "not-connected"
@@ -246,16 +261,23 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
         "left_out": False,
         "doubt": None,
     }
-    live = {"running": True, "connected": True, "broker": "tls://x:1", "at": health.now_text()}
+    live = {"connected": True, "broker": "tls://x:1"}
     clone = {"name": "c", "clock_difference": None, "doubt": "cloned"}
-    sites = [site, site | {"name": "b", "code": "round-gap", "clock_difference": None, "left_out": True}, site | clone]
-    told = list(study_alarms({"state": "running", "live": live, "stalled": [], "round": 3, "sites": sites}))
+    refusing = {"name": "b", "state": "refused", "code": "round-gap", "clock_difference": None, "left_out": True}
+    away = {"name": "d", "state": "silent", "clock_difference": None}
+    sites = [site, site | refusing, site | clone, site | away, site | away | {"last_seen": "2026-01-01T00:00:00+00:00"}]
+    told = list(study_alarms({"state": "running", "live": live, "sites": sites}, tmp_path))
     assert [alarm.text for alarm in told] == [
         "the clock of a is 61 seconds ahead of this machine's",
-        "b refuses: round-gap",
+        "b refused: round-gap",
         "b was away for long, and the model is that of the others",
         "two agents have the certificate of c: the second one is refused",
+        "d silent, never connected",
+        "d silent, since 2026-01-01T00:00:00+00:00",
     ]
+    assert all(alarm.action for alarm in told)
+    (lost,) = study_alarms({"state": "waiting", "live": live | {"connected": False}, "sites": []}, tmp_path)
+    assert (lost.code, lost.level) == ("not-connected", "error")
 
 
 def test_metrics_are_on_loopback_unless_an_address_is_given() -> None:
@@ -301,16 +323,16 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
             for line in map(str.strip, shown.splitlines())
             if line[:5] in ("heart", "kidne")
         }
-        assert lines["kidney"][1:] == ["stalled", "0", "of", "20", "2", "of", "3", begun[:10]]
-        assert lines["heart"][1:9] == ["not", "running", "0", "of", "30", "–", "of", "3"]
-        assert "error stalled: kidney: round 1 cannot be closed without: a, b" in shown
-        assert "error not-running: heart: the study is not running" in shown
+        assert lines["kidney"][2:] == ["stalled", "0", "of", "20", "0", "of", "3", begun[:10]]
+        assert lines["heart"][1:9] == [all.study.hash[:16], "interrupted", "0", "of", "30", "–", "of", "3"]
+        assert "error stalled: kidney: Stalled in round 1 of 20: a silent, b silent, since" in shown
+        assert "error not-running: heart: Interrupted before round 1: no server runs this study. To continue" in shown
         seen = json.loads(cli("aggregator", "status", "--folder", folder, "--json").succeeded().out)
         assert seen["state"] == "several"
         assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
         assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
-        latest = overview_every(folder, seconds=0.0)
-        assert [each["state"] for each in latest()] == ["stalled", "not running"]
+        latest = every(0.0, lambda: overview(folder))
+        assert [each["state"] for each in latest()] == ["stalled", "interrupted"]
         path.write_bytes(b"no journal")
         assert len(latest()) == 2, "the page keeps what it knew"
 
@@ -329,6 +351,6 @@ def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path
             with urllib.request.urlopen(found[0].replace("/?", "/snapshot?")) as answer:
                 return {each["name"]: each["state"] for each in json.load(answer)["studies"]}
 
-        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "not running"})
+        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "interrupted"})
         code, out = command("aggregator", "status", "--folder", all.authority.folder)
         assert (code, "heart" in out, "kidney" in out) == (0, True, True)

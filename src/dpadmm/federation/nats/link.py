@@ -35,6 +35,7 @@ from dpadmm.federation.protocol import (
     packed_beat,
     packed_claim,
     packed_grant,
+    requests_of,
     unpacked_claim,
     unpacked_grant,
 )
@@ -362,7 +363,7 @@ class SiteLink(Link):
         self._mail.put(subject.removeprefix("dpadmm.").removesuffix(".down"), data)
 
     async def follow(self, study: str) -> None:
-        await self.subscribe(f"dpadmm.{study}.down")
+        await self.subscribe(requests_of(study))
 
     async def answer(self, reply: Callable[[str, bytes], bytes | None], pool: Executor) -> None:
         """Answer for ever; ``reply(study, message)`` runs in the pool.
@@ -406,7 +407,7 @@ class NatsTransport(HubLink):
 
     def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases | None = None) -> None:
         super().__init__(url, context, self._put, log, leases)
-        self._mail, self._down = Mailbox(most=8), f"dpadmm.{study}.down"
+        self._mail, self._down = Mailbox(most=8), requests_of(study)
         self._subjects.add(f"dpadmm.{study}.up.*")
 
     def _put(self, subject: str, data: bytes) -> None:

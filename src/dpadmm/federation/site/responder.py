@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dpadmm._base.errors import DpadmmError, Refusal
 from dpadmm.federation.logs import Repeats
-from dpadmm.federation.protocol import BadMessage, Kind, Message, digest_of, packed, unpacked
+from dpadmm.federation.protocol import WITHHELD, BadMessage, Kind, Message, digest_of, packed, unpacked
 from dpadmm.site.agent import Agent
 from dpadmm.study.study import Study
 from dpadmm.trusted.guard import Guard
@@ -37,9 +37,6 @@ HEALING = ("study-unfit", "data-changed")
 
 FAILURES = ("ledger-failed", "ledger-damaged")
 """Refusals after which the ledger has to be opened again."""
-
-WITHHELD = "study-blocked"
-"""Sent for an accepted study that cannot be enrolled."""
 
 ALARM_AFTER_FAILURE = 60.0
 """Seconds after a failed write during which the ledger counts as unusable; requests are repeated more often."""
