@@ -121,7 +121,8 @@ def test_an_old_ledger_put_back(tmp_path: Path) -> None:
         shutil.copytree(old, ledger)
         restore(all.sites["a"], None, [])  # the owner says so, at the price of the whole study
         all.start("a")
-        wait_for(lambda: "enrolment refused (study-changed)" in all.log("a"))
+        wait_for(lambda: "a: refused: study-closed" in all.events())
+        wait_for(lambda: not {"ledger-behind", "study-blocked"} & set(alarms_at(tmp_path / "a")))
         account = read_ledger(ledger).accounts[all.study.hash]
         assert float(account.spent) == account.reservation.mu_squared
 
@@ -144,6 +145,8 @@ def test_full_disks(tmp_path: Path) -> None:
         limited(all.serve().pid, 120_000)
         wait_for(lambda: "a: refused: ledger-failed" in all.events())
         assert "(ledger-failed)" in all.log("a")
+        wait_for(lambda: "ledger-closed" in alarms_at(tmp_path / "a"))
+        assert "not-running" not in alarms_at(tmp_path / "a")
         assert all.rounds_done == 0
         limited(agent, resource.RLIM_INFINITY)
         assert all.finished() == 2  # now it is the journal that cannot grow

@@ -426,13 +426,13 @@ def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(
     assert not run.over(59.9), "the deadline is that of rounds"
     assert run.over(60.0)
     clock.now = 5.0  # all are silent now
-    table.refuse("b", "study-unknown")
+    table.refuse("b", "ledger-failed")
     run.seen = {"b": Seen(5.0, 0.0), "c": Seen(5.0, 0.0)}
     assert not run.over(59.9)
     with pytest.raises(Unavailable, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
         run.over(60.0)
     assert "a: silent since 20" in str(told.value)
-    assert "b: refused (study-unknown); c: connected, but has not accepted the study." in str(told.value)
+    assert "b: refused: ledger-failed; c: connected, but has not answered: it may not have accepted the study" in str(told.value)
     clock.now = 1.0
     table.here("b", "c")
     run.begin()
