@@ -12,7 +12,7 @@ from federations import Federation, agent_process, small_study, wait_for
 
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.health import agent_alarms, read_status
-from dpadmm.federation.site.decisions import decide
+from dpadmm.federation.site.decisions import accept, decide
 from dpadmm.site.backup import restore
 from dpadmm.site.site import read_site
 from dpadmm.trusted.ledger import DATABASE, read_ledger
@@ -134,7 +134,7 @@ def limited(pid: int, size: int) -> None:
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="files of another process cannot be limited")
 def test_full_disks(tmp_path: Path) -> None:
-    with Federation(tmp_path, small_study(40, **ALL_TIMES)) as all:
+    with Federation(tmp_path, small_study(40, **ALL_TIMES), limit=9.0) as all:
         all.accept()
         all.begin()
         all.start()
@@ -149,15 +149,17 @@ def test_full_disks(tmp_path: Path) -> None:
         assert "not-running" not in alarms_at(tmp_path / "a")
         assert all.rounds_done == 0
         limited(agent, resource.RLIM_INFINITY)
-        assert all.finished() == 2  # now it is the journal that cannot grow
+        assert all.finished() == 75  # now it is the journal that cannot grow
         assert 0 < all.rounds_done < 40
         assert "a: reconnected" in all.events()
         assert "closed rounds are safe: fix the cause, then resume" in " ".join(all.said.split())
         assert "Traceback" not in all.said
         all.serve()
         assert all.finished() == 0
+        other = small_study(5, name="other")
+        accept(all.sites["a"], other)
         limited(agent, 20_000)  # to leave must be written down, too
-        decide(tmp_path / "a", all.study, "left")
+        decide(tmp_path / "a", other, "left")
         wait_for(lambda: "left, but still open in the ledger" in all.log("a"))
         assert all.agents["a"].running()
         limited(agent, resource.RLIM_INFINITY)
