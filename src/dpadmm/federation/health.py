@@ -271,7 +271,7 @@ def study_alarms(seen: Status, folder: Path) -> Iterator[Alarm]:
     if state == StudyState.FINISHED:
         return
     if state in (StudyState.INTERRUPTED, StudyState.STOPPED):
-        since = "" if seen["since"] is None else f" since {seen['since']}"
+        since = "" if seen["since"] is None else f" since {seen['since'][:19]} UTC"
         text = f"{seen['headline']}: no server runs this study{since}"
         command = command_line("aggregator", "resume", seen["study"]["hash"][:16], "--folder", folder)
         yield Alarm("not-running", "error", text, "To continue with the same round", command)
@@ -280,7 +280,7 @@ def study_alarms(seen: Status, folder: Path) -> Iterator[Alarm]:
         action = f"See {folder.absolute() / 'broker.log'}; the server tries again by itself"
         yield Alarm("not-connected", "error", f"no connection to the broker {seen['live']['broker']}", action)
     if state == StudyState.STALLED:
-        text = f"{seen['headline']}, since {seen['since']}"
+        text = f"{seen['headline']}, since {seen['since'][:19]} UTC"
         action = "Call these sites; the study waits at no cost and continues when enough of them answer"
         yield Alarm("stalled", "error", text, action)
     for site in seen["sites"]:
