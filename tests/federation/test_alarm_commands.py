@@ -15,7 +15,6 @@ from dpadmm.federation.aggregator.server import alarms_of, begin, journal_of, st
 from dpadmm.federation.health import STATUS, Alarm, agent_alarms, hub_alarms, now_text, study_alarms
 from dpadmm.federation.site.decisions import decide
 
-
 READY = {
     "agent check": None,
     "agent run": "no accepted study yet",
@@ -95,6 +94,8 @@ def unconnected() -> dict[str, Any]:
         "broker": "tls://localhost:1",
         "connection_since": now_text(),
         "ledger_open": True,
+        "ledger_works": True,
+        "problems": [],
         "lease": "held",
         "contested": False,
         "studies": [],
