@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 import signal
@@ -11,7 +12,15 @@ import pytest
 from federations import Federation, agent_process, small_study, wait_for
 
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.health import agent_alarms, read_status
+from dpadmm.federation.health import (
+    STALE_AFTER,
+    STATUS,
+    AggregatorStatus,
+    agent_alarms,
+    is_live,
+    read_status,
+    seconds_since,
+)
 from dpadmm.federation.site.decisions import accept, decide
 from dpadmm.site.backup import restore
 from dpadmm.site.site import read_site
@@ -149,7 +158,7 @@ def test_full_disks(tmp_path: Path) -> None:
         assert "not-running" not in alarms_at(tmp_path / "a")
         assert all.rounds_done == 0
         limited(agent, resource.RLIM_INFINITY)
-        assert all.finished() == 75  # now it is the journal that cannot grow
+        assert all.finished() == 75  # the journal cannot grow: a service starts it again
         assert 0 < all.rounds_done < 40
         assert "a: reconnected" in all.events()
         assert "closed rounds are safe: fix the cause, then resume" in " ".join(all.said.split())
@@ -164,6 +173,23 @@ def test_full_disks(tmp_path: Path) -> None:
         assert all.agents["a"].running()
         limited(agent, resource.RLIM_INFINITY)
         all.check()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="files of another process cannot be limited")
+def test_a_broker_on_a_full_disk_is_reported_as_running(tmp_path: Path, process) -> None:
+    with Federation(tmp_path, small_study()) as all:
+        keeper, status = all.keep_broker(), all.authority.folder / STATUS
+        wait_for(lambda: status.exists() and is_live(read_status(status, AggregatorStatus)))
+        limited(keeper.pid, 10)
+        wait_for(lambda: seconds_since(json.loads(status.read_text())["at"]) > STALE_AFTER)
+        health = process("aggregator", "health", "--folder", all.authority.folder)
+        assert "not-running" not in health.out
+        shown = process("aggregator", "status", "--folder", all.authority.folder).succeeded()
+        assert "The broker is running" in shown.out
+        limited(keeper.pid, resource.RLIM_INFINITY)
+        keeper.kill()
+        keeper.wait()
+        wait_for(lambda: process("aggregator", "health", "--folder", all.authority.folder).code == 1)
 
 
 def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:

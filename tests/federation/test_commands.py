@@ -170,7 +170,7 @@ def _a_study(land: Land) -> None:
     serving = land.start("aggregator", "serve", "study.toml", "--folder", "hub", "--no-page")
     assert serving.wait(90) == 0
     (land.folder / "public.csv").unlink()  # from here on nobody needs it
-    assert f"done: {ROUNDS} of {ROUNDS} rounds" in (land.folder / "outputs").read_text()
+    assert f"Finished: {ROUNDS} of {ROUNDS} rounds" in (land.folder / "outputs").read_text()
     seen = json.loads(land.said("aggregator", "status", "--folder", "hub", "--json"))
     assert [(site["name"], site["answered"]) for site in seen["sites"]] == [(name, ROUNDS) for name in SITES]
     for name in SITES:

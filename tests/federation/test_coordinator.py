@@ -432,7 +432,9 @@ def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(
     with pytest.raises(Unavailable, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
         run.over(60.0)
     assert "a: silent since 20" in str(told.value)
-    assert "b: refused: ledger-failed; c: connected, but has not answered: it may not have accepted the study" in str(told.value)
+    assert "b: refused: ledger-failed; c: connected, but has not answered: it may not have accepted the study" in str(
+        told.value
+    )
     clock.now = 1.0
     table.here("b", "c")
     run.begin()

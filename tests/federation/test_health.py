@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -39,6 +40,7 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.pki.authority import Authority, url_of
+from dpadmm.federation.states import SiteState, StudyState, headline, site_state, study_state
 
 
 def command(*words: object) -> tuple[object, str]:
@@ -226,6 +228,38 @@ def test_the_runbook_has_an_entry_for_every_alarm_and_for_no_other() -> None:
             assert min(len(meaning), len(todo)) > 20
     made = re.findall(r'Alarm\(\s*"([a-z-]+)"', Path(health.__file__).read_text(encoding="utf-8"))
     assert set(made) == set(get_args(health.AlarmCode)), "no alarm that nothing raises"
+
+
+def test_the_reference_has_every_state_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "states.md").read_text(encoding="utf-8")
+    for title, states in (("Study", StudyState), ("Site", SiteState)):
+        section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        assert re.findall(r"^\| `([a-z]+)` \|", section, re.MULTILINE) == [str(state) for state in states]
+    live = files("dpadmm.federation").joinpath("live")
+    words, legend = (live.joinpath(name).read_text("utf-8") for name in ("words.js", "live.html"))
+    for name, states in (("RUN_SIGNS", StudyState), ("SITE_STATES", SiteState)):
+        (listed,) = re.findall(rf"const {name} = new Map\(\[(.*?)\]\);", words, re.DOTALL)
+        assert set(re.findall(r'\["([a-z]+)",', listed)) == {str(state) for state in states}
+    assert set(re.findall(r"</b> ([a-z]+)</dt>", legend)) == {str(state) for state in SiteState}
+
+
+def test_the_state_of_a_study_and_its_headline() -> None:
+    now = {"finished": False, "error": "", "served": True, "stalled": False, "started": True}
+    site = {"name": "a", "state": "present"}
+    status = {"round": 3, "rounds_done": 2, "study": {"n_rounds": 9}, "quorum": 1, "sites": [site], "stalled": ["a"]}
+    for change, line in (
+        ({}, "Running: round 3 of 9"),
+        ({"started": False}, "Waiting for sites: 1 of 1 present, 1 needed"),
+        ({"stalled": True}, "Stalled in round 3 of 9: a present"),
+        ({"served": False, "stalled": True}, "Interrupted after round 2 of 9"),
+        ({"error": "too few sites", "served": False}, "Stopped after round 2 of 9: too few sites"),
+        ({"finished": True, "error": "late", "served": False}, "Finished: 2 of 9 rounds"),
+    ):
+        state = study_state(**(now | change))
+        assert headline(status | {"state": state, "error": "too few sites"}) == line
+    assert headline(status | {"state": "interrupted", "rounds_done": 0}) == "Interrupted before round 1"
+    states = [site_state(last, silent=silent) for last in ("unseen", "late", "refused") for silent in (False, True)]
+    assert states == ["connected", "silent", "late", "silent", "refused", "refused"]
 
 
 def test_a_disk_is_full_before_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

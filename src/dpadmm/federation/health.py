@@ -297,7 +297,7 @@ def study_alarms(seen: Status, folder: Path) -> Iterator[Alarm]:
     if state in (StudyState.FINISHED, StudyState.ENDED):
         return
     if state in (StudyState.INTERRUPTED, StudyState.STOPPED):
-        since = "" if seen["since"] is None else f" since {seen['since']}"
+        since = "" if seen["since"] is None else f" since {seen['since'][:19]} UTC"
         text = f"{seen['headline']}: no server runs this study{since}"
         which = seen["study"]["hash"][:16], "--folder", folder
         if str(seen["error"]).startswith(CANNOT_CONTINUE):
@@ -310,7 +310,7 @@ def study_alarms(seen: Status, folder: Path) -> Iterator[Alarm]:
         action = f"See {folder.absolute() / 'broker.log'}; the server tries again by itself"
         yield Alarm("not-connected", "error", f"no connection to the broker {seen['live']['broker']}", action)
     if state == StudyState.STALLED:
-        text = f"{seen['headline']}, since {seen['since']}"
+        text = f"{seen['headline']}, since {seen['since'][:19]} UTC"
         action = "Call these sites; the study waits at no cost and continues when enough of them answer"
         yield Alarm("stalled", "error", text, action)
     for site in seen["sites"]:
