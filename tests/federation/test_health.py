@@ -345,6 +345,7 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
         with Journal.open(path) as journal:
             run = coordinator_of(journal)
             run.called, run.stalled = True, ("a", "b")
+            run.stalls[1] = journal.begin_stall("a", 1, "silent")
             for name in ("a", "c"):
                 run.members[name].state = "present"
             snapshot = {key: each for key, each in run.snapshot().items() if key not in ("changes", "events")}

@@ -348,7 +348,8 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
 def health(study_file: ChosenStudy = None, folder: Folder = HERE, only_live: OnlyLive = False) -> None:
     """Print all alarms, for systemd, Docker and Kubernetes. Exit code 0: healthy. 1: not.
 
-    Without STUDY: the broker that dpadmm aggregator broker keeps, and all studies whose server was not stopped.
+    Without STUDY: the broker that dpadmm aggregator broker keeps, and all studies, but those whose server was stopped
+    on purpose.
     """
     from dpadmm.federation.aggregator.server import alarms_of, journals, status_of
 
@@ -356,7 +357,7 @@ def health(study_file: ChosenStudy = None, folder: Folder = HERE, only_live: Onl
     found = [_journal(folder, study_file)] if study_file else journals(folder)
     seen = [status_of(authority, each) for each in found]
     if study_file is None:
-        seen = [each for each in seen if each["live"] is None or each["live"]["running"]]
+        seen = [each for each in seen if each["live"] is None or each["live"]["running"] or each["error"]]
     alarms = alarms_of(authority, seen)
     exit_with_health([each for each in alarms if not only_live or each.code == "not-running"])
 
@@ -415,12 +416,12 @@ def _authority(folder: Path) -> Authority:
 
 
 SHORT = 16
-"""Characters of a hash that name a study in commands."""
+"""Characters of a hash that name a study in commands, and its folder."""
 
 
 def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> Path:
     """The journal of a study, by its file, name or hash; without one, that of the only (unfinished) study."""
-    from dpadmm.federation.aggregator.server import journal_of, overview
+    from dpadmm.federation.aggregator.server import journal_of, journals, overview
     from dpadmm.federation.health import command_line
     from dpadmm.study.study import read_study
 
@@ -429,22 +430,21 @@ def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> P
             start = command_line("aggregator", "serve", study, "--folder", folder)
             raise StudyError(f"{path}: no such journal. To start this study: {start}")
         return path
+    text = "" if study is None else str(study)
+    if len(by_hash := [path for path in journals(folder) if path.parent.name == text[:SHORT]]) == 1:
+        return by_hash[0]  # whatever the state of the other journals is
     listed = overview(folder)
     if study is None:
         what = "study that is not finished" if unfinished else "study"
         found = [each for each in listed if not (unfinished and each["state"] in ("finished", "ended"))]
     else:
-        text, what = str(study), f"study with the file, name or hash {str(study)!r}"
-        found = [each for each in listed if text == each["name"] or _starts(each["hash"], text)]
+        what = f"study with the file, name or hash {text!r}"
+        found = [each for each in listed if each["name"] == text]
     if len(found) == 1:
         return journal_of(folder, found[0]["hash"])
     choices = ", ".join(f"{each['hash'][:SHORT]} ({each['name']}, {each['state']})" for each in found or listed)
     count = f"there is no {what}" if not found else f"there is more than one {what}"
     raise StudyError(f"{folder}: {count}; {f'name one of: {choices}' if choices else 'no study was started here'}")
-
-
-def _starts(hash: str, text: str) -> bool:
-    return len(text) >= 8 and hash.startswith(text)
 
 
 def _log(form: str) -> logging.Logger:
