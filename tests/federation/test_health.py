@@ -244,7 +244,7 @@ def test_the_reference_has_every_state_and_no_other() -> None:
 
 
 def test_the_state_of_a_study_and_its_headline() -> None:
-    now = {"finished": False, "error": "", "served": True, "stalled": False, "started": True}
+    now = {"finished": False, "ended": False, "error": "", "served": True, "stalled": False, "started": True}
     site = {"name": "a", "state": "present"}
     status = {"round": 3, "rounds_done": 2, "study": {"n_rounds": 9}, "quorum": 1, "sites": [site], "stalled": ["a"]}
     for change, line in (
@@ -254,6 +254,8 @@ def test_the_state_of_a_study_and_its_headline() -> None:
         ({"served": False, "stalled": True}, "Interrupted after round 2 of 9"),
         ({"error": "too few sites", "served": False}, "Stopped after round 2 of 9: too few sites"),
         ({"finished": True, "error": "late", "served": False}, "Finished: 2 of 9 rounds"),
+        ({"ended": True, "error": "late", "served": False, "stalled": True}, "Ended for good after round 2 of 9"),
+        ({"ended": True, "finished": True}, "Finished: 2 of 9 rounds"),
     ):
         state = study_state(**(now | change))
         assert headline(status | {"state": state, "error": "too few sites"}) == line
