@@ -87,6 +87,7 @@ class Site:
                 assert self.responder.accept(GAPS) is not None
             assert self.state is state
             assert self.responder.obstacles() == {}
+            assert self.responder.rounds() == {GAPS.hash: max(self.account.rounds)}
             answered = set(self.account.rounds)
             for round in range(1, ROUNDS + 1):
                 if round not in answered:

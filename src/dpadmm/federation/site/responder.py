@@ -81,6 +81,8 @@ class Responder:
         self._active: dict[str, ActiveStudy] = {}
         self._closed: dict[str, str] = {}
         """Studies that get no new answer, with the kind of their ending in the ledger."""
+        self._last_rounds: dict[str, int] = {}
+        """The last answered rounds of closed studies."""
         self._unrecorded: dict[str, Ending] = {}
         """Endings that the ledger could not record yet."""
         self._not_enrolled: dict[str, Refused] = {}
@@ -144,8 +146,9 @@ class Responder:
         return self.is_open and not failed
 
     def rounds(self) -> dict[str, int]:
-        """The last round of every study; does not wait while one is answered."""
-        return {name: active.agent.last_round for name, active in list(self._active.items())}
+        """The last answered round of every study; does not wait while one is answered."""
+        active = {name: each.agent.last_round for name, each in list(self._active.items())}
+        return self._last_rounds | active
 
     def endings(self) -> dict[str, str]:
         """The kinds of ending of closed studies, by study."""
@@ -239,11 +242,12 @@ class Responder:
 
     def _close_if_answered(self, study: str) -> bool:
         """Close a study if no later round can be requested; whether it is closed."""
-        account = None if self._guard is None else self._guard.book.accounts.get(study)
-        if account is not None and account.closed:
-            self._closed[study] = account.ending
-        elif account is not None and max(account.rounds, default=0) >= self._accepted[study].training.planned_rounds:
-            self._close(study, "finish")
+        if self._guard is not None and (account := self._guard.book.accounts.get(study)) is not None:
+            last = max(account.rounds, default=0)
+            if account.closed:
+                self._closed[study], self._last_rounds[study] = account.ending, last
+            elif last >= self._accepted[study].training.planned_rounds:
+                self._close(study, "finish")
         return study in self._closed
 
     def _close(self, study: str, ending: Ending) -> None:
@@ -256,6 +260,7 @@ class Responder:
             return
         try:
             self._guard.leave(study, ending)
+            self._last_rounds[study] = max(self._guard.book.accounts[study].rounds, default=0)
         except Refusal as refusal:
             if refusal.code != "study-unknown":  # that reserved nothing
                 self._log_limited(study, f"over, but still open in the ledger; it is tried again: {refusal}", ERROR)
