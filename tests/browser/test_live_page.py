@@ -23,12 +23,12 @@ new PerformanceObserver(list => {
 pytestmark = pytest.mark.usefixtures("left_empty")
 
 
-def test_a_run_from_waiting_to_done(browser, page, run):
+def test_a_run_from_waiting_to_finished(browser, page, run):
     show(browser, page)
     assert browser.js(text("name")) == "Income above 50,000"
     assert browser.js(text("hash")) == "0123456789ab"
-    assert browser.js(text("state-words")) == "Waiting for sites: 0 of 10 sites connected, 7 needed"
-    assert sites(browser)["site-03"] == ["– unseen", "0 of 100", "0.000 of 1", "never"]
+    assert browser.js(text("state-words")) == "Waiting for sites: 0 of 10 present, 7 needed"
+    assert sites(browser)["site-03"] == ["– silent", "0 of 100", "0.000 of 1", "never"]
     assert "41.7000 in round 1 (moments), 65.5000 from round 2 on" in browser.js(text("facts"))
     browser.js(SHIFTS)
 
@@ -55,14 +55,64 @@ def test_a_run_from_waiting_to_done(browser, page, run):
     run.turn(2, "present")
     run.turn(4, "refused", code="budget-cap")
     run.play(50)
-    wait(browser, text("state-words"), "Done: all 100 rounds")
+    wait(browser, text("state-words"), "Finished: 100 of 100 rounds")
     assert sites(browser)["site-03"] == ["✓ present", "90 of 100", "0.947 of 1", "just now"]
     assert sites(browser)["site-05"][0] == "✗ refused budget-cap"
     assert browser.js(text("left")) == "–"
-    assert browser.js("document.title") == "done · Income above 50,000"
+    assert browser.js("document.title") == "finished · Income above 50,000"
     assert browser.js("shifted") == []
     assert browser.problems() == []
     assert {address.split("?")[0] for address in browser.requests()} == {f"http://127.0.0.1:{page.port}/live"}
+
+
+def test_a_stall_is_the_headline_with_its_alarms_and_without_a_time_left(browser, page, run):
+    run.arrive()
+    run.play(40)
+    show(browser, page)
+    assert browser.js("document.getElementById('alarms').checkVisibility()") is False
+    green = browser.js("getComputedStyle(document.querySelector('#line .dot')).backgroundColor")
+    run.stall(2, 6)
+    wait(browser, text("state-words"), "Stalled in round 41 of 100: site-03 silent, site-07 silent")
+    assert browser.js(text("since")).startswith("since ")
+    assert browser.js("document.getElementById('state').dataset.state") == "stalled"
+    assert (browser.js(text("line-words")), browser.js("document.getElementById('line').dataset.line")) == (
+        "Stalled",
+        "alarm",
+    )
+    assert browser.js("getComputedStyle(document.querySelector('#line .dot')).backgroundColor") != green
+    assert [browser.js(text(name)) for name in ("left", "ends", "deadline")] == ["–", "", "–"]
+    assert sites(browser)["site-03"][0] == "– silent"
+    assert browser.js("document.title") == "stalled · Income above 50,000"
+    cells = (
+        "[...document.querySelectorAll('#alarm-rows li')].map(row => [...row.lastChild.children].map(e => e.innerText))"
+    )
+    (stalled, what), (cloned, todo, command) = browser.js(cells)
+    assert stalled.startswith("Error, stalled: Stalled in round 41 of 100: site-03 silent, site-07 silent, since 20")
+    assert what == "Call these sites."
+    assert cloned.startswith("Warning, site-cloned: two agents")
+    assert todo.endswith("must be revoked:")
+    assert command == run.alarms[1]["command"]
+    run.resume()
+    wait(browser, text("line-words"), "Live")
+    assert browser.js(text("state-words")) == "Running: round 41 of 100"
+    assert browser.js("document.getElementById('alarms').checkVisibility()") is False
+    assert browser.problems() == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [320, 390, 1440])
+def test_a_stalled_run_fits_and_reads(browser, dark, width):
+    run = LiveRun(n_sites=8)
+    run.arrive()
+    run.play(40)
+    run.stall(0, 1, 2, 3, 4, 5)
+    with Page(run) as page:
+        browser.open(page.url, width=width, dark=dark)
+        wait(browser, text("line-words"), "Stalled")
+        assert browser.js(text("state-words")).endswith("site-05 silent, 1 more")
+        assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
+        assert browser.js(CONTRAST) == []
+        assert browser.problems() == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -74,7 +124,7 @@ def test_it_fits_and_reads(browser, dark, width):
     run.turn(2, "absent")
     run.turn(3, "refused", code="request-malformed")
     run.turn(4, "revoked")
-    run.sites[5]["state"] = "unseen"
+    run.turn(5, "connected")
     run.sites[6]["name"] = "a" * 40
     run.say("x" * 300, "error")
     run.play(640)
@@ -168,7 +218,7 @@ def test_it_comes_back_after_a_restart(browser, run):
         assert browser.js(text("rounds")) == "15 of 100"
         assert not browser.js("document.getElementById('lost').checkVisibility()")
         run.play(85)
-        wait(browser, text("state-words"), "Done: all 100 rounds")
+        wait(browser, text("state-words"), "Finished: 100 of 100 rounds")
     wait(browser, text("line-words"), "Ended")  # a run that is done needs no alarm
     assert "has stopped" in browser.js(text("lost"))
     with Page(run, port=page.port):
@@ -229,7 +279,7 @@ OTHERS = [
     {
         "name": "Readmission",
         "hash": "ab" * 32,
-        "state": "done",
+        "state": "finished",
         "rounds_done": 200,
         "n_rounds": 200,
         "sites_present": None,
@@ -262,7 +312,7 @@ def test_several_studies_of_an_aggregator_are_listed_with_their_dates(browser, p
     cells = "[...document.querySelectorAll('#study-rows tr')].map(row => [...row.cells].map(cell => cell.textContent))"
     own, readmission, stay = browser.js(cells)
     assert own[:4] == ["Income above 50,000 (this page)", "◌ waiting", "0 of 100", "10 of 10"]
-    assert readmission[:4] == ["Readmission", "✓ done", "200 of 200", "– of 5"]
+    assert readmission[:4] == ["Readmission", "✓ finished", "200 of 200", "– of 5"]
     assert readmission[4].startswith("2 Nov 2025, ")
     assert readmission[5].startswith("3 Nov 2025, ")
     assert stay[:4] == ["<b>Stay</b>", "▲ stalled", "17 of 300", "1 of 4"]
@@ -314,7 +364,7 @@ def test_paper_shows_everything(browser, page, run):
     shown = "[...document.querySelectorAll('{}')].filter(each => each.checkVisibility()).length"
     assert browser.js(shown.format("#event-rows li")) == len(run.events)
     wait(browser, shown.format("#values-rows tr"), 25)
-    assert browser.js(shown.format(".words dd")) == 7
+    assert browser.js(shown.format(".words dd")) == 8
     assert browser.js(text("hash")) == run()["study"]["hash"]
     inside = (
         "[...document.querySelectorAll('.scroll, .values')].every(each => each.scrollHeight <= each.clientHeight + 1)"

@@ -242,7 +242,7 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
     assert figures["limits"]["secure_aggregation"] == {"epsilon_alone": 2.0, "min_honest": 2, "min_withstood": 1}
     assert figures["promised_alone"]["mu_squared"] == 2 * figures["promised"]["mu_squared"]
     left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
-    assert "It spent ε 0.0000 (0.0000 if all other sites work together)" in left
+    assert "It is charged with ε 0.0000 (0.0000 if all other sites work together)" in left
 
 
 REFUSED = {
@@ -466,15 +466,15 @@ def test_enrolled_and_left_twice_say_so(cli, begun, study_file):
     again = text_of(cli("agent", "enrol", study_file, "--site", begun).succeeded())
     assert again.startswith("Already enrolled, nothing changed: repayment")
     left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
-    assert left.startswith("Left: repayment")
+    assert left.startswith("repayment of [red]loans[/red], after 0 rounds: Left. ")
     assert "statement charges all planned rounds" in left
     before = read_ledger(begun.parent / "ledger").fingerprint
     again = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
-    assert again.startswith("Already left, nothing changed: repayment")
+    assert again.startswith("repayment of [red]loans[/red], after 0 rounds: Left before; nothing changed.")
     assert read_ledger(begun.parent / "ledger").fingerprint == before
     refused = cli("agent", "enrol", study_file, "--site", begun)
     assert refused.code == 2
-    assert "this study was left here before, which is for good; under another name" in refused.err
+    assert "this study was closed here before, which is for good; under another name" in refused.err
 
 
 def test_a_missing_ledger_names_the_command_that_begins_it(cli, site_file, study_file):
@@ -541,8 +541,8 @@ def test_declining_what_is_reserved_ends_it_and_says_so(cli, begun, study_file, 
     told = declined(cli, begun, study_file)
     assert "Nothing was reserved" not in told
     assert "Declined. It was enrolled, and is left now: it gets no more answers" in told
-    assert f"in {n_rounds} rounds; nothing more is reserved" in told
-    assert ("It spent ε 0.0000" in told) == (n_rounds == 0)
+    assert f"It answered {n_rounds} rounds." in told
+    assert ("It is charged with ε 0.0000" in told) == (n_rounds == 0)
     ended = account(begun, study_file)
     assert ended.closed
     assert len(ended.rounds) == n_rounds
@@ -555,7 +555,7 @@ def test_declining_what_is_reserved_ends_it_and_says_so(cli, begun, study_file, 
         assert refused.err.endswith("[study-changed]\n")
     before = read_ledger(begun.parent / "ledger").fingerprint
     again = declined(cli, begun, study_file)
-    assert "Already left, nothing changed" in again
+    assert "Left before; nothing changed" in again
     assert "Nothing was reserved" not in again
     assert read_ledger(begun.parent / "ledger").fingerprint == before
     assert decision(begun, study_file) == "left"

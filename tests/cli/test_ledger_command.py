@@ -63,7 +63,7 @@ def test_show_says_what_is_spent_reserved_and_left(cli, folder):
         else:
             assert epsilon <= shown_epsilon * (1 + 1e-9) <= epsilon + 1.1e-4  # never understated
     assert "open" in answer.out
-    assert "closed" in answer.out
+    assert "left" in answer.out
     assert "[red]" in answer.out
     assert "…" not in answer.out
 
@@ -71,7 +71,7 @@ def test_show_says_what_is_spent_reserved_and_left(cli, folder):
 def test_show_as_json_at_another_delta(cli, folder):
     answer = cli("ledger", "show", folder, "--delta", "1e-3", "--json").succeeded().json
     assert answer["totals"]["spent"] == {"mu_squared": 0.75, "epsilon": exact_epsilon(0.75**0.5, 1e-3)}
-    assert [study["state"] for study in answer["studies"]] == ["open", "closed"]
+    assert [study["state"] for study in answer["studies"]] == ["open", "left"]
     assert [study["releases"] for study in answer["studies"]] == [2, 1]
 
 
@@ -316,7 +316,7 @@ def test_a_copy_is_made_and_restored_at_the_price_that_is_said(cli, tmp_path):
     assert "the limit was at most ε 9.0000 at δ = 1e-05, and person.rows at most 1. These are the highest" in said
     assert "all other sites" not in said
     shown = json.loads(cli("ledger", "show", site.ledger, "--json").succeeded().out)
-    assert [each["state"] for each in shown["studies"]] == ["closed", "closed"]
+    assert [each["state"] for each in shown["studies"]] == ["charged", "charged"]
     assert shown["studies"][1]["about"] == {"name": "what may have been released since the copy of the ledger"}
     cli("ledger", "verify", site.ledger).succeeded()
     nothing = cli("ledger", "restore", *here).succeeded()

@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 import subprocess
+from contextlib import closing
 from dataclasses import fields
 from itertools import product
 
@@ -16,6 +17,7 @@ import dpadmm
 from dpadmm._base.errors import Refusal, StudyError, Unavailable
 from dpadmm.cli import main
 from dpadmm.cli.simulate_options import RUN_OPTIONS
+from dpadmm.federation.aggregator.journal import JournalError
 
 OPTIONS = {
     "demo": ["--data", "--output", "--json"],
@@ -110,6 +112,21 @@ def test_a_closed_pipe_is_no_traceback(command):
     assert done.stderr == b""
 
 
+def database_error(statements):
+    """The error of statements in a database that has room for four pages."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("PRAGMA max_page_count = 4")
+        with pytest.raises(sqlite3.OperationalError) as caught:
+            database.executescript(statements)
+    return caught.value
+
+
+def journal_error(cause):
+    error = JournalError("the journal cannot be used")
+    error.__cause__ = cause
+    return error
+
+
 def test_the_exit_code_tells_what_may_heal_from_what_a_person_has_to_cure(cli, monkeypatch):
     """Services are started again after 75, and not after 2."""
 
@@ -118,8 +135,12 @@ def test_the_exit_code_tells_what_may_heal_from_what_a_person_has_to_cure(cli, m
         error.__cause__ = cause
         return error
 
+    full, gone = database_error("CREATE TABLE t (a); INSERT INTO t VALUES (zeroblob(100000))"), database_error("wrong")
     for error, code in [
         (Unavailable("two sites are missing"), 75),
+        (journal_error(full), 75),
+        (journal_error(gone), 2),
+        (journal_error(sqlite3.DatabaseError("damaged")), 2),
         (OSError(errno.ENOSPC, "full", "journal"), 75),
         (OSError(errno.ENETUNREACH, "no network"), 75),
         (refusal("ledger-locked", BlockingIOError(errno.EAGAIN, "held")), 75),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 import signal
@@ -11,8 +12,16 @@ import pytest
 from federations import Federation, agent_process, small_study, wait_for
 
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.health import agent_alarms, read_status
-from dpadmm.federation.site.decisions import decide
+from dpadmm.federation.health import (
+    STALE_AFTER,
+    STATUS,
+    AggregatorStatus,
+    agent_alarms,
+    is_live,
+    read_status,
+    seconds_since,
+)
+from dpadmm.federation.site.decisions import accept, decide
 from dpadmm.site.backup import restore
 from dpadmm.site.site import read_site
 from dpadmm.trusted.ledger import DATABASE, read_ledger
@@ -121,7 +130,8 @@ def test_an_old_ledger_put_back(tmp_path: Path) -> None:
         shutil.copytree(old, ledger)
         restore(all.sites["a"], None, [])  # the owner says so, at the price of the whole study
         all.start("a")
-        wait_for(lambda: "enrolment refused (study-changed)" in all.log("a"))
+        wait_for(lambda: "a: refused: study-closed" in all.events())
+        wait_for(lambda: not {"ledger-behind", "study-blocked"} & set(alarms_at(tmp_path / "a")))
         account = read_ledger(ledger).accounts[all.study.hash]
         assert float(account.spent) == account.reservation.mu_squared
 
@@ -133,7 +143,7 @@ def limited(pid: int, size: int) -> None:
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="files of another process cannot be limited")
 def test_full_disks(tmp_path: Path) -> None:
-    with Federation(tmp_path, small_study(40, **ALL_TIMES)) as all:
+    with Federation(tmp_path, small_study(40, **ALL_TIMES), limit=9.0) as all:
         all.accept()
         all.begin()
         all.start()
@@ -144,21 +154,42 @@ def test_full_disks(tmp_path: Path) -> None:
         limited(all.serve().pid, 120_000)
         wait_for(lambda: "a: refused: ledger-failed" in all.events())
         assert "(ledger-failed)" in all.log("a")
+        wait_for(lambda: "ledger-closed" in alarms_at(tmp_path / "a"))
+        assert "not-running" not in alarms_at(tmp_path / "a")
         assert all.rounds_done == 0
         limited(agent, resource.RLIM_INFINITY)
-        assert all.finished() == 2  # now it is the journal that cannot grow
+        assert all.finished() == 75  # the journal cannot grow: a service starts it again
         assert 0 < all.rounds_done < 40
         assert "a: reconnected" in all.events()
         assert "closed rounds are safe: fix the cause, then resume" in " ".join(all.said.split())
         assert "Traceback" not in all.said
         all.serve()
         assert all.finished() == 0
+        other = small_study(5, name="other")
+        accept(all.sites["a"], other)
         limited(agent, 20_000)  # to leave must be written down, too
-        decide(tmp_path / "a", all.study, "left")
+        decide(tmp_path / "a", other, "left")
         wait_for(lambda: "left, but still open in the ledger" in all.log("a"))
         assert all.agents["a"].running()
         limited(agent, resource.RLIM_INFINITY)
         all.check()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="files of another process cannot be limited")
+def test_a_broker_on_a_full_disk_is_reported_as_running(tmp_path: Path, process) -> None:
+    with Federation(tmp_path, small_study()) as all:
+        keeper, status = all.keep_broker(), all.authority.folder / STATUS
+        wait_for(lambda: status.exists() and is_live(read_status(status, AggregatorStatus)))
+        limited(keeper.pid, 10)
+        wait_for(lambda: seconds_since(json.loads(status.read_text())["at"]) > STALE_AFTER)
+        health = process("aggregator", "health", "--folder", all.authority.folder)
+        assert "not-running" not in health.out
+        shown = process("aggregator", "status", "--folder", all.authority.folder).succeeded()
+        assert "The broker is running" in shown.out
+        limited(keeper.pid, resource.RLIM_INFINITY)
+        keeper.kill()
+        keeper.wait()
+        wait_for(lambda: process("aggregator", "health", "--folder", all.authority.folder).code == 1)
 
 
 def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:

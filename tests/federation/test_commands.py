@@ -170,7 +170,7 @@ def _a_study(land: Land) -> None:
     serving = land.start("aggregator", "serve", "study.toml", "--folder", "hub", "--no-page")
     assert serving.wait(90) == 0
     (land.folder / "public.csv").unlink()  # from here on nobody needs it
-    assert f"done: {ROUNDS} of {ROUNDS} rounds" in (land.folder / "outputs").read_text()
+    assert f"Finished: {ROUNDS} of {ROUNDS} rounds" in (land.folder / "outputs").read_text()
     seen = json.loads(land.said("aggregator", "status", "--folder", "hub", "--json"))
     assert [(site["name"], site["answered"]) for site in seen["sites"]] == [(name, ROUNDS) for name in SITES]
     for name in SITES:
@@ -214,7 +214,7 @@ def _leaving_while_the_agent_runs(land: Land) -> None:
     site = ("--site", "north/site.toml")
     land.said("agent", "enrol", "second.toml", *site)
     wait_for(lambda: len(land.status("north")["studies"]) == 2)
-    assert "Left: second after 0 rounds" in land.said("agent", "leave", "second", *site)
+    assert "second, after 0 rounds: Left." in land.said("agent", "leave", "second", *site)
     assert read_ledger(land.folder / "north" / "ledger").accounts[second.hash].closed
     assert "for good" in land.refused("agent", "enrol", "second.toml", *site)
 
@@ -236,26 +236,26 @@ def _declining_while_the_agent_runs(land: Land) -> None:
     site, ledger = ("--site", "west/site.toml"), land.folder / "west" / "ledger"
     third = read_study(land.folder / "third.toml")
     assert "Enrolled: third" in land.said("agent", "enrol", "third.toml", *site)  # the newest decision counts
-    wait_for(lambda: _decisions(land, "west").get(third.hash) == "accepted")
+    wait_for(lambda: _states(land, "west").get(third.hash) == "active")
     told = " ".join(land.said("agent", "review", "third.toml", *site, "--decline").split())
     assert "It was enrolled, and is left now" in told
     assert "Nothing was reserved" not in told
     assert read_ledger(ledger).accounts[third.hash].closed
-    wait_for(lambda: _decisions(land, "west").get(third.hash) == "left")
+    wait_for(lambda: _states(land, "west").get(third.hash) == "left")
     assert "for good" in land.refused("agent", "enrol", "third.toml", *site)
 
     (land.folder / "fourth.toml").write_text(STUDY.replace("three hospitals", "fourth").replace("3.0", "90.0"))
     fourth = read_study(land.folder / "fourth.toml")
     decide(land.folder / "west", fourth, "accepted")  # beyond the limits: the agent cannot enrol it
-    wait_for(lambda: _decisions(land, "west").get(fourth.hash) == "accepted")
+    wait_for(lambda: _states(land, "west").get(fourth.hash) == "blocked")
     told = " ".join(land.said("agent", "review", "fourth.toml", *site, "--decline").split())
     assert "Declined, and recorded with the date. Nothing was reserved." in told
-    assert _decisions(land, "west")[fourth.hash] == "declined"
+    assert _states(land, "west")[fourth.hash] == "declined"
     assert fourth.hash not in read_ledger(ledger).accounts
 
 
-def _decisions(land: Land, name: str) -> dict[str, str]:
-    return {each["hash"]: each["decision"] for each in land.status(name)["studies"]}
+def _states(land: Land, name: str) -> dict[str, str]:
+    return {each["hash"]: each["state"] for each in land.status(name)["studies"]}
 
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [

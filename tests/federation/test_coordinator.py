@@ -199,7 +199,8 @@ def test_strangers_are_not_read(make: Any) -> None:
     table = make()
     table.begin("a", "b", "c")
     table.say("d", 1.0)
-    assert table.told[-1] == "d: its message was ignored: it is not a member of this study, or was revoked"
+    text = "its message was ignored: it is not a member of this study, or was revoked"
+    assert table.told[-1] == f"unknown site: d: {text}"
     assert table.run.answered_now() == set()
 
 
@@ -425,13 +426,15 @@ def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(
     assert not run.over(59.9), "the deadline is that of rounds"
     assert run.over(60.0)
     clock.now = 5.0  # all are silent now
-    table.refuse("b", "study-unknown")
+    table.refuse("b", "ledger-failed")
     run.seen = {"b": Seen(5.0, 0.0), "c": Seen(5.0, 0.0)}
     assert not run.over(59.9)
     with pytest.raises(Unavailable, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
         run.over(60.0)
-    assert "a: gone since 20" in str(told.value)
-    assert "b: refused (study-unknown); c: connected, but has not accepted the study." in str(told.value)
+    assert "a: silent since 20" in str(told.value)
+    assert "b: refused: ledger-failed; c: connected, but has not answered: it may not have accepted the study" in str(
+        told.value
+    )
     clock.now = 1.0
     table.here("b", "c")
     run.begin()
@@ -465,23 +468,88 @@ def test_a_round_is_stalled_once_too_many_are_silent_or_refuse_or_it_takes_too_l
     table.say("a", 1.0)
     table.say("b", 1.0)
     assert at(50.0) == ()
-    told = [text for text in table.told if "stalled" in text]
-    assert told[0].startswith("stalled in round 1. b: gone since 20")
-    assert told[1:] == ["no longer stalled, in round 1"], "and what repeats within a minute is folded"
+    told = [text.partition(" since 20")[0] for text in table.told if "stall" in text]
+    ends = [f"{name}: stall of round 1 ended, after 0 s" for name in "abc"]
+    slow = [f"{name}: round 1 stalled: connected, but does not answer" for name in "abc"]
+    gone = [f"{name}: round 1 stalled: silent" for name in "bc"]
+    assert told == [*gone, *ends[1:], *slow, *ends], "each stall of each site, although they are seconds apart"
+
+
+def test_a_refusal_is_an_event_when_it_begins_and_when_its_code_changes(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, table = Seconds(monkeypatch), make(SOME)
+    table.begin("a", "b", "c")
+    for clock.now in range(1, 200):
+        table.refuse("a", "ledger-failed")
+        table.refuse("b", "ledger-failed")
+    table.refuse("a", "ledger-behind")
+    table.say("a", 1.0)
+    table.refuse("a", "ledger-behind")
+    assert [text for text in table.told if text.startswith(("a: re", "b: re"))] == [
+        "a: refused: ledger-failed",
+        "b: refused: ledger-failed",
+        "a: refused: ledger-behind",
+        "a: reconnected",
+        "a: refused: ledger-behind",
+    ]
+
+
+def test_every_missed_round_of_every_site_is_in_the_journal(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four incidents at three sites within seconds: none hides another."""
+    table = make(replace(SOME, training={**TRAINING, "n_rounds": 12}))
+    Seconds(monkeypatch)
+    table.begin("a", "b", "c")
+    for missing in ("a", "", "b", "", "c", "", "a"):
+        for site in "abc":
+            if site != missing:
+                table.say(site, 1.0)
+        table.run.close_round(0.1)
+    missed = [f"{site}: missed the deadline of round {k}" for site, k in (("a", 1), ("b", 3), ("c", 5), ("a", 7))]
+    back = [f"{site}: reconnected" for site in "abc"]
+    assert [text for text in table.told if "missed" in text] == missed
+    assert [text for text in table.told if "reconnected" in text] == back
+
+
+def test_stalls_are_stored_with_their_ends_and_a_restart_ends_those_that_are_open(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, table = Seconds(monkeypatch), make(SOME)
+    table.begin("a", "b", "c")
+    table.run.opened, clock.now = 1.0, 31.1
+    table.run.watch()
+    table.say("b", 1.0)
+    table.run.watch()  # b and c: the round needs two answers
+    stalls = {stall.site: stall for stall in table.journal.stalls()}
+    assert set(stalls) == {"a", "b", "c"}
+    assert stalls["a"].end is stalls["c"].end is None
+    assert (stalls["b"].end or "") >= stalls["b"].start
+    assert stalls["b"].reason.startswith("silent since")
+    shown = table.run.snapshot()
+    assert (shown["state"], shown["since"]) == ("stalled", stalls["a"].start)
+    assert shown["stalls"][1] == stalls["b"]._asdict()
+    table.journal.close()
+    again = make()
+    again.run.watch()
+    assert all(stall.end is not None for stall in again.journal.stalls())
+    assert again.run.snapshot()["stalls"] == [stall._asdict() for stall in again.journal.stalls()]
 
 
 def test_of_what_repeats_there_is_a_line_a_minute_with_its_number(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, table = Seconds(monkeypatch), make(SOME)
     table.begin("a", "b", "c")
     for clock.now in range(1, 62):
-        table.refuse("a", "ledger-failed")
-    told = [text for text in table.told if "ledger-failed" in text]
-    assert told[0] == "a: refused: ledger-failed"
-    assert told[1].startswith("a: refused: ledger-failed (61 times since 20")
+        table.run.note_counted("warning", "a", "wrong")
+    told = [text for text in table.told if "wrong" in text]
+    assert told[0] == "a: wrong"
+    assert told[1].startswith("a: wrong (61 times since 20")
     assert len(told) == 2
     for n in range(100):
-        table.run.note("warning", "b", f"lie {n}")
-    assert sum("lie" in text for text in table.told) == 20
+        table.run.note_counted("warning", "b", f"lie {n}")
+        table.run.note_limited("info", "c", "reconnected")
+    for site, text in (("b", "lie"), ("c", "reconnected")):
+        assert sum(text in told for told in table.told) == 20
+        assert table.told.count(f"{site}: more than 20 different events in a minute; the others are left out") == 1
 
 
 def test_a_site_that_is_away_for_ten_rounds_leaves_the_mean_which_is_said(make: Any) -> None:
@@ -494,7 +562,7 @@ def test_a_site_that_is_away_for_ten_rounds_leaves_the_mean_which_is_said(make: 
         left = [site["name"] for site in table.run.snapshot()["sites"] if site["left_out"]]
         assert left == (["c"] if k >= 11 else [])
         assert np.array_equal(table.run.consensus, mean(1.0) if k >= 11 else mean(1.0, 1.0, 4.0))
-    text = "c: away for 10 rounds, so it left the mean: the model is that of the others until it is back"
+    text = "c: missed 10 rounds and left the mean: the model is that of the others until it is back"
     assert table.told.count(text) == 1
 
 
@@ -512,7 +580,9 @@ def test_an_older_journal_is_brought_up_to_date_as_a_whole_and_a_newer_one_is_no
     monkeypatch.setattr(journals, "VERSION_HERE", 3)
     steps = {1: "ALTER TABLE events ADD COLUMN site TEXT; UPDATE events SET site = 'x'", 2: "SELECT broken"}
     monkeypatch.setattr(journals, "MIGRATIONS", steps)
-    with pytest.raises(JournalError, match="an older version of dpadmm wrote it: dpadmm aggregator resume"):
+    with pytest.raises(
+        JournalError, match="an older version of dpadmm wrote it: to update it: dpadmm aggregator resume"
+    ):
         Journal.open(path, read_only=True)
     with pytest.raises(JournalError, match="broken"):
         Journal.open(path)

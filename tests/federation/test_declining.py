@@ -94,7 +94,7 @@ def test_of_a_study_that_never_took_part_nothing_is_said(responder: Responder, t
 def test_one_that_could_not_be_enrolled_is_not_tried_again(responder: Responder, tmp_path: Path) -> None:
     wrong = other_study(n_rounds=10**4)
     assert responder.accept(wrong) is not None
-    assert said(responder, wrong, call(wrong)) == "study-unknown"
+    assert said(responder, wrong, call(wrong)) == "study-blocked"
     responder.leave(wrong, declined=True)
     assert said(responder, wrong, call(wrong)) is None
     assert wrong.hash not in responder._accepted

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -28,10 +29,9 @@ from dpadmm._base.errors import StudyError
 from dpadmm.cli import main
 from dpadmm.federation import health
 from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.server import begin, overview, overview_every
+from dpadmm.federation.aggregator.server import begin, every, overview
 from dpadmm.federation.aggregator.sums import coordinator_of
 from dpadmm.federation.health import (
-    Alarm,
     agent_alarms,
     hub_alarms,
     metrics_address,
@@ -40,6 +40,7 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.pki.authority import Authority, url_of
+from dpadmm.federation.states import SiteState, StudyState, headline, site_state, study_state
 
 
 def command(*words: object) -> tuple[object, str]:
@@ -94,7 +95,13 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 await asyncio.to_thread(within, 20.0, lambda: status()["stalled"] == list(NAMES))
                 seen = await asyncio.to_thread(status)
                 assert [each["code"] for each in seen["alarms"] if each["level"] == "error"] == ["stalled"]
-                assert {site["name"] for site in seen["sites"] if site["silent"]} == set(NAMES)
+                assert [site["state"] for site in seen["sites"]] == ["silent"] * 3
+                where = f"Stalled in round {seen['round']} of 5000: a silent, b silent, c silent"
+                assert (seen["state"], seen["headline"]) == ("stalled", where)
+                assert seen["since"] == min(stall["start"] for stall in seen["stalls"])
+                assert (seen["seconds_left"], seen["deadline_in"], seen["stalls"][-1]["end"]) == (None, None, None)
+                for words in (("status", *folder), ("health", *folder)):
+                    assert where in command("aggregator", *words)[1]
                 assert command("aggregator", "health", *folder)[0] == 1
                 assert command("aggregator", "health", *folder, "--live")[0] == 0
                 assert 'dpadmm_alarm{code="stalled",level="error"} 1' in scraped(metrics)
@@ -104,8 +111,18 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 assert command("aggregator", "health", *folder)[0] == 0
                 assert "dpadmm_alarm{" not in scraped(metrics).replace('code="disk-small"', "")
                 told = [json.loads(line) for line in all.said.splitlines() if line.startswith("{")]
-                assert any(each["level"] == "error" and each["text"].startswith("stalled") for each in told)
-                assert any(each["text"].startswith("no longer stalled") for each in told)
+                for name in NAMES:
+                    start, end = [each for each in told if re.match(rf"{name}: .*stall", each["text"])]
+                    assert start["level"] == "error"
+                    assert re.match(rf"{name}: round \d+ stalled: silent since 20", start["text"])
+                    assert re.match(rf"{name}: stall of round \d+ ended, after \d+ s", end["text"])
+                stalls = (await asyncio.to_thread(status))["stalls"]
+                assert [stall["site"] for stall in stalls] == list(NAMES)
+                assert not [stall for stall in stalls if stall["start"] > stall["end"]]
+                shown = command("aggregator", "status", *folder)[1]
+                for stall in stalls:
+                    line = f"{stall['site']} {stall['round']} {stall['start'][:19]} {stall['end'][:19]}"
+                    assert line in " ".join(shown.split())
                 all.aggregator.send_signal(signal.SIGSTOP)  # it holds its lock, and lives no more
                 await asyncio.to_thread(within, 30.0, lambda: not status()["served"])
                 assert command("aggregator", "health", *folder, "--live")[0] == 1
@@ -139,20 +156,26 @@ def agent_status(**more: object) -> dict[str, Any]:
         "connection_since": "2026-01-01T00:00:00+00:00",
         "aggregator_silent": False,
         "clock_difference": 0.5,
-        "ledger_open": True,
+        "ledger_works": True,
         "lease": "held",
         "contested": False,
         "site": "north",
         "broker": "tls://study.example.org:4222",
         "certificate_expires": later(days=90),
+        "problems": [],
         "studies": [],
     }
     return {**fine, **more}
 
 
 def study_status(**more: object) -> dict[str, Any]:
-    fine = {"name": "s", "hash": "ab" * 32, "decision": "accepted", "answering": True, "refusal": None}
+    fine = {"name": "s", "hash": "ab" * 32, "state": "active", "reason": None}
     return {**fine, "last_round": 1, "n_rounds": 9, "asked_at": None, "deadline_at": None, **more}
+
+
+OF_A_STUDY = ("data-changed", "study-unfit", "policy-rounds", "round-gap", "release-failed", "decision-missing")
+OF_THE_SITE = ("ledger-failed", "ledger-behind", "cloned", "not-connected", "decision-unusable")
+"""Reasons why a study is blocked that have an alarm of their own."""
 
 
 def later(**time: float) -> str:
@@ -169,7 +192,7 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(connected=False, connection_since=later(seconds=-61)), [("not-connected", "error")]),
         (agent_status(connected=False, connection_since=later(seconds=-50)), [("not-connected", "warning")]),
         (agent_status(aggregator_silent=True), [("aggregator-silent", "warning")]),
-        (agent_status(ledger_open=False), [("ledger-closed", "error")]),
+        (agent_status(ledger_works=False), [("ledger-closed", "error")]),
         (agent_status(certificate_expires=later(days=29)), [("certificate", "warning")]),
         (agent_status(certificate_expires=later(days=-1)), [("certificate", "error")]),
         (agent_status(clock_difference=-61.0), [("clock", "warning")]),
@@ -178,8 +201,13 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(lease="cloned"), [("cloned", "error")]),
         (agent_status(contested=True), [("cloned", "error")]),
         (agent_status(studies=[study_status()]), []),
-        (agent_status(studies=[study_status(refusal="data-changed")]), [("not-enrolled", "error")]),
-        (agent_status(studies=[study_status(refusal="data-changed", decision="left")]), []),
+        *(
+            (agent_status(studies=[study_status(state="blocked", reason=each)]), [("study-blocked", "error")])
+            for each in OF_A_STUDY
+        ),
+        *((agent_status(studies=[study_status(state="blocked", reason=each)]), []) for each in OF_THE_SITE),
+        *((agent_status(studies=[study_status(state=each)]), []) for each in ("finished", "ended", "left", "charged")),
+        (agent_status(problems=["studies: others can change it"]), [("study-blocked", "error")]),
     ]
     for seen, expected in causes:
         with case(str(seen)):
@@ -202,6 +230,40 @@ def test_the_runbook_has_an_entry_for_every_alarm_and_for_no_other() -> None:
     assert set(made) == set(get_args(health.AlarmCode)), "no alarm that nothing raises"
 
 
+def test_the_reference_has_every_state_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "states.md").read_text(encoding="utf-8")
+    for title, states in (("Study", StudyState), ("Site", SiteState)):
+        section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        assert re.findall(r"^\| `([a-z]+)` \|", section, re.MULTILINE) == [str(state) for state in states]
+    live = files("dpadmm.federation").joinpath("live")
+    words, legend = (live.joinpath(name).read_text("utf-8") for name in ("words.js", "live.html"))
+    for name, states in (("RUN_SIGNS", StudyState), ("SITE_STATES", SiteState)):
+        (listed,) = re.findall(rf"const {name} = new Map\(\[(.*?)\]\);", words, re.DOTALL)
+        assert set(re.findall(r'\["([a-z]+)",', listed)) == {str(state) for state in states}
+    assert set(re.findall(r"</b> ([a-z]+)</dt>", legend)) == {str(state) for state in SiteState}
+
+
+def test_the_state_of_a_study_and_its_headline() -> None:
+    now = {"finished": False, "ended": False, "error": "", "served": True, "stalled": False, "started": True}
+    site = {"name": "a", "state": "present"}
+    status = {"round": 3, "rounds_done": 2, "study": {"n_rounds": 9}, "quorum": 1, "sites": [site], "stalled": ["a"]}
+    for change, line in (
+        ({}, "Running: round 3 of 9"),
+        ({"started": False}, "Waiting for sites: 1 of 1 present, 1 needed"),
+        ({"stalled": True}, "Stalled in round 3 of 9: a present"),
+        ({"served": False, "stalled": True}, "Interrupted after round 2 of 9"),
+        ({"error": "too few sites", "served": False}, "Stopped after round 2 of 9: too few sites"),
+        ({"finished": True, "error": "late", "served": False}, "Finished: 2 of 9 rounds"),
+        ({"ended": True, "error": "late", "served": False, "stalled": True}, "Ended for good after round 2 of 9"),
+        ({"ended": True, "finished": True}, "Finished: 2 of 9 rounds"),
+    ):
+        state = study_state(**(now | change))
+        assert headline(status | {"state": state, "error": "too few sites"}) == line
+    assert headline(status | {"state": "interrupted", "rounds_done": 0}) == "Interrupted before round 1"
+    states = [site_state(last, silent=silent) for last in ("unseen", "late", "refused") for silent in (False, True)]
+    assert states == ["connected", "silent", "late", "silent", "refused", "refused"]
+
+
 def test_a_disk_is_full_before_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, expected in (
         (2**30, []),
@@ -221,7 +283,7 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
     soon = {"north": datetime.now(UTC) + timedelta(days=3, hours=1)}
     assert [alarm.code for alarm in hub_alarms(tmp_path, {}) if alarm.code != "disk-small"] == []
     told = [alarm for alarm in hub_alarms(tmp_path, soon) if alarm.code != "disk-small"]
-    assert told == [Alarm("certificate", "warning", "the certificate of north expires in 3 days")]
+    assert [alarm[:3] for alarm in told] == [("certificate", "warning", "the certificate of north expires in 3 days")]
     hub = {"running": True, "connected": False, "broker": "tls://x:1", "sites": {}}
     write_status(tmp_path, hub)
     assert next(alarm.code for alarm in hub_alarms(tmp_path, {})) == "not-connected"
@@ -235,16 +297,23 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
         "left_out": False,
         "doubt": None,
     }
-    live = {"running": True, "connected": True, "broker": "tls://x:1", "at": health.now_text()}
+    live = {"connected": True, "broker": "tls://x:1"}
     clone = {"name": "c", "clock_difference": None, "doubt": "cloned"}
-    sites = [site, site | {"name": "b", "code": "round-gap", "clock_difference": None, "left_out": True}, site | clone]
-    told = list(study_alarms({"state": "running", "live": live, "stalled": [], "round": 3, "sites": sites}))
+    refusing = {"name": "b", "state": "refused", "code": "round-gap", "clock_difference": None, "left_out": True}
+    away = {"name": "d", "state": "silent", "clock_difference": None}
+    sites = [site, site | refusing, site | clone, site | away, site | away | {"last_seen": "2026-01-01T00:00:00+00:00"}]
+    told = list(study_alarms({"state": "running", "live": live, "sites": sites}, tmp_path))
     assert [alarm.text for alarm in told] == [
         "the clock of a is 61 seconds ahead of this machine's",
-        "b refuses: round-gap",
+        "b refused: round-gap",
         "b was away for long, and the model is that of the others",
         "two agents have the certificate of c: the second one is refused",
+        "d silent, never connected",
+        "d silent, since 2026-01-01T00:00:00+00:00",
     ]
+    assert all(alarm.action for alarm in told)
+    (lost,) = study_alarms({"state": "waiting", "live": live | {"connected": False}, "sites": []}, tmp_path)
+    assert (lost.code, lost.level) == ("not-connected", "error")
 
 
 def test_metrics_are_on_loopback_unless_an_address_is_given() -> None:
@@ -278,6 +347,7 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
         with Journal.open(path) as journal:
             run = coordinator_of(journal)
             run.called, run.stalled = True, ("a", "b")
+            run.stalls[1] = journal.begin_stall("a", 1, "silent")
             for name in ("a", "c"):
                 run.members[name].state = "present"
             snapshot = {key: each for key, each in run.snapshot().items() if key not in ("changes", "events")}
@@ -290,16 +360,16 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
             for line in map(str.strip, shown.splitlines())
             if line[:5] in ("heart", "kidne")
         }
-        assert lines["kidney"][1:] == ["stalled", "0", "of", "20", "2", "of", "3", begun[:10]]
-        assert lines["heart"][1:9] == ["not", "running", "0", "of", "30", "–", "of", "3"]
-        assert "error stalled: kidney: round 1 cannot be closed without: a, b" in shown
-        assert "error not-running: heart: the study is not running" in shown
+        assert lines["kidney"][2:] == ["stalled", "0", "of", "20", "0", "of", "3", begun[:10]]
+        assert lines["heart"][1:9] == [all.study.hash[:16], "interrupted", "0", "of", "30", "–", "of", "3"]
+        assert "error stalled: kidney: Stalled in round 1 of 20: a silent, b silent, since" in shown
+        assert "error not-running: heart: Interrupted before round 1: no server runs this study. To continue" in shown
         seen = json.loads(cli("aggregator", "status", "--folder", folder, "--json").succeeded().out)
         assert seen["state"] == "several"
         assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
         assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
-        latest = overview_every(folder, seconds=0.0)
-        assert [each["state"] for each in latest()] == ["stalled", "not running"]
+        latest = every(0.0, lambda: overview(folder))
+        assert [each["state"] for each in latest()] == ["stalled", "interrupted"]
         path.write_bytes(b"no journal")
         assert len(latest()) == 2, "the page keeps what it knew"
 
@@ -318,6 +388,6 @@ def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path
             with urllib.request.urlopen(found[0].replace("/?", "/snapshot?")) as answer:
                 return {each["name"]: each["state"] for each in json.load(answer)["studies"]}
 
-        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "not running"})
+        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "interrupted"})
         code, out = command("aggregator", "status", "--folder", all.authority.folder)
         assert (code, "heart" in out, "kidney" in out) == (0, True, True)

@@ -135,7 +135,7 @@ def test_the_same_bits_as_a_cohort_in_process(sites: Sites, rows: Rows, tmp_path
     with ExitStack() as held:
         journal = held.enter_context(Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True))
         assert journal.answered() == {name: list(range(1, ROUNDS + 1)) for name in NAMES}
-        assert [event.text for event in journal.events()][-1] == f"done after {ROUNDS} rounds"
+        assert [event.text for event in journal.events()][-1] == f"finished after {ROUNDS} rounds"
 
 
 def test_intervals_across_sites_are_those_of_one_process_to_the_last_bit(

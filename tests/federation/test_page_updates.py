@@ -62,7 +62,7 @@ def test_open_pages_see_the_end_before_the_port_is_free(run):
     run.play(run.n_rounds)
     page.close()
     watcher.join(10)
-    assert (seen[0], seen[-1]) == ("waiting", "done")
+    assert (seen[0], seen[-1]) == ("waiting", "finished")
     with pytest.raises(ConnectionRefusedError):
         ask(page, "/")
     page.close()  # a second time does no harm

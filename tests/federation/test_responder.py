@@ -72,7 +72,7 @@ def test_reasons_about_rows_reach_neither_the_wire_nor_the_log(tmp_path: Path, h
     responder = responder_over(tmp_path, bad)
     refusal = responder.accept(STUDY)
     assert isinstance(refusal, Refusal)
-    assert said(responder.answer(STUDY.hash, call())).code == "study-unknown"
+    assert said(responder.answer(STUDY.hash, call())).code == "study-blocked"
     assert "777" not in " ".join(heard.lines)
     assert "run dpadmm agent review for the reason" in " ".join(heard.lines)
     responder.close()
@@ -116,20 +116,17 @@ def test_who_alternates_or_varies_messages_cannot_fill_the_log_either(
     responder.accept(STUDY)
     heard.lines.clear()
     heard.levels.clear()
-    ends = [packed(Message(Kind.END, STUDY.hash, k)) for k in (1, 2)]
     for _ in range(100):
-        for data in (b"garbage", b"rubbish!", *ends):
+        for data in (b"garbage", b"rubbish!"):
             responder.answer(STUDY.hash, data)
-    assert len(heard.lines) == 4
-    assert [level for level, line in zip(heard.levels, heard.lines, strict=True) if "ended" in line] == [
-        logging.INFO
-    ] * 2
+    assert len(heard.lines) == 2
     for n in range(500):
         assert said(responder.answer(STUDY.hash, bytes(9 + n % 100))).code == "request-malformed"
-    assert len(heard.lines) == MAX_LINES == 20
+    assert len(heard.lines) == MAX_LINES + 1 == 21
+    assert heard.lines[-1].endswith("more than 20 different events in a minute; the others are left out")
     clock.now = 60.0  # a minute later the owner is told again
     responder.answer(STUDY.hash, b"garbage")
-    assert len(heard.lines) == MAX_LINES + 1
+    assert len(heard.lines) == MAX_LINES + 2
     responder.close()
 
 
@@ -195,15 +192,6 @@ def test_a_request_that_is_repeated_gets_the_same_bytes_without_the_agent(tmp_pa
     responder.close()
 
 
-def test_the_end_of_a_study_is_noted_and_not_answered(tmp_path: Path, heard: Listener) -> None:
-    responder = responder_over(tmp_path)
-    responder.accept(STUDY)
-    assert heard.lines == [f"{STUDY.hash[:12]}: enrolled, 0 rounds answered"]
-    assert responder.answer(STUDY.hash, packed(Message(Kind.END, STUDY.hash, 9))) is None
-    assert heard.lines[1:] == [f"{STUDY.hash[:12]}: the aggregator ended the study after 9 rounds"]
-    responder.close()
-
-
 @pytest.mark.parametrize("code", ["ledger-failed", "ledger-damaged"])
 def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
     tmp_path: Path, heard: Listener, clock: Clock, code: str
@@ -217,7 +205,8 @@ def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
     assert heard.lines[-1] == "the ledger failed and is closed; it will be opened again: the disk is full"
     clock.now = 11.9
     with guarded(tmp_path):  # anybody may hold it now
-        assert said(responder.answer(STUDY.hash, call())).code == "study-unknown"
+        assert said(responder.answer(STUDY.hash, call())).code == code
+        assert responder.obstacles() == {STUDY.hash: code}
         assert refusal(responder.leave, other_study(n_rounds=3)).code == "ledger-closed"
     clock.now = 12.0
     assert not responder.is_open
@@ -243,8 +232,9 @@ def test_a_ledger_that_cannot_be_opened_is_tried_every_two_seconds(
     closed = responder.accept(STUDY)
     assert closed is not None
     assert closed.code == "ledger-closed"
+    code = error.code if isinstance(error, Refusal) else "ledger-failed"
     for clock.now in (0.0, 0.5, 1.9, 2.0, 3.9, 4.0):
-        assert said(responder.answer(STUDY.hash, call())).code == "study-unknown"
+        assert said(responder.answer(STUDY.hash, call())).code == code
     assert tried == [0.0, 2.0, 4.0]
     assert heard.lines == [f"the ledger cannot be opened: {error}"], "and not three times"
     assert heard.levels == [logging.ERROR]
@@ -440,7 +430,7 @@ def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
         refused = responder.accept(STUDY)
         assert refused is not None
         assert refused.code == code
-        assert responder.refusals() == {STUDY.hash: code}
+        assert responder.obstacles() == {STUDY.hash: code}
         tries = 0
         for pause in (2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
             clock.now += pause - 0.25
@@ -453,7 +443,7 @@ def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
         there["rows"] = 0
         clock.now += 61.0
         responder.try_again()
-        assert responder.refusals() == {}
+        assert responder.obstacles() == {}
         assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
         responder.close()
     told = [line for line in heard.lines if "it is tried again" in line]
@@ -504,7 +494,7 @@ def test_what_cannot_heal_is_not_tried_again(tmp_path: Path, clock: Clock) -> No
     too_long = other_study(n_rounds=10**6)
     responder = responder_over(tmp_path, lambda _: pytest.fail("rows were read"))
     assert responder.accept(too_long) is not None
-    assert responder.refusals() == {too_long.hash: "policy-rounds"}
+    assert responder.obstacles() == {too_long.hash: "policy-rounds"}
     clock.now += 1e6
     responder.try_again()
     responder.close()

@@ -67,10 +67,10 @@ def test_a_study_does_not_begin_without_its_quorum_and_says_who_is_missing_and_w
         said = " ".join(all.said.split())
         assert "starting the broker, which stops with the last study" in said
         assert "the study does not begin: after 8 seconds 1 of 5 sites are there, and 4 are needed." in said
-        assert "unasked: connected, but has not accepted the study" in said
-        assert "never: never connected" in said
-        assert "refusing: refused (study-unknown)" in said
-        assert "gone: gone since" in said
+        assert "unasked: connected, but has not answered: it may not have accepted the study" in said
+        assert "never: silent, never connected" in said
+        assert "refusing: refused; see the site's log" in said
+        assert "gone: silent since" in said
         assert all.rounds_done == 0
         assert not all.broker.alive()
         all.begin()

@@ -223,8 +223,9 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         "running": True, "pid": 4194304, "connected": True, "site": "north",
         "broker": "tls://study.example.org:4222",
         "certificate_expires": NOW.isoformat(), "at": NOW.isoformat(), "connection_since": NOW.isoformat(),
-        "aggregator_silent": False, "clock_difference": 0.1, "ledger_open": True,
-        "studies": [{"name": "flu", "hash": "ab" * 32, "decision": "accepted", "answering": True,
+        "aggregator_silent": False, "clock_difference": 0.1, "ledger_works": True,
+        "lease": "held", "contested": False, "problems": [],
+        "studies": [{"name": "flu", "hash": "ab" * 32, "state": "active", "reason": None,
                      "last_round": 3, "n_rounds": 100, "asked_at": NOW.isoformat(), "deadline_at": None}],
     }  # fmt: skip
     tables: dict[str, list[Any]] = {

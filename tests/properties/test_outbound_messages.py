@@ -65,7 +65,7 @@ NEIGHBOURS = {
 }
 WIRE = frozenset(
     {
-        *("budget-cap", "budget-reservation", "study-unknown", "study-closed", "request-malformed"),
+        *("budget-cap", "budget-reservation", "study-unknown", "study-closed", "study-blocked", "request-malformed"),
         *("round-forked", "round-old", "round-gap", "round-over", "release-failed"),
         *("policy-alone", "round-not-ready", "members-malformed", "members-without-me", "members-few"),
         *("ledger-missing", "ledger-behind", "ledger-locked", "ledger-damaged", "ledger-failed", "ledger-closed"),
@@ -242,13 +242,17 @@ def played(row: str) -> tuple[Said, list[Any]]:
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(Agent, "_checked", lambda agent, _: {}[str(agent._guard.enrol(STUDY).rows.digest())])
             ask("an agent that fails", request(4))
-        ask("at the end", request(4), END)
-        answers = responder._guard.transcript(STUDY.hash) if responder._guard else []
         responder.close()
-        (folder / "table.csv").write_text("\n".join(["age,bmi,sick", *table, "50,30,yes"]) + "\n")
+        rows = (folder / "table.csv").read_text()
+        (folder / "table.csv").write_text(rows + "50,30,yes\n")
         responder.open()
         assert responder.accept(STUDY) is not None
         ask("after the rows were changed", CALL, request(4), *odd_messages())
+        (folder / "table.csv").write_text(rows)
+        assert responder.accept(STUDY) is None
+        ask("at the end", request(4))
+        answers = responder._guard.transcript(STUDY.hash) if responder._guard else []
+        ask("at the end", END)
         responder.leave(STUDY)
         ask("after it was left", CALL, request(1), request(4), request(4, 0.5), *odd_messages())
         responder.close()
@@ -379,7 +383,7 @@ CODES = {
     "before it is accepted": {None},
     "a gradient that fails": {"release-failed"},
     "an agent that fails": {"release-failed"},
-    "after the rows were changed": {"study-unknown"},  # why, is for the owner alone
+    "after the rows were changed": {"study-blocked"},  # why, is for the owner alone
     "after it was left": {"study-closed"},
 }
 
@@ -390,7 +394,7 @@ def test_reasons_stay_at_the_site() -> None:
         found = {message(data).code if data else None for each, _, data in said if each == when}
         assert found == codes, when
     seen = {message(data).code for _, _, data in said if data} - {""}
-    assert seen >= {"round-gap", "round-over", "round-forked", "request-malformed", "study-unknown"}
+    assert seen >= {"round-gap", "round-over", "round-forked", "request-malformed", "study-blocked"}
 
 
 def test_the_same_request_gets_the_same_bytes_and_the_head_of_a_call_never_changes() -> None:

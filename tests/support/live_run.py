@@ -1,4 +1,4 @@
-"""A run that is only told: snapshots for the live page, as the aggregator would give them."""
+"""A simulated run: snapshots for the live page, with the headline of the server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from threading import RLock
 from typing import Any
+
+from dpadmm.federation.states import FAILURES, headline
 
 HASH = "0123456789abcdef" * 4
 
@@ -27,6 +29,9 @@ class LiveRun:
     last_round_at: str | None = None
     others: list[dict[str, Any]] = field(default_factory=list)
     """Other studies of the aggregator."""
+    since: str | None = None
+    stalled: list[str] = field(default_factory=list)
+    alarms: list[dict[str, Any]] = field(default_factory=list)
     lock: Any = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -35,7 +40,7 @@ class LiveRun:
     def _site(self, name: str) -> dict[str, Any]:
         return {
             "name": name,
-            "state": "unseen",
+            "state": "silent",
             "answered": 0,
             "epsilon": 0.0,
             "last_seen": None,
@@ -64,8 +69,40 @@ class LiveRun:
                     site.update(epsilon=0.9987 * spent, last_seen=_now())
         self.last_round_at = _now() if self.done else None
         if self.done == self.n_rounds:
-            self.state = "done"
-            self.say("the study is done")
+            self.state = "finished"
+            self.say("the study is finished")
+
+    def stall(self, *indices: int) -> None:
+        """The open round stalls: these sites are silent."""
+        with self.lock:
+            for index in indices:
+                self.sites[index].update(state="silent", last_seen=_now(95))
+            self.state, self.since = "stalled", _now(90)
+            self.stalled = [self.sites[index]["name"] for index in indices]
+            self.alarms = [
+                {
+                    "code": "stalled",
+                    "level": "error",
+                    "text": f"{headline(self._plain())}, since {self.since}",
+                    "action": "Call these sites",
+                    "command": "",
+                },
+                {
+                    "code": "site-cloned",
+                    "level": "warning",
+                    "text": "two agents have the certificate of site-04: the second one is refused",
+                    "action": "Call site-04. If nobody there copied its folder, its key is stolen and must be revoked",
+                    "command": "dpadmm aggregator revoke site-04 --folder /srv/dpadmm/a-folder-with-a-long-name",
+                },
+            ]
+
+    def resume(self) -> None:
+        """The silent sites answer again."""
+        with self.lock:
+            for site in self.sites:
+                if site["name"] in self.stalled:
+                    site.update(state="present", last_seen=_now())
+            self.state, self.since, self.stalled, self.alarms = "running", None, [], []
 
     def turn(self, index: int, state: str, *, code: str | None = None, ago: float = 0.0) -> None:
         """A site changes its state."""
@@ -111,7 +148,7 @@ class LiveRun:
 
     def _plain(self) -> dict[str, Any]:
         running = self.state == "running"
-        return {
+        status: dict[str, Any] = {
             "study": {
                 "name": self.name,
                 "hash": HASH,
@@ -125,7 +162,12 @@ class LiveRun:
                 "shape": [104, 1],
             },
             "state": self.state,
-            "round": self.done + 1 if running else self.done,
+            "failing": self.state in FAILURES,
+            "error": None,
+            "since": self.since,
+            "stalled": list(self.stalled),
+            "alarms": list(self.alarms),
+            "round": self.done + 1,
             "rounds_done": self.done,
             "deadline_in": 27.0 if running else None,
             "quorum": max(1, self.n_sites * 7 // 10),
@@ -138,6 +180,7 @@ class LiveRun:
             "changes": self.changes(),
             "events": list(self.events[-200:]),
         }
+        return status | {"headline": headline(status)}
 
 
 def _now(ago: float = 0.0) -> str:

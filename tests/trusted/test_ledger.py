@@ -537,7 +537,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.caps = 1.0, 1.0
         self.reserved: dict[str, tuple[Fraction, int, bool]] = {}
         self.spent: dict[str, dict[int, tuple[str, Fraction, bytes]]] = {}
-        self.closed: set[str] = set()
+        self.closed: dict[str, str] = {}
         self.ledger = Ledger.open(self.folder, cap=1.0, create=True)
 
     def teardown(self):
@@ -569,7 +569,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def reserve(self, study, cost, shares, may_miss_rounds):
         asked, refused = Fraction(cost, 16), None
         if study in self.reserved:
-            fine = study not in self.closed and self.reserved[study] == (asked, shares, may_miss_rounds)
+            same = self.reserved[study] == (asked, shares, may_miss_rounds)
+            fine = same and self.closed.get(study, "finish") == "finish"
         else:
             fine = self.within(self.promised(), asked, shares)
         try:
@@ -616,11 +617,11 @@ class LedgerMachine(RuleBasedStateMachine):
         return study not in self.closed and in_order and affordable
 
     @precondition(lambda self: self.reserved)
-    @rule(data=st.data())
-    def close_study(self, data):
+    @rule(data=st.data(), ending=st.sampled_from(["close", "finish", "end"]))
+    def close_study(self, data, ending):
         study = data.draw(st.sampled_from(sorted(self.reserved)))
-        self.ledger.close_study(study)
-        self.closed.add(study)
+        self.ledger.close_study(study, ending)
+        assert self.ledger.status().accounts[study].ending == self.closed.setdefault(study, ending)
 
     @rule(caps=st.sampled_from([(0.5, 0.5), (1.0, 1.0), (1.0, 1.5), (1.0, 2.0), (2.0, 2.5)]))
     def reopen(self, caps):
@@ -675,6 +676,39 @@ def test_a_record_says_whom_it_is_about_and_what_it_costs(tmp_path):
     told = [(each.kind, each.study, each.mu_squared) for each in read_ledger(tmp_path).records]
     caps = [("cap", "", 2.0), ("cap-alone", "", 1e6)]
     assert told == [*caps, ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]
+
+
+@pytest.mark.parametrize("ending", ["close", "finish", "end"])
+def test_a_closed_study_keeps_its_first_ending_and_may_be_enrolled_again_if_it_is_finished(ledger, tmp_path, ending):
+    """Enrolled again, it reserves nothing and releases nothing: it may repeat what it released."""
+    ledger.reserve(A, 0.75, about={"name": "a"}, may_miss_rounds=True)
+    spend(ledger, A, 1)
+    ledger.close_study(A, ending)
+    before = ledger.status().seq
+    for other in ("close", "finish", "end"):
+        ledger.close_study(A, other)
+    if ending == "finish":
+        ledger.reserve(A, 0.75, about={"name": "a"}, may_miss_rounds=True)
+    else:
+        again = refusal(ledger.reserve, A, 0.75, about={"name": "a"}, may_miss_rounds=True)
+        assert (again.code, "closed here before, which is for good" in str(again)) == ("study-changed", True)
+    assert refusal(ledger.reserve, A, 0.5, about={"name": "a"}, may_miss_rounds=True).code == "study-changed"
+    assert refusal(spend, ledger, A, 2).code == "study-closed"
+    assert ledger.replay(A, 1, digest=DIGEST) == b"upload"
+    for state in (ledger.status(), read_ledger(tmp_path)):
+        assert (state.seq, state.records[-1].kind, state.accounts[A].ending) == (before, ending, ending)
+        assert state.spent == state.promised == state.accounts[A].promised == Fraction(1, 4)
+
+
+def test_a_restore_closes_what_is_open_and_leaves_other_endings(ledger, tmp_path):
+    for study, ending in ((A, "finish"), (B, ""), (C, "end")):
+        ledger.reserve(study, 0.25, about={})
+        if ending:
+            ledger.close_study(study, ending)
+    ledger.restored(0.0, about={}, shares=1)
+    for state in (ledger.status(), read_ledger(tmp_path)):
+        assert [each.ending for each in state.accounts.values()] == ["finish", "restore", "end", "restore"]
+        assert state.spent == Fraction(1, 4), "of the open one"
 
 
 def test_both_sums_are_those_of_all_rounds_of_all_studies(tmp_path):

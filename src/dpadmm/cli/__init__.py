@@ -163,7 +163,17 @@ def _may_heal(error: DpadmmError | OSError) -> bool:
         if isinstance(each, OSError):
             return each.errno in _HEALING
     waiting = ("ledger-failed", "ledger-locked")
-    return isinstance(error, Unavailable) or (isinstance(error, Refusal) and error.code in waiting)
+    if isinstance(error, Unavailable) or (isinstance(error, Refusal) and error.code in waiting):
+        return True
+    return isinstance(error.__cause__, Exception) and _is_transient(error.__cause__)
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether a database failed because of a full disk, a failing disk, memory or another process."""
+    import sqlite3  # an error has occurred: the time to load it does not matter
+
+    transient = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM)
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in transient
 
 
 def _left_out(error: ModuleNotFoundError) -> str | None:

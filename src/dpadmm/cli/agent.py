@@ -38,7 +38,7 @@ from dpadmm.federation.site import decisions
 from dpadmm.site.accounts import broken_promises
 from dpadmm.site.site import Site, counted, read_site
 from dpadmm.study.study import Study, read_study
-from dpadmm.trusted.ledger import LedgerState, read_ledger
+from dpadmm.trusted.ledger import Account, LedgerState, read_ledger
 from dpadmm.trusted.policy import MaskingLimits, Policy
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def leave(
     It is done at once, without a question, and for good: a study that was left cannot be enrolled again. Released
     answers stay spent. A running agent stops answering it.
     """
-    from dpadmm.cli.ledger import ENDED_EARLY, chosen_study
+    from dpadmm.cli.ledger import chosen_study
 
     site = _opened(site_file)
     state = read_ledger(site.ledger)
@@ -303,12 +303,10 @@ def leave(
     already = state.account(chosen).closed
     state = state if already else decisions.leave(site, chosen)
     account = state.accounts[chosen]
-    done = "Already left, nothing changed" if already else "Left"
-    say(f"{done}: {account.about.get('name', '')} after {len(account.rounds)} rounds.")
+    rounds = counted(len(account.rounds), "round", "rounds")
+    say(f"{account.about.get('name') or chosen[:12]}, after {rounds}: {_closed_text(account, already=already)}.")
     say_path(chosen)
-    spent = _epsilon(account.spent, site.policy, account.shares)
-    left = _epsilon_left(state, site.policy)
-    say(f"It spent ε {spent}; left for other studies: {left}. {ENDED_EARLY}")
+    say(_charged_text(account, state, site.policy))
 
 
 @agent_app.command("request")
@@ -434,15 +432,14 @@ def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -
         rows = [
             (
                 each["name"],
-                each["decision"],
-                "yes" if each["answering"] and live else "no",
+                each["state"] + (f" ({each['reason']})" if each["reason"] else ""),
                 "" if each["last_round"] is None else str(each["last_round"]),
-                str(each["n_rounds"]),
+                "" if each["n_rounds"] is None else str(each["n_rounds"]),
                 each["asked_at"] or "",
             )
             for each in seen["studies"]
         ]
-        show_table(("study", "decision", "answering", "last round", "of", "last asked"), rows)
+        show_table(("study", "state", "last round", "of", "last asked"), rows)
     return say(*(f"{alarm.level} {alarm.code}: {alarm.text}" for alarm in alarms))
 
 
@@ -684,17 +681,35 @@ def _owner_warnings(study: Study, site: Site, state: LedgerState) -> list[str]:
     return [f"For the owner only: {warning}" for warning in found]
 
 
+def _closed_text(account: Account, *, already: bool) -> str:
+    """How a study was closed, and whether that was before this command."""
+    from dpadmm.federation.site.lifecycle import CLOSED_TEXT, participation
+
+    text = CLOSED_TEXT[participation("accepted", account.ending, None)]
+    return f"{text} before; nothing changed" if already else text
+
+
+def _charged_text(account: Account, state: LedgerState, policy: Policy) -> str:
+    """What a closed study cost, and the remaining budget."""
+    from dpadmm.cli.ledger import ENDED_EARLY
+
+    spent, left = _epsilon(account.spent, policy, account.shares), _epsilon_left(state, policy)
+    charged = f"It is charged with ε {spent}; left for other studies: {left}."
+    if account.ending == "restore":
+        return f"{charged} That is its whole budget, since the restored ledger may lack some of its rounds."
+    return f"{charged} {ENDED_EARLY}"
+
+
 def _declined_text(study: Study, site: Site, state: LedgerState, changed: bool) -> str:
     account = state.accounts.get(study.hash)
     if account is None:
         done = "Declined, and recorded with the date" if changed else "Already declined, nothing changed"
         return f"{done}. Nothing was reserved."
-    done = "Declined. It was enrolled, and is left now" if changed else "Already left, nothing changed"
-    spent = _epsilon(account.spent, site.policy, account.shares)
-    left = _epsilon_left(state, site.policy)
+    done = "Declined. It was enrolled, and is left now" if changed else _closed_text(account, already=True)
+    rounds = counted(len(account.rounds), "round", "rounds")
     return (
-        f"{done}: it gets no more answers, and cannot be enrolled again. It spent ε {spent} in "
-        f"{len(account.rounds)} rounds; nothing more is reserved. Left for other studies: {left}."
+        f"{done}: it gets no more answers, and cannot be enrolled again. It answered {rounds}. "
+        f"{_charged_text(account, state, site.policy)}"
     )
 
 
@@ -703,4 +718,5 @@ def _review_result(study: Study, state: LedgerState) -> str:
     if account is None:
         return "Within your limits: you can enrol it. Nothing was changed."
     done = f"{len(account.rounds)} of {study.training.planned_rounds} rounds are answered"
-    return f"Enrolled since {account.reservation.at}: {done}."
+    closed = f" {_closed_text(account, already=True)}." if account.closed else ""
+    return f"Enrolled since {account.reservation.at}: {done}.{closed}"

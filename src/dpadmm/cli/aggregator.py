@@ -49,7 +49,8 @@ aggregator_app = typer.Typer(
 
 Folder = Annotated[Path, Option("--folder", help="The aggregator's folder, created by init.", metavar="FOLDER")]
 ChosenStudy = Annotated[
-    Path | None, Argument(help="The study's file; optional if there is only one study.", metavar="STUDY")
+    Path | None,
+    Argument(help="The study's file, name or hash; optional if there is only one study.", metavar="STUDY"),
 ]
 Port = Annotated[int | None, Option("--port", help="Another port for the built-in broker.", metavar="PORT")]
 BrokerUrl = Annotated[
@@ -259,7 +260,7 @@ def serve(
     authority, study = _authority(folder), read_study(study_file)
     wanted = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
     server = Server(authority, begin(authority, study, wanted), _log(log_form), broker, port, start_wait, metrics)
-    _run(server, folder, study_file, page_port if page else None)
+    _run(server, page_port if page else None)
 
 
 @aggregator_app.command("resume")
@@ -274,12 +275,38 @@ def resume(
     log_form: LogForm = "text",
     metrics: Metrics = None,
 ) -> None:
-    """Continue a study from its journal, with the round that was open."""
+    """Continue a study from its journal, with the round that was open.
+
+    Without STUDY: the only study that is not finished.
+    """
     from dpadmm.federation.aggregator.server import Server
 
-    journal = _journal(folder, study_file)
+    journal = _journal(folder, study_file, unfinished=True)
     server = Server(_authority(folder), journal, _log(log_form), broker, port, start_wait, metrics)
-    _run(server, folder, study_file, page_port if page else None)
+    _run(server, page_port if page else None)
+
+
+@aggregator_app.command("end")
+def end(
+    study: Path = Argument(..., help="The study's file, name or hash.", show_default=False, metavar="STUDY"),
+    folder: Folder = HERE,
+) -> None:
+    """End a study for good: no more rounds are requested, and sites close it and release its unused budget.
+
+    It is done at once, without a question. A server that runs the study stops. Closed rounds are kept: export them with
+    --unfinished.
+    """
+    from dpadmm.federation.aggregator.journal import Journal, end_study
+
+    path = _journal(folder, study)
+    with Journal.open(path, read_only=True) as journal:
+        name, done, n_rounds = journal.study.name, journal.rounds_done, journal.study.training.planned_rounds
+        over = journal.is_over
+    if over:
+        return say(f"{'Finished' if done == n_rounds else 'Ended'} before, nothing changed: {name}.")
+    end_study(path)
+    say(f"Ended for good: {name}, after {done} of {n_rounds} rounds.")
+    return say("Sites are informed by dpadmm aggregator broker or serve, as soon as one of them runs and they connect.")
 
 
 @aggregator_app.command("status")
@@ -289,7 +316,7 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
     Of several studies without STUDY: one line each.
     """
     from dpadmm.federation.aggregator.server import alarms_of, journals, overview, status_of
-    from dpadmm.federation.health import STATUS, AggregatorStatus, is_live, read_status
+    from dpadmm.federation.health import STATUS, AggregatorStatus, command_line, is_live, read_status
 
     authority = _authority(folder)
     hub, found = read_status(folder / STATUS, AggregatorStatus), journals(folder)
@@ -303,9 +330,10 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
     if hub is not None:
         say_path(f"The broker {'is running' if is_live(hub) else 'is not kept running'}: {hub['broker']} ({hub['at']})")
     if len(seen) > 1:
-        head = ("study", "state", "rounds", "sites", "began", "last round")
-        show_table(head, map(_line, overview(folder)), left=(0, 1), whole=range(1, 6))
-        say("More of one: dpadmm aggregator status STUDY")
+        head, listed = ("study", "hash", "state", "rounds", "sites", "began", "last round"), overview(folder)
+        show_table(head, map(_line, listed), left=(0, 1, 2), whole=range(1, 7))
+        example = command_line("aggregator", "status", listed[0]["hash"][:SHORT], "--folder", folder)
+        say_path(f"Details of one study: {example}")
     elif seen:
         _show(seen[0])
     elif hub is not None:
@@ -313,14 +341,15 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
         show_table(("site", "last sign of life"), rows)
     if not seen:
         say("No study was served here yet.")
-    return say(*(f"{alarm.level} {alarm.code}: {alarm.text}" for alarm in alarms))
+    return say_path(*(alarm.line for alarm in alarms))
 
 
 @aggregator_app.command("health")
 def health(study_file: ChosenStudy = None, folder: Folder = HERE, only_live: OnlyLive = False) -> None:
-    """Say what is wrong, for systemd, Docker and Kubernetes. Exit code 0: healthy. 1: not.
+    """Print all alarms, for systemd, Docker and Kubernetes. Exit code 0: healthy. 1: not.
 
-    Without STUDY: the broker that dpadmm aggregator broker keeps, and all studies that are being served.
+    Without STUDY: the broker that dpadmm aggregator broker keeps, and all studies, but those whose server was stopped
+    on purpose.
     """
     from dpadmm.federation.aggregator.server import alarms_of, journals, status_of
 
@@ -328,7 +357,7 @@ def health(study_file: ChosenStudy = None, folder: Folder = HERE, only_live: Onl
     found = [_journal(folder, study_file)] if study_file else journals(folder)
     seen = [status_of(authority, each) for each in found]
     if study_file is None:
-        seen = [each for each in seen if each["live"] is not None and each["live"]["running"]]
+        seen = [each for each in seen if each["live"] is None or each["live"]["running"] or each["error"]]
     alarms = alarms_of(authority, seen)
     exit_with_health([each for each in alarms if not only_live or each.code == "not-running"])
 
@@ -355,8 +384,9 @@ def export(
         result = result_of(journal)
         rounds = journal.study.training.planned_rounds
         if result.rounds_done < rounds and not unfinished:
-            done = f"only {result.rounds_done} of {rounds} rounds are done"
-            raise StudyError(f"{done}: resume the study, or add --unfinished")
+            done = f"only {result.rounds_done} of {rounds} rounds are closed"
+            todo = "add --unfinished" if journal.ended_at else "resume the study, or add --unfinished"
+            raise StudyError(f"{done}: {todo}")
         what = "Model:     "
         if result.study.kind == "training":
             model = model_of(result)
@@ -385,17 +415,36 @@ def _authority(folder: Path) -> Authority:
     return Authority.open(folder)
 
 
-def _journal(folder: Path, study_file: Path | None) -> Path:
-    from dpadmm.federation.aggregator.server import journal_of, journals
+SHORT = 16
+"""Characters of a hash that name a study in commands, and its folder."""
+
+
+def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> Path:
+    """The journal of a study, by its file, name or hash; without one, that of the only (unfinished) study."""
+    from dpadmm.federation.aggregator.server import journal_of, journals, overview
+    from dpadmm.federation.health import command_line
     from dpadmm.study.study import read_study
 
-    if study_file is not None:
-        return journal_of(folder, read_study(study_file).hash)
-    found = journals(folder)
-    if len(found) != 1:
-        count = f"there are {len(found)} studies here" if found else "no study was started here"
-        raise StudyError(f"{folder}: {count}; give the study's file")
-    return found[0]
+    if study is not None and study.is_file():
+        if not (path := journal_of(folder, read_study(study).hash)).exists():
+            start = command_line("aggregator", "serve", study, "--folder", folder)
+            raise StudyError(f"{path}: no such journal. To start this study: {start}")
+        return path
+    text = "" if study is None else str(study)
+    if len(by_hash := [path for path in journals(folder) if path.parent.name == text[:SHORT]]) == 1:
+        return by_hash[0]  # whatever the state of the other journals is
+    listed = overview(folder)
+    if study is None:
+        what = "study that is not finished" if unfinished else "study"
+        found = [each for each in listed if not (unfinished and each["state"] in ("finished", "ended"))]
+    else:
+        what = f"study with the file, name or hash {text!r}"
+        found = [each for each in listed if each["name"] == text]
+    if len(found) == 1:
+        return journal_of(folder, found[0]["hash"])
+    choices = ", ".join(f"{each['hash'][:SHORT]} ({each['name']}, {each['state']})" for each in found or listed)
+    count = f"there is no {what}" if not found else f"there is more than one {what}"
+    raise StudyError(f"{folder}: {count}; {f'name one of: {choices}' if choices else 'no study was started here'}")
 
 
 def _log(form: str) -> logging.Logger:
@@ -404,11 +453,13 @@ def _log(form: str) -> logging.Logger:
     return make_log("aggregator", terminal=True, as_json=form == "json")
 
 
-def _run(server: Server, folder: Path, study: Path | None, page_port: int | None) -> None:
+def _run(server: Server, page_port: int | None) -> None:
     """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
-    from dpadmm.federation.aggregator.server import overview_every
+    from dpadmm.federation.aggregator.server import page_snapshot
+    from dpadmm.federation.health import command_line
     from dpadmm.federation.page import Page
 
+    here = server.journal.parent.name, "--folder", server.authority.folder
     with ExitStack() as resources, progress_bar(quiet=False) as bar:
 
         def on_start(run: Coordinator) -> None:
@@ -420,17 +471,14 @@ def _run(server: Server, folder: Path, study: Path | None, page_port: int | None
             if not seen["rounds_done"]:
                 say("Waiting for the sites ...")
             if page_port is not None:
-                studies = overview_every(folder)
-                shown = Page(lambda: run.snapshot() | {"studies": studies()}, port=page_port)
-                page = resources.enter_context(shown)
+                page = resources.enter_context(Page(page_snapshot(server), port=page_port))
                 say_path(f"Live page, on this machine only: {page.url}")
             follow_rounds(run, bar, seen["study"]["n_rounds"])
 
-        message = "stopped; nothing is lost: dpadmm aggregator resume continues with the same round"
+        message = f"stopped; no closed round is lost. To continue: {command_line('aggregator', 'resume', *here)}"
         run = asyncio.run(until_signal(server.run(on_start), message))
     _show(run.snapshot())
-    which = "" if study is None else f"{study} "
-    say_path(f"Next: dpadmm aggregator export {which}-o MODEL.dpadmm --folder {folder}")
+    say_path(f"Next: {command_line('aggregator', 'export', '-o', 'MODEL.dpadmm', *here)}")
 
 
 def follow_rounds(run: Coordinator, bar: Progress, n_rounds: int) -> None:
@@ -460,6 +508,7 @@ def _line(study: dict[str, Any]) -> tuple[str, ...]:
     there = study["sites_present"]
     return (
         study["name"],
+        study["hash"][:SHORT],
         study["state"],
         f"{study['rounds_done']} of {study['n_rounds']}",
         f"{'–' if there is None else there} of {study['n_sites']}",
@@ -472,19 +521,20 @@ def _date(at: str | None) -> str:
     return "" if at is None else f"{at[:10]} {at[11:16]}"
 
 
+SHOWN_STALLS = 10
+"""Latest stalls that ``status`` shows; ``--json`` has all of a snapshot."""
+
+
 def _show(seen: dict[str, Any]) -> None:
     """The state of a study: rounds, sites, and the last warnings."""
     study = seen["study"]
-    words = {"running": "not finished", "waiting": "not started"}
     served = seen.get("served") is not False
-    past = {} if served else {"present": "answered", "absent": "missed"}
+    past = {} if served else {"present": "answered", "absent": "missed", "unseen": "never answered"}
     say(study["name"], style="bold")
+    say(seen["headline"] + (f" (since {_date(seen['since'])} UTC)" if seen["since"] else ""))
     usual = seen["median_seconds"]
     pace = "" if usual is None else f", {1000 * usual:.0f} ms each" if usual < 1 else f", {usual:.1f} s each"
-    if not served and seen["state"] != "done":
-        say("No aggregator is running this study: dpadmm aggregator resume continues it.")
-    rounds = f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}"
-    say(f"{words.get(seen['state'], seen['state'])}: {rounds}; quorum: {seen['quorum']} sites")
+    say(f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}; quorum: {seen['quorum']} sites")
     last = f"; last round {_date(seen['last_round_at'])}" if seen["last_round_at"] else ""
     say(f"began {_date(seen['begun_at'])}{last} (UTC)")
     say(f"noise multiplier z: {study['noise']}")
@@ -511,5 +561,8 @@ def _show(seen: dict[str, Any]) -> None:
         say(
             f"Void rounds: {', '.join(str(void['round']) for void in voids)}; they are charged, and nothing was learnt."
         )
-    said = [event for event in seen["events"] if event["level"] != "info"][-5:]
-    say(*(f"{event['at'][:19]} {event['text']}" for event in said))
+    if stalls := seen["stalls"][-SHOWN_STALLS:]:
+        rows = [(each["site"], str(each["round"]), each["start"][:19], (each["end"] or "open")[:19]) for each in stalls]
+        show_table(("stalled by", "round", "start (UTC)", "end (UTC)"), rows)
+    warnings = [event for event in seen["events"] if event["level"] != "info"][-5:]
+    say(*(f"{event['at'][:19]} {event['text']}" for event in warnings))

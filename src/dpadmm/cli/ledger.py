@@ -17,6 +17,7 @@ from dpadmm._base.checks import require_delta
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm._base.suggestions import first_of
 from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
+from dpadmm.federation.site.lifecycle import participation
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.plan import gaussian, plan_from_json
 from dpadmm.privacy.statement import Statement
@@ -169,10 +170,11 @@ def restore_command(
 ) -> None:
     """Go on from an old copy of a ledger, and charge all that may have been released since.
 
-    Studies that were open in the copy are charged in full and closed. If you do not say which studies were enrolled
-    since, all that your limits leave is charged.
+    Studies that were open in the copy are charged in full and closed; so are those that were enrolled since. The server
+    is informed that they cannot continue with this site. If you do not say which studies were enrolled since, all that
+    your limits leave is charged.
     """
-    from dpadmm.federation.site.decisions import decisions
+    from dpadmm.federation.site.decisions import close_unknown, decisions
     from dpadmm.site.backup import restore
     from dpadmm.site.site import read_site
     from dpadmm.study.study import read_study
@@ -190,6 +192,7 @@ def restore_command(
     if done.complete:
         say("The mark that was left shows that the copy has every record: nothing more is charged.")
         return
+    close_unknown(site.path.parent, state)
     for hash in done.closed:
         account = state.accounts[hash]
         text = f"charged in full and closed, ε {rounded_up(policy.epsilon_of(account.spent))}"
@@ -247,7 +250,7 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
     return {
         "study": study,
         "about": {key: account.about[key] for key in PUBLIC if key in account.about},
-        "state": "closed" if account.closed else "open",
+        "state": participation("accepted", account.ending, None).value if account.closed else "open",
         "may_miss_rounds": account.may_miss_rounds,
         "releases": len(account.rounds),
         "by_statistic": _releases(account),

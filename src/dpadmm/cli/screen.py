@@ -68,7 +68,7 @@ def chosen_public(public: Path | None, no_public: bool) -> Path | Literal[False]
 def exit_with_health(alarms: Sequence[Alarm]) -> None:
     """Print the alarms; exit code 1 if one of them is an error."""
     for alarm in alarms:
-        say_path(f"{alarm.level} {alarm.code}: {alarm.text}")
+        say_path(alarm.line)
     if any(alarm.level == "error" for alarm in alarms):
         raise typer.Exit(1)
     say("healthy")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
 import shutil
 import socket
 import threading
@@ -25,6 +27,7 @@ import msgspec
 from dpadmm._base.errors import StudyError
 from dpadmm._base.files import atomic_file
 from dpadmm.federation.protocol import SILENT_AFTER, Seen
+from dpadmm.federation.states import CANNOT_CONTINUE, SiteState, StudyState, refusal_text
 
 STATUS = "status.json"
 STALE_AFTER = 10.0
@@ -40,19 +43,40 @@ Status = dict[str, Any]
 
 
 AlarmCode = Literal[
-    "not-running", "not-connected", "stalled", "site-silent", "site-left-out", "site-refuses", "site-cloned",
-    "aggregator-silent", "ledger-closed", "ledger-behind", "cloned", "not-enrolled",
+    "not-running", "not-connected", "stalled", "site-silent", "site-left-out", "site-refused", "site-cloned",
+    "site-revoked", "aggregator-silent", "ledger-closed", "ledger-behind", "cloned", "study-blocked",
     "disk-full", "disk-small", "certificate", "clock",
 ]  # fmt: skip
 """All there are: docs/how-to/operations.md has an entry for each."""
 
 
 class Alarm(NamedTuple):
-    """Something to act on, as docs/how-to/operations.md says. An ``error`` is unhealthy, a ``warning`` is not."""
+    """A condition to act on, as docs/how-to/operations.md explains. An ``error`` is unhealthy, a ``warning`` is not."""
 
     code: AlarmCode
     level: str
     text: str
+    action: str = ""
+    """What to do."""
+    command: str = ""
+    """A command for that, complete with its arguments."""
+
+    @property
+    def line(self) -> str:
+        """The alarm in one line, which ends with the command so that it can be copied."""
+        parts = [f"{self.level} {self.code}: {self.text}", *([self.action] if self.action else [])]
+        return ". ".join(parts) + (f": {self.command}" if self.command else "")
+
+
+def command_line(*words: object) -> str:
+    """A command that works in a shell as printed.
+
+    Examples
+    --------
+    >>> command_line("aggregator", "revoke", "a", "--folder", Path("/srv/my hub"))
+    "dpadmm aggregator revoke a --folder '/srv/my hub'"
+    """
+    return shlex.join(["dpadmm", *(str(word.absolute() if isinstance(word, Path) else word) for word in words)])
 
 
 def now_text(seconds_ago: float = 0.0) -> str:
@@ -69,10 +93,29 @@ def sign_of_life(seen: Seen | None, since: float) -> Status:
 
 
 def write_status(folder: Path, table: Status) -> None:
-    """Write the status of this moment; a full disk costs the status and nothing else."""
-    text = json.dumps(table | {"at": now_text()}, indent=2, allow_nan=False)
-    with suppress(OSError), atomic_file(folder / STATUS, durable=False) as out:
-        out.write(text.encode() + b"\n")
+    """Write the current status. On a full disk, replace the file's content within the space that it has."""
+    text = json.dumps(table | {"at": now_text()}, indent=2, allow_nan=False).encode() + b"\n"
+    data = text.ljust(BLOCK * (1 + (len(text) + SPARE) // BLOCK))
+    try:
+        with atomic_file(folder / STATUS, durable=False) as out:
+            out.write(data)
+    except OSError:
+        with suppress(OSError):
+            _overwrite(folder / STATUS, text)
+
+
+BLOCK, SPARE = 4096, 1024
+"""A status file has whole blocks, with so many bytes left for a longer status."""
+
+
+def _overwrite(path: Path, text: bytes) -> None:
+    """Replace the content of a file. If the text needs more space, only the file's time changes."""
+    with path.open("r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if len(text) <= size:
+            file.seek(0)
+            file.write(text.ljust(size))
+    os.utime(path)
 
 
 class AggregatorStatus(TypedDict):
@@ -91,11 +134,12 @@ class StudyStatus(TypedDict):
 
     name: str
     hash: str
-    decision: str
-    answering: bool
-    refusal: str | None
+    state: str
+    """One of ``Participation``."""
+    reason: str | None
+    """Why it is blocked."""
     last_round: int | None
-    n_rounds: int
+    n_rounds: int | None
     asked_at: str | None
     deadline_at: str | None
 
@@ -110,22 +154,35 @@ class AgentStatus(TypedDict):
     connection_since: str
     aggregator_silent: bool
     clock_difference: float | None
-    ledger_open: bool
+    ledger_works: bool
     lease: str
     contested: bool
     site: str
     broker: str
     certificate_expires: str
+    problems: list[str]
+    """What is wrong with files of the owner's decisions."""
     studies: list[StudyStatus]
 
 
 def read_status(path: Path, kind: type = AgentStatus) -> Status | None:
     """The last status of a process, or None if there is none."""
     try:
-        return dict(msgspec.json.decode(path.read_bytes(), type=kind)) if path.exists() else None
+        if not path.exists():
+            return None
+        status: Status = dict(msgspec.json.decode(path.read_bytes(), type=kind))
+        return status | {"at": _latest(status["at"], path.stat().st_mtime)}
     except (OSError, ValueError, RecursionError):
         text = "damaged, or not a status of this version; restart the process that writes it, or delete it"
         raise StudyError(f"{path}: {text}") from None
+
+
+def _latest(at: str, modified: float) -> str:
+    """The time of a status, or that of its file if the disk was too full to write another status."""
+    written = datetime.fromtimestamp(modified, UTC)
+    return (
+        at if seconds_since(at) <= seconds_since(written.isoformat()) + 1.0 else written.isoformat(timespec="seconds")
+    )
 
 
 def seconds_since(at: str) -> float:
@@ -148,21 +205,25 @@ def days_left(expires: datetime | str) -> int:
 def disk_alarms(folder: Path) -> Iterator[Alarm]:
     free = shutil.disk_usage(folder).free
     if free < SMALL_DISK:
-        text = f"{free / 2**20:,.0f} MB are free for {folder}"
-        yield Alarm("disk-full", "error", text) if free < FULL_DISK else Alarm("disk-small", "warning", text)
+        text, action = f"{free / 2**20:,.0f} MB are free for {folder}", "Make room on this disk"
+        if free < FULL_DISK:
+            yield Alarm("disk-full", "error", text, action)
+        else:
+            yield Alarm("disk-small", "warning", text, action)
 
 
 def certificate_alarms(whose: str, expires: datetime | str, *, own: bool) -> Iterator[Alarm]:
     if (days := days_left(expires)) < CERTIFICATE_DAYS:
         when = f"expires in {days} days" if days >= 0 else f"expired {-days} days ago"
-        yield Alarm("certificate", "error" if own and days < 0 else "warning", f"the certificate of {whose} {when}")
+        level, text = "error" if own and days < 0 else "warning", f"the certificate of {whose} {when}"
+        yield Alarm("certificate", level, text, "Renew it: docs/how-to/renew-revoke-back-up.md")
 
 
 def clock_alarms(whose: str, difference: float | None) -> Iterator[Alarm]:
     if difference is not None and abs(difference) > MAX_CLOCK_DIFFERENCE:
         side = "ahead of" if difference > 0 else "behind"
         text = f"the clock of {whose} is {abs(difference):,.0f} seconds {side} this machine's"
-        yield Alarm("clock", "warning", text)
+        yield Alarm("clock", "warning", text, "Start NTP on the machine whose clock is wrong")
 
 
 class Clock:
@@ -184,29 +245,34 @@ class Clock:
         )
 
 
-def not_running(what: str, seen: Status | None, start: str) -> Alarm:
+def not_running(what: str, seen: Status | None, action: str, command: str) -> Alarm:
     when = "is not running" if seen is None else f"gave no sign of life since {seen['at']}"
     if seen is not None and not seen["running"]:
         when = f"was stopped at {seen['at']}"
-    return Alarm("not-running", "error", f"{what} {when}: {start}")
+    return Alarm("not-running", "error", f"{what} {when}", action, command)
+
+
+def has_site_alarm(reason: str) -> bool:
+    """Whether an alarm of the whole site covers the reason why a study is blocked."""
+    return reason.startswith("ledger-") or reason in ("cloned", "not-connected", "decision-unusable")
 
 
 def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
     """The alarms of a site, of its last status."""
     found = list(disk_alarms(folder))
+    site = folder / "site.toml"
     if seen is None or not is_live(seen):
-        return [not_running("the agent", seen, "start it with dpadmm agent run"), *found]
+        return [not_running("the agent", seen, "To start it", command_line("agent", "run", "--site", site)), *found]
     if not seen["connected"]:
         level = "error" if seconds_since(seen["connection_since"]) > UNCONNECTED_AFTER else "warning"
-        text = (
-            f"no connection to {seen['broker']} since {seen['connection_since']}: dpadmm agent check --connect says why"
-        )
-        found.append(Alarm("not-connected", level, text))
+        text = f"no connection to {seen['broker']} since {seen['connection_since']}"
+        command = command_line("agent", "check", site, "--connect")
+        found.append(Alarm("not-connected", level, text, "To find the cause", command))
     elif seen["aggregator_silent"]:
         text = "connected to the broker, but the aggregator gives no sign of life"
         found.append(Alarm("aggregator-silent", "warning", text))
-    if not seen["ledger_open"]:
-        found.append(Alarm("ledger-closed", "error", "the ledger failed, so that nothing is answered: see agent.log"))
+    if not seen["ledger_works"]:
+        found.append(Alarm("ledger-closed", "error", "the ledger failed, so that nothing is answered", "See agent.log"))
     if seen["lease"] == "behind":
         text = "the ledger is an old copy, by what the aggregator knows, so that nothing is answered"
         found.append(Alarm("ledger-behind", "error", text))
@@ -215,39 +281,64 @@ def agent_alarms(seen: Status | None, folder: Path) -> list[Alarm]:
         text = f"two agents have this site's certificate: {there} one answers, and {here} one is refused"
         found.append(Alarm("cloned", "error", text))
     for study in seen["studies"]:
-        if study["decision"] == "accepted" and study["refusal"]:
-            text = f"{study['name']!r} is accepted, and not answered ({study['refusal']}): see agent.log"
-            found.append(Alarm("not-enrolled", "error", text))
+        if study["state"] == "blocked" and not has_site_alarm(study["reason"]):
+            text = f"{study['name']!r} is accepted, and not answered ({study['reason']})"
+            found.append(
+                Alarm("study-blocked", "error", text, "See agent.log; docs/how-to/operations.md has each reason")
+            )
+    found += [Alarm("study-blocked", "error", problem) for problem in seen["problems"]]
     found += certificate_alarms("this site", seen["certificate_expires"], own=True)
     return [*found, *clock_alarms("the aggregator", seen["clock_difference"])]
 
 
-def study_alarms(seen: Status) -> Iterator[Alarm]:
-    """The alarms of a study at the aggregator, of its status."""
-    if seen["state"] == "done":
+def study_alarms(seen: Status, folder: Path) -> Iterator[Alarm]:
+    """The alarms of a study at the server, from its status; ``folder`` is the server's."""
+    state = seen["state"]
+    if state in (StudyState.FINISHED, StudyState.ENDED):
         return
-    live = seen["live"]
-    if not is_live(live):
-        yield not_running("the study", live, "dpadmm aggregator resume continues it")
+    if state in (StudyState.INTERRUPTED, StudyState.STOPPED):
+        since = "" if seen["since"] is None else f" since {seen['since'][:19]} UTC"
+        text = f"{seen['headline']}: no server runs this study{since}"
+        which = seen["study"]["hash"][:16], "--folder", folder
+        if str(seen["error"]).startswith(CANNOT_CONTINUE):
+            yield Alarm("not-running", "error", text, "To end it for good", command_line("aggregator", "end", *which))
+            return
+        action = "To continue with the same round"
+        yield Alarm("not-running", "error", text, action, command_line("aggregator", "resume", *which))
         return
-    if not live["connected"]:
-        yield Alarm("not-connected", "error", f"no connection to the broker {live['broker']}")
-    if seen["stalled"]:
-        who = ", ".join(seen["stalled"])
-        yield Alarm("stalled", "error", f"round {seen['round']} cannot be closed without: {who}")
+    if not seen["live"]["connected"]:
+        action = f"See {folder.absolute() / 'broker.log'}; the server tries again by itself"
+        yield Alarm("not-connected", "error", f"no connection to the broker {seen['live']['broker']}", action)
+    if state == StudyState.STALLED:
+        text = f"{seen['headline']}, since {seen['since'][:19]} UTC"
+        action = "Call these sites; the study waits at no cost and continues when enough of them answer"
+        yield Alarm("stalled", "error", text, action)
     for site in seen["sites"]:
-        if site["code"]:
-            yield Alarm("site-refuses", "warning", f"{site['name']} refuses: {site['code']}")
-        elif site["silent"] and site["state"] not in ("revoked", "excluded"):
-            since = "" if site["last_seen"] is None else f" since {site['last_seen']}"
-            yield Alarm("site-silent", "warning", f"{site['name']} gave no sign of life{since}")
-        if site["doubt"] == "cloned":
-            text = f"two agents have the certificate of {site['name']}: the second one is refused"
-            yield Alarm("site-cloned", "warning", text)
-        if site["left_out"]:
-            text = f"{site['name']} was away for long, and the model is that of the others"
-            yield Alarm("site-left-out", "warning", text)
-        yield from clock_alarms(site["name"], site["clock_difference"])
+        yield from _site_alarms(site, folder)
+
+
+def _site_alarms(site: Status, folder: Path) -> Iterator[Alarm]:
+    name = site["name"]
+    if site["state"] == SiteState.REFUSED:
+        action = f"Ask the owner of {name}: the reason is in agent.log"
+        yield Alarm("site-refused", "warning", f"{name} {refusal_text(site['code'])}", action)
+    elif site["state"] == SiteState.REVOKED:
+        action = f"To include it again, approve a new request of {name}"
+        yield Alarm("site-revoked", "warning", f"the certificate of {name} is revoked, and it takes no part", action)
+    elif site["state"] == SiteState.SILENT:
+        since = "never connected" if site["last_seen"] is None else f"since {site['last_seen']}"
+        action = f"Call {name}: is its agent running, and does its network reach the broker?"
+        yield Alarm("site-silent", "warning", f"{name} silent, {since}", action)
+    if site["doubt"] == "cloned":
+        text = f"two agents have the certificate of {name}: the second one is refused"
+        action = f"Call {name}. If nobody there copied its folder, its key is stolen and must be revoked"
+        yield Alarm(
+            "site-cloned", "warning", text, action, command_line("aggregator", "revoke", name, "--folder", folder)
+        )
+    if site["left_out"]:
+        text = f"{name} was away for long, and the model is that of the others"
+        yield Alarm("site-left-out", "warning", text, f"Call {name}: it is included again with its next answer")
+    yield from clock_alarms(name, site["clock_difference"])
 
 
 def hub_alarms(folder: Path, certificates: Mapping[str, datetime], *, studies: bool = True) -> Iterator[Alarm]:
@@ -257,9 +348,10 @@ def hub_alarms(folder: Path, certificates: Mapping[str, datetime], *, studies: b
     """
     hub = read_status(folder / STATUS, AggregatorStatus)
     if not is_live(hub) and (not studies or (hub is not None and hub["running"])):
-        yield not_running("the broker", hub, "dpadmm aggregator broker starts it")
+        yield not_running("the broker", hub, "To start it", command_line("aggregator", "broker", "--folder", folder))
     elif is_live(hub) and hub is not None and not hub["connected"]:
-        yield Alarm("not-connected", "error", f"the broker {hub['broker']} does not answer")
+        action = f"See {folder.absolute() / 'broker.log'}"
+        yield Alarm("not-connected", "error", f"the broker {hub['broker']} does not answer", action)
     yield from disk_alarms(folder)
     for whose, expires in certificates.items():
         yield from certificate_alarms(whose, expires, own=False)
@@ -276,7 +368,7 @@ def agent_samples(seen: Status, folder: Path) -> Iterator[Sample]:
         yield "clock_difference_seconds", {"of": "aggregator"}, seen["clock_difference"]
     for study in seen["studies"]:
         labels = {"study": study["hash"][:16]}
-        yield "study_answering", labels, float(study["answering"])
+        yield "study_answering", labels, float(study["state"] == "active")
         yield "study_last_round", labels, float(study["last_round"] or 0)
     yield from _common_samples(agent_alarms(seen, folder), folder)
 
@@ -302,7 +394,7 @@ def study_samples(seen: Status, folder: Path) -> Iterator[Sample]:
         yield "site_silent", labels, float(site["silent"])
         if site["clock_difference"] is not None:
             yield "clock_difference_seconds", {"of": site["name"]}, site["clock_difference"]
-    yield from _common_samples([*study_alarms(seen), *disk_alarms(folder)], folder)
+    yield from _common_samples([*study_alarms(seen, folder), *disk_alarms(folder)], folder)
 
 
 def _common_samples(alarms: Sequence[Alarm], folder: Path) -> Iterator[Sample]:

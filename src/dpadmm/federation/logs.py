@@ -1,4 +1,4 @@
-"""Logs of agents and aggregators: lines with date and level, or JSON lines; what repeats is folded."""
+"""Logs of agents and aggregators: lines with date and level, or JSON lines; identical lines are counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from dpadmm._base.text import printable
 
 AGAIN_AFTER, LONGEST_PAUSE, FORGET_AFTER = 60.0, 3600.0, 600.0
-"""Seconds before a line is said again, at most, and after which a line that did not repeat is a new one."""
+"""Seconds before a line is written again, at first and at most, and after which a line is a new one."""
 
 MAX_LINES = 20
 """Different lines of a source in a minute."""
@@ -30,9 +30,9 @@ class _Line:
 
 
 class Repeats:
-    """Says a line at once, and what repeats after a minute, two, four, up to an hour, with its number.
+    """Counts identical lines of a source: the first is written at once, the next after 1, 2, 4 ... 60 minutes.
 
-    Nobody can fill a log or a journal: of each source there are few different lines in a minute.
+    A source writes at most ``MAX_LINES`` different lines in a minute. A line reports that others are left out.
 
     Examples
     --------
@@ -41,27 +41,29 @@ class Repeats:
     59
     >>> repeats.said("site a", "refused", now=60.0).partition(" since")[0]
     'refused (61 times'
+    >>> repeats.said("site b", "refused", now=60.0)
+    'refused'
     """
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[str, _Line]] = {}
+        self._number = 0
 
-    def said(
-        self, source: str, text: str, *, now: float, like: str | None = None, most: float = MAX_LINES
-    ) -> str | None:
-        """What to say now, or None; ``like`` is what repeats where a text has a number in it."""
+    def said(self, source: str, text: str, *, now: float, count: bool = True) -> str | None:
+        """Return the line to write now, or None; without ``count``, identical lines are different events."""
         lines = self._lines[source] = {
             key: line
             for key, line in self._lines.get(source, {}).items()
             if now - line.last < max(FORGET_AFTER, line.pause)
         }
-        line = lines.get(like or text)
+        self._number += 1
+        key = text if count else f"{self._number}"
+        if key not in lines and sum(now - line.said < AGAIN_AFTER for line in lines.values()) >= MAX_LINES:
+            key = text = f"more than {MAX_LINES} different events in a minute; the others are left out"
+        line = lines.get(key)
         if line is None:
-            if sum(now - each.said < AGAIN_AFTER for each in lines.values()) < most:
-                at = datetime.now(UTC).isoformat(timespec="seconds")
-                lines[like or text] = _Line(at, now, now)
-                return text
-            return None
+            lines[key] = _Line(datetime.now(UTC).isoformat(timespec="seconds"), now, now)
+            return text
         line.count, line.last = line.count + 1, now
         if now - line.said < line.pause:
             return None

@@ -52,6 +52,11 @@ def subjects_of(name: str) -> tuple[str, str]:
     return f"dpadmm.*.up.{name}", "dpadmm.*.down"
 
 
+def requests_of(study: str) -> str:
+    """The subject of a study's messages to sites."""
+    return f"dpadmm.{study}.down"
+
+
 def beat_subjects_of(name: str) -> tuple[str, str]:
     """The subjects on which a user publishes its signs of life, and hears those of the other side."""
     publish, subscribe = (subject.replace("*", "alive", 1) for subject in subjects_of(name))
@@ -85,6 +90,8 @@ MAX_BODY = 8 * 2**20 - 1024
 MAX_ROWS = 10**12
 NO_DIGEST = "0" * 64
 _CODE = re.compile("[a-z][a-z-]{0,39}")
+WITHHELD = "study-blocked"
+"""The code of a refusal whose reason stays at the site, since it may depend on rows or on the owner's limits."""
 
 
 class BadMessage(DpadmmError):
@@ -279,8 +286,8 @@ class Message(NamedTuple):
     """A message; fields that its kind does not use keep their defaults.
 
     ``CALL`` asks which sites are present, ``REQUEST`` carries w^{k−1} for round k, ``END`` the number of
-    rounds. ``PRESENT`` answers a call with the number of rows, ``UPLOAD`` carries c_i^k, ``REFUSED`` the code
-    of a refusal. Messages of sites carry the digest of the message that they answer.
+    rounds of a study that is over. ``PRESENT`` answers a call with the number of rows, ``UPLOAD`` carries c_i^k,
+    ``REFUSED`` the code of a refusal. Messages of sites carry the digest of the message that they answer.
 
     With secure aggregation ``READY`` answers a request, ``MASK`` has the digest of that request and, as its
     body, the bitmap of the round's members, and ``MASKED`` carries the masked numbers. The body of ``PRESENT``

@@ -29,7 +29,7 @@ from dpadmm._base.errors import Refusal, StudyError
 from dpadmm.privacy.plan import gaussian
 from dpadmm.privacy.releases import AnyRelease, Release
 from dpadmm.trusted.discrete_gaussian import Grid, with_noise
-from dpadmm.trusted.ledger import Ledger
+from dpadmm.trusted.ledger import Ending, Ledger, LedgerState
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
 from dpadmm.trusted.unit import PrivacyUnit
 
@@ -253,13 +253,16 @@ class Guard:
         return past
 
     @property
-    def restores(self) -> int:
-        """How often an old copy of the ledger was put back, as its owner said."""
-        return self._ledger.status().restores
+    def book(self) -> LedgerState:
+        """The state of the ledger: to look at, not to change."""
+        return self._ledger.status()
 
-    def leave(self, study: str) -> None:
-        """Answer this study no more, and give back what it reserved and did not use, in whatever process."""
-        self._ledger.close_study(study)
+    def leave(self, study: str, ending: Ending = "close") -> None:
+        """Answer no new round of this study, and give back what it reserved and did not use, in whatever process.
+
+        ``ending`` says why (``ledger.Ending``). Rounds that were answered may be repeated, with the same bytes.
+        """
+        self._ledger.close_study(study, ending)
 
     def _enrolled(self, study: str) -> Enrolled:
         if type(study) is not str or study not in self._studies:

@@ -12,8 +12,8 @@ Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Its conditio
 is fixed by public values before it, and it is charged before it leaves or not made. docs/explanation/ledgers.md has
 the proof, the lines and tests for every condition, and what holds after the cap was raised.
 
-In the ledger's folder, ``ledger.sqlite`` has records of seven kinds (cap, cap-alone, rows, reserve, spend, close,
-restore), each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the
+In the ledger's folder, ``ledger.sqlite`` has records of nine kinds (cap, cap-alone, rows, reserve, spend, restore, and
+those of ``Ending``), each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the
 record's COMMIT: records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and
 nothing more is answered. The writer has a lock on it.
 
@@ -38,12 +38,14 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dpadmm._base.errors import Refusal
 from dpadmm.privacy.plan import fits
 
 START = "0" * 64
+Ending = Literal["close", "finish", "end"]
+"""Kinds of records that close a study: its owner left it, all of its rounds are over, or the server ended it early."""
 
 
 class Record(NamedTuple):
@@ -73,7 +75,12 @@ class Account:
     shares: int = 1
     spent: Fraction = Fraction(0)
     rounds: dict[int, Record] = field(default_factory=dict)
-    closed: bool = False
+    ending: str = ""
+    """The kind of the record that closed the study, an ``Ending`` or a restore; empty while it is open."""
+
+    @property
+    def closed(self) -> bool:
+        return self.ending != ""
 
     @property
     def promised(self) -> Fraction:
@@ -125,9 +132,9 @@ class LedgerState:
         mu_squared = Fraction(record.mu_squared)
         if record.kind == "reserve":
             if known := self.accounts.get(record.study):
-                left = "left here before, which is for good; under another name it is another study"
+                closed = "closed here before, which is for good; under another name it is another study"
                 other = "already enrolled, with other numbers: was the limit of rows per person changed?"
-                raise Refusal("study-changed", f"this study was {left if known.closed else other}")
+                raise Refusal("study-changed", f"this study was {closed if known.closed else other}")
             shares = json.loads(payload).get("shares", 1)
             _afford("budget-cap", mu_squared, self.cap, self.promised)
             _afford("policy-alone", shares * mu_squared, self.cap_alone, self.promised_alone)
@@ -155,13 +162,13 @@ class LedgerState:
             self.accounts[record.study].rounds[record.round] = record
             self._charge(self.accounts[record.study], Fraction(record.mu_squared))
         else:
-            self.accounts[record.study].closed = True
+            self.accounts[record.study].ending = record.kind
         self.max_cap, self.max_cap_alone = max(self.max_cap, self.cap), max(self.max_cap_alone, self.cap_alone)
         if record.kind == "restore":  # whatever was reserved may have been released
             self.restores += 1
             for account in self.accounts.values():
                 self._charge(account, account.promised - account.spent)
-                account.closed = True
+                account.ending = account.ending or record.kind
 
     def _charge(self, account: Account, mu_squared: Fraction) -> None:
         account.spent += mu_squared
@@ -311,13 +318,8 @@ class Ledger(AbstractContextManager["Ledger"]):
                     database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
             book = read_ledger(folder)  # before anything can write: what is damaged stays as it is
             database = held.enter_context(closing(connected(folder)))
-            pragmas = (
-                "journal_mode = WAL",
-                "synchronous = FULL",
-                f"user_version = {VERSION}",
-                "wal_checkpoint(TRUNCATE)",
-            )
-            for pragma in pragmas:
+            modes = ("journal_mode = WAL", "synchronous = FULL", f"user_version = {VERSION}")
+            for pragma in (*modes, "wal_checkpoint(TRUNCATE)"):
                 database.execute(f"PRAGMA {pragma}").fetchall()
             ledger = cls(folder, mark, database, book)
             marked = len(_marked(folder))
@@ -349,7 +351,11 @@ class Ledger(AbstractContextManager["Ledger"]):
     def reserve(
         self, study: str, mu_squared: float, *, about: Mapping[str, Any], may_miss_rounds: bool = False, shares: int = 1
     ) -> None:
-        """Set Σμ² aside for a study, which may miss rounds or not. Asking for the same again is harmless."""
+        """Set Σμ² aside for a study, which may miss rounds or not.
+
+        Asking for the same again is harmless. It is refused once the study is closed, unless it is finished: a finished
+        study may repeat its answers.
+        """
         _require(study, mu_squared=mu_squared, shares=shares)
         description = {"about": dict(about), "may_miss_rounds": bool(may_miss_rounds)}
         description |= {"shares": shares} if shares > 1 else {}
@@ -357,7 +363,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         record = Record("reserve", study, float(mu_squared), content=sha256(payload).hexdigest())
         with self._working():
             known = self._book.accounts.get(study)
-            if known is None or known.closed or known.reservation._replace(seq=0, at="") != record:
+            if not known or known.ending not in ("", "finish") or known.reservation._replace(seq=0, at="") != record:
                 self._append(record, payload)
 
     def replay(self, study: str, round: int, *, digest: str) -> bytes | None:
@@ -377,11 +383,11 @@ class Ledger(AbstractContextManager["Ledger"]):
         _require(study, digest, round=round, mu_squared=mu_squared, upload=upload)
         self._append(Record("spend", study, float(mu_squared), round, digest), upload)
 
-    def close_study(self, study: str) -> None:
-        """Give back what the study reserved and did not spend; it releases nothing more."""
+    def close_study(self, study: str, ending: Ending = "close") -> None:
+        """Give back what the study reserved and did not spend; it releases nothing more, and keeps its first ending."""
         with self._working():
             if not self._book.account(study).closed:
-                self._append(Record("close", study, 0.0))
+                self._append(Record(ending, study, 0.0))
 
     def restored(self, mu_squared: float, *, about: Mapping[str, Any], shares: int) -> None:
         """This was an old copy: charge and close what is open, and charge so much for what it may lack."""

@@ -22,9 +22,9 @@ import numpy as np
 
 from dpadmm._base.arrays import Floats
 from dpadmm._base.errors import DpadmmError, Unavailable
-from dpadmm.federation.aggregator.journal import Journal, Received
+from dpadmm.federation.aggregator.journal import Journal, Received, Stall
 from dpadmm.federation.health import now_text, sign_of_life
-from dpadmm.federation.logs import MAX_LINES, Repeats
+from dpadmm.federation.logs import Repeats
 from dpadmm.federation.protocol import (
     SILENT_AFTER,
     BadMessage,
@@ -35,6 +35,15 @@ from dpadmm.federation.protocol import (
     digest_of,
     packed,
     unpacked,
+)
+from dpadmm.federation.states import (
+    CANNOT_CONTINUE,
+    FAILURES,
+    StudyState,
+    headline,
+    refusal_text,
+    site_state,
+    study_state,
 )
 from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.statement import MAX_MU, ROW_GROUPS
@@ -63,7 +72,7 @@ class Member:
 
     name: str
     state: str = "unseen"
-    """unseen, present, late, absent, refused, excluded or revoked."""
+    """Last answer: unseen (none), present, late, absent, refused, excluded or revoked; see ``site_state``."""
     answered: list[int] = field(default_factory=list)
     """The rounds whose answers arrived."""
     last_seen: float | None = None
@@ -84,6 +93,11 @@ class Coordinator(ABC):
         self.events = deque(journal.events(), maxlen=SHOWN_EVENTS)
         self.stopped = ""
         """Why the run stopped early."""
+        self.ended = journal.ended_at is not None
+        """Whether the study was ended for good before its last round."""
+        self.served = True
+        """Whether a server runs this study; False for a status that is read from the journal alone."""
+        self.stalls = {stall.id: stall for stall in journal.stalls()}
         self.study = journal.study
         self._names = journal.members
         self.quorum = self.study.quorum_of(len(self._names))
@@ -143,12 +157,24 @@ class Coordinator(ABC):
     def done(self) -> bool:
         return self.rounds_done == self._n_rounds
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no more rounds are requested."""
+        return self.done or self.ended
+
+    def check_ended(self) -> bool:
+        """Notice whether the study was ended for good, by another process."""
+        if not self.is_over and self._journal.ended_at is not None:
+            self.ended, self.stalled = True, ()
+            self.request = self._request()
+        return self.ended
+
     def _shape(self, round: int) -> tuple[int, ...]:
         """The shape of a round's uploads; of another round, that of the first."""
         return next((shape for last, shape in self._shapes if round <= last), self._shapes[0][1])
 
     def _request(self) -> bytes:
-        if self.done:
+        if self.is_over:
             message = Message(Kind.END, self.study.hash, self.rounds_done)
         elif not self.called:
             message = Message(Kind.CALL, self.study.hash)
@@ -170,9 +196,8 @@ class Coordinator(ABC):
         """Process a message of a site, whose name the broker guarantees; problems are recorded as events."""
         member = self.members.get(site)
         if member is None or member.state in ("revoked", "excluded"):
-            return self.note(
-                "warning", site, "its message was ignored: it is not a member of this study, or was revoked"
-            )
+            text = "its message was ignored: it is not a member of this study, or was revoked"
+            return self.note_counted("warning", site, text)
         first = member.last_seen is None and not member.answered
         member.last_seen = now
         try:
@@ -187,12 +212,12 @@ class Coordinator(ABC):
                 raise BadMessage("it answers a different call")
             self._answered(member, answer)
         except BadMessage as problem:
-            return self.note("warning", site, f"its message was refused: {problem}")
+            return self.note_counted("warning", site, f"its message was refused: {problem}")
         if member.sizes is None:
             self._journal.met(site, *sizes)
             member.sizes = sizes
         if member.state in ("unseen", "absent", "late", "refused"):
-            self.note("info", site, "connected" if first else "reconnected")
+            self.note_limited("info", site, "connected" if first else "reconnected")
         member.state, member.code, member.out = "present", "", False
         self._present.add(site)
         return None
@@ -211,9 +236,12 @@ class Coordinator(ABC):
     def _refused(self, member: Member, answer: Message) -> None:
         if answer.digest not in self._digests_now():
             return  # to an earlier request
+        is_new = (member.state, member.code) != ("refused", answer.code)
         member.state, member.code, member.out = "refused", answer.code, self._is_final(answer.code)
         self._present.discard(member.name)
-        self.note("warning", member.name, f"refused: {answer.code}")
+        if is_new:
+            final = "; the study cannot continue with this site" if member.out else ""
+            self.note_limited("warning", member.name, f"{refusal_text(answer.code)}{final}")
 
     def _digests_now(self) -> set[str]:
         return {self._digest}
@@ -228,7 +256,7 @@ class Coordinator(ABC):
         if member.state != "revoked":
             member.state, member.out = "revoked", True
             self._present.discard(site)
-            self.note("warning", site, "its certificate was revoked; it no longer takes part")
+            self.note("warning", site, "its certificate was revoked; it takes no part until it has a new one")
 
     def expire(self, sites: set[str]) -> None:
         """These cannot connect until they have new certificates, or a clock is right again: they are waited for."""
@@ -241,7 +269,7 @@ class Coordinator(ABC):
         member = self.members[site]
         if member.state == "revoked":
             member.state, member.out = "absent", False
-            self.note("info", site, "has a valid certificate again")
+            self.note("warning", site, "takes part again: it has a new certificate")  # status shows both
 
     # Rounds
 
@@ -263,11 +291,12 @@ class Coordinator(ABC):
 
     def over(self, waited: float) -> bool:
         """Whether all sites have answered, or the quorum has and the deadline has passed."""
-        able = len(self.able())
-        if able < self.quorum:
+        able = self.able()
+        if len(able) < self.quorum:
+            lost = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self._names if name not in able)
             raise Stopped(
-                f"the study stops before round {self.rounds_done + 1}: only {able} of {len(self._names)} "
-                f"sites can still answer, but the quorum is {self.quorum}"
+                f"{CANNOT_CONTINUE} after round {self.rounds_done}: only {len(able)} of {len(self._names)} sites can "
+                f"still answer, but the quorum is {self.quorum}. {lost}. Closed rounds are kept"
             )
         enough = len(self.answered_now()) >= self.quorum
         if enough and (not self.missing() or self._too_late(waited)):
@@ -316,11 +345,15 @@ class Coordinator(ABC):
             return "its certificate was revoked"
         if name in self.expired:
             return "its certificate has expired"
+        if member.state == "excluded":
+            return "excluded"
         if member.code:
-            return f"refused ({member.code})"
+            return refusal_text(member.code)
         if silent is not None:
-            return "never connected" if silent == math.inf else f"gone since {now_text(silent)}"
-        return "connected, but does not answer" if self.called else "connected, but has not accepted the study"
+            return "silent, never connected" if silent == math.inf else f"silent since {now_text(silent)}"
+        if self.called:
+            return "connected, but does not answer"
+        return "connected, but has not answered: it may not have accepted the study (dpadmm agent status at the site)"
 
     @abstractmethod
     def proceed(self, seconds: float) -> None:
@@ -344,7 +377,7 @@ class Coordinator(ABC):
         self.consensus, self.rounds_done = consensus, self.round
         self._next()
         if self.done:
-            self.note("info", "", f"done after {self.rounds_done} rounds")
+            self.note("info", "", f"finished after {self.rounds_done} rounds")
 
     def _aggregated(self, gathered: Gathered) -> Floats:
         consensus = self._method.aggregate(gathered)
@@ -356,7 +389,7 @@ class Coordinator(ABC):
         for name in sorted(sites):
             if self.members[name].state in ("present", "late"):
                 self.members[name].state = "absent"
-                self.note("warning", name, f"missed the deadline of round {self.round}", like="missed")
+                self.note("warning", name, f"missed the deadline of round {self.round}")
 
     def _next(self) -> None:
         self._present = set()
@@ -364,16 +397,26 @@ class Coordinator(ABC):
 
     # Events
 
-    def note(self, level: str, site: str, text: str, *, like: str | None = None) -> None:
-        """Record an event; what repeats is folded, and no site can flood the journal."""
-        source, most = (site if site in self.members else "unknown site", MAX_LINES) if site else ("", math.inf)
-        said = self._repeats.said(source, text, now=monotonic(), like=like, most=most)
-        if said is None:
-            return
-        event = self._journal.note(level, f"{site}: {said}" if site else said)
+    def note(self, level: str, site: str, text: str) -> None:
+        """Record an event in the journal and the log."""
+        event = self._journal.note(level, f"{site}: {text}" if site else text)
         self.events.append(event)
         if self._log is not None:
             self._log.log(getLevelNamesMapping()[level.upper()], "%s", event.text)
+
+    def note_counted(self, level: str, site: str, text: str) -> None:
+        """Record an event that can repeat without limit: identical ones of a site are counted."""
+        self._record_some(level, site, text, count=True)
+
+    def note_limited(self, level: str, site: str, text: str) -> None:
+        """Record an event that messages of a site cause: each one, up to the limit of a minute."""
+        self._record_some(level, site, text, count=False)
+
+    def _record_some(self, level: str, site: str, text: str, *, count: bool) -> None:
+        if site and site not in self.members:
+            site, text = "unknown site", f"{site}: {text}"
+        if (line := self._repeats.said(site, text, now=monotonic(), count=count)) is not None:
+            self.note(level, site, line)
 
     def mark_late(self, sites: Collection[str]) -> None:
         for name in sites:
@@ -384,15 +427,24 @@ class Coordinator(ABC):
 
     def watch(self) -> None:
         """Notice whether the open round can be closed; called every second or so."""
-        before, self.stalled = self.stalled, self._lacking()
-        if self.stalled and not before:
-            who = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self.stalled)
-            self.note("error", "", f"stalled in round {self.round}. {who}", like="stalled")
-        elif before and not self.stalled:
-            self.note("info", "", f"no longer stalled, in round {self.round}", like="no longer stalled")
+        self.stalled = self._lacking()
+        stalled = {(name, self.round) for name in self.stalled}
+        for stall in self._open_stalls():
+            if (stall.site, stall.round) in stalled:
+                stalled.remove((stall.site, stall.round))
+            else:
+                self.stalls[stall.id] = self._journal.end_stall(stall)
+                self.note("info", stall.site, f"stall of round {stall.round} ended, after {_seconds(stall)} s")
+        for name, round in sorted(stalled):
+            stall = self._journal.begin_stall(name, round, self.whereabouts(name))
+            self.stalls[stall.id] = stall
+            self.note("error", name, f"round {round} stalled: {stall.reason}")
+
+    def _open_stalls(self) -> list[Stall]:
+        return [stall for stall in list(self.stalls.values()) if stall.end is None]
 
     def _lacking(self) -> tuple[str, ...]:
-        if self.done or not self.called or self.opened is None:
+        if self.is_over or not self.called or self.opened is None:
             return ()
         waited, answered, able = monotonic() - self.opened, self.answered_now(), self.able()
         needed = self.quorum if self.study.allow_missed_rounds else len(able)
@@ -421,13 +473,22 @@ class Coordinator(ABC):
         """The state of the study for people, as plain values; may be called from any thread."""
         study, now, training = self.study, monotonic(), self.study.training
         deadline_in = None
-        if (limit := self.time_limit) is not None and self.opened is not None:
+        if (limit := self.time_limit) is not None and self.opened is not None and not self.stalled:
             deadline_in = max(0.0, self.opened + limit - now)
         usual = median(self.seconds[-50:]) if self.seconds else None
         delta, plan, members = float(training.delta), study.terms.plan, list(self.members.values())
         epsilons = exact_epsilon(self._mu_so_far(), np.full(len(members), delta)).tolist()
-        doubts = self.doubts()
-        return {
+        doubts, error, stalled = self.doubts(), self.stopped, list(self.stalled)
+        state = study_state(
+            finished=self.done,
+            ended=self.ended,
+            error=error,
+            served=self.served,
+            stalled=bool(stalled),
+            started=self.called,
+        )
+        running = state == StudyState.RUNNING
+        status = {
             "study": {
                 "name": study.name,
                 "hash": study.hash,
@@ -440,12 +501,16 @@ class Coordinator(ABC):
                 "noise": plan.noise_in_words(),
                 "shape": list(study.shape),
             },
-            "state": "done" if self.done else "stopped" if self.stopped else "running" if self.called else "waiting",
-            "round": 0 if self.done else self.round,
+            "state": str(state),
+            "failing": state in FAILURES,
+            "error": error or None,
+            "since": min((stall.start for stall in self._open_stalls()), default=None) if stalled else None,
+            "round": 0 if self.is_over else self.round,
             "rounds_done": self.rounds_done,
             "deadline_in": deadline_in,
-            "deadline_at": None if deadline_in is None or self.done else now_text(-deadline_in),
-            "stalled": list(self.stalled),
+            "deadline_at": None if deadline_in is None or self.is_over else now_text(-deadline_in),
+            "stalled": stalled,
+            "stalls": [stall._asdict() for stall in list(self.stalls.values())[-SHOWN_EVENTS:]],
             "quorum": self.quorum,
             "sites": [
                 self._site(member, epsilon) | {"doubt": doubts.get(member.name)}
@@ -454,15 +519,17 @@ class Coordinator(ABC):
             "changes": list(self.changes),
             "events": [event._asdict() for event in list(self.events)],
             "median_seconds": usual,
-            "seconds_left": None if usual is None else usual * (self._n_rounds - len(self.seconds)),
+            "seconds_left": usual * (self._n_rounds - len(self.seconds)) if usual is not None and running else None,
             "begun_at": self._dates[0],
             "last_round_at": self._dates[1],
         }
+        return status | {"headline": headline(status)}
 
     def _site(self, member: Member, epsilon: float) -> dict[str, Any]:
+        silent = self.silent_for(member.name) is not None
         return {
             "name": member.name,
-            "state": member.state,
+            "state": str(site_state(member.state, silent=silent)) if self.served else member.state,
             "answered": len(member.answered),
             "rows": None if member.sizes is None else member.sizes[0],
             "epsilon": epsilon,
@@ -555,10 +622,13 @@ class Uploads(Coordinator):
         self._uploads, self._rounds, self._new, self._late = uploads, rounds, {}, []
         self._close(consensus, seconds)
         for member in self.members.values():
-            if self._left_out(member):
-                away = self.rounds_done - self._rounds[member.name]
-                text = f"away for {away} rounds, so it left the mean: the model is that of the others until it is back"
-                self.note("warning", member.name, text, like="left out")
+            if self._left_out(member) and self.rounds_done - self._rounds[member.name] == PATIENCE:
+                text = f"missed {PATIENCE} rounds and left the mean: the model is that of the others until it is back"
+                self.note("warning", member.name, text)
+
+
+def _seconds(stall: Stall) -> str:
+    return f"{(datetime.now(UTC) - datetime.fromisoformat(stall.start)).total_seconds():.0f}"
 
 
 FIRST_REPEAT, LAST_REPEAT = 0.5, 15.0
@@ -572,7 +642,7 @@ async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
     and nothing else.
     """
     clock = asyncio.get_running_loop().time
-    while not coordinator.done:
+    while not coordinator.is_over:
         opened = clock()
         await _gather(coordinator, transport, opened)
         coordinator.proceed(clock() - opened)

@@ -24,6 +24,7 @@ import numpy as np
 from dpadmm._base.arrays import Floats, Integers
 from dpadmm._base.errors import DataError, DpadmmError, StudyError
 from dpadmm._base.files import atomic_file
+from dpadmm.federation.health import command_line
 from dpadmm.privacy.plan import Tally
 from dpadmm.privacy.report import PrivacyReport
 from dpadmm.privacy.statement import EXACT, AgentGroup, Statement, stated_releases
@@ -46,6 +47,8 @@ CREATE TABLE uploads (entered INTEGER NOT NULL, site TEXT NOT NULL, round INTEGE
     PRIMARY KEY (site, round));
 CREATE TABLE sites (site TEXT PRIMARY KEY, n_rows INTEGER NOT NULL, rows_per_person INTEGER NOT NULL);
 CREATE TABLE events (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, level TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE stalls (id INTEGER PRIMARY KEY, site TEXT NOT NULL, round INTEGER NOT NULL, reason TEXT NOT NULL,
+    started TEXT NOT NULL, ended TEXT);
 """
 
 MASKED_SCHEMA = """
@@ -99,6 +102,17 @@ class Event(NamedTuple):
     text: str
 
 
+class Stall(NamedTuple):
+    """A round that lacked the answer of a site; ``end`` is None while it does."""
+
+    id: int
+    site: str
+    round: int
+    reason: str
+    start: str
+    end: str | None
+
+
 class Journal(AbstractContextManager["Journal"]):
     """``with Journal.open(file) as journal``: the only writer until it is closed."""
 
@@ -107,7 +121,8 @@ class Journal(AbstractContextManager["Journal"]):
         about = dict(database.execute("SELECT name, value FROM about"))
         if (version := _version(path, about.get("format"))) != VERSION_HERE:
             newer = version > VERSION_HERE
-            todo = "install that version" if newer else "dpadmm aggregator resume brings it up to date"
+            resume = command_line("aggregator", "resume", path.parent.name, "--folder", path.absolute().parents[2])
+            todo = "install that version" if newer else f"to update it: {resume}"
             raise JournalError(f"{path}: {'a newer' if newer else 'an older'} version of dpadmm wrote it: {todo}")
         try:
             self.study: Study = study_from(json.loads(about["study"]), str(path))
@@ -153,7 +168,7 @@ class Journal(AbstractContextManager["Journal"]):
     def open(cls, path: Path, *, read_only: bool = False) -> Journal:
         """Open the journal; readers do not disturb its writer."""
         if not path.exists():
-            raise JournalError(f"{path}: no such journal; start the study with dpadmm aggregator serve")
+            raise JournalError(f"{path}: no such journal; serve the study first")
         with _as_journal_errors(path), ExitStack() as held:
             if not read_only:
                 lock = os.open(path.with_name("lock"), os.O_CREAT | os.O_RDWR, 0o600)
@@ -185,6 +200,17 @@ class Journal(AbstractContextManager["Journal"]):
     @property
     def rounds_done(self) -> int:
         return int(self._rows("SELECT COALESCE(MAX(round), 0) FROM rounds")[0][0])
+
+    @property
+    def ended_at(self) -> str | None:
+        """When the study was ended for good, before its last round; None if it was not."""
+        found = self._rows("SELECT value FROM about WHERE name = 'ended_at'")
+        return found[0][0] if found else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the study is finished or ended."""
+        return self.rounds_done == self.study.training.planned_rounds or self.ended_at is not None
 
     def consensus(self) -> Iterator[Floats]:
         """What was broadcast after every closed round: w^1, w^2, ..., or all the public state of a method."""
@@ -229,6 +255,20 @@ class Journal(AbstractContextManager["Journal"]):
         row, query = (_now(), level, text), "INSERT INTO events (at, level, text) VALUES (?, ?, ?)"
         with _as_journal_errors(self._path):
             return Event(int(self._database.execute(query, row).lastrowid or 0), *row)
+
+    def stalls(self) -> list[Stall]:
+        """All stalls, oldest first."""
+        return [Stall(*row) for row in self._rows("SELECT * FROM stalls ORDER BY id")]
+
+    def begin_stall(self, site: str, round: int, reason: str) -> Stall:
+        row, query = (site, round, reason, _now()), "INSERT INTO stalls VALUES (NULL, ?, ?, ?, ?, NULL)"
+        with _as_journal_errors(self._path):
+            return Stall(int(self._database.execute(query, row).lastrowid or 0), *row, None)
+
+    def end_stall(self, stall: Stall) -> Stall:
+        ended = stall._replace(end=_now())
+        self._rows("UPDATE stalls SET ended = ? WHERE id = ?", (ended.end, stall.id))
+        return ended
 
     def close_round(self, round: int, consensus: Floats, uploads: Sequence[Received], seconds: float) -> None:
         """Record w^k and its new uploads in one durable transaction."""
@@ -303,6 +343,18 @@ class Journal(AbstractContextManager["Journal"]):
         if len(blob) != 8 * prod(shape):
             raise JournalError(f"{self._path} is damaged: expected numbers of shape {shape}")
         return np.frombuffer(blob, "<f8").astype(np.float64).reshape(shape)
+
+
+def end_study(path: Path) -> None:
+    """End a study for good, once. A server that runs it is not disturbed, and notices it."""
+    with _as_journal_errors(path), closing(sqlite3.connect(path, isolation_level=None, timeout=30.0)) as database:
+        at = _now()
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            new = database.execute("INSERT OR IGNORE INTO about VALUES ('ended_at', ?)", (at,)).rowcount
+            if new:
+                event = (at, "warning", "ended for good: no more rounds are requested")
+                database.execute("INSERT INTO events (at, level, text) VALUES (?, ?, ?)", event)
 
 
 def _version(path: Path, format: object) -> int:

@@ -17,10 +17,12 @@ from datetime import UTC, datetime
 from functools import partial
 from logging import Logger, getLevelNamesMapping
 from pathlib import Path
+from typing import TypeVar
 
 from dpadmm._base.addresses import check_urls
 from dpadmm._base.errors import DpadmmError, StudyError
 from dpadmm.federation.aggregator.coordinator import Coordinator, run_rounds
+from dpadmm.federation.aggregator.endings import announce
 from dpadmm.federation.aggregator.journal import Journal
 from dpadmm.federation.aggregator.leases import Leases
 from dpadmm.federation.aggregator.sums import coordinator_of, snapshot_of_journal
@@ -45,11 +47,14 @@ from dpadmm.federation.health import (
 )
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import HubLink, NatsTransport, until_one_ends
+from dpadmm.federation.nats.link import HubLink, NatsTransport, cancelled, until_one_ends
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
 from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.states import FAILURES, StudyState, headline, study_state
 from dpadmm.runs.training import prior_from
 from dpadmm.study.study import Study
+
+T = TypeVar("T")
 
 CHECK_EVERY = 1.0
 """Seconds between checks of the approved sites and of the broker."""
@@ -86,13 +91,12 @@ def _members(authority: Authority, study: Study, wanted: Sequence[str] | None) -
         wanted = roster or sorted(usable)
     if len(set(wanted)) != len(wanted):
         raise StudyError("a site is listed twice")
+    approve = f"dpadmm aggregator approve REQUEST --folder {authority.folder}"
     if unknown := sorted(set(wanted) - usable):
-        raise StudyError(
-            f"these sites are not approved (any more): {', '.join(unknown)}; approved sites: "
-            f"{', '.join(sorted(usable)) or 'none yet (dpadmm aggregator approve REQUEST)'}"
-        )
+        approved = ", ".join(sorted(usable)) or f"none yet ({approve})"
+        raise StudyError(f"these sites are not approved (any more): {', '.join(unknown)}; approved sites: {approved}")
     if not wanted:
-        raise StudyError("no site is approved yet: dpadmm aggregator approve REQUEST")
+        raise StudyError(f"no site is approved yet: {approve}")
     return tuple(roster or sorted(wanted))
 
 
@@ -124,6 +128,8 @@ class Server:
     start_wait: float = START_WAIT
     metrics: str | None = None
     """Where to serve metrics: a port, or an address and a port."""
+    status: Callable[[], Status] = dict
+    """The status of the study, from ``on_start`` on."""
 
     async def run(self, on_start: Callable[[Coordinator], None] = lambda run: None) -> Coordinator:
         """Run to the end and return the coordinator, which ``on_start`` receives at the start."""
@@ -134,7 +140,7 @@ class Server:
             coordinator.start_wait = self.start_wait
             broker = self._broker(resources)
             url = broker.url if broker is not None else self._existing
-            leases = resources.enter_context(Leases(self.authority.folder, coordinator.note))
+            leases = resources.enter_context(Leases(self.authority.folder, coordinator.note_counted))
             coordinator.doubts = lambda: leases.doubts(time.monotonic())
             context = self.authority.client_context
             transport = NatsTransport(coordinator.study.hash, url, context, self.log, leases)
@@ -142,13 +148,17 @@ class Server:
             coordinator.seen = transport.seen
             live = _live_status(coordinator, transport)
             resources.callback(lambda: write_status(self.journal.parent, live() | {"running": False}))
-            resources.enter_context(metrics_server(self.metrics, lambda: self._samples(live())))
+            self.status = lambda: coordinator.snapshot() | {"live": _connection(transport) | {"at": now_text()}}
+            resources.enter_context(metrics_server(self.metrics, self._samples))
             on_start(coordinator)
             work = run_rounds(coordinator, transport), self._check_sites(coordinator, broker, transport)
-            report = partial(notifier.update, lambda: self._alarms(live()), lambda: _notices(coordinator))
+            inform = announce(lambda: journals(self.authority.folder), transport.publish)
+            report = partial(notifier.update, self._alarms, lambda: _notices(coordinator))
             try:
-                await until_one_ends(*work, self._watch(coordinator, live, report))
+                await until_one_ends(*work, self._watch(coordinator, live, report), inform, _until_ended(coordinator))
                 report(final=True)
+                if coordinator.ended:
+                    await transport.send(coordinator.request)
             except DpadmmError as problem:
                 coordinator.stopped = str(problem)
                 raise
@@ -183,18 +193,17 @@ class Server:
             report()
             await asyncio.sleep(WATCH_EVERY)
 
-    def _samples(self, live: Status) -> Iterator[Sample]:
-        return study_samples(live["snapshot"] | {"live": live | {"at": now_text()}}, self.authority.folder)
+    def _samples(self) -> Iterator[Sample]:
+        return study_samples(self.status(), self.authority.folder)
 
     def _notifier(self, resources: AsyncExitStack) -> Notifier:
         settings, folder = self.authority.settings.notify, self.authority.folder
         return resources.enter_context(Notifier(settings, folder, self.log, role="server"))
 
-    def _alarms(self, live: Status) -> list[Alarm]:
+    def _alarms(self) -> list[Alarm]:
         """Alarms to report: without those of the folder if a process keeps the broker, which reports them."""
-        seen, folder = live["snapshot"] | {"live": live | {"at": now_text()}}, self.authority.folder
-        found = alarms_of(self.authority, [seen])
-        if not is_live(read_status(folder / STATUS, AggregatorStatus)):
+        found = alarms_of(self.authority, [self.status()])
+        if not is_live(read_status(self.authority.folder / STATUS, AggregatorStatus)):
             return found
         reported = {alarm_key(alarm) for alarm in alarms_of(self.authority, [])}
         return [alarm for alarm in found if alarm_key(alarm) not in reported]
@@ -212,8 +221,14 @@ class Server:
             if (jump := clock.jump()) is not None:
                 coordinator.note("warning", "", jump)
             if broker is not None and not broker.kept():
-                await _keep_alive(broker, coordinator.note)
+                await _keep_alive(broker, coordinator.note, coordinator.note_counted)
             await asyncio.sleep(CHECK_EVERY)
+
+
+async def _until_ended(coordinator: Coordinator) -> None:
+    """Wait until another process ends the study for good."""
+    while not coordinator.check_ended():
+        await asyncio.sleep(CHECK_EVERY)
 
 
 async def keep_broker(
@@ -223,9 +238,12 @@ async def keep_broker(
 
     repeats = Repeats()
 
-    def note(level: str, source: str, text: str) -> None:
-        if (said := repeats.said(source, text, now=time.monotonic())) is not None:
-            log.log(getLevelNamesMapping()[level.upper()], "%s", said)
+    def note(level: str, site: str, text: str) -> None:
+        log.log(getLevelNamesMapping()[level.upper()], "%s", f"{site}: {text}" if site else text)
+
+    def note_counted(level: str, site: str, text: str) -> None:
+        if (line := repeats.said(site, text, now=time.monotonic())) is not None:
+            note(level, site, line)
 
     if authority.settings.brokers:
         raise StudyError("aggregator.toml names existing brokers: there is no built-in broker to keep running")
@@ -234,7 +252,7 @@ async def keep_broker(
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.keeping())
         _use(broker, resources, start=True)
-        leases = resources.enter_context(Leases(authority.folder, note))
+        leases = resources.enter_context(Leases(authority.folder, note_counted))
         link = HubLink(broker.url, authority.client_context, lambda *_: None, log, leases)
         await resources.enter_async_context(link)
 
@@ -247,19 +265,25 @@ async def keep_broker(
 
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
         resources.enter_context(metrics_server(metrics, lambda: hub_samples(live(), authority.folder)))
+        informing = asyncio.create_task(announce(lambda: journals(authority.folder), link.publish))
+        resources.push_async_callback(cancelled, informing)
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
-            await _keep_alive(broker, note)
+            await _keep_alive(broker, note, note_counted)
             write_status(authority.folder, live())
             notifier.update(lambda: alarms_of(authority, []))
             await asyncio.sleep(CHECK_EVERY)
 
 
+IN_JOURNAL = ("changes", "events", "stalls")
+"""Parts of a snapshot that the status file leaves out."""
+
+
 def _live_status(coordinator: Coordinator, transport: NatsTransport) -> Callable[[], Status]:
     def live() -> Status:
-        snapshot = {key: each for key, each in coordinator.snapshot().items() if key not in ("changes", "events")}
-        return {"running": True, "connected": transport.connected, "broker": transport.url, "snapshot": snapshot}
+        snapshot = {key: each for key, each in coordinator.snapshot().items() if key not in IN_JOURNAL}
+        return _connection(transport) | {"snapshot": snapshot}
 
     return live
 
@@ -274,7 +298,14 @@ def _notices(coordinator: Coordinator) -> Iterator[StudyNotice]:
             yield StudyNotice("study-accepted", *about, member.name)
         else:
             yield StudyNotice("study-proposed", *about, member.name)
-    yield StudyNotice("study-finished" if coordinator.done else "study-accepted", *about)
+    if coordinator.ended:
+        yield StudyNotice("study-closed", *about, code="ended")
+    else:
+        yield StudyNotice("study-finished" if coordinator.done else "study-accepted", *about)
+
+
+def _connection(transport: NatsTransport) -> Status:
+    return {"running": True, "connected": transport.connected, "broker": transport.url}
 
 
 def status_of(authority: Authority, journal: Path) -> Status:
@@ -284,13 +315,23 @@ def status_of(authority: Authority, journal: Path) -> Status:
     live = read_status(journal.with_name(STATUS), AggregatorStatus)
     served, expires = is_live(live), {each.name: each.expires for each in authority.sites()}
     if live is not None:
-        last_seen = {site["name"]: site["last_seen"] for site in live["snapshot"]["sites"]}
+        last = live.pop("snapshot")
+        last_seen = {site["name"]: site["last_seen"] for site in last["sites"]}
         for site in seen["sites"]:
             site["last_seen"] = last_seen.get(site["name"])
-        seen |= live.pop("snapshot") if served else {}
+        seen |= last if served else _unserved(seen, live["at"], last["error"])
     for site in seen["sites"]:
         site["certificate_days_left"] = days_left(expires[site["name"]]) if site["name"] in expires else None
     return seen | {"served": served, "live": live}
+
+
+def _unserved(seen: Status, at: str, error: str | None) -> Status:
+    """State of a study whose server ended at a time, with an error or without."""
+    if seen["state"] in (StudyState.FINISHED, StudyState.ENDED):
+        return {}
+    state = study_state(finished=False, ended=False, error=error or "", served=False, stalled=False, started=False)
+    new = {"state": str(state), "failing": state in FAILURES, "error": error, "since": at}
+    return new | {"headline": headline(seen | new)}
 
 
 def overview(folder: Path) -> list[Status]:
@@ -300,52 +341,75 @@ def overview(folder: Path) -> list[Status]:
 
 def _summary(journal: Path) -> Status:
     live = read_status(journal.with_name(STATUS), AggregatorStatus)
-    seen = live["snapshot"] if live is not None and is_live(live) else {}
+    last = {} if live is None else live["snapshot"]
+    seen = last if is_live(live) else {}
     with Journal.open(journal, read_only=True) as opened:
         study, done, (begun_at, last_round_at) = opened.study, opened.rounds_done, opened.dates()
-        n_sites = len(opened.members)
+        n_sites, ended = len(opened.members), opened.ended_at is not None
     n_rounds = study.training.planned_rounds
-    state = "stalled" if seen.get("stalled") else seen.get("state", "done" if done == n_rounds else "not running")
+    finished, error = done == n_rounds, last.get("error") or ""
+    state = study_state(finished=finished, ended=ended, error=error, served=False, stalled=False, started=done > 0)
     return {
         "name": study.name,
         "hash": study.hash,
-        "state": state,
+        "state": seen.get("state", str(state)),
         "rounds_done": done,
         "n_rounds": n_rounds,
         "sites_present": sum(site["state"] == "present" for site in seen["sites"]) if seen else None,
         "n_sites": n_sites,
         "begun_at": begun_at,
         "last_round_at": last_round_at,
-        "seconds_left": seen.get("seconds_left") if state == "running" else None,
+        "seconds_left": seen.get("seconds_left"),
     }
 
 
-def overview_every(folder: Path, seconds: float = 5.0) -> Callable[[], list[Status]]:
-    """``overview`` for a page that asks a few times a second; a study that cannot be read must not end it."""
-    taken, due = list[Status](), 0.0
+def every(seconds: float, read: Callable[[], list[T]]) -> Callable[[], list[T]]:
+    """``read`` for a page that asks a few times a second; after an error, the last list."""
+    taken, due = list[T](), 0.0
 
-    def latest() -> list[Status]:
+    def latest() -> list[T]:
         nonlocal taken, due
         if time.monotonic() >= due:
-            with suppress(DpadmmError):
-                taken = overview(folder)
+            with suppress(DpadmmError, OSError):
+                taken = read()
             due = time.monotonic() + seconds
         return taken
 
     return latest
 
 
+def page_snapshot(server: Server) -> Callable[[], Status]:
+    """Return a function that takes the snapshot of the live page: the study, all studies of the folder, and alarms."""
+    authority = server.authority
+    studies = every(5.0, lambda: overview(authority.folder))
+    hub = every(5.0, lambda: list(hub_alarms(authority.folder, certificates_of(authority))))
+
+    def snapshot() -> Status:
+        status = server.status()
+        alarms = [*study_alarms(status, authority.folder), *hub()]
+        return status | {"studies": studies(), "alarms": [alarm._asdict() for alarm in alarms]}
+
+    return snapshot
+
+
+def certificates_of(authority: Authority) -> dict[str, datetime]:
+    """The certificates in use, with their ends."""
+    sites = {each.name: each.expires for each in authority.sites() if not each.revoked}
+    return sites | {"the authority": authority.certificate.not_valid_after_utc, **authority.own_certificates()}
+
+
 def alarms_of(authority: Authority, studies: Sequence[Status]) -> list[Alarm]:
-    """All alarms of an aggregator's folder and of these studies, which are named if there are several."""
-    certificates = {each.name: each.expires for each in authority.sites() if not each.revoked}
-    certificates |= {"the authority": authority.certificate.not_valid_after_utc, **authority.own_certificates()}
-    hub = hub_alarms(authority.folder, certificates, studies=bool(studies))
-    found = [(seen["study"]["name"], alarm) for seen in studies for alarm in study_alarms(seen)]
-    named = [each._replace(text=f"{name}: {each.text}") if len(studies) > 1 else each for name, each in found]
-    return [*named, *hub]
+    """All alarms of an aggregator's folder and of these studies, with the name of the study."""
+    found = [(seen["study"]["name"], alarm) for seen in studies for alarm in study_alarms(seen, authority.folder)]
+    named = [alarm._replace(text=f"{name}: {alarm.text}") for name, alarm in found]
+    return [*named, *hub_alarms(authority.folder, certificates_of(authority), studies=bool(studies))]
 
 
-async def _keep_alive(broker: Broker, note: Callable[[str, str, str], None]) -> None:
+Note = Callable[[str, str, str], None]
+"""Records an event: its level, its site and its text."""
+
+
+async def _keep_alive(broker: Broker, note: Note, note_counted: Note) -> None:
     try:
         if not broker.alive():
             note("warning", "", "the broker stopped; restarting it")
@@ -353,7 +417,7 @@ async def _keep_alive(broker: Broker, note: Callable[[str, str, str], None]) -> 
         else:
             await asyncio.to_thread(broker.refresh)
     except DpadmmError as problem:  # nothing is lost by trying again
-        note("error", "", f"{problem}; trying again")
+        note_counted("error", "", f"{problem}; trying again")
 
 
 def _use(broker: Broker, resources: AsyncExitStack, *, start: bool) -> None:

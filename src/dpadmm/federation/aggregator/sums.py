@@ -295,7 +295,8 @@ def coordinator_of(journal: Journal, log: Logger | None = None) -> Coordinator:
 def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
     """A snapshot from the journal alone, of a run that may be active in another process."""
     run = coordinator_of(journal)
+    run.served = False
     for member in run.members.values():
         if member.answered and member.state == "unseen":
             member.state = "present" if member.answered[-1] == run.rounds_done else "absent"
-    return run.snapshot() | {"round": 0 if run.done else run.rounds_done + 1}
+    return run.snapshot() | {"round": 0 if run.is_over else run.rounds_done + 1}

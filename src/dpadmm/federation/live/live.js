@@ -30,24 +30,13 @@ function say(words, list = toSay) {
 const all = () => page.run.sites ?? [];
 const here = () => all().filter(site => site.state === "present").length;
 
-function stateWords({ state, round, rounds_done: done, quorum, study }) {
-  const of = `of ${study.n_rounds}`;
-  if (state === "waiting") {
-    const needed = `${here()} of ${counted(all().length, "site")} connected, ${quorum} needed`;
-    return done ? `Waiting for sites after round ${done} ${of}: ${needed}` : `Waiting for sites: ${needed}`;
-  }
-  if (state === "running") return `Running: round ${round} ${of}`;
-  if (state === "done") return `Done: all ${counted(study.n_rounds, "round")}`;
-  if (state === "stopped") return `Stopped after round ${done} ${of}`;
-  return String(state);
-}
-
 function showRun() {
   const { run } = page, { study } = run, done = run.rounds_done, total = study.n_rounds;
   put(find("name"), study.name);
   put(find("hash"), String(study.hash).slice(0, page.screen ? undefined : 12));
   mark(find("hash"), "title", study.hash);
-  put(find("state-words"), stateWords(run));
+  put(find("state-words"), run.headline);
+  put(find("since"), run.since ? `since ${date(run.since, { seconds: true })}` : "");
   put(find("state-sign"), RUN_SIGNS.get(run.state) ?? "–");
   mark(find("state"), "data-state", RUN_SIGNS.has(run.state) ? run.state : "");
   mark(find("bar"), "aria-valuemax", total);
@@ -61,7 +50,7 @@ function showRun() {
   const title = run.state === "running" ? `${done}/${total}` : run.state;
   if (document.title !== `${title} · ${study.name}`) document.title = `${title} · ${study.name}`;
   if (wasState.get("run") !== run.state) {
-    if (wasState.has("run")) say(`${stateWords(run)}.`);
+    if (wasState.has("run")) say(`${run.headline}.`);
     wasState.set("run", run.state);
   }
   chart.update(run.changes ?? [], total);
@@ -94,9 +83,9 @@ function facts(pairs) {
 function showTimes() { // what goes on between two messages
   const { run } = page;
   if (!run) return;
-  const gone = (performance.now() - page.receivedAt) / 1000, live = run.state === "running" || run.state === "waiting";
-  const left = base => (live && isNumber(base) ? Math.max(0, base - gone) : null);
-  if (find("line").dataset.line === "live") { // nothing is counted down that may long have changed
+  const gone = (performance.now() - page.receivedAt) / 1000;
+  const left = base => (isNumber(base) ? Math.max(0, base - gone) : null);
+  if (["live", "alarm"].includes(find("line").dataset.line)) { // nothing is counted down that may long have changed
     const rest = left(run.seconds_left);
     put(find("left"), duration(rest));
     put(find("ends"), isNumber(rest) ? `until ${date(Date.now() + page.ahead + rest * 1000)}` : "");
@@ -108,11 +97,23 @@ function showTimes() { // what goes on between two messages
   }
 }
 
+// ---- alarms, with what to do
+function showAlarms() {
+  const alarms = page.run.alarms ?? [];
+  find("alarms").hidden = !alarms.length;
+  find("alarm-rows").replaceChildren(...alarms.map(alarm => {
+    const level = LEVELS.has(alarm.level) ? alarm.level : "warning", sign = make("span", `sign ${level}`, LEVELS.get(level));
+    sign.setAttribute("aria-hidden", "true");
+    const head = make("p", "text", make("b", "", `${capitalised(level)}, ${alarm.code}:`), ` ${alarm.text}`);
+    const todo = make("p", "todo", alarm.command ? `${alarm.action}:` : `${alarm.action}.`);
+    return make("li", level, sign, make("div", "", head, ...(alarm.action ? [todo] : []), ...(alarm.command ? [make("code", "command", alarm.command)] : [])));
+  }));
+}
+
 // ---- all studies of this aggregator
 function showStudies() {
   const studies = page.run.studies ?? [];
   find("studies").hidden = studies.length < 2;
-  find("main").classList.toggle("several", studies.length > 1);
   find("study-rows").replaceChildren(...studies.map(each => {
     const own = each.hash === page.run.study.hash, name = make("th", "", own ? `${each.name} (this page)` : String(each.name));
     name.scope = "row";
@@ -151,7 +152,7 @@ function showSites() {
     let row = rows.get(site.name);
     if (!row) rows.set(site.name, row = newRow(site.name));
     if (body.children[i] !== row.node) body.insertBefore(row.node, body.children[i] ?? null);
-    const known = SITE_STATES.has(site.state) ? site.state : "unseen", words = site.code ? `${site.state}, ${site.code}` : String(site.state);
+    const known = SITE_STATES.has(site.state) ? site.state : "silent", words = site.code ? `${site.state}, ${site.code}` : String(site.state);
     put(row.sign, SITE_STATES.get(known));
     put(row.word, site.state);
     put(row.code, site.code ?? "");
@@ -188,7 +189,7 @@ function filterSites() {
 for (const kind of ["all", ...SITE_STATES.keys()]) {
   const count = make("span", "", "0"), sign = make("b", kind, SITE_STATES.get(kind) ?? "");
   sign.setAttribute("aria-hidden", "true");
-  const node = make("button", "", ...(kind === "all" ? [] : [sign, " "]), `${kind[0].toUpperCase()}${kind.slice(1)} `, count);
+  const node = make("button", "", ...(kind === "all" ? [] : [sign, " "]), `${capitalised(kind)} `, count);
   node.type = "button";
   node.hidden = kind !== "all" && kind !== "present";
   node.addEventListener("click", () => { page.onlySites = kind; filterSites(); });
@@ -264,7 +265,8 @@ addEventListener("afterprint", () => {
 // ---- the line
 function line(kind, words, notice = "") {
   const before = find("line").dataset.line;
-  if (before !== kind && !(before === "opening" && kind === "live")) say(notice || `${words}.`);
+  const received = each => ["opening", "live", "alarm"].includes(each); // the headline reports changes between these
+  if (before !== kind && !(received(before) && received(kind))) say(notice || `${words}.`);
   mark(find("line"), "data-line", kind);
   put(find("line-words"), words);
   put(find("lost"), notice);
@@ -272,14 +274,20 @@ function line(kind, words, notice = "") {
 }
 
 function update(text) {
-  line("live", "Live");
-  if (text === page.text) return;
+  if (text === page.text) return showLine();
   const { at: sent, snapshot } = JSON.parse(text);
   Object.assign(page, { text, run: snapshot, receivedAt: performance.now(), ahead: sent * 1000 - Date.now() });
   put(find("as-of"), date(sent * 1000, { seconds: true }));
-  showRun(); showSites(); showEvents(); showTimes();
+  showLine(); showRun(); showSites(); showEvents(); showTimes();
+  const alarms = JSON.stringify(snapshot.alarms);
+  if (alarms !== page.alarms) { page.alarms = alarms; showAlarms(); }
   const studies = JSON.stringify(snapshot.studies);
   if (studies !== page.studies) { page.studies = studies; showStudies(); }
+}
+
+function showLine() {
+  if (page.run.failing) line("alarm", capitalised(page.run.state));
+  else line("live", "Live");
 }
 
 // Asks twice a second; what comes late counts as lost, and is asked for again.
@@ -291,7 +299,7 @@ async function poll() {
     else if (answer.ok) update(await answer.text());
     else line("lost", "No update", "The aggregator cannot report its state now. This page shows the last known state.");
   } catch {
-    if (["done", "stopped"].includes(page.run?.state)) line("ended", "Ended", "The aggregator has stopped. This page shows its last state.");
+    if (["finished", "stopped", "ended"].includes(page.run?.state)) line("ended", "Ended", "The aggregator has stopped. This page shows its last state.");
     else if (!page.refused) line("lost", "Connection lost", "Connection lost. Trying again; this page shows the last known state.");
   }
   setTimeout(poll, page.refused ? 3000 : 500);

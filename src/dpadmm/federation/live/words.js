@@ -48,12 +48,12 @@ function date(iso, { seconds = false } = {}) { // in this browser's time zone
   return `${day}, ${at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...(seconds ? { second: "2-digit" } : {}) })}`;
 }
 
-const counted = (n, one, many = one + "s") => `${n} ${n === 1 ? one : many}`;
+const capitalised = word => `${word.slice(0, 1).toUpperCase()}${word.slice(1)}`;
 
 const SITE_STATES = new Map([
-  ["present", "✓"], ["late", "◐"], ["absent", "○"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"], ["unseen", "–"],
+  ["present", "✓"], ["late", "◐"], ["absent", "○"], ["connected", "◔"], ["silent", "–"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"],
 ]);
-const RUN_SIGNS = new Map([["waiting", "◌"], ["running", "▶"], ["stalled", "▲"], ["done", "✓"], ["stopped", "■"], ["not running", "■"]]);
+const RUN_SIGNS = new Map([["waiting", "◌"], ["running", "▶"], ["stalled", "▲"], ["finished", "✓"], ["stopped", "■"], ["interrupted", "■"], ["ended", "■"]]);
 const LEVELS = new Map([["info", "·"], ["warning", "▲"], ["error", "✗"]]);
 
 const find = id => document.getElementById(id);

@@ -38,6 +38,7 @@ from dpadmm.federation.protocol import (
     packed_grant,
     packed_proposal,
     proposals_of,
+    requests_of,
     unpacked_claim,
     unpacked_grant,
     unpacked_proposal,
@@ -422,7 +423,7 @@ class SiteLink(Link):
         self._mail.put(subject.removeprefix("dpadmm.").removesuffix(".down"), data)
 
     async def follow(self, study: str) -> None:
-        await self.subscribe(f"dpadmm.{study}.down")
+        await self.subscribe(requests_of(study))
 
     async def answer(self, reply: Callable[[str, bytes], bytes | None], pool: Executor) -> None:
         """Answer for ever; ``reply(study, message)`` runs in the pool.
@@ -466,7 +467,7 @@ class NatsTransport(HubLink):
 
     def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases | None = None) -> None:
         super().__init__(url, context, self._put, log, leases)
-        self._mail, self._study, self._down = Mailbox(most=8), study, f"dpadmm.{study}.down"
+        self._mail, self._study, self._down = Mailbox(most=8), study, requests_of(study)
         self._subjects.add(f"dpadmm.{study}.up.*")
 
     def _put(self, subject: str, data: bytes) -> None:

@@ -420,7 +420,9 @@ class Authority:
                 f"dpadmm aggregator install CERTIFICATE --folder {self.folder}"
             )
         if not (chain := forms.read_chain(read_short(path))):
-            raise StudyError(f"{path}: damaged; run dpadmm aggregator install CERTIFICATE again")
+            raise StudyError(
+                f"{path}: damaged; install it again: dpadmm aggregator install CERTIFICATE --folder {self.folder}"
+            )
         return chain
 
     def install(self, data: bytes, *, now: datetime | None = None) -> str:
@@ -496,7 +498,8 @@ class Authority:
             if any(each.usable(now) and each.fingerprint != fingerprint for each in before):
                 raise StudyError(
                     f"{name} has a certificate for another key: if this request is really theirs, revoke the "
-                    f"old one first (dpadmm aggregator revoke {name}), or let them choose another name"
+                    f"old one first (dpadmm aggregator revoke {name} --folder {self.folder}), or let them choose "
+                    "another name"
                 )
             # without expired ones, so that files stay short over years of renewals
             kept = [each for each in before if each.revoked or now < each.expires]

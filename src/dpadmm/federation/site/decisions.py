@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
 from dpadmm._base.files import atomic_file
-from dpadmm.federation.health import STATUS, now_text
+from dpadmm.federation.health import STATUS, now_text, read_status
 from dpadmm.federation.pki.private_files import check_unchanged_by_others
 from dpadmm.site.site import Site
 from dpadmm.study.study import Study, study_from
@@ -141,6 +141,13 @@ def leave(site: Site, hash: str, study: Study | None = None) -> LedgerState:
     return read_ledger(site.ledger)
 
 
+def close_unknown(folder: Path, state: LedgerState) -> None:
+    """Close accepted studies that a restored ledger does not have: their budget is charged, as if it was spent."""
+    for made in decisions(folder):
+        if made.kind == "accepted" and made.study.hash not in state.accounts:
+            decide(folder, made.study, "left")
+
+
 def _agent_knows(site: Site, hash: str) -> bool:
     """Whether the process that answers for the site, if any, knows that a study is declined."""
     with (site.ledger / MARK).open("rb") as mark:
@@ -149,9 +156,11 @@ def _agent_knows(site: Site, hash: str) -> bool:
             return True  # no process holds the ledger; the next one reads the decision
         except BlockingIOError:
             pass
-    with suppress(OSError, ValueError):
-        seen = json.loads((site.path.parent / STATUS).read_text(encoding="utf-8"))
-        return any(each["hash"] == hash and each["decision"] == "declined" for each in seen["studies"])
+    with suppress(StudyError):
+        seen = read_status(site.path.parent / STATUS)
+        return seen is not None and any(
+            each["hash"] == hash and each["state"] == "declined" for each in seen["studies"]
+        )
     return False
 
 

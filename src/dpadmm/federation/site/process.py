@@ -26,6 +26,7 @@ from dpadmm.federation.pki.private_files import check_unchanged_by_others
 from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER
 from dpadmm.federation.site.decisions import Decision, decisions
 from dpadmm.federation.site.lease import Lease
+from dpadmm.federation.site.lifecycle import Participation, participation
 from dpadmm.federation.site.responder import Responder, refusal_of
 from dpadmm.site.site import Site
 
@@ -51,6 +52,10 @@ class SiteProcess:
         self._responder = Responder(site.guard, site.policy.unit.rows, log)
         self._lease = Lease(site.ledger, lambda: self._responder.restores, log)
         self._decided: dict[str, Decision] = {}
+        self._problems: list[str] = []
+        """What is wrong with files of decisions that cannot be used."""
+        self._undecided: dict[str, str] = {}
+        """Names of studies that are open in the ledger, and without a usable decision."""
         self._logged: set[str] = set()
         self._studies_seen: tuple[tuple[str, int, int], ...] = ()
         self._network_seen: tuple[tuple[str, int, int], ...] = ()
@@ -116,6 +121,8 @@ class SiteProcess:
             for hash, decision in self._decided.items():
                 if decision.kind != "declined":  # studies that were left get a refusal
                     await link.follow(hash)
+            for hash in self._undecided:
+                await link.follow(hash)
             await asyncio.sleep(CHECK_EVERY)
 
     async def _give_status(self, link: SiteLink) -> None:
@@ -146,11 +153,15 @@ class SiteProcess:
     def _apply_decisions(self) -> None:
         self._responder.reopen()
         self._responder.try_again()
+        self._read_decisions()
+        self._undecided = self._responder.reserved()
+
+    def _read_decisions(self) -> None:
         seen = _fingerprint(self._folder / "studies")
         if seen == self._studies_seen:
             return
-        self._studies_seen = seen
-        for decision in decisions(self._folder, self._log_once):
+        self._studies_seen, self._problems = seen, []
+        for decision in decisions(self._folder, self._unusable):
             known = self._decided.get(decision.study.hash)
             if known is not None and known[:2] == decision[:2]:
                 continue
@@ -170,6 +181,10 @@ class SiteProcess:
             return False
         self._log.info("%s: %s by the owner", short, decision.kind)
         return True
+
+    def _unusable(self, problem: DpadmmError) -> None:
+        self._problems = [*self._problems, str(problem)]
+        self._log_once(problem)
 
     def _log_once(self, problem: object) -> None:
         """Log a problem once, and check again until it is resolved."""
@@ -196,24 +211,29 @@ class SiteProcess:
             "connection_since": self._connection[1],
             "aggregator_silent": seen is None or time.monotonic() - seen.at > SILENT_AFTER,
             "clock_difference": None if seen is None else round(seen.clock_difference, 1),
-            "ledger_open": self._responder.is_open,
+            "ledger_works": self._responder.ledger_works,
             "lease": self._lease.state,
             "contested": self._lease.contested,
             "site": self._identity.name,
             "broker": self._identity.url if link is None else link.url,
             "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
-            "studies": [self._study_status(each, rounds.get(hash)) for hash, each in self._decided.items()],
+            "problems": sorted(set(self._problems)),
+            "studies": [
+                *(self._study_status(each, rounds.get(hash), connected) for hash, each in self._decided.items()),
+                *(_undecided_status(hash, name, self._problems) for hash, name in self._undecided.items()),
+            ],
         }
 
-    def _study_status(self, decision: Decision, last_round: int | None) -> Status:
+    def _study_status(self, decision: Decision, last_round: int | None, connected: bool) -> Status:
         study, asked = decision.study, self._asked.get(decision.study.hash)
         deadline = None if asked is None or study.deadline is None else asked + timedelta(seconds=study.deadline)
+        obstacle = self._obstacle(connected) or self._responder.obstacles().get(study.hash)
+        state = participation(decision.kind, self._responder.endings().get(study.hash, ""), obstacle)
         return {
             "name": study.name,
             "hash": study.hash,
-            "decision": decision.kind,
-            "answering": decision.kind == "accepted" and last_round is not None,
-            "refusal": self._responder.refusals().get(study.hash),
+            "state": state.value,
+            "reason": obstacle if state is Participation.BLOCKED else None,
             "last_round": last_round,
             "n_rounds": study.training.planned_rounds,
             "asked_at": None if asked is None else asked.isoformat(timespec="seconds"),
@@ -226,19 +246,33 @@ class SiteProcess:
             yield StudyNotice("study-proposed", hash, None)
         for study in self._latest["studies"]:
             about = study["hash"], study["name"]
-            if study["decision"] != "accepted":
-                yield StudyNotice("study-closed", *about, code=study["decision"])
-            elif study["refusal"]:
-                yield StudyNotice("study-refused", *about, code=study["refusal"])
-            elif study["last_round"] is not None:
-                is_finished = study["last_round"] == study["n_rounds"]
-                yield StudyNotice("study-finished" if is_finished else "study-accepted", *about)
+            match Participation(study["state"]):
+                case Participation.ACTIVE:
+                    yield StudyNotice("study-accepted", *about)
+                case Participation.BLOCKED:
+                    yield StudyNotice("study-refused", *about, code=study["reason"])
+                case Participation.FINISHED:
+                    yield StudyNotice("study-finished", *about)
+                case closed:
+                    yield StudyNotice("study-closed", *about, code=closed.value)
+
+    def _obstacle(self, connected: bool) -> str | None:
+        """The reason why no study is answered now, if it is one of the whole site."""
+        lease = {"behind": "ledger-behind", "cloned": "cloned"}.get(self._lease.state)
+        return lease if lease is not None else None if connected else "not-connected"
 
     def _answer(self, study: str, data: bytes) -> bytes | None:
         self._asked[study] = datetime.now(UTC)
         if not self._lease.held:
             return refusal_of(study, data, "ledger-behind") if self._lease.state == "behind" else None
         return self._responder.answer(study, data)
+
+
+def _undecided_status(hash: str, name: str, problems: list[str]) -> Status:
+    """A study that the ledger reserves budget for, and that has no usable file of the owner's decision."""
+    unknown = dict.fromkeys(("last_round", "n_rounds", "asked_at", "deadline_at"))
+    reason = "decision-unusable" if problems else "decision-missing"
+    return {"name": name, "hash": hash, "state": Participation.BLOCKED.value, "reason": reason, **unknown}
 
 
 def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:

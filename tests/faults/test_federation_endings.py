@@ -1,0 +1,288 @@
+"""How a study ends at sites and at the server, in real processes: finished, ended for good, restored, blocked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import run
+
+import pytest
+from federations import NAMES, Federation, small_study, wait_for
+
+from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.aggregator.server import begin
+from dpadmm.trusted.ledger import read_ledger
+
+ALL_ROUNDS = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
+
+
+@pytest.fixture
+def ask(cli):
+    """A command, with its exit code and all that it prints in one line."""
+
+    def run_command(*words: object) -> tuple[int, str]:
+        answer = cli(*words, columns=200)
+        return answer.code, " ".join((answer.out + answer.err).split())
+
+    return run_command
+
+
+def site_of(all: Federation, name: str) -> tuple[str, Path]:
+    return "--site", all.folder / name / "site.toml"
+
+
+def state_at(all: Federation, name: str) -> tuple[str, str | None] | None:
+    """State and reason of the study in the status of a site."""
+    path = all.folder / name / "status.json"
+    if not path.exists():
+        return None
+    status = json.loads(path.read_text())
+    found = [(each["state"], each["reason"]) for each in status["studies"] if each["hash"] == all.study.hash]
+    return found[0] if found and status["running"] else None
+
+
+def change_table(all: Federation, name: str) -> None:
+    with (all.folder / name / "table.csv").open("a") as table:
+        table.write("50.0,30.0,yes\n")
+
+
+def test_a_finished_study_is_closed_at_every_site_and_its_table_may_change(tmp_path: Path, ask) -> None:
+    """A site that was away at the end learns of it from the server's broker, later."""
+    with Federation(tmp_path, small_study(60, quorum=2, deadline=0.5)) as all:
+        all.accept()
+        keeper = all.keep_broker()
+        wait_for(all.broker.alive)
+        begin(all.authority, all.study, list(NAMES))
+        all.start()
+        all.all_connected()
+        all.serve()
+        all.after_round(3)
+        all.agents["c"].kill()
+        assert all.finished() == 0, all.said
+        for name in ("a", "b"):
+            wait_for(lambda name=name: state_at(all, name) == ("finished", None))  # type: ignore[misc]
+            assert all.log(name).count("finished: all rounds are over; the study is closed") == 1
+        for name in NAMES:
+            change_table(all, name)
+        for name in ("a", "b"):
+            all.agents[name].end()
+        all.start()
+        for name in NAMES:  # of c, unused budget is released
+            wait_for(lambda name=name: state_at(all, name) == ("finished", None))  # type: ignore[misc]
+            wait_for(lambda name=name: ask("agent", "health", *site_of(all, name))[0] == 0)  # type: ignore[misc]
+            book = read_ledger(all.sites[name].ledger)
+            assert (book.accounts[all.study.hash].ending, book.promised) == ("finish", book.spent)
+        assert len(read_ledger(all.sites["c"].ledger).accounts[all.study.hash].rounds) < 60
+        shown = ask("agent", "status", *site_of(all, "c"))[1]
+        assert "finished" in shown
+        assert "blocked" not in shown
+        left = ask("agent", "leave", "small", *site_of(all, "a"))[1]
+        assert "small, after 60 rounds: Finished: all rounds are over before; nothing changed." in left
+        assert keeper.poll() is None
+
+
+def test_a_study_that_is_ended_for_good_ends_everywhere(tmp_path: Path, ask) -> None:
+    with Federation(tmp_path, small_study(5_000)) as all:
+        folder = ("--folder", all.authority.folder)
+        all.accept()
+        all.begin()
+        all.start()
+        all.all_connected()
+        all.serve()
+        all.after_round(2)
+        code, said = ask("aggregator", "end", "small", *folder)
+        assert (code, "Ended for good: small, after" in said) == (0, True)
+        assert all.finished() == 0, all.said
+        assert "Ended for good after round" in " ".join(all.said.split())
+        for name in NAMES:
+            wait_for(lambda name=name: state_at(all, name) == ("ended", None))  # type: ignore[misc]
+            book = read_ledger(all.sites[name].ledger)
+            assert (book.accounts[all.study.hash].ending, book.promised) == ("end", book.spent)
+            assert book.spent > 0
+        rounds = all.rounds_done
+        seen = json.loads(ask("aggregator", "status", *folder, "--json")[1])
+        assert (seen["state"], seen["rounds_done"], seen["round"]) == ("ended", rounds, 0)
+        assert not [each for each in seen["alarms"] if each["code"] != "disk-small"]
+        assert ask("aggregator", "health", "small", *folder)[0] == 0
+        assert f"Ended for good after round {rounds} of 5000" in ask("aggregator", "status", *folder)[1]
+        assert ask("aggregator", "end", "small", *folder) == (0, "Ended before, nothing changed: small.")
+        all.serve("small")  # a service that is started again ends at once
+        assert all.finished() == 0, all.said
+        assert all.rounds_done == rounds
+        code, said = ask("aggregator", "export", "-o", tmp_path / "model.dpadmm", *folder)
+        assert (code, f"only {rounds} of 5000 rounds are closed: add --unfinished" in said) == (2, True)
+        assert ask("aggregator", "export", "-o", tmp_path / "model.dpadmm", *folder, "--unfinished")[0] == 0
+        assert all.events().count("ended for good: no more rounds are requested") == 1
+        all.check(rounds=rounds, equal=False)
+
+
+def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_study_cannot_continue(
+    tmp_path: Path, ask
+) -> None:
+    with Federation(tmp_path, small_study(5_000, **ALL_ROUNDS)) as all:
+        folder = ("--folder", all.authority.folder)
+        all.accept()
+        all.begin()
+        all.start()
+        all.all_connected()
+        all.serve()
+        all.after_round(2)
+        all.agents["a"].end()
+        code, said = ask("ledger", "restore", *site_of(all, "a"), "--none-since")
+        assert (code, "small: charged in full and closed" in said) == (0, True)
+        all.start("a")
+        assert all.finished() == 2
+        said = " ".join(all.said.split())
+        assert "the study cannot continue after round" in said
+        assert "only 2 of 3 sites can still answer, but the quorum is 3. a: refused: study-closed." in said
+        assert "a: refused: study-closed; the study cannot continue with this site" in all.events()
+        wait_for(lambda: state_at(all, "a") == ("charged", None))
+        wait_for(lambda: ask("agent", "health", *site_of(all, "a"))[0] == 0)
+        account = read_ledger(all.sites["a"].ledger).accounts[all.study.hash]
+        assert float(account.spent) == account.reservation.mu_squared
+        left = ask("agent", "leave", "small", *site_of(all, "a"))[1]
+        assert "Closed by a restore of the ledger, which charged its whole budget before; nothing changed." in left
+        assert "That is its whole budget" in left
+        assert "only for the rounds it released" not in left
+        code, said = ask("aggregator", "health", "small", *folder)
+        assert code == 1
+        assert (
+            f"To end it for good: dpadmm aggregator end {all.study.hash[:16]} --folder {all.authority.folder}" in said
+        )
+        assert ask(*said.partition("dpadmm ")[2].split()[:5])[0] == 0, "as printed"
+        assert ask("aggregator", "health", "small", *folder)[0] == 0
+        with Journal.open(all.journal, read_only=True) as journal:
+            assert journal.is_over
+
+
+def test_a_study_that_allows_it_goes_on_without_a_site_that_was_restored(tmp_path: Path, ask) -> None:
+    with Federation(tmp_path, small_study(300, quorum=2, deadline=0.5)) as all:
+        all.accept()
+        all.begin()
+        all.start()
+        all.all_connected()
+        all.serve()
+        all.after_round(2)
+        all.agents["a"].end()
+        assert ask("ledger", "restore", *site_of(all, "a"), "--none-since")[0] == 0
+        all.start("a")
+        assert all.finished() == 0, all.said
+        assert "a: refused: study-closed; the study cannot continue with this site" in all.events()
+
+
+def test_an_accepted_study_that_is_not_answered_is_an_alarm_whatever_the_reason(tmp_path: Path, ask) -> None:
+    """Others may change the folder, or the decision is lost: the server reports a refusal, and no false reason."""
+    with Federation(tmp_path, small_study(5_000, quorum=3)) as all:
+        all.accept()
+        all.begin()
+        os.chmod(tmp_path / "a", 0o770)
+        shutil.rmtree(tmp_path / "b" / "studies")
+        change_table(all, "c")
+        all.start()
+        all.all_connected()
+        all.start_wait = 10.0
+        all.serve()
+        assert all.finished() == 75
+        said = " ".join(all.said.split())
+        for name in NAMES:
+            assert f"{name}: refused; see the site's log" in said
+        assert "accepted" not in said
+        reasons = {"a": "decision-unusable", "b": "decision-missing", "c": "data-changed"}
+        for name, reason in reasons.items():
+            wait_for(lambda name=name, reason=reason: state_at(all, name) == ("blocked", reason))  # type: ignore[misc]
+            code, alarms = ask("agent", "health", *site_of(all, name))
+            assert (code, "study-blocked" in alarms) == (1, True)
+            assert f"blocked ({reason})" in ask("agent", "status", *site_of(all, name))[1]
+        assert f"run chmod go-w {tmp_path / 'a'}" in ask("agent", "health", *site_of(all, "a"))[1]
+        os.chmod(tmp_path / "a", 0o700)
+        wait_for(lambda: state_at(all, "a") in (("active", None), ("blocked", "not-connected")))
+
+
+def test_a_revoked_site_is_an_alarm_until_it_is_approved_again(tmp_path: Path, ask) -> None:
+    with Federation(tmp_path, small_study(5_000, quorum=2, deadline=0.5)) as all:
+        folder = ("--folder", all.authority.folder)
+        all.accept()
+        all.begin()
+        all.start()
+        all.all_connected()
+        all.serve()
+        all.after_round(2)
+        assert ask("aggregator", "revoke", "a", *folder)[0] == 0
+        wait_for(lambda: "warning site-revoked" in ask("aggregator", "status", *folder)[1])
+        all.agents["a"].end()
+        shutil.rmtree(tmp_path / "a" / "network")
+        ask("agent", "request", "a", *site_of(all, "a"))
+        request, invitation = tmp_path / "a" / "network" / "request.json", tmp_path / "again.json"
+        assert ask("aggregator", "approve", request, *folder, "-o", invitation)[0] == 0
+        assert ask("agent", "join", invitation, *site_of(all, "a"), "--yes")[0] == 0
+        all.start("a")
+        wait_for(lambda: "a: takes part again" in all.events())
+        wait_for(lambda: "site-revoked" not in ask("aggregator", "status", *folder)[1])
+        shown = ask("aggregator", "status", *folder)[1]
+        assert "no longer takes part" not in shown
+        assert shown.index("a: its certificate was revoked") < shown.index("a: takes part again")
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
+    """A file system of its own for a folder, which keeps its content."""
+    content = folder.with_name(f"{folder.name}.content")
+    folder.rename(content)
+    folder.mkdir(mode=0o700)
+    mounted = run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", folder], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        shutil.copytree(content, folder, dirs_exist_ok=True)
+        yield
+    finally:
+        run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Use all space of a file system."""
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(4096))
+            except OSError:
+                return path
+
+
+@pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="only root may mount file systems")
+def test_on_a_full_disk_a_site_reports_that_it_runs_and_that_its_ledger_failed(tmp_path: Path, ask) -> None:
+    with Federation(tmp_path, small_study(5_000, **ALL_ROUNDS)) as all:
+        all.accept()
+        all.begin()
+        with small_disk(tmp_path / "a", 4):
+            all.start()
+            all.all_connected()
+            all.serve()
+            all.after_round(2)
+            wait_for(lambda: state_at(all, "a") == ("active", None))
+            filler = fill(tmp_path / "a")
+
+            def alarms() -> str:
+                return ask("agent", "health", *site_of(all, "a"))[1]
+
+            wait_for(lambda: "error ledger-closed" in alarms() or (fill(tmp_path / "a") and False))
+            assert "error disk-full" in alarms()
+            assert "not-running" not in alarms()
+            assert ask("agent", "health", *site_of(all, "a"), "--live")[0] == 0
+            assert "blocked (ledger-failed)" in ask("agent", "status", *site_of(all, "a"))[1]
+            before = all.rounds_done
+            filler.unlink()
+            all.after_round(before + 2)
+            wait_for(lambda: "ledger-closed" not in alarms())
+            wait_for(lambda: state_at(all, "a") == ("active", None))
+            all.kill_aggregator()
+            all.agents["a"].end()
+            book = read_ledger(tmp_path / "a" / "ledger")
+            assert before < len(book.accounts[all.study.hash].rounds)
