@@ -384,10 +384,18 @@ def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path
         found = re.search(r"http://\S+/\?token=\S+", said.read_text())
         assert found is not None
 
-        def shown() -> dict[str, str]:
+        def snapshot() -> dict[str, Any]:
             with urllib.request.urlopen(found[0].replace("/?", "/snapshot?")) as answer:
-                return {each["name"]: each["state"] for each in json.load(answer)["studies"]}
+                return json.load(answer)
+
+        def shown() -> dict[str, str]:
+            return {each["name"]: each["state"] for each in snapshot()["studies"]}
 
         wait_for(lambda: shown() == {"heart": "waiting", "kidney": "interrupted"})
+        page = snapshot()
+        assert (page["state"], page["headline"]) == ("waiting", "Waiting for sites: 0 of 3 present, 3 needed")
+        alarms = [alarm for alarm in page["alarms"] if alarm["code"] == "site-silent"]
+        assert [alarm["text"] for alarm in alarms] == [f"{name} silent, never connected" for name in NAMES]
+        assert [alarm["action"][:6] for alarm in alarms] == [f"Call {name}" for name in NAMES]
         code, out = command("aggregator", "status", "--folder", all.authority.folder)
         assert (code, "heart" in out, "kidney" in out) == (0, True, True)
