@@ -193,7 +193,7 @@ dpadmm("plan", "study.toml", *sizes, "--rounds", "50", "-o", "plan")
 plan = json.loads((folder / "plan" / "forecast.json").read_text())
 forecast = plan["scenarios"][0]["own"]["accuracy"]
 assert plan["private_rows_read"] == 0
-assert plan["verdict"] == "go"
+assert plan["verdict"] == "recommended"
 print(f"forecast: {forecast['mean']:.1%} ± {forecast['spread']:.1%}")
 
 # %% [markdown]

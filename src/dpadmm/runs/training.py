@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.memmap import is_mapped
 from dpadmm.data.encoded import EncodedTable, encode_table
@@ -152,6 +153,13 @@ def run_study(
     if result.training != study.training:  # the rounds followed from the sizes
         study = replace(study, training=result.training)
     return replace(result, of_study=study, names=names)
+
+
+def agent_sizes(table: EncodedTable, n_agents: int) -> Integers:
+    """Rows of every agent, which are public: by the owners of the table, or equal shares."""
+    if table.groups is not None:
+        return np.bincount(table.groups, minlength=len(table.owners))
+    return np.array([len(each) for each in np.array_split(np.arange(len(table.labels)), n_agents)])
 
 
 def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, Sequence[str]]:
