@@ -6,6 +6,7 @@ experiment.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -22,6 +23,7 @@ from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.matrices import grouped, moved
 from dpadmm.data.partition import equal_owners, numbered, of_codes
 from dpadmm.optim.problem import Rows, make_rows
+from dpadmm.runs.planning.intervals import unlikely_intervals
 from dpadmm.runs.run import Result, run
 from dpadmm.study.public_rows import PublicRows
 from dpadmm.study.study import TRAINING, Study, read_study
@@ -61,11 +63,21 @@ def train(
     -------
     Result
         ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
+
+    Warns
+    -----
+    UserWarning
+        The study requests confidence intervals, and a forecast from public values makes them unlikely. It is issued
+        before the first round, so a filter that turns it into an error saves the budget.
     """
     agreed = study if isinstance(study, Study) else read_study(Path(study))
     agreed, table = with_public_table(agreed, public)
     prior = None if table is None else prior_from(agreed, table, beside=data)
-    return run_study(agreed, encode(agreed, data, by=by), n_agents=n_agents, seed=seed, prior=prior)
+    rows = encode(agreed, data, by=by)
+    unlikely = unlikely_intervals(agreed, agent_sizes(rows, n_agents), table)
+    if unlikely:
+        warnings.warn(unlikely, UserWarning, stacklevel=2)
+    return run_study(agreed, rows, n_agents=n_agents, seed=seed, prior=prior)
 
 
 def with_public_table(study: Study, given: str | PathLike[str] | Literal[False] | None) -> tuple[Study, Path | None]:

@@ -92,7 +92,7 @@ def _stand_ins(study: Study, n_rows: int, public: Path | None) -> list[Scenario]
     if public is not None:
         with suppress(DataError):  # too few for a forecast
             return [public_scenario(study, public, repeats=LEAST_FOLDS, seed=SEED)]
-    return synthetic_scenarios(study, n_rows, repeats=1, seed=SEED)
+    return synthetic_scenarios(study, n_rows, repeats=LEAST_FOLDS, seed=SEED)
 
 
 def _has_intervals(study: Study, result: Result) -> bool:
