@@ -30,6 +30,7 @@ from dpadmm.runs.planning.forecast import (
     grid_of,
     n_runs,
     outlook,
+    prior_weight,
     public_scenario,
     reached,
     resampled,
@@ -184,12 +185,36 @@ def test_a_forecast_lies_between_own_and_other_rows_as_far_as_the_plan_has_more(
 
 def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_other_rows(study, tmp_path):
     assert study.shape == (7, 1)
-    assert way_to_own_rows(study, "accuracy", 7, 10**15) == pytest.approx(0.25)
-    assert way_to_own_rows(study, "auc", 70, 10**15) == pytest.approx(0.5 / 1.1)
-    assert way_to_own_rows(study, "accuracy", 70, 140) == pytest.approx(0.25 / 1.1)
-    assert way_to_own_rows(study, "log_loss", 7, 10**15) == pytest.approx(0.5)
+    assert way_to_own_rows(study, "accuracy", 7, (0.8, 0.0)) == pytest.approx(0.25)
+    assert way_to_own_rows(study, "auc", 70, (0.8, 0.0)) == pytest.approx(0.5 / 1.1)
+    assert way_to_own_rows(study, "accuracy", 70, (0.8, 0.5)) == pytest.approx(0.25 / 1.1)
+    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.0)) == pytest.approx(0.5)
+    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.1), 1.0) == pytest.approx(0.1)
+    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.1), 0.5) == pytest.approx(0.5 * (1.0 - 0.2 - 0.025))
     three = Study(name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"})
-    assert way_to_own_rows(three, "accuracy", 2, 10**15) == pytest.approx(0.25)
+    assert way_to_own_rows(three, "accuracy", 2, (0.8, 0.0)) == pytest.approx(0.25)
+
+
+def test_the_weight_of_a_prior_is_how_far_it_moves_the_model(auto, tmp_path):
+    pool = Pool(np.eye(3), np.ones(3))
+    change = np.array([[1.0], [2.0], [0.0]])
+    for share in (0.0, 0.3, 1.0):
+        assert prior_weight(pool, share * change + np.array([[0.0], [0.0], [5.0]]), change) == pytest.approx(share)
+    assert prior_weight(pool, -change, change) == 0.0
+    assert prior_weight(pool, 2.0 * change, change) == 1.0
+    assert prior_weight(pool, change, 0.0 * change) == 1.0
+    scenario = public_scenario(auto, planned.table(tmp_path / "public.csv", 400), repeats=5, seed=1)
+    first, second, (train, _) = *scenario.priors[:2], scenario.folds[0]
+
+    def weight(epsilon):
+        training = auto.training.changed(epsilon=epsilon, n_rounds=20)
+        ran = (run(training, auto.problem, train, np.full(5, 400), seed=1, prior=each).weights
+               for each in (first, replace(first, weights=second.weights)))  # fmt: skip
+        before, after = ran
+        return prior_weight(train, after - before, second.weights - first.weights)
+
+    assert weight(0.02) > 0.9
+    assert weight(20.0) < 0.2
 
 
 def test_spread_is_luck_and_the_number_of_rows(study):

@@ -12,7 +12,8 @@ few rows for every weight it lies closer to other rows: wrong labels there have 
 own rows are told ever better.
 
 Where ``train`` starts from public rows, so does a forecast: from a prior of the training rows of the fold. These rows
-also stand for the private ones, and the rows tested on are in neither.
+also stand for the private ones, and the rows tested on are in neither. What the prior contributes has the error of the
+public rows, however many private ones there are, so its weight in the model is measured (:func:`prior_weight`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +77,9 @@ LABEL_SPREAD = 0.4
 WEAK = 1e-6
 """Weight of an L2 penalty for the model without privacy: as good as none, where there are many rows."""
 
-SHRUNK = 0.5
-"""Of the way to own rows, for ``auto``: a shrunk model fits its own rows better by more than it does others worse."""
+SHRUNK, SHRUNK_TO_PRIOR = 0.5, 0.75
+"""Of the way to own rows, for ``auto`` without and with a prior: a shrunk model fits its own rows better by more than
+it does others worse."""
 
 MOST_AGENTS = 200
 """Agents that are computed with. Of more, this many stand for all, each with noise that is smaller by the
@@ -492,7 +495,7 @@ def outlook(
         ceiling=_values(study, scenario, optima, sizes, noise=False),
         baseline={name: _scaled(study, name, figure[0])[0] for name, figure in constant.items()},
         rows=scenario.tested,
-        alone=_values(study, scenario, plain, np.array([scenario.n_rows]), noise=False) if plain else None,
+        alone=_values(study, scenario, plain, sizes, noise=False, from_prior=1.0) if plain else None,
         rarest=_rarest(study, labels),
     )
 
@@ -515,15 +518,25 @@ def reached(
     finished: Callable[[], None] = lambda: None,
 ) -> Values:
     """What these settings reach on the folds of a scenario; ``finished`` is called after each of them."""
-    found, guess = [], _guess(study, scenario)
+    found, guess, from_prior = [], _guess(study, scenario), 0.0
     for k, (train, test) in enumerate(scenario.folds):
         prior = scenario.prior(k)
-        weights = run(
-            training, study.problem, train, sizes, seed=seed + k, void_rounds=void_rounds, prior=prior
-        ).weights
+        ran = partial(run, training, study.problem, train, sizes, seed=seed + k, void_rounds=void_rounds)
+        weights = ran(prior=prior).weights
+        if prior is not None and k == 0:
+            other = scenario.priors[1]
+            changed = ran(prior=replace(prior, weights=other.weights)).weights
+            from_prior = prior_weight(train, changed - weights, other.weights - prior.weights)
         found.append(_on_both(study, train, test, weights, guess, None if prior is None else prior.weights))
         finished()
-    return _values(study, scenario, found, sizes)
+    return _values(study, scenario, found, sizes, from_prior=from_prior)
+
+
+def prior_weight(pool: Pool, moved: Floats, change: Floats) -> float:
+    """The weight of a prior in a model, from 0 to 1: how far a change of its weights moves the model's predictions."""
+    scores, wanted = (np.asarray(pool.features @ each, dtype=float) for each in (moved, change))
+    size = float(np.sum(np.square(wanted)))
+    return min(max(float(np.sum(scores * wanted)) / size, 0.0), 1.0) if size else 1.0
 
 
 def n_runs(scenarios: Sequence[Scenario], grid: Grid, more: int = 0) -> int:
@@ -580,6 +593,7 @@ def _values(
     sizes: Integers,
     *,
     noise: bool = True,
+    from_prior: float = 0.0,
 ) -> Values:
     """From the measure on other rows towards that on own ones, as far as :func:`way_to_own_rows` says."""
     tested = np.array([len(pool) for _, pool in scenario.folds])
@@ -588,8 +602,10 @@ def _values(
     for name in found[0][0]:
         on_test, on_train = (np.array([both[k][name] for both in found]) for k in (0, 1))
         test, train = on_test[:, 0], on_train[:, 0]
-        way = way_to_own_rows(study, name, int(trained[0]), int(sizes.sum()))
-        way *= SHRUNK if noise and isinstance(study.training.method, Auto) else 1.0
+        shares = int(trained[0]) / scenario.n_rows, min(1.0, int(trained[0]) / int(sizes.sum()))
+        way = way_to_own_rows(study, name, int(trained[0]), shares, from_prior)
+        if noise and isinstance(study.training.method, Auto):
+            way *= SHRUNK_TO_PRIOR if scenario.public else SHRUNK
         # On all rows of a scenario the folds differ by their noise, hardly by who was tested
         luck = float(deviation((test * tested + train * trained) / (tested + trained))) if noise else 0.0
         sampling, paired, from_public = np.sqrt(on_test[:, 1:].mean(axis=0) / len(found)).tolist()
@@ -607,13 +623,17 @@ def _scaled(study: Study, name: str, mean: float) -> tuple[float, float]:
     return unit * root, unit / (2.0 * root) if root else 0.0
 
 
-def way_to_own_rows(study: Study, measure: str, n_rows: int, n_planned: int) -> float:
-    """``½·(1 − rows/planned)``, and divided by ``1 + weights/rows`` for what has a limit on other rows.
+def way_to_own_rows(
+    study: Study, measure: str, n_rows: int, shares: tuple[float, float], from_prior: float = 0.0
+) -> float:
+    """``½·(1 − a²·s − (1 − a)²·t)``, and divided by ``1 + weights/rows`` for what has a limit on other rows.
 
-    In 300 trials on tables of 60 to 1,500 rows the divisor took away most of what was too hopeful on 200 rows
-    and fewer, and changed nothing from 500 rows on (docs/decisions/0010).
+    A prior of weight a has the squared error of the public rows, of which the share s was trained on, and the rest that
+    of the planned rows, for which these rows stand with the share t. In 300 trials on tables of 60 to 1,500 rows the
+    divisor took away most of what was too hopeful on 200 rows and fewer, and changed nothing from 500 rows on
+    (docs/decisions/0010).
     """
-    way = 0.5 * (1.0 - min(1.0, n_rows / n_planned))
+    way = 0.5 * (1.0 - from_prior**2 * shares[0] - (1.0 - from_prior) ** 2 * shares[1])
     if measure in ("rmse", "log_loss", "deviance"):
         return way
     d, p = study.shape
