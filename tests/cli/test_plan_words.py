@@ -74,7 +74,7 @@ def test_public_rows_alone_stand_beside_the_study():
     text = shown({20: 0.80, 100: 0.80}, Goal("log_loss", 0.6), alone=0.85)
     assert "alone reach 85.0%, log-loss 0.500; the study, which" in text
     assert "forecast to reach 80.0%, log-loss 0.500." in text
-    assert "Not recommended: forecast log-loss 0.500, 0.100 below the goal, no better than the model from" in text
+    assert "Inconclusive: forecast log-loss 0.500, 0.100 below the goal, not clearly better than the model from" in text
     assert "public rows, no noise" in text
     assert "no privacy" not in text
 

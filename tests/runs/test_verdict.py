@@ -80,12 +80,14 @@ def test_public_rows_alone_must_be_clearly_beaten_too():
         (0.77, Goal("auc"), "recommended", "forecast AUC 0.800, 0.030 above the model from public rows alone"),
         (0.79, Goal("auc"), "inconclusive", "forecast AUC 0.800, not clearly better than the model from public rows "
          "alone (0.790)"),
-        (0.80, Goal("auc"), "not recommended", "forecast AUC 0.800, no better than the model from public rows alone "
-         "(0.800)"),
+        (0.80, Goal("auc"), "inconclusive", "forecast AUC 0.800, not clearly better than the model from public rows "
+         "alone (0.800)"),
+        (0.82, Goal("auc"), "not recommended", "forecast AUC 0.800, no better than the model from public rows alone "
+         "(0.820)"),
         (0.77, Goal("auc", 0.75), "recommended", "forecast AUC 0.800, 0.050 above the goal, 0.030 above the model "
          "from public rows alone"),
-        (0.81, Goal("auc", 0.75), "not recommended", "forecast AUC 0.800, 0.050 above the goal, no better than the "
-         "model from public rows alone (0.810)"),
+        (0.82, Goal("auc", 0.75), "not recommended", "forecast AUC 0.800, 0.050 above the goal, no better than the "
+         "model from public rows alone (0.820)"),
         (0.70, Goal("auc", 0.85), "not recommended", "forecast AUC 0.800, 0.050 below the goal"),
     ]:  # fmt: skip
         with case(alone, goal):
@@ -93,8 +95,12 @@ def test_public_rows_alone_must_be_clearly_beaten_too():
             assert (verdict.word, verdict.reason) == (word, reason)
     sure = outlook(0.8, name="auc", alone=0.798, spread=0.0005)
     assert judged(sure, GRID, Goal("auc")).word == "recommended"
-    hardly = outlook(0.8, name="auc", alone=0.7995, spread=0.0005)  # at most 0.0015
-    assert judged(hardly, GRID, Goal("auc")).word == "not recommended"
+    for alone, spread, word in [(0.798, 0.0039, "not recommended"), (0.798, 0.0041, "inconclusive")]:  # 0.002 + 2·0.004
+        verdict = judged(outlook(0.8, name="auc", alone=alone, spread=spread), GRID, Goal("auc"))
+        assert (verdict.word, "hardly better than" in verdict.reason) == (word, word == "not recommended")
+    for spread, word in [(0.13, "not recommended"), (0.15, "inconclusive")]:  # 2·0.14 = 0.02·14
+        errors = outlook(14.0, spread=spread, ceiling=10.0, baseline=20.0, name="rmse", alone=14.0)
+        assert judged(errors, GRID, Goal("rmse")).word == word
     errors = outlook(12.0, spread=0.5, ceiling=10.0, baseline=20.0, name="rmse", alone=14.0)
     assert judged(errors, GRID, Goal("rmse")).reason.endswith("error 12, 2 below the model from public rows alone")
 

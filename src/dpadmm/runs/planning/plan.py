@@ -40,6 +40,9 @@ WORTHWHILE, WORTHWHILE_SHARE = 0.05, 0.1
 """Public rows are too few to tell if they cannot exclude a gain of this much over a constant prediction: in accuracy,
 AUC and sensitivity, or as a share of another measure."""
 
+SMALL, SMALL_SHARE = 0.01, 0.02
+"""A study is not recommended if a gain of this much over the model of public rows alone can be excluded."""
+
 PLAIN = ("accuracy", "rmse", "deviance")
 """The measures that everyone knows: every study has one of them."""
 
@@ -262,12 +265,10 @@ def _beside_public(outlook: Outlook, grid: Grid, goal: Goal, target: float, pass
     model = "the model from public rows alone"
     if gain > clear:
         return Verdict("recommended", target, f"{forecast}, {_difference(goal, gain)} {model}")
-    if gain <= 0.0 or gain + clear < WORTH_NAMING * abs(alone):
-        return Verdict(
-            "not recommended", target, f"{forecast}, no better than {model} ({value_text(alone, goal.name)})"
-        )
-    reason = f"{forecast}, not clearly better than {model} ({value_text(alone, goal.name)})"
-    return Verdict("inconclusive", target, reason)
+    model = f"{model} ({value_text(alone, goal.name)})"
+    if gain + clear < (SMALL if goal.measure.higher else SMALL_SHARE * alone):
+        return Verdict("not recommended", target, f"{forecast}, {'hardly' if gain > 0.0 else 'no'} better than {model}")
+    return Verdict("inconclusive", target, f"{forecast}, not clearly better than {model}")
 
 
 def _difference(goal: Goal, gain: float) -> str:
