@@ -186,6 +186,9 @@ dpadmm("study", "check", "study.toml")
 # ε is spent by training, and spent for good. So we ask first what we may hope for. `plan` runs the whole
 # study on the public sample, with the noise of the planned numbers of rows. No private row is read.
 # You also see whether another number of rounds, or another ε, would do better.
+#
+# The verdict at the end compares the study with a model of the sample alone, which costs no ε. These tables are
+# alike, so 1,500 public rows leave little to gain: look at both columns of the first table before you decide.
 
 # %%
 sizes = ("--agents", "5", "--rows", "6000")
@@ -193,7 +196,7 @@ dpadmm("plan", "study.toml", *sizes, "--rounds", "50", "-o", "plan")
 plan = json.loads((folder / "plan" / "forecast.json").read_text())
 forecast = plan["scenarios"][0]["own"]["accuracy"]
 assert plan["private_rows_read"] == 0
-assert plan["verdict"] == "go"
+assert plan["scenarios"][0]["own"]["auc"]["mean"] > 0.8  # what the verdict is about
 print(f"forecast: {forecast['mean']:.1%} ± {forecast['spread']:.1%}")
 
 # %% [markdown]

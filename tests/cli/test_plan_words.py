@@ -13,6 +13,7 @@ from printed import printed
 
 from dpadmm.cli.plan import other_rounds, show, time_in_words
 from dpadmm.runs.planning.forecast import Grid, Outlook, Value
+from dpadmm.runs.planning.intervals import Intervals
 from dpadmm.runs.planning.plan import Goal, Plan, costs_of
 from dpadmm.study.study import study_from
 
@@ -20,19 +21,20 @@ SIZES = np.array([400] * 5)
 GRID = Grid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))
 
 
-def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, alone: float | None = None) -> Plan:
+def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, sensitivity=0.6, alone: float | None = None) -> Plan:
     """A plan where ε does not matter, and so many rounds reach so much."""
     study = study_from(tomllib.loads(planned.STUDY))
 
     def both(mean: float, luck: float = 0.0) -> dict[str, Value]:
-        return {"accuracy": Value(mean, luck=luck), "log_loss": Value(log_loss, luck=luck)}
+        values = {"accuracy": mean, "log_loss": log_loss, "sensitivity": sensitivity}
+        return {name: Value(each, luck=luck) for name, each in values.items()}
 
     cells = {(e, t): both(means[t], 0.01) for e, t in GRID.cells}
     outlook = Outlook(
         "public rows",
         cells,
         both(0.9),
-        {"accuracy": 0.5, "log_loss": 0.69},
+        {"accuracy": 0.5, "log_loss": 0.69, "sensitivity": 0.0},
         1000,
         None if alone is None else both(alone),
     )
@@ -44,8 +46,8 @@ def shown(*given, **more) -> str:
     return " ".join(printed(100, show, plan_of(*given, **more)).split())
 
 
-def test_rounds_that_would_undo_a_no_go_are_named():
-    goal, missed = Goal("accuracy", 0.8), "NO-GO: the goal is missed by more than the spread."
+def test_rounds_that_would_reach_a_missed_goal_are_named():
+    goal, missed = Goal("accuracy", 0.8), "Not recommended: forecast accuracy 70.0%, 10.0 points below the goal."
     text = shown({20: 0.70, 100: 0.84}, goal)
     assert text.endswith(f"Goal: 80.0%. ε = 0.5 with 100 rounds reaches the goal. {missed}")
     assert "With 100 rounds the same ε reaches 84.0%; even more rounds may be better." in text
@@ -57,23 +59,52 @@ def test_rounds_that_would_undo_a_no_go_are_named():
 def test_what_would_reach_a_goal_is_said():
     no_cell = "None of the tried combinations of ε and rounds reaches the goal; "
     assert f"{no_cell}more rows would help." in shown({20: 0.70, 100: 0.60}, Goal("accuracy", 0.8))
-    beyond = f"{no_cell}a model without privacy would not either."
+    beyond = f"{no_cell}a model without noise would not either."
     assert beyond in shown({20: 0.70, 100: 0.76}, Goal("accuracy", 0.95))
 
 
 def test_public_rows_alone_stand_beside_the_study():
     text = shown({20: 0.80, 100: 0.80}, Goal("accuracy", 0.7), alone=0.75)
-    assert "The public rows alone reach 75.0%; the study is forecast to reach 80.0%." in text
-    assert "train --public" not in text
+    assert (
+        "The public rows alone reach 75.0%; the study, which starts from them, is forecast to reach 80.0%. "
+        "The study does not list these rows: without train --public, training does not start from them."
+    ) in text
+    verdict = "forecast accuracy 80.0%, 10.0 points above the goal, 5.0 points above the model from public rows alone."
+    assert text.endswith(f"Recommended: {verdict}")
     text = shown({20: 0.80, 100: 0.80}, Goal("log_loss", 0.6), alone=0.85)
-    assert "alone reach 85.0%, log-loss 0.500; the study is forecast to reach 80.0%, log-loss 0.500." in text
-    assert "The private rows alone are no better at this ε; train --public combines both." in text
+    assert "alone reach 85.0%, log-loss 0.500; the study, which" in text
+    assert "forecast to reach 80.0%, log-loss 0.500." in text
+    assert "Inconclusive: forecast log-loss 0.500, 0.100 below the goal, not clearly better than the model from" in text
+    assert "public rows, no noise" in text
+    assert "no privacy" not in text
+
+
+def test_a_study_is_not_recommended_if_its_intervals_are_unlikely():
+    made = plan_of({20: 0.80, 100: 0.80}, Goal("accuracy"))
+    assert made.verdict.word == "recommended"
+    assert replace(made, intervals=Intervals(8, 10, 2000)).verdict == made.verdict
+    unlikely = replace(made, intervals=Intervals(7, 10, 4000))
+    assert unlikely.verdict.word == "not recommended"
+    text = " ".join(printed(100, show, unlikely).split())
+    assert (
+        "Not recommended: the requested confidence intervals are unlikely (7 of 10 runs); forecast accuracy 80.0%, "
+        "30.0 points above a constant prediction. Confidence intervals: unlikely at ε = 1 with 2,000 rows (7 of 10 "
+        "runs had them); about 4,000 rows would do"
+    ) in text
+    assert made.as_json()["verdict"] == "recommended"
+    assert unlikely.as_json()["verdict"] == "not recommended"
 
 
 def test_probabilities_that_are_worth_nothing_are_named():
-    warning = "Its log-loss is no better than that of a constant guess"
+    warning = "Its log-loss is no better than that of a constant prediction"
     assert warning in shown({20: 0.80, 100: 0.80}, Goal("accuracy"), log_loss=0.7)
     assert warning not in shown({20: 0.80, 100: 0.80}, Goal("accuracy"))
+
+
+def test_a_class_that_is_hardly_ever_predicted_is_named():
+    hardly = "It will predict yes for hardly anyone: use its probabilities, or class weights (docs/how-to/weights.md)."
+    assert hardly in shown({20: 0.80, 100: 0.80}, Goal("accuracy"), sensitivity=0.09)
+    assert "hardly anyone" not in shown({20: 0.80, 100: 0.80}, Goal("accuracy"), sensitivity=0.1)
 
 
 def test_rounds_to_compare_depend_on_the_method():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import planned
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -26,9 +27,11 @@ from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 
 import dpadmm
 from conftest import Answer, Cli
+from dpadmm._base.errors import StudyError
 from dpadmm.data.schema import Number
 from dpadmm.model.file import load_model
 from dpadmm.privacy.statement import read_statement
+from dpadmm.runs.training import agent_sizes, encode
 from dpadmm.study.study import read_study
 
 N_ROWS = 900
@@ -464,6 +467,55 @@ def test_intervals_for_more_columns_than_the_budget_allows_are_refused_before_an
     assert not model.exists()
     path.write_text("\n".join([*head, *columns[:1]]).replace("0.5", "9.0") + "\n")
     cli("train", path, "--data", table, "-o", model).succeeded()
+
+
+def test_unlikely_intervals_are_a_warning_before_the_first_round(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, rows = tmp_path / "s.toml", planned.table(tmp_path / "rows.csv", 1000, seed=2)
+    asking = planned.STUDY.replace('"dp_admm"', '"auto"\ninference = true').replace("n_rounds = 20\n", "")
+    study.write_text(asking)
+    call = ["train", study, "--data", rows, "--agents", 2, "--seed", 1, "--overwrite", "-o", tmp_path / "m.dpadmm"]
+    warning = (
+        r"Warning: Confidence intervals: unlikely at ε = 1 with 1,000 rows \(0 of [39] runs had them\); about [0-9,]+ "
+    )
+    public = ["--public", planned.table(tmp_path / "public.csv", 300, seed=1)]
+    too_few = ["--public", planned.table(tmp_path / "few.csv", 20, seed=1)]
+    for more in ([], public, too_few, ["--json"], ["--quiet"]):
+        answer = cli(*call, *more).succeeded()
+        assert re.match(warning, " ".join(answer.err.split())), more
+        assert " ".join(answer.err.split()).endswith("Training spends ε with or without them.")
+        assert "Warning: Confidence" not in answer.out
+    many = planned.table(tmp_path / "many.csv", 40_000, seed=2)
+    for more in ([], public):
+        assert cli(*call, *more, "--data", many).succeeded().err == ""
+    with pytest.warns(UserWarning, match="^Confidence intervals: unlikely at ε = 1 with 1,000 rows"):
+        dpadmm.train(study, rows, n_agents=2, seed=1)
+    dpadmm.train(study, many, n_agents=2, seed=1)
+    study.write_text(asking.replace("inference = true", ""))
+    assert cli(*call).succeeded().err == ""
+    study.write_text(asking)
+
+    def spent(*_: Any, **__: Any) -> None:
+        raise StudyError("the first round")
+
+    monkeypatch.setattr(importlib.import_module("dpadmm.cli.train"), "run_study", spent)
+    answer = cli(*call)
+    assert answer.err.index("Warning: Confidence intervals: unlikely") < answer.err.index("the first round")
+
+
+def test_rows_of_agents_are_those_that_are_trained_on(tmp_path: Path) -> None:
+    path, rows = tmp_path / "s.toml", planned.table(tmp_path / "rows.csv", 103, seed=2)
+    path.write_text(
+        planned.STUDY.replace('[columns.region]\nkind = "category"\nvalues = ["north", "south", "west"]\n', "")
+    )
+    study, cells = read_study(path), pa.csv.read_csv(rows)
+    owners = [each or "south" for each in cells["region"].to_pylist()]
+    pa.csv.write_csv(cells.set_column(1, "region", [owners]), rows)
+    shared, owned = encode(study, rows), encode(study, rows, by="region")
+    assert agent_sizes(shared, 4).tolist() == [26, 26, 26, 25]
+    assert tuple(agent_sizes(shared, 4)) == dpadmm.train(study, rows, seed=1, n_agents=4).n_rows
+    assert tuple(agent_sizes(owned, 1)) == dpadmm.train(study, rows, seed=1, by="region").n_rows
 
 
 def test_an_exposure_that_is_not_above_0_is_refused_before_anything_is_released(cli, tmp_path):

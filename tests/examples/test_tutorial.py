@@ -58,7 +58,7 @@ def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:
     assert "study.toml: 17 values (the label, 8 numbers, 7 categories, the public rows) wait to be confirmed" in shown
     assert "No problem found: 20 columns" in shown
     assert re.search(r"total ε, exact +1\.0000", shown)
-    assert "GO: " in shown
+    assert re.search(r"(Recommended|Inconclusive|Not recommended): forecast AUC 0\.8[0-9]+, .*the model from", shown)
 
 
 def test_the_forecast_is_near_what_is_reached(shown: str) -> None:

@@ -31,7 +31,7 @@ def test_lines_bands_and_limits_are_what_was_forecast(names):
     picture = forecast_figure(plan, title="flu")
     panels = picture.figure.axes
     assert [axes.get_title(loc="left") for axes in panels] == [
-        f"{name}: {w}" for name, w in zip(names, ("open", "go"), strict=False)
+        f"{name}: {w}" for name, w in zip(names, ("inconclusive", "recommended"), strict=False)
     ]
     for axes, each in zip(panels, outlooks, strict=True):
         lines = {line.get_label(): line for line in axes.get_lines()}
@@ -42,8 +42,8 @@ def test_lines_bands_and_limits_are_what_was_forecast(names):
         first = [each.at(epsilon, 10)["accuracy"] for epsilon in GRID.epsilons]
         assert low == pytest.approx(first[0].mean - 0.05)
         assert high == pytest.approx(first[1].mean + 0.05)
-        assert lines["without privacy"].get_ydata()[0] == each.ceiling["accuracy"].mean
-        assert lines["constant guess"].get_ydata()[0] == each.baseline["accuracy"]
+        assert lines["without noise"].get_ydata()[0] == each.ceiling["accuracy"].mean
+        assert lines["constant prediction"].get_ydata()[0] == each.baseline["accuracy"]
         assert lines["goal"].get_ydata()[0] == 0.625
         assert lines["this study"].get_xydata().tolist() == [[1.0, each.at(1.0, 20)["accuracy"].mean]]
         assert to_hex(lines["10 rounds"].get_color()) != to_hex(lines["20 rounds"].get_color())

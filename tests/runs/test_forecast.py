@@ -27,11 +27,10 @@ from dpadmm.runs.planning.forecast import (
     Pool,
     Scenario,
     computed,
-    figures,
     grid_of,
-    intervals,
     n_runs,
     outlook,
+    prior_weight,
     public_scenario,
     reached,
     resampled,
@@ -40,12 +39,15 @@ from dpadmm.runs.planning.forecast import (
     way_to_own_rows,
 )
 from dpadmm.runs.planning.forecast import _values as values_of
+from dpadmm.runs.planning.intervals import forecast_intervals
+from dpadmm.runs.planning.measures import figures
 from dpadmm.runs.planning.plan import VOIDS, alternatives, costs_of, for_sizes, measured_seconds
-from dpadmm.runs.training import run_study
+from dpadmm.runs.training import prior_from, run_study
 from dpadmm.study.study import Study, read_study
 from dpadmm.training.methods import Auto
 from dpadmm.training.metrics import error
 from dpadmm.training.oracles import SimulatedNoise
+from dpadmm.training.prior import prior_of
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_a_run_with_all_rows_is_the_study_itself(study, pool):
         pool.features[order], pool.labels[order], np.repeat([0, 1, 2], sizes), ("a", "b", "c"), Report()
     )
     expected = run_study(study, table, seed=seed).weights
-    np.testing.assert_allclose(run(study.training, study.problem, pool, sizes, seed=seed), expected, atol=1e-12)
+    np.testing.assert_allclose(run(study.training, study.problem, pool, sizes, seed=seed).weights, expected, atol=1e-12)
 
 
 def test_noise_is_that_of_the_planned_rows(pool):
@@ -94,7 +96,7 @@ def test_many_agents_and_rows_are_forecast_with_few():
     features, provenance = tuple(f"x{j}" for j in range(50)), {"rho": "assumed"}
     settings = Study(name="x", features=features, training=training, provenance=provenance).training
     problem = settings.problem(2)
-    ends = np.array([run(settings, problem, pool, np.full(n, m), seed=k)[:, 0] for k in range(60)])
+    ends = np.array([run(settings, problem, pool, np.full(n, m), seed=k).weights[:, 0] for k in range(60)])
     expected = 100.0 * 2.0 / m / math.sqrt(n) / 2.0  # s = 1/(ρ + 1/η)
     assert (ends - ends.mean(axis=0)).std() == pytest.approx(expected, rel=0.06)
 
@@ -157,7 +159,7 @@ def test_made_up_rows_of_plain_features_and_several_classes():
     )
     (train, _), *_ = synthetic_scenarios(study, 3000, repeats=2, seed=0)[2].folds
     assert np.unique(train.labels).tolist() == [0.0, 1.0, 2.0]
-    weights = run(study.training, study.problem, train, np.full(3, 1000), seed=0)
+    weights = run(study.training, study.problem, train, np.full(3, 1000), seed=0).weights
     assert error(study.problem.loss, train.labels, train.features @ weights) < 0.5
 
 
@@ -167,7 +169,7 @@ def fabricated(n_train, n_test):
 
 
 def forecast_of(study, scenario, means, sizes, name="accuracy"):
-    found = [({name: (test, 0.25 / 20, 0.01)}, {name: (train, 0.0, 0.0)}) for test, train in means]
+    found = [({name: (test, 0.25 / 20, 0.01, 0.04)}, {name: (train, 0.0, 0.0, 0.0)}) for test, train in means]
     return values_of(study, scenario, found, sizes)[name]
 
 
@@ -177,19 +179,42 @@ def test_a_forecast_lies_between_own_and_other_rows_as_far_as_the_plan_has_more(
     assert forecast_of(study, scenario, means, np.array([n])).mean == pytest.approx(0.7)
     assert forecast_of(study, scenario, means, np.array([n, n])).mean == pytest.approx(0.75, abs=1e-6)
     assert forecast_of(study, scenario, means, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
-    assert forecast_of(study, scenario, means, None).mean == pytest.approx(0.7)
     backwards = [(0.9, 0.7), (0.9, 0.7)]  # by chance: cut off, chance would have a direction
     assert forecast_of(study, scenario, backwards, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
 
 
 def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_other_rows(study, tmp_path):
     assert study.shape == (7, 1)
-    assert way_to_own_rows(study, "accuracy", 7, 10**15) == pytest.approx(0.25)
-    assert way_to_own_rows(study, "auc", 70, 10**15) == pytest.approx(0.5 / 1.1)
-    assert way_to_own_rows(study, "accuracy", 70, 140) == pytest.approx(0.25 / 1.1)
-    assert way_to_own_rows(study, "log_loss", 7, 10**15) == pytest.approx(0.5)
+    assert way_to_own_rows(study, "accuracy", 7, (0.8, 0.0)) == pytest.approx(0.25)
+    assert way_to_own_rows(study, "auc", 70, (0.8, 0.0)) == pytest.approx(0.5 / 1.1)
+    assert way_to_own_rows(study, "accuracy", 70, (0.8, 0.5)) == pytest.approx(0.25 / 1.1)
+    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.0)) == pytest.approx(0.5)
+    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.1), 1.0) == pytest.approx(0.1)
+    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.1), 0.5) == pytest.approx(0.5 * (1.0 - 0.2 - 0.025))
     three = Study(name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"})
-    assert way_to_own_rows(three, "accuracy", 2, 10**15) == pytest.approx(0.25)
+    assert way_to_own_rows(three, "accuracy", 2, (0.8, 0.0)) == pytest.approx(0.25)
+
+
+def test_the_weight_of_a_prior_is_how_far_it_moves_the_model(auto, tmp_path):
+    pool = Pool(np.eye(3), np.ones(3))
+    change = np.array([[1.0], [2.0], [0.0]])
+    for share in (0.0, 0.3, 1.0):
+        assert prior_weight(pool, share * change + np.array([[0.0], [0.0], [5.0]]), change) == pytest.approx(share)
+    assert prior_weight(pool, -change, change) == 0.0
+    assert prior_weight(pool, 2.0 * change, change) == 1.0
+    assert prior_weight(pool, change, 0.0 * change) == 1.0
+    scenario = public_scenario(auto, planned.table(tmp_path / "public.csv", 400), repeats=5, seed=1)
+    first, second, (train, _) = *scenario.priors[:2], scenario.folds[0]
+
+    def weight(epsilon):
+        training = auto.training.changed(epsilon=epsilon, n_rounds=20)
+        ran = (run(training, auto.problem, train, np.full(5, 400), seed=1, prior=each).weights
+               for each in (first, replace(first, weights=second.weights)))  # fmt: skip
+        before, after = ran
+        return prior_weight(train, after - before, second.weights - first.weights)
+
+    assert weight(0.02) > 0.9
+    assert weight(20.0) < 0.2
 
 
 def test_spread_is_luck_and_the_number_of_rows(study):
@@ -197,6 +222,7 @@ def test_spread_is_luck_and_the_number_of_rows(study):
     assert value.luck == pytest.approx(np.std([0.2, 0.3], ddof=1))
     assert value.sampling == pytest.approx(math.sqrt(0.25 / 40))
     assert value.paired == pytest.approx(math.sqrt(0.01 / 2))
+    assert value.from_public == pytest.approx(math.sqrt(0.04 / 2))
     assert value.spread == pytest.approx(math.hypot(value.luck, value.sampling))
 
 
@@ -274,7 +300,7 @@ def is_forecast_as_it_is_trained(auto, pool, sizes):
         np.array([each(seed)[:, 0] for seed in range(40)])
         for each in (
             lambda seed: run_study(resolved, table, seed=seed).weights,
-            lambda seed: run(resolved.training, auto.problem, pool, sizes, seed=seed),
+            lambda seed: run(resolved.training, auto.problem, pool, sizes, seed=seed).weights,
         )
     )
     error_of_mean = trained.std(axis=0) * np.sqrt(2 / 40)
@@ -287,9 +313,9 @@ def test_intervals_are_forecast_where_training_has_them(auto, tmp_path):
     asking = replace(auto, training=auto.training.changed(method=Auto(inference=True)))
     sizes = np.full(2, 200)
     scenario = public_scenario(asking, planned.table(tmp_path / "public.csv", 1000, seed=1), repeats=5, seed=1)
-    told = intervals(asking, [scenario], sizes, seed=1)
+    told = forecast_intervals(asking, [scenario], sizes, seed=1)
     assert (told.likely, told.having, told.runs) == (False, 0, 5)
-    again = intervals(asking, [scenario], sizes * (told.rows // 400), seed=1)
+    again = forecast_intervals(asking, [scenario], sizes * (told.rows // 400), seed=1)
     assert (again.likely, again.rows) == (True, told.rows)
     for n_rows in (400, told.rows):
         rows = encode_table(planned.table(tmp_path / f"{n_rows}.csv", n_rows, seed=2), asking.schema, asking.label,
@@ -299,12 +325,13 @@ def test_intervals_are_forecast_where_training_has_them(auto, tmp_path):
         having = sum(each == {"age", "region", "smoker"} for each in columns)
         assert having == 0 if n_rows == 400 else having >= 4
     hidden = replace(asking, training=asking.training.changed(epsilon=1e-4))
-    assert intervals(hidden, [scenario], sizes, seed=1).rows is None
+    assert forecast_intervals(hidden, [scenario], sizes, seed=1).rows is None
 
 
 def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
     sizes = np.full(8, 1000)
-    scenario = public_scenario(study, planned.table(tmp_path / "public.csv", 1000, seed=1), repeats=5, seed=1)
+    public = planned.table(tmp_path / "public.csv", 1000, seed=1)
+    scenario, prior = public_scenario(study, public, repeats=5, seed=1), prior_from(study, public)
     grid = grid_of(study, 1.0, epsilons=[0.1], rounds=[])
     forecast = outlook(study, scenario, sizes, grid, seed=1)
     rows, other = (pool_of(study, planned.table(tmp_path / f"{k}.csv", 8000, seed=k)) for k in (2, 3))
@@ -314,12 +341,79 @@ def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
         table = EncodedTable(rows.features, rows.labels, None, (), Report())
         reached = []
         for seed in range(4):
-            weights = run_study(again, table, n_agents=8, seed=seed).weights
+            weights = run_study(again, table, n_agents=8, seed=seed, prior=prior).weights
             reached.append(1.0 - error(study.problem.loss, other.labels, other.features @ weights))
         assert values["accuracy"].mean == pytest.approx(np.mean(reached), abs=0.03)
     little, more = (forecast.at(epsilon, 20)["accuracy"].mean for epsilon in (0.1, 1.0))
-    assert forecast.baseline["accuracy"] < little < more
+    assert forecast.baseline["accuracy"] < min(little, more)
     assert more <= forecast.ceiling["accuracy"].mean + 0.01
+
+
+def test_a_forecast_starts_from_public_rows_as_training_does(auto, tmp_path):
+    """With hardly any ε, training keeps the model of the public rows, and so does the forecast."""
+    noisy = replace(auto, training=auto.training.changed(epsilon=0.02))
+    public, sizes = planned.table(tmp_path / "public.csv", 1000, seed=1), np.full(8, 250)
+    prior, scenario = prior_from(noisy, public), public_scenario(noisy, public, repeats=5, seed=1)
+    planned_study = for_sizes(noisy, sizes)
+    found = outlook(planned_study, scenario, sizes, grid_of(planned_study, 0.02, epsilons=[], rounds=[]), seed=1)
+    own = found.at(0.02, planned_study.training.planned_rounds)["log_loss"]
+    rows, other = (pool_of(auto, planned.table(tmp_path / f"{k}.csv", 2000, seed=k)) for k in (2, 3))
+    table = EncodedTable(rows.features, rows.labels, None, (), Report())
+
+    def trained(start):
+        each = [run_study(planned_study, table, n_agents=8, seed=seed, prior=start).weights for seed in range(4)]
+        loss = auto.problem.loss
+        return np.mean([loss.value(other.labels, other.features @ weights).mean() for weights in each])
+
+    assert own.mean == pytest.approx(trained(prior), abs=2.0 * own.spread)
+    assert trained(None) > own.mean + 4.0 * own.spread
+
+
+def test_priors_have_not_seen_the_rows_that_they_are_tested_on(auto, tmp_path):
+    public = planned.table(tmp_path / "public.csv", 300)
+    scenario = public_scenario(auto, public, repeats=3, seed=1)
+    for k, (train, _) in enumerate(scenario.folds):
+        expected = prior_of(auto.problem, make_rows(train.features, train.labels))
+        np.testing.assert_array_equal(scenario.prior(k).weights, expected.weights)
+        assert scenario.prior(k).n_rows == 200
+    shares = [np.mean(test.labels > 0.0) for _, test in scenario.folds]
+    assert max(shares) - min(shares) <= 1.0 / 100 + 1e-12
+    assert synthetic_scenarios(auto, 100, repeats=2, seed=1)[0].prior(0) is None
+
+
+def test_one_row_of_a_class_is_too_few_for_a_forecast(auto, tmp_path):
+    header, *rows = planned.table(tmp_path / "all.csv", 300).read_text().splitlines()
+    of_class = {each: [row for row in rows if f'"{each}"' == row.split(",")[3]] for each in ("no", "yes")}
+    few = tmp_path / "few.csv"
+    for count in (1, 2):
+        few.write_text("\n".join([header, *of_class["no"][:60], *of_class["yes"][:count]]) + "\n")
+        if count == 1:
+            with pytest.raises(DataError, match=r"only one row of a class, too few for a forecast.*--no-public"):
+                public_scenario(auto, few, repeats=3, seed=1)
+    scenario = public_scenario(auto, few, repeats=3, seed=1)
+    grid, sizes = Grid((1.0,), (5,), (1.0, 5)), np.full(2, 100)
+    assert outlook(auto, scenario, sizes, grid, seed=1).rarest == 2
+
+
+def test_differences_of_aucs_are_paired():
+    """DeLong's variance, checked by drawing rows again."""
+    rng, loss, guess = np.random.default_rng(0), Logistic(), np.zeros(1)
+    scores = rng.standard_normal((1500, 1))
+    labels = np.where(rng.random(1500) < 1.0 / (1.0 + np.exp(-scores[:, 0])), 1.0, -1.0)
+    other = scores + 0.7 * rng.standard_normal((1500, 1))
+    found = figures(loss, labels, scores, guess, other)
+
+    def differences(k):
+        one, two = (figures(loss, labels[k], each[k], guess) for each in (scores, other))
+        return [one[name][0] - two[name][0] for name in ("auc", "log_loss", "accuracy")]
+
+    drawn = np.array([differences(rng.integers(1500, size=1500)) for _ in range(300)])
+    expected = [found[name][3] ** 0.5 for name in ("auc", "log_loss", "accuracy")]
+    np.testing.assert_allclose(drawn.std(axis=0), expected, rtol=0.15)
+    assert [figures(loss, labels, scores, guess)[name][3] for name in ("auc", "accuracy")] == [0.0, 0.0]
+    tied = figures(loss, labels, np.zeros((1500, 1)), guess, scores)["auc"]
+    assert tied[0] == 0.5
+    assert tied[3] == pytest.approx(found["auc"][1], rel=0.1)
 
 
 def test_the_same_seed_gives_the_same_forecast_and_every_run_is_told(study, tmp_path):
@@ -392,7 +486,7 @@ def test_alternatives_are_other_numbers_of_honest_agents_and_void_rounds(auto, s
 
 
 def test_void_rounds_cost_accuracy(auto, pool):
-    scenario, sizes = Scenario("public rows", ((pool, pool),) * 3, public=True), np.full(4, 1000)
+    scenario, sizes = Scenario("synthetic rows", ((pool, pool),) * 3), np.full(4, 1000)
     masked = auto.training.changed(trust="secure_aggregation", honest=3, n_rounds=13)
     whole, most = (reached(auto, masked, scenario, sizes, seed=1, void_rounds=share) for share in (0.0, 0.7))
     assert most["log_loss"].mean > whole["log_loss"].mean + 0.01

@@ -67,6 +67,7 @@ def weighted(column: str = "w", **more: Any) -> Label:
     return replace(ILL, weight=column, weight_bound=4.0, **more)
 
 
+@pytest.mark.filterwarnings("ignore:Confidence intervals. unlikely")
 def test_weights_at_the_bound_are_none_to_the_last_bit(path: Path) -> None:
     for training in ({}, {"inference": True}, {"method": "dp_admm", "n_rounds": 8}, {"n_rounds": 8, "epsilon": 0.05}):
         for agents in (1, 3):

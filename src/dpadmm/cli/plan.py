@@ -36,6 +36,8 @@ from dpadmm.privacy.plan import ReleasePlan
 from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.runs.planning import forecast
 from dpadmm.runs.planning import plan as planning
+from dpadmm.runs.planning.intervals import forecast_intervals
+from dpadmm.runs.planning.measures import MEASURES, value_text
 from dpadmm.runs.planning.plan import Alternative, Plan
 from dpadmm.runs.training import with_public_table
 from dpadmm.study.study import Study, read_study, study_warnings
@@ -47,7 +49,7 @@ FEW_ROUNDS = 5
 MOST_CELLS = 200
 MOST_ROWS = 10**12
 MOST_AGENTS = 10**6
-STYLES = {"go": "bold green", "no-go": "bold red", "open": "bold yellow"}
+STYLES = {"recommended": "bold green", "not recommended": "bold red", "inconclusive": "bold yellow"}
 
 PLAIN = ("accuracy", "rmse")
 """Measures whose values say what they are."""
@@ -96,7 +98,7 @@ def plan(
         None,
         help="What to reach: an accuracy (0.8), auc=0.8, log_loss=0.4 or sensitivity=0.6; for regression the largest "
         "root mean square error.",
-        show_default="clearly more than a constant guess",
+        show_default="clearly better than a constant prediction",
         metavar="GOAL",
     ),
     write_rounds: bool = Option(False, "--write", help="Write the best number of rounds into the study's file."),
@@ -107,7 +109,8 @@ def plan(
     """Forecast the cost and the accuracy of a study, without reading private rows.
 
     ε, noise, traffic and time follow from public numbers. Accuracy, AUC and log-loss are forecast by running
-    the study on public rows, or on synthetic rows with three strengths of signal.
+    the study on public rows, or on synthetic rows with three strengths of signal. The exit code is 0 whatever
+    the recommendation; --json has it as "verdict".
     """
     given = read_study(study_file)
     _, public = with_public_table(given, chosen_public(public, no_public))
@@ -139,7 +142,7 @@ def plan(
     intervals = None
     if isinstance(study.training.method, Auto) and study.training.method.inference:
         with screen.waiting("forecasting intervals", quiet=as_json):
-            intervals = forecast.intervals(study, scenarios, sizes, seed=seed)
+            intervals = forecast_intervals(study, scenarios, sizes, seed=seed)
     warnings = [f"{each}." for each in study_warnings(study, int(sizes.max()))]
     made = Plan(
         study=study,
@@ -264,20 +267,13 @@ def show(plan: Plan) -> None:
     say(*sentences(plan))
     say(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
     verdict = plan.verdict
-    say(f"{verdict.word.upper()}: {verdict.reason}.", style=STYLES[verdict.word])
+    say(f"{verdict.word.capitalize()}: {verdict.reason}.", style=STYLES[verdict.word])
     if plan.intervals is not None:
-        say(_of_intervals(plan, plan.intervals), style=STYLES["go" if plan.intervals.likely else "open"])
-
-
-def _of_intervals(plan: Plan, found: forecast.Intervals) -> str:
-    """Whether there will be intervals, and what would do."""
-    counted = f"with {int(plan.sizes.sum()):,} rows ({found.having} of {found.runs} runs had them)"
-    alike = "" if plan.public or plan.known else " Rare categories, which synthetic rows lack, make them less likely."
-    if found.likely:
-        return f"Confidence intervals: likely at ε = {plan.grid.own[0]:.4g} {counted}.{alike}"
-    rows = "" if found.rows is None else f"about {found.rows:,} rows would do, or "
-    said = f"Confidence intervals: unlikely at ε = {plan.grid.own[0]:.4g} {counted}; {rows}"
-    return f"{said}fewer columns and rare categories, or a larger ε{'' if rows else ', would be needed'}.{alike}"
+        alike = (
+            "" if plan.public or plan.known else " Rare categories, which synthetic rows lack, make them less likely."
+        )
+        text = plan.intervals.text(plan.grid.own[0], int(plan.sizes.sum()))
+        say(f"{text}{alike}", style=STYLES["recommended" if plan.intervals.likely else "inconclusive"])
 
 
 def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
@@ -320,7 +316,7 @@ def _source(plan: Plan) -> str:
 def _show_measures(plan: Plan) -> None:
     """All that is forecast at the study's own ε and rounds."""
     rows: list[Row] = []
-    for name in (each for each in forecast.MEASURES if each in plan.outlooks[0].baseline):
+    for name in (each for each in MEASURES if each in plan.outlooks[0].baseline):
         columns: list[list[forecast.Value]] = [
             [each.at(*plan.grid.own)[name] for each in plan.outlooks],
             [each.ceiling[name] for each in plan.outlooks],
@@ -328,10 +324,12 @@ def _show_measures(plan: Plan) -> None:
         ]
         if plan.public is not None:
             columns.insert(1, [each.alone[name] for each in plan.outlooks if each.alone])
-        rows.append((forecast.MEASURES[name].title, *(forecast_text(each, name) for each in columns)))
+        rows.append((MEASURES[name].title, *(forecast_text(each, name) for each in columns)))
     alone = ("public rows alone",) if plan.public is not None else ()
-    caption = "" if len(plan.outlooks) == 1 else "From weak to strong signal."
-    show_table(("", "this study", *alone, "no privacy", "constant guess"), rows, caption=caption)
+    source = "public rows" if plan.public is not None else "synthetic rows"
+    caption = "" if len(plan.outlooks) == 1 else " From weak to strong signal."
+    caption = f"No noise: a model of the {source} without noise, for the planned number of rows.{caption}"
+    show_table(("", "this study", *alone, f"{source}, no noise", "constant prediction"), rows, caption=caption)
 
 
 def _show_grid(plan: Plan) -> None:
@@ -356,7 +354,7 @@ def _show_trust(plan: Plan) -> None:
         shown = [honest, voids, str(each.training.planned_rounds), *found, f"{each.epsilon_alone:.4g}"]
         rows.append([Text.assemble((text, "bold"), "*" * (text is honest)) for text in shown] if own else shown)
     say("Forecast by honest agents and void rounds", style="bold")
-    titles = [forecast.MEASURES[name].title for name in plan.measures]
+    titles = [MEASURES[name].title for name in plan.measures]
     caption = "* this study. A void round is charged in full. ε alone: if all others work together."
     show_table(("honest", "void", "rounds", *titles, "ε alone"), rows, caption=caption)
 
@@ -389,7 +387,7 @@ def _of_trust(plan: Plan) -> list[str]:
         return []
     other = plan.alternatives[0]
     found = [(name, forecast_text([values[name] for values in other.values], name)) for name in plan.measures]
-    reaches = ", ".join(text if name in PLAIN else f"{forecast.MEASURES[name].title} {text}" for name, text in found)
+    reaches = ", ".join(text if name in PLAIN else f"{MEASURES[name].title} {text}" for name, text in found)
     return [
         f"With secure aggregation and at least {other.training.honest} honest agents the same ε is forecast to reach "
         f"{reaches} (docs/explanation/secure-aggregation.md)."
@@ -401,13 +399,11 @@ def _of_public(plan: Plan, outlook: forecast.Outlook) -> list[str]:
     if outlook.alone is None:
         return []
     own, names = outlook.at(*plan.grid.own), plan.measures
-    main, given = names[0], " --public" if plan.study.public_rows is None else ""
+    main = names[0]
     alone, reached = (", ".join(_said(values[name], name) for name in names) for values in (outlook.alone, own))
-    out = [f"The public rows alone reach {alone}; the study is forecast to reach {reached}."]
-    if all(forecast.MEASURES[name].gain(own[name].mean, outlook.alone[name].mean) <= 0.0 for name in names):
-        out.append(f"The private rows alone are no better at this ε; train{given} combines both.")
-    elif not given:
-        out.append("The forecast is for the private rows alone; training also starts from the public ones.")
+    out = [f"The public rows alone reach {alone}; the study, which starts from them, is forecast to reach {reached}."]
+    if plan.study.public_rows is None:
+        out.append("The study does not list these rows: without train --public, training does not start from them.")
     sampling = own[main].sampling
     if main == "accuracy" and sampling > MUCH:
         wanted = outlook.rows * (100.0 * sampling) ** 2  # the error falls with the root of the rows
@@ -431,21 +427,26 @@ def _of_rounds(plan: Plan, outlook: forecast.Outlook) -> list[str]:
 def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Verdict) -> list[str]:
     own, grid = outlook.at(*plan.grid.own), plan.grid
     out = []
-    if verdict.word == "go" and "log_loss" in own and own["log_loss"].mean >= outlook.baseline["log_loss"]:
-        out.append("Its log-loss is no better than that of a constant guess: rank by it, but don't trust its chances.")
-    if verdict.word != "no-go" and "sensitivity" in own and own["sensitivity"].mean < HARDLY:
+    likely = verdict.word == "recommended"
+    if likely and "log_loss" in own and own["log_loss"].mean >= outlook.baseline["log_loss"]:
+        out.append(
+            "Its log-loss is no better than that of a constant prediction: rank by its scores, and do not use its "
+            "probabilities."
+        )
+    if verdict.word != "not recommended" and "sensitivity" in own and own["sensitivity"].mean < HARDLY:
         name = plan.study.classes[-1] if plan.study.classes else "the second class"
         instead = "use its probabilities" if "log_loss" in own else "rank by its scores"
         out.append(f"It will predict {name!s} for hardly anyone: {instead}, or class weights ({WEIGHTS}).")
     if plan.goal.target is not None and len(plan.outlooks) == 1:
         out.append(f"Goal: {value_text(plan.goal.target, plan.goal.name)}.")
-    if verdict.word == "go":
+    if verdict.word == "recommended":
         return out
     least = planning.least_epsilon(outlook, grid, plan.goal)
-    reaches = "reaches the goal" if plan.goal.target is not None else "clearly beats a constant guess"
+    reaches = "reaches the goal" if plan.goal.target is not None else "would be recommended"
     if least is None:
-        helps = plan.goal.margin(outlook.ceiling, outlook)[0] > 0.0
-        way_out = "more rows would help" if helps else "a model without privacy would not either"
+        margins = plan.goal.margin(outlook.ceiling, outlook), plan.goal.public_margin(outlook.ceiling, outlook)
+        helps = all(gain > 0.0 for gain, _ in margins)
+        way_out = "more rows would help" if helps else "a model without noise would not either"
         out.append(f"None of the tried combinations of ε and rounds {reaches}; {way_out}.")
     elif least[0] > grid.own[0] or least[1] != grid.own[1]:
         out.append(f"ε = {least[0]:.4g} with {least[1]} rounds {reaches}.")
@@ -455,7 +456,7 @@ def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Verdict) -
 def _said(value: forecast.Value, name: str) -> str:
     """``an AUC of 0.81``, or the value alone where it is an accuracy or an error of numbers."""
     text = value_text(value.mean, name)
-    return text if name in PLAIN else f"{forecast.MEASURES[name].title} {text}"
+    return text if name in PLAIN else f"{MEASURES[name].title} {text}"
 
 
 def forecast_text(values: Sequence[forecast.Value], name: str) -> str:
@@ -466,10 +467,3 @@ def forecast_text(values: Sequence[forecast.Value], name: str) -> str:
         return f"{texts[0].removesuffix('%')}–{texts[1]}"
     spread = f"{low.spread:.2g}" if name in ("rmse", "deviance") else value_text(low.spread, name)
     return f"{texts[0].removesuffix('%')} ± {spread}" if len(values) == 1 and low.spread else texts[0]
-
-
-def value_text(value: float, name: str) -> str:
-    """A share in percent, an error in the units of the label, or a number with three digits."""
-    if forecast.MEASURES[name].percent:
-        return f"{100 * round(value, 3) + 0.0:.1f}%"
-    return f"{value:.4g}" if name in ("rmse", "deviance") else f"{value:.3f}"

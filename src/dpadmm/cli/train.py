@@ -25,8 +25,9 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.encoded import EncodedTable
+from dpadmm.runs.planning.intervals import unlikely_intervals
 from dpadmm.runs.run import Result
-from dpadmm.runs.training import encode, prior_from, run_study, with_public_table
+from dpadmm.runs.training import agent_sizes, encode, prior_from, run_study, with_public_table
 from dpadmm.study.study import read_study, study_warnings
 
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
@@ -74,6 +75,10 @@ def train(
     with screen.waiting(f"reading {data}", quiet=silent):
         prior = None if known is None else prior_from(study, known, beside=data)
         rows = encode(study, data, by=by)
+    with screen.waiting("forecasting intervals", quiet=silent):
+        unlikely = unlikely_intervals(study, agent_sizes(rows, agents or 1), known)
+    if unlikely:
+        say(f"Warning: {unlikely} Training spends ε with or without them.", style="bold yellow", err=True)
     with screen.progress(None, "training", quiet=silent) as advance:
         result = run_study(
             study, rows, n_agents=agents or 1, seed=seed, prior=prior, observers=[advance], keep_interrupted=True

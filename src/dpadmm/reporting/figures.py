@@ -353,7 +353,7 @@ def forecast_figure(plan: Plan, *, title: str) -> Picture:
         f"A forecast of {title}, from {'made-up' if several else 'public'} rows; no private row was read. "
         f"{measure} against the total ε, a line for every number of rounds; bands: ± one standard deviation "
         "of what one run reaches (noise, splits and the number of rows tested on). Dotted: without "
-        f"privacy; grey: a constant guess. The ring marks the study's own ε and rounds. Verdict: {words}."
+        f"noise; grey: a constant prediction. The ring marks the study's own ε and rounds. Verdict: {words}."
     )
     return Picture("forecast", "Forecast of a study", caption, figure)
 
@@ -369,9 +369,9 @@ def _outlook(axes: Axes, plan: Plan, outlook: Outlook, verdict: Verdict) -> None
         [grid.own[0]], [outlook.at(*grid.own)[name].mean], "o", markersize=13, markerfacecolor="none",
         markeredgecolor="#b5432a", markeredgewidth=1.8, label="this study", zorder=5,
     )  # fmt: skip
-    floor(axes, outlook.ceiling[name].mean, "without privacy")
+    floor(axes, outlook.ceiling[name].mean, "without noise")
     dashes = (0, (5, 3))
-    axes.axhline(outlook.baseline[name], color="#888888", linestyle=dashes, linewidth=1.3, label="constant guess")
+    axes.axhline(outlook.baseline[name], color="#888888", linestyle=dashes, linewidth=1.3, label="constant prediction")
     if plan.goal.target is not None:
         axes.axhline(verdict.goal, color="#b5432a", linewidth=1.0, alpha=0.8, label="goal")
     style.at_values(axes, list(grid.epsilons))

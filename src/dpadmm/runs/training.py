@@ -6,6 +6,7 @@ experiment.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpadmm._base.arrays import Integers
 from dpadmm._base.errors import DataError, StudyError
 from dpadmm._base.files import StrPath
 from dpadmm._base.memmap import is_mapped
@@ -22,6 +24,7 @@ from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.matrices import grouped, moved
 from dpadmm.data.partition import equal_owners, numbered, of_codes
 from dpadmm.optim.problem import Rows, make_rows
+from dpadmm.runs.planning.intervals import unlikely_intervals
 from dpadmm.runs.run import Result, run
 from dpadmm.study.public_rows import PublicRows
 from dpadmm.study.study import TRAINING, Study, read_study
@@ -61,11 +64,21 @@ def train(
     -------
     Result
         ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
+
+    Warns
+    -----
+    UserWarning
+        The study requests confidence intervals, and a forecast from public values makes them unlikely. It is issued
+        before the first round, so a filter that turns it into an error saves the budget.
     """
     agreed = study if isinstance(study, Study) else read_study(Path(study))
     agreed, table = with_public_table(agreed, public)
     prior = None if table is None else prior_from(agreed, table, beside=data)
-    return run_study(agreed, encode(agreed, data, by=by), n_agents=n_agents, seed=seed, prior=prior)
+    rows = encode(agreed, data, by=by)
+    unlikely = unlikely_intervals(agreed, agent_sizes(rows, n_agents), table)
+    if unlikely:
+        warnings.warn(unlikely, UserWarning, stacklevel=2)
+    return run_study(agreed, rows, n_agents=n_agents, seed=seed, prior=prior)
 
 
 def with_public_table(study: Study, given: StrPath | Literal[False] | None) -> tuple[Study, Path | None]:
@@ -151,6 +164,13 @@ def run_study(
     if result.training != study.training:  # the rounds followed from the sizes
         study = replace(study, training=result.training)
     return replace(result, of_study=study, names=names)
+
+
+def agent_sizes(table: EncodedTable, n_agents: int) -> Integers:
+    """Rows of every agent, which are public: by the owners of the table, or equal shares."""
+    if table.groups is not None:
+        return np.bincount(table.groups, minlength=len(table.owners))
+    return np.array([len(each) for each in np.array_split(np.arange(len(table.labels)), n_agents)])
 
 
 def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, Sequence[str]]:

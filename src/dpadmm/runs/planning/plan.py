@@ -1,4 +1,4 @@
-"""The plan of a study, before any private row is read: costs from public numbers, a forecast, go or no-go."""
+"""The plan of a study, before any private row is read: costs from public numbers, a forecast, a recommendation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from dpadmm.privacy.accounting import exact_epsilon
 from dpadmm.privacy.composition import tally_paper_epsilon
 from dpadmm.privacy.statistics import make_statistic
 from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.runs.planning.forecast import MEASURES, Grid, Intervals, Measure, Outlook, Pool, Values
+from dpadmm.runs.planning.forecast import Grid, Outlook, Pool, Values
+from dpadmm.runs.planning.intervals import Intervals
+from dpadmm.runs.planning.measures import MEASURES, Measure, difference_text, value_text
 from dpadmm.study.settings import BUDGETS, Training
 from dpadmm.study.study import Study
 from dpadmm.training.methods.auto import MOST_NOISE, noise_per_unit
@@ -32,7 +34,14 @@ NUMBER_BYTES = 8
 MEASURED_ROWS = 20_000
 
 CLEARLY = 2.0
-"""Standard errors by which a model must be better than a constant guess."""
+"""Standard errors by which a forecast must be better than a constant prediction and the model of public rows alone."""
+
+WORTHWHILE, WORTHWHILE_SHARE = 0.05, 0.1
+"""Public rows are too few to tell if they cannot exclude a gain of this much over a constant prediction: in accuracy,
+AUC and sensitivity, or as a share of another measure."""
+
+SMALL, SMALL_SHARE = 0.01, 0.02
+"""A study is not recommended if a gain of this much over the model of public rows alone can be excluded."""
 
 PLAIN = ("accuracy", "rmse", "deviance")
 """The measures that everyone knows: every study has one of them."""
@@ -150,7 +159,7 @@ def _round_seconds(problem: Problem, pool: Pool, points: Floats, z: float) -> fl
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be reached; without a ``target``: clearly more than a constant guess does."""
+    """A measure and its target; without one: clearly better than a constant prediction."""
 
     name: str
     target: float | None = None
@@ -160,17 +169,24 @@ class Goal:
         return MEASURES[self.name]
 
     def margin(self, values: Values, outlook: Outlook) -> tuple[float, float]:
-        """By how much a forecast is better than the goal, and how much that varies."""
+        """By how much a forecast is better than the target or a constant prediction, and the margin that is clear."""
         value = values[self.name]
         if self.target is None:  # on the same rows
-            return self.measure.gain(value.mean, outlook.baseline[self.name]), CLEARLY * math.hypot(
-                value.luck, value.paired
-            )
+            gain = self.measure.gain(value.mean, outlook.baseline[self.name])
+            return gain, CLEARLY * math.hypot(value.luck, value.paired)
         return self.measure.gain(value.mean, self.target), value.spread
+
+    def public_margin(self, values: Values, outlook: Outlook) -> tuple[float, float]:
+        """The same compared with the model of public rows alone; without public rows there is nothing to beat."""
+        if outlook.alone is None:
+            return math.inf, 0.0
+        value = values[self.name]
+        gain = self.measure.gain(value.mean, outlook.alone[self.name].mean)
+        return gain, CLEARLY * math.hypot(value.luck, value.from_public)
 
 
 def goal_from(text: str | None, study: Study) -> Goal:
-    """``"0.8"``, ``"auc=0.8"``, ``"log-loss=0.4"``; None: better than a constant guess, by AUC for classes.
+    """``"0.8"``, ``"auc=0.8"``, ``"log-loss=0.4"``; None: better than a constant prediction, by AUC for classes.
 
     An accuracy is no judge of its own of rare classes: who always says no is hardly ever wrong.
     """
@@ -201,12 +217,9 @@ def goal_from(text: str | None, study: Study) -> Goal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a forecast says about the study's own ε and rounds.
+    """The recommendation for the study's own ε and rounds, with its reason."""
 
-    ``go`` and ``no-go`` are said where the goal lies outside mean ± spread, ``open`` where it lies within.
-    """
-
-    word: Literal["go", "no-go", "open"]
+    word: Literal["recommended", "not recommended", "inconclusive"]
     goal: float
     reason: str
 
@@ -215,33 +228,66 @@ class Verdict:
 
 
 def judged(outlook: Outlook, grid: Grid, goal: Goal, *, noise_all: float = 0.0) -> Verdict:
-    """The verdict of one scenario, where columns have so much noise in all."""
-    baseline = outlook.baseline[goal.name]
+    """The verdict of one scenario.
+
+    Recommended is a forecast that is clearly better than the goal or a constant prediction, and than the model of
+    public rows alone. ``noise_all`` is the noise over all features.
+    """
+    baseline, own = outlook.baseline[goal.name], outlook.at(*grid.own)
     target = baseline if goal.target is None else goal.target
-    if _is_nothing_learnt(outlook, goal) and (goal.target is None or goal.measure.gain(target, baseline) > 0.0):
-        return Verdict("no-go", target, "even without privacy nothing is learnt from these rows")
-    gain, spread = goal.margin(outlook.at(*grid.own), outlook)
-    if goal.target is None:
-        title = goal.measure.title
-        if gain > spread:
-            return Verdict("go", target, f"the {title} is clearly better than that of a constant guess")
-        if gain <= 0.0 or noise_all > MOST_NOISE:
-            return Verdict("no-go", target, "these rows and this ε will not beat a constant guess")
-        return Verdict("open", target, f"the {title} is not clearly better than that of a constant guess")
-    if gain > spread:
-        return Verdict("go", target, "the goal is passed by more than the spread")
-    if gain < -spread:
-        ceiling = outlook.ceiling[goal.name]
-        beyond = goal.measure.gain(target, ceiling.mean) > ceiling.spread
-        reason = "the goal is missed by more than the spread"
-        return Verdict("no-go", target, f"{reason}, even without privacy" if beyond else reason)
-    return Verdict("open", target, "the goal lies within the spread")
+    if goal.target is None or goal.measure.gain(target, baseline) > 0.0:
+        gain, clear = Goal(goal.name).margin(outlook.ceiling, outlook)
+        if gain <= clear and _are_too_few(outlook, goal, max(gain, 0.0) + clear):
+            return Verdict("inconclusive", target, f"the {_public_rows(outlook)} are too few to tell")
+        if gain <= clear:
+            return Verdict("not recommended", target, "even without noise these rows show no signal")
+    forecast = f"forecast {goal.measure.title} {value_text(own[goal.name].mean, goal.name)}"
+    gain, clear = goal.margin(own, outlook)
+    bar = "a constant prediction" if goal.target is None else "the goal"
+    if gain < -clear or (goal.target is None and gain <= clear and (gain <= 0.0 or noise_all > MOST_NOISE)):
+        beyond = goal.measure.gain(target, outlook.ceiling[goal.name].mean) > outlook.ceiling[goal.name].spread
+        if goal.target is None:
+            return Verdict("not recommended", target, f"{forecast}, no better than {bar}")
+        without = ", and out of reach without noise" if beyond else ""
+        return Verdict("not recommended", target, f"{forecast}, {_difference(goal, gain)} {bar}{without}")
+    if gain <= clear:
+        return Verdict("inconclusive", target, f"{forecast}, not clearly different from {bar}")
+    return _beside_public(outlook, grid, goal, target, f"{forecast}, {_difference(goal, gain)} {bar}")
 
 
-def _is_nothing_learnt(outlook: Outlook, goal: Goal) -> bool:
-    """Whether a model without privacy is not clearly better than a constant guess."""
-    gain, spread = Goal(goal.name).margin(outlook.ceiling, outlook)
-    return gain <= spread
+def _beside_public(outlook: Outlook, grid: Grid, goal: Goal, target: float, passed: str) -> Verdict:
+    """The verdict on a forecast that passed the goal or a constant prediction."""
+    if outlook.alone is None:
+        return Verdict("recommended", target, passed)
+    own, alone = outlook.at(*grid.own)[goal.name], outlook.alone[goal.name].mean
+    gain, clear = goal.public_margin(outlook.at(*grid.own), outlook)
+    forecast = passed if goal.target is not None else f"forecast {goal.measure.title} {value_text(own.mean, goal.name)}"
+    model = "the model from public rows alone"
+    if gain > clear:
+        return Verdict("recommended", target, f"{forecast}, {_difference(goal, gain)} {model}")
+    model = f"{model} ({value_text(alone, goal.name)})"
+    if gain + clear < (SMALL if goal.measure.higher else SMALL_SHARE * alone):
+        return Verdict("not recommended", target, f"{forecast}, {'hardly' if gain > 0.0 else 'no'} better than {model}")
+    return Verdict("inconclusive", target, f"{forecast}, not clearly better than {model}")
+
+
+def _difference(goal: Goal, gain: float) -> str:
+    """``0.031 above``; less is better for errors."""
+    above = (gain > 0.0) == goal.measure.higher
+    return f"{difference_text(abs(gain), goal.name)} {'above' if above else 'below'}"
+
+
+def _are_too_few(outlook: Outlook, goal: Goal, upper_limit: float) -> bool:
+    """Whether public rows leave open a worthwhile gain over a constant prediction."""
+    if outlook.alone is None:
+        return False
+    worthwhile = WORTHWHILE if goal.measure.higher else WORTHWHILE_SHARE * outlook.baseline[goal.name]
+    return upper_limit >= worthwhile
+
+
+def _public_rows(outlook: Outlook) -> str:
+    rare = "" if outlook.rarest is None else f" ({outlook.rarest:,} of the rarest class)"
+    return f"{outlook.rows:,} public rows{rare}"
 
 
 def joined(verdicts: Sequence[Verdict]) -> Verdict:
@@ -249,7 +295,7 @@ def joined(verdicts: Sequence[Verdict]) -> Verdict:
     words = {each.word for each in verdicts}
     if len(words) == 1:
         return verdicts[0]
-    return Verdict("open", verdicts[0].goal, "it depends on how strong the signal is")
+    return Verdict("inconclusive", verdicts[0].goal, "it depends on the strength of the signal")
 
 
 def best_rounds(outlooks: Sequence[Outlook], grid: Grid, goal: Goal) -> int | None:
@@ -270,12 +316,16 @@ def _better(outlook: Outlook, grid: Grid, goal: Goal, n_rounds: int) -> float:
 
 
 def least_epsilon(outlook: Outlook, grid: Grid, goal: Goal) -> tuple[float, int] | None:
-    """The smallest ε of the grid that reaches the goal, with its rounds; None where none does."""
+    """The smallest ε of the grid that reaches the goal, with its rounds; None where none does.
+
+    Without a target: the smallest that is clearly better than a constant prediction and public rows alone.
+    """
     for epsilon in grid.epsilons:
-        margins = {t: goal.margin(outlook.at(epsilon, t), outlook) for t in grid.rounds}
-        best = max(grid.rounds, key=lambda t: margins[t][0])
-        gain, spread = margins[best]
-        if gain > (spread if goal.target is None else 0.0):
+        best = max(grid.rounds, key=lambda t: goal.margin(outlook.at(epsilon, t), outlook)[0])
+        values = outlook.at(epsilon, best)
+        gain, clear = goal.margin(values, outlook)
+        over_public, clear_of_public = goal.public_margin(values, outlook)
+        if gain > 0.0 if goal.target is not None else gain > clear and over_public > clear_of_public:
             return epsilon, best
     return None
 
@@ -347,7 +397,12 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict:
-        return joined(self.verdicts)
+        """That of all scenarios; a study that requests intervals is not recommended if they are unlikely."""
+        found, intervals = joined(self.verdicts), self.intervals
+        if intervals is None or intervals.likely:
+            return found
+        unlikely = f"the requested confidence intervals are unlikely ({intervals.having} of {intervals.runs} runs)"
+        return replace(found, word="not recommended", reason=f"{unlikely}; {found.reason}")
 
     @property
     def measure(self) -> str:
