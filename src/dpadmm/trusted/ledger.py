@@ -13,8 +13,8 @@ is fixed by public values before it, and it is charged before it leaves or not m
 the proof, the lines and tests for every condition, and what holds after the cap was raised.
 
 In the ledger's folder, ``ledger.sqlite`` has records of nine kinds (cap, cap-alone, rows, reserve, spend, restore, and
-those of ``Ending``), each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after the
-record's COMMIT: records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and
+those of ``Ending``), each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after
+the record's COMMIT: records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and
 nothing more is answered. The writer has a lock on it.
 
 Records obey the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost

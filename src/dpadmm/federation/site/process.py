@@ -249,6 +249,8 @@ class SiteProcess:
             match Participation(study["state"]):
                 case Participation.ACTIVE:
                     yield StudyNotice("study-accepted", *about)
+                case Participation.BLOCKED if study["reason"] == "not-connected":
+                    yield StudyNotice("study-accepted", *about)  # an alarm of the whole site covers it
                 case Participation.BLOCKED:
                     yield StudyNotice("study-refused", *about, code=study["reason"])
                 case Participation.FINISHED:
