@@ -29,7 +29,7 @@ test: docs browser strace image
 # the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
 # 100,000 malformed requests, every write, 3 times 200 kills of agents, aggregator and broker; about an hour
 torture: $(READY) strace
-	DPADMM_TORTURE=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/privacy tests/properties
+	DPADMM_TORTURE=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/accounting tests/properties
 
 # known bugs are put into the agent, one by one: does the audit find each?
 mutants: $(READY)

@@ -10,12 +10,12 @@ import numba
 import numpy as np
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Floats
-from dpadmm.optim.kernels.formulas import compiled_slopes
-from dpadmm.optim.kernels.passes import _slopes
-from dpadmm.optim.losses import Logistic, Loss
-from dpadmm.optim.losses.base import exp
-from dpadmm.optim.problem import Rows
+from dpadmm.matrices.arrays import Floats
+from dpadmm.kernels.formulas import compiled_slopes
+from dpadmm.kernels.passes import _slopes
+from dpadmm.losses import Logistic, Loss
+from dpadmm.losses.base import exp
+from dpadmm.queries.problem import Rows
 
 _SUMS = {"reassoc", "contract", "nsz"}
 _NOTHING = np.empty(0)

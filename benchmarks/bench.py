@@ -26,20 +26,20 @@ from scipy.sparse import csr_array
 
 import before
 from dpadmm import Logistic, Problem, Rows, make_rows, simulate
-from dpadmm._base.arrays import aligned_empty
-from dpadmm._base.coded import CodedRows
-from dpadmm._base.features import layout
+from dpadmm.matrices.arrays import aligned_empty
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import layout
 from dpadmm.data import Dataset
-from dpadmm.optim import kernels
-from dpadmm.optim.losses import Loss, Softmax
-from dpadmm.optim.regularizers import L2
-from dpadmm.optim.theory import constants_of, theorem_schedule
-from dpadmm.site.agent import Agent
-from dpadmm.study.study import Study
-from dpadmm.training.methods import Auto, DpAdmmRounds, Gathered, Round
-from dpadmm.training.methods.dp_admm import consensus_step
-from dpadmm.training.oracles import SimulatedNoise
-from dpadmm.training.setup import Setup
+from dpadmm import kernels
+from dpadmm.losses import Loss, Softmax
+from dpadmm.regularizers import L2
+from dpadmm.methods.theory import constants_of, theorem_schedule
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import Study
+from dpadmm.methods import Auto, DpAdmmRounds, Gathered, Round
+from dpadmm.methods.dp_admm import consensus_step
+from dpadmm.engine.noise import SimulatedNoise
+from dpadmm.methods.setup import Setup
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import expit
 
-from dpadmm.model.evaluate import auc, measures_of
-from dpadmm.privacy.calibration import mu_from_epsilon
-from dpadmm.privacy.statistics.score_histogram import EDGES, N_BINS, ScoreHistogram
+from dpadmm.models.evaluate import auc, measures_of
+from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
 
 FIGURES = ("accuracy", "auc", "brier", "mean_probability", "calibration_in_the_large", "calibration_slope")
 MANY = 1_000_000

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.server import Server, begin
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.process import Server, begin
 from dpadmm.federation.demo import SECURE_AGGREGATION, SITE_TOML, AgentProcess, free_port, invite, with_keys
-from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.transport.broker import Broker
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.site.decisions import accept
-from dpadmm.site.site import Site, read_site
-from dpadmm.study.study import Study
+from dpadmm.sites.site import Site, read_site
+from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
 
 START_LIMIT = 1.5

@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from dpadmm.optim.features import INTERCEPT, clip_rows, with_intercept
-from dpadmm.optim.losses import Poisson
-from dpadmm.optim.losses.poisson import coded, decoded
-from dpadmm.optim.problem import make_rows
-from dpadmm.runs.run import run
-from dpadmm.study.settings import Training
-from dpadmm.training.oracles import SimulatedNoise
+from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
+from dpadmm.losses import Poisson
+from dpadmm.losses.poisson import coded, decoded
+from dpadmm.queries.problem import make_rows
+from dpadmm.training.run import run
+from dpadmm.studies.settings import Training
+from dpadmm.engine.noise import SimulatedNoise
 
 Numbers = NDArray[np.float64]
 Z = 1.959964

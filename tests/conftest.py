@@ -58,9 +58,9 @@ def _compile(kind: str) -> None:
     from cases import coded
     from scipy.sparse import csr_array
 
-    from dpadmm.optim import kernels
-    from dpadmm.optim.losses import Logistic
-    from dpadmm.optim.problem import make_rows
+    from dpadmm import kernels
+    from dpadmm.losses import Logistic
+    from dpadmm.queries.problem import make_rows
 
     dense = np.eye(4, dtype="float64" if kind in ("float64", "sparse") else "float32")
     rows = make_rows({"coded": coded, "sparse": csr_array}.get(kind, np.asarray)(dense), np.ones(4))

@@ -13,18 +13,18 @@ from types import FrameType
 import pytest
 
 import dpadmm
-from dpadmm.federation.aggregator.coordinator import run_rounds
-from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.sums import coordinator_of
-from dpadmm.optim.losses import Logistic
-from dpadmm.runs.run import run
-from dpadmm.training.loop import RoundView
-from dpadmm.training.oracles import ExactNoise
+from dpadmm.federation.server.coordinator import run_rounds
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.sums import coordinator_of
+from dpadmm.losses import Logistic
+from dpadmm.training.run import run
+from dpadmm.engine.loop import RoundView
+from dpadmm.engine.noise import ExactNoise
 from federation.test_in_process import NAMES, SIZES, Sites, study
 
 SOURCES = Path(dpadmm.__file__).parent
 PAGE = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
-ON_THE_WIRE = {"federation/nats/link.py"}
+ON_THE_WIRE = {"federation/transport/link.py"}
 """What is between the two ends of a real deployment, and not in a process that holds both."""
 
 MOST_FILES = 20

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 from dpadmm import simulate
 from dpadmm.cli import app
 from dpadmm.experiments import runner
-from dpadmm.privacy.statistics import STATISTICS
-from dpadmm.study.study import read_study
+from dpadmm.queries import STATISTICS
+from dpadmm.studies.study import read_study
 
 
 def run(*words):
@@ -169,7 +169,7 @@ def test_everything_knows_what_a_recipe_adds(tree: Path) -> None:
 
 def test_tests_over_all_cases_know_what_a_recipe_adds(tree: Path) -> None:
     """Of losses and regularizers; and a method with rounds that differ says deployed what it says simulated."""
-    words = ["tests/optim/losses", "tests/optim/regularizers", "tests/equivalence/test_guard_and_cohort.py"]
+    words = ["tests/losses", "tests/regularizers", "tests/equivalence/test_guard_and_cohort.py"]
     words += ["tests/test_public_names.py"]
     left_out = "not hand and not softmax and not is_complete and not too_large"
     said = followed(tree, ["-m", "pytest", "-v", "-p", "no:cacheprovider", *words, "-k", left_out])

@@ -7,9 +7,10 @@ import sys
 from inspect import isclass, isfunction
 
 import dpadmm
-from dpadmm import privacy
-from dpadmm.optim import losses, regularizers
-from dpadmm.training import methods
+from dpadmm import accounting as privacy
+from dpadmm import losses
+from dpadmm import regularizers
+from dpadmm import methods
 
 NAMES = [
     "BudgetAccountant",

@@ -15,7 +15,7 @@ from looping import case
 
 import dpadmm
 from dpadmm import DataError
-from dpadmm._base.files import StrPath
+from dpadmm.files.atomic import StrPath
 
 ROOT = Path(__file__).parents[1]
 IMPORT = re.compile(r"(?m)^from (dpadmm\.[\w.]+) import (.+)$")
@@ -102,7 +102,7 @@ def calls(folder: Path, given: Callable[[str], StrPath]) -> dict[tuple[str, str]
     """A call with a path for each path argument; ``given`` makes the path of a file's name."""
     study, table = folder / "study.toml", folder / "t.csv"
     model = dpadmm.load_model(folder / "m.dpadmm")
-    read_site = import_module("dpadmm.site.site").read_site
+    read_site = import_module("dpadmm.sites.site").read_site
 
     def load_adult() -> None:  # the original files are not in the repository
         with pytest.raises(DataError, match=re.escape(f"{folder / 'adult.data'} cannot be read")):

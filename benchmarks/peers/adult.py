@@ -22,11 +22,11 @@ from dpadmm import Settings, load_adult
 from dpadmm.experiments import accuracy
 from dpadmm.experiments.accuracy import Score, standard_error
 from dpadmm.experiments.runner import Bench
-from dpadmm.privacy import exact_epsilon
-from dpadmm.privacy.calibration import total_noise_multiplier
-from dpadmm.runs.preparation import prepare
-from dpadmm.runs.simulation import run_prepared
-from dpadmm.training.oracles import ExactNoise
+from dpadmm.accounting import exact_epsilon
+from dpadmm.accounting.calibration import total_noise_multiplier
+from dpadmm.training.preparation import prepare
+from dpadmm.training.simulate import run_prepared
+from dpadmm.engine.noise import ExactNoise
 
 AGENTS, DELTA, TEST_ROWS = 100, 1e-3, 5222
 SECURE = {"method": "auto", "trust": "secure_aggregation"}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dpadmm.experiments import accuracy
-from dpadmm.runs.preparation import Prepared, prepare
+from dpadmm.training.preparation import Prepared, prepare
 
 HERE = Path(__file__).resolve().parent
 PEERS = {

@@ -20,16 +20,16 @@ from typing import Any, get_args, get_origin
 from sphinx.application import Sphinx
 
 import dpadmm
-from dpadmm._base.fields import Parameter, parameters, wanted
+from dpadmm.parameters.fields import Parameter, parameters, wanted
 from dpadmm.cli import COMMANDS, loaded
 from dpadmm.data.schema import KINDS, Label
 from dpadmm.federation import protocol
-from dpadmm.privacy import statement
-from dpadmm.study.json_schema import ALLOW, HASH, PUBLIC
-from dpadmm.study.public_rows import PublicRows
-from dpadmm.study.settings import REGISTRIES
-from dpadmm.study.study import DEPLOYABLE, TABLES, Study, table_parameters
-from dpadmm.training.methods import KINDS as RELEASES
+from dpadmm.accounting import statement
+from dpadmm.studies.json_schema import ALLOW, HASH, PUBLIC
+from dpadmm.studies.public_rows import PublicRows
+from dpadmm.studies.settings import REGISTRIES
+from dpadmm.studies.study import DEPLOYABLE, TABLES, Study, table_parameters
+from dpadmm.methods import KINDS as RELEASES
 from dpadmm.trusted import ledger
 
 MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
@@ -249,7 +249,7 @@ def study_file() -> str:
 
 
 def _study_frame() -> list[tuple[str, str]]:
-    from dpadmm.study.study import ADJACENCY, FORMAT, TRAINING
+    from dpadmm.studies.study import ADJACENCY, FORMAT, TRAINING
 
     kinds = " or ".join(f'`"{each}"`' for each in (TRAINING, *RELEASES))
     return [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
-    from dpadmm._base.errors import (
+    from dpadmm.errors import (
         BudgetExceeded,
         ConvergenceWarning,
         DataError,
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
         PrivateSearch,
         PublicScaler,
     )
-    from dpadmm.model.file import load_model
-    from dpadmm.model.model import Model
-    from dpadmm.optim.losses import Hinge, Huber, Logistic, Loss, Poisson, SmoothedHinge, Softmax, Squared
-    from dpadmm.optim.problem import Problem, Rows, make_rows
-    from dpadmm.optim.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
-    from dpadmm.privacy import (
+    from dpadmm.models.file import load_model
+    from dpadmm.models.model import Model
+    from dpadmm.losses import Hinge, Huber, Logistic, Loss, Poisson, SmoothedHinge, Softmax, Squared
+    from dpadmm.queries.problem import Problem, Rows, make_rows
+    from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
+    from dpadmm.accounting import (
         affordable_rounds,
         exact_delta,
         exact_epsilon,
@@ -57,15 +57,15 @@ if TYPE_CHECKING:
         paper_noise_multiplier,
         total_noise_multiplier,
     )
-    from dpadmm.privacy.budget import BudgetAccountant
-    from dpadmm.privacy.report import PrivacyReport
-    from dpadmm.runs.run import Result
-    from dpadmm.runs.simulation import simulate
-    from dpadmm.runs.training import train
-    from dpadmm.study.settings import Settings, Training
-    from dpadmm.study.study import Study, read_study
-    from dpadmm.training.methods import minimizer
-    from dpadmm.training.metrics import Trace
+    from dpadmm.accounting.budget import BudgetAccountant
+    from dpadmm.accounting.report import PrivacyReport
+    from dpadmm.training.run import Result
+    from dpadmm.training.simulate import simulate
+    from dpadmm.training.train import train
+    from dpadmm.studies.settings import Settings, Training
+    from dpadmm.studies.study import Study, read_study
+    from dpadmm.methods import minimizer
+    from dpadmm.engine.metrics import Trace
 
 __version__ = VERSION
 
@@ -145,7 +145,7 @@ _HOMES = {
         "synthetic",
         "unequal",
     ),
-    "dpadmm._base.errors": (
+    "dpadmm.errors": (
         "BudgetExceeded",
         "ConvergenceWarning",
         "DataError",
@@ -162,12 +162,12 @@ _HOMES = {
         "PrivateSearch",
         "PublicScaler",
     ),
-    "dpadmm.optim.losses": ("Hinge", "Huber", "Logistic", "Loss", "Poisson", "SmoothedHinge", "Softmax", "Squared"),
-    "dpadmm.training.methods": ("minimizer",),
-    "dpadmm.training.metrics": ("Trace",),
-    "dpadmm.model.model": ("Model",),
-    "dpadmm.model.file": ("load_model",),
-    "dpadmm.privacy": (
+    "dpadmm.losses": ("Hinge", "Huber", "Logistic", "Loss", "Poisson", "SmoothedHinge", "Softmax", "Squared"),
+    "dpadmm.methods": ("minimizer",),
+    "dpadmm.engine.metrics": ("Trace",),
+    "dpadmm.models.model": ("Model",),
+    "dpadmm.models.file": ("load_model",),
+    "dpadmm.accounting": (
         "affordable_rounds",
         "exact_delta",
         "exact_epsilon",
@@ -175,25 +175,25 @@ _HOMES = {
         "paper_noise_multiplier",
         "total_noise_multiplier",
     ),
-    "dpadmm.privacy.budget": ("BudgetAccountant",),
-    "dpadmm.privacy.report": ("PrivacyReport",),
-    "dpadmm.optim.problem": ("Problem", "Rows", "make_rows"),
-    "dpadmm.optim.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
-    "dpadmm.study.settings": ("Settings", "Training"),
-    "dpadmm.study.study": ("Study", "read_study"),
-    "dpadmm.runs.run": ("Result",),
-    "dpadmm.runs.simulation": ("simulate",),
-    "dpadmm.runs.training": ("train",),
+    "dpadmm.accounting.budget": ("BudgetAccountant",),
+    "dpadmm.accounting.report": ("PrivacyReport",),
+    "dpadmm.queries.problem": ("Problem", "Rows", "make_rows"),
+    "dpadmm.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
+    "dpadmm.studies.settings": ("Settings", "Training"),
+    "dpadmm.studies.study": ("Study", "read_study"),
+    "dpadmm.training.run": ("Result",),
+    "dpadmm.training.simulate": ("simulate",),
+    "dpadmm.training.train": ("train",),
 }
 """Where every name lives: it comes when it is asked for, so that a saved model predicts without the compiler,
 and scikit-learn is needed by nothing but the estimators."""
 
 _PACKAGES = {
     "data": "dpadmm.data",
-    "losses": "dpadmm.optim.losses",
-    "methods": "dpadmm.training.methods",
-    "privacy": "dpadmm.privacy",
-    "regularizers": "dpadmm.optim.regularizers",
+    "losses": "dpadmm.losses",
+    "methods": "dpadmm.methods",
+    "privacy": "dpadmm.accounting",
+    "regularizers": "dpadmm.regularizers",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import Refusal
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.errors import Refusal
 from dpadmm.audit import Plan, run_audit
 from dpadmm.audit.game import AUTO, GAMES
-from dpadmm.optim import problem
-from dpadmm.privacy.statistics import newton_pair
-from dpadmm.privacy.statistics.moments import Moments
-from dpadmm.privacy.statistics.newton_pair import NewtonPair
-from dpadmm.site import agent as agent_module
-from dpadmm.site.agent import Agent
-from dpadmm.training.methods import dp_admm
-from dpadmm.training.methods.dp_admm import AdmmState, DpAdmmRounds
+from dpadmm.queries import problem
+from dpadmm.queries import newton as newton_pair
+from dpadmm.queries.moments import Moments
+from dpadmm.queries.newton import NewtonPair
+from dpadmm.sites import agent as agent_module
+from dpadmm.sites.agent import Agent
+from dpadmm.methods import dp_admm
+from dpadmm.methods.dp_admm import AdmmState, DpAdmmRounds
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard, policy
 from dpadmm.trusted.guard import Guard
@@ -191,7 +191,7 @@ def norm_before_shaping(patch: Patch) -> None:
 
 def shape_kept(patch: Patch) -> None:
     """Rows keep the norms of the shape that was asked for first."""
-    patch.setattr("dpadmm.optim.shape.Shape.same", lambda self, other: True)
+    patch.setattr("dpadmm.queries.preconditioner.Shape.same", lambda self, other: True)
 
 
 def clip_after_the_sum(patch: Patch) -> None:

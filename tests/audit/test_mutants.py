@@ -10,7 +10,7 @@ from looping import case
 from audit.mutants import MUTANTS, SHORT, Mutant, red_gates
 from dpadmm.audit import run_audit
 from dpadmm.audit.game import GAMES
-from dpadmm.privacy.statistics import STATISTICS
+from dpadmm.queries import STATISTICS
 
 
 def test_the_code_that_ships_is_green() -> None:

@@ -8,7 +8,7 @@ from live_run import LiveRun
 from page_views import seconds, show, sites, text, wait
 from page_visits import TOKEN
 
-from dpadmm.federation.page import Page
+from dpadmm.federation.server.page import Page
 
 SHIFTS = """
 window.shifted = [];

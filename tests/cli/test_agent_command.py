@@ -13,10 +13,10 @@ from looping import case
 
 from dpadmm.cli.screen import rounded_up
 from dpadmm.federation.site.decisions import decide
-from dpadmm.privacy import exact_epsilon
-from dpadmm.site import table as site_table
-from dpadmm.site.site import read_site
-from dpadmm.study.study import read_study
+from dpadmm.accounting import exact_epsilon
+from dpadmm.sites import table as site_table
+from dpadmm.sites.site import read_site
+from dpadmm.studies.study import read_study
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import public_key
 

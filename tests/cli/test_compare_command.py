@@ -16,7 +16,7 @@ from printed import printed
 from dpadmm import simulate
 from dpadmm.cli.compare import _say_head, rows_of, show
 from dpadmm.experiments.results import read_results
-from dpadmm.study.public_rows import PublicRows
+from dpadmm.studies.public_rows import PublicRows
 
 pytestmark = pytest.mark.usefixtures("workers_forked")
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dpadmm.data import synthetic
-from dpadmm.model.file import load_model
+from dpadmm.models.file import load_model
 
 module = importlib.import_module("dpadmm.cli.demo")  # the name in the package is the command
 
@@ -151,7 +151,7 @@ def test_a_bad_output_folder(cli, tmp_path):
 @pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize("when", ["optimum", "first run", "second run"])
 def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
-    from dpadmm.training.methods import CentralizedRounds, DpAdmmRounds
+    from dpadmm.methods import CentralizedRounds, DpAdmmRounds
 
     method, at = {
         "optimum": (CentralizedRounds, 1),
@@ -181,7 +181,7 @@ def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
 
 @pytest.mark.adult
 def test_the_demo_on_adult(cli, tmp_path, one_repeat, monkeypatch):
-    """One split; ``tests/runs/test_adult_reference.py`` has more of them."""
+    """One split; ``tests/training/test_adult_reference.py`` has more of them."""
     monkeypatch.chdir(tmp_path)
     answer = cli("demo", "--data", "adult", "-o", "out").succeeded()
     assert answer.err == ""

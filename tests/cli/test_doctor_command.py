@@ -154,9 +154,9 @@ def test_certificates(cli, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     from dpadmm.federation import health
     from dpadmm.federation.demo import invite
-    from dpadmm.federation.pki import joining
-    from dpadmm.federation.pki.authority import Authority
-    from dpadmm.site.site import read_site
+    from dpadmm.federation.identity import joining
+    from dpadmm.federation.identity.authority import Authority
+    from dpadmm.sites.site import read_site
 
     file = site_in(tmp_path / "here")
     authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=4222)

@@ -12,11 +12,11 @@ from mixed_tables import COLUMNS, make_cells, make_study, write_csv
 from dpadmm.cli.model import _markdown
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Category, Number, Schema
-from dpadmm.model.explain import Coefficient, Explanation, explain
-from dpadmm.model.file import load_model
-from dpadmm.model.model import Model, model_of
+from dpadmm.models.explain import Coefficient, Explanation, explain
+from dpadmm.models.file import load_model
+from dpadmm.models.model import Model, model_of
 from dpadmm.reporting.figures import coefficient_figure
-from dpadmm.runs.training import run_study
+from dpadmm.training.train import run_study
 
 FEW = ("n0", "n1", "n2", "i0", "grade0", "grade1", "flag0", "flag1")
 SCHEMA = Schema(tuple(each for each in COLUMNS if each.name in FEW))

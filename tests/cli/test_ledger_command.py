@@ -15,8 +15,8 @@ from mixed_tables import to_toml
 from dpadmm.cli.screen import rounded_up
 from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.statement import read_statement
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.statement import read_statement
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 
 A, B = "a1" * 32, "b2" * 32

@@ -14,10 +14,10 @@ import pytest
 from looping import case
 
 import dpadmm
-from dpadmm._base.errors import Refusal, StudyError, Unavailable
+from dpadmm.errors import Refusal, StudyError, Unavailable
 from dpadmm.cli import main
 from dpadmm.cli.simulate_options import RUN_OPTIONS
-from dpadmm.federation.aggregator.journal import JournalError
+from dpadmm.federation.server.journal import JournalError
 
 OPTIONS = {
     "demo": ["--data", "--output", "--json"],

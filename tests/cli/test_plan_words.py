@@ -12,10 +12,10 @@ from looping import case
 from printed import printed
 
 from dpadmm.cli.plan import other_rounds, show, time_in_words
-from dpadmm.runs.planning.forecast import Grid, Outlook, Value
-from dpadmm.runs.planning.intervals import Intervals
-from dpadmm.runs.planning.plan import Goal, Plan, costs_of
-from dpadmm.study.study import study_from
+from dpadmm.planning.forecast import Grid, Outlook, Value
+from dpadmm.planning.intervals import Intervals
+from dpadmm.planning.plan import Goal, Plan, costs_of
+from dpadmm.studies.study import study_from
 
 SIZES = np.array([400] * 5)
 GRID = Grid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))

@@ -17,8 +17,8 @@ from looping import case
 from conftest import Cli
 from dpadmm.data import reader
 from dpadmm.data.schema import Category, Label, Number, Schema
-from dpadmm.model.file import load_model
-from dpadmm.model.model import Model
+from dpadmm.models.file import load_model
+from dpadmm.models.model import Model
 
 CLASSES = ("good [red]", "bad")
 SCHEMA = Schema((Number("x", (0.0, 10.0)), Category("c", ("a", "b"))))

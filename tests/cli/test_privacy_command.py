@@ -10,9 +10,9 @@ import typer
 from looping import case
 from typer.testing import CliRunner
 
-from dpadmm._base.errors import StudyError
+from dpadmm.errors import StudyError
 from dpadmm.cli.privacy import privacy
-from dpadmm.privacy import exact_epsilon
+from dpadmm.accounting import exact_epsilon
 
 app = typer.Typer()
 app.command()(privacy)

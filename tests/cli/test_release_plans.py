@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.statement import read_statement
-from dpadmm.study.study import read_study
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.statement import read_statement
+from dpadmm.studies.study import read_study
 from dpadmm.trusted.ledger import read_ledger
 
 STUDY = """

@@ -27,9 +27,9 @@ from looping import case
 from scipy.sparse import csr_array
 
 import dpadmm
-from dpadmm.model.file import load_model
+from dpadmm.models.file import load_model
 from dpadmm.reporting.run_folder import to_toml
-from dpadmm.study.settings import flat_parameters
+from dpadmm.studies.settings import flat_parameters
 
 pytestmark = pytest.mark.usefixtures("sketched")  # the figure of `run_folder` is drawn before
 
@@ -732,7 +732,7 @@ def _rest(screen: int) -> bytes:
 
 def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_csv, monkeypatch):
     """A second one does not wait."""
-    from dpadmm.training.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmmRounds
 
     original, presses = DpAdmmRounds.step, {3: 1}
 
@@ -751,7 +751,7 @@ def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_c
 
 
 def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, rows_csv, monkeypatch):
-    from dpadmm.training.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmmRounds
 
     original, calls = DpAdmmRounds.step, 0
 
@@ -806,7 +806,7 @@ def test_ctrl_c_while_data_is_read(command, tmp_path):
 def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment):
     """Whatever is interrupted, runs that have finished are shown and whole in the folder."""
     import dpadmm.cli.simulate as module
-    from dpadmm.training.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmmRounds
 
     calls = 0
 

@@ -83,15 +83,15 @@ def test_commands_load_no_compiler_and_no_figures(tmp_path):
 
 
 def test_an_agent_is_imported_without_readers_compiler_or_solvers():
-    found = modules_after("import sys, dpadmm.site.site, dpadmm.site.agent, dpadmm.trusted.guard")
+    found = modules_after("import sys, dpadmm.sites.site, dpadmm.sites.agent, dpadmm.trusted.guard")
     assert "dpadmm.trusted.guard" in found
     assert not found.intersection([*HEAVY, "pyarrow", "scipy.linalg", "typer", "rich"])
 
 
 def test_an_agent_that_runs_loads_no_other_command_and_no_statement():
-    found = modules_after("import sys, dpadmm.cli.agent, dpadmm.federation.site.process, dpadmm.site.table")
+    found = modules_after("import sys, dpadmm.cli.agent, dpadmm.federation.site.process, dpadmm.sites.table")
     commands = {f"dpadmm.cli.{name}" for name in ("study", "ledger", "columns", "drafts", "problems")}
-    assert not found.intersection([*HEAVY, *commands, "dpadmm.privacy.statement", "pandas"])
+    assert not found.intersection([*HEAVY, *commands, "dpadmm.accounting.statement", "pandas"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

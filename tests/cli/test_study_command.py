@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 from looping import case
 
-from dpadmm.privacy import exact_epsilon, paper_epsilon
-from dpadmm.study.study import read_study
+from dpadmm.accounting import exact_epsilon, paper_epsilon
+from dpadmm.studies.study import read_study
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from mixed_tables import to_toml
 from printed import printed
 from rich.text import Text
 
-from dpadmm._base.errors import DataError
+from dpadmm.errors import DataError
 from dpadmm.cli import screen
 from dpadmm.federation.logs import make_log
-from dpadmm.model.file import load_model, save_model
+from dpadmm.models.file import load_model, save_model
 from dpadmm.trusted.ledger import Ledger
 
 HOSTILE = "\x1b[2J\u202e\u200b"
@@ -53,8 +53,8 @@ def files(once) -> Path:
     def make(folder: Path) -> None:
         from dpadmm.data.encoded import encode_table
         from dpadmm.federation.demo import new_site
-        from dpadmm.model.model import model_of
-        from dpadmm.runs.training import run_study
+        from dpadmm.models.model import model_of
+        from dpadmm.training.train import run_study
 
         study = small_study(5)
         (folder / "study.toml").write_text(to_toml(study))

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from guards import POLICY, STUDY, Z, consensus, guarded, study
 
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.statement import SIMULATED, AgentGroup, StatedRelease, Statement, canonical, read_statement
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.statement import SIMULATED, AgentGroup, StatedRelease, Statement, canonical, read_statement
 from dpadmm.trusted.unit import PrivacyUnit
 
 

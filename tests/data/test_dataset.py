@@ -10,7 +10,7 @@ import pytest
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm._base.errors import DataError, StudyError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.data import Dataset, encode_labels
 
 

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from looping import case
 
 from dpadmm import Logistic, make_rows
-from dpadmm._base.arrays import Floats
-from dpadmm._base.coded import CodedRows
-from dpadmm._base.errors import DataError, DpadmmError, StudyError
-from dpadmm._base.features import Features
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.matrices.features import Features
 from dpadmm.data.encoded import EncodedTable, encode_table, survey_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import ROW_NORMS, Boolean, Category, Label, Number, Ordinal, Plain, Schema
-from dpadmm.optim import kernels
-from dpadmm.optim.features import row_norms
+from dpadmm import kernels
+from dpadmm.matrices.clipping import row_norms
 
 COLUMNS = (
     Number("age", (0, 120), missing="indicator"),
@@ -380,7 +380,7 @@ def test_rows_in_a_file_give_the_same_gradient_portion_by_portion(
     path = written(tmp_path, table(3000))
     memory, mapped = (encode_table(path, schema, LABEL, memory_bytes=limit) for limit in (2**28, 0))
     monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 500)
-    monkeypatch.setattr("dpadmm._base.memmap.PORTION_BYTES", 10_000)
+    monkeypatch.setattr("dpadmm.matrices.memmap.PORTION_BYTES", 10_000)
     points = np.random.default_rng(0).normal(size=(1, len(schema.features), 1))
     found = [kernels.gradient(make_rows(t.features, t.labels), points, Logistic()) for t in (memory, mapped)]
     assert found[0].tobytes() == found[1].tobytes()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm._base.errors import DataError, StudyError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.data import Partition, by_group, equal, holdout, label_skewed, unequal
 
 

@@ -23,7 +23,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm._base.errors import DataError, DpadmmError
+from dpadmm.errors import DataError, DpadmmError
 from dpadmm.data import reader
 from dpadmm.data.cells import as_numbers, as_words
 from dpadmm.data.encoded import encode_table, survey_table

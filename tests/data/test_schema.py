@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from looping import case
 
-from dpadmm._base.errors import StudyError
+from dpadmm.errors import StudyError
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
 

@@ -14,7 +14,7 @@ import pytest
 from looping import case
 from scipy import sparse
 
-from dpadmm._base.errors import DataError, DpadmmError, StudyError
+from dpadmm.errors import DataError, DpadmmError, StudyError
 from dpadmm.data import by_group, read_table
 
 COLUMNS = {"x": [0.5, -0.25, 0.0], "flag": [True, False, True], "count": [1, 2, 3]}

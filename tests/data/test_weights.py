@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm._base.errors import DataError, StudyError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.data.schema_file import label_as_json, label_from
-from dpadmm.study.json_schema import study_schema
-from dpadmm.study.study import Study, study_from, study_problems
+from dpadmm.studies.json_schema import study_schema
+from dpadmm.studies.study import Study, study_from, study_problems
 
 SCHEMA = Schema((Number("age", (0, 100)),))
 BY_COLUMN = Label("ill", classes=("no", "yes"), weight="w", weight_bound=4.0)

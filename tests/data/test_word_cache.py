@@ -20,7 +20,7 @@ from dpadmm.data import cells
 from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Label, Ordinal, Schema
-from dpadmm.model.model import Model
+from dpadmm.models.model import Model
 
 MANY = tuple(f"place {i}" for i in range(2 * cells.FEW_WORDS))
 COLUMNS = (Category("sex", ("f", "m")), Ordinal("stage", ("1", "2")), Boolean("old"), Category("town", MANY))

@@ -13,8 +13,8 @@ import pytest
 import dpadmm
 from dpadmm import cli
 from dpadmm.federation import protocol
-from dpadmm.site.site import SECTIONS
-from dpadmm.study.study import KEYS
+from dpadmm.sites.site import SECTIONS
+from dpadmm.studies.study import KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"

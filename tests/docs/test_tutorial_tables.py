@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from conftest import Cli
-from dpadmm.runs.planning.forecast import public_scenario, reached
-from dpadmm.runs.planning.measures import figures
-from dpadmm.runs.planning.plan import for_sizes
-from dpadmm.runs.training import encode, prior_from, run_study
-from dpadmm.study.study import read_study
+from dpadmm.planning.forecast import public_scenario, reached
+from dpadmm.planning.measures import figures
+from dpadmm.planning.plan import for_sizes
+from dpadmm.training.train import encode, prior_from, run_study
+from dpadmm.studies.study import read_study
 
 MAKE_TABLES = Path(__file__).parents[2] / "docs" / "data" / "make_tables.py"
 DRAWS = 10

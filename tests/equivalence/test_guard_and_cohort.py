@@ -15,17 +15,17 @@ from guards import private
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.fields import parameters
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.parameters.fields import parameters
 from dpadmm.data.schema import Label, Plain, Schema
-from dpadmm.optim import kernels
-from dpadmm.optim.losses import LOSSES, Logistic, Loss, Softmax, Squared
-from dpadmm.optim.problem import Rows, make_rows
-from dpadmm.privacy.statistics.newton_pair import LOSSES as PAIRED
-from dpadmm.site.agent import Agent
-from dpadmm.study.study import DEPLOYABLE, Study
-from dpadmm.training.methods import Gathered, Round
-from dpadmm.training.oracles import ExactNoise
+from dpadmm import kernels
+from dpadmm.losses import LOSSES, Logistic, Loss, Softmax, Squared
+from dpadmm.queries.problem import Rows, make_rows
+from dpadmm.queries.newton import LOSSES as PAIRED
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import DEPLOYABLE, Study
+from dpadmm.methods import Gathered, Round
+from dpadmm.engine.noise import ExactNoise
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Draw
 from dpadmm.trusted.guard import Guard

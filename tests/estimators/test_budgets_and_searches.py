@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from dpadmm import BudgetAccountant, BudgetExceeded, DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
-from dpadmm._base.errors import StudyError
+from dpadmm.errors import StudyError
 
 RNG = np.random.default_rng(2)
 X = RNG.uniform(-1.0, 1.0, (120, 2))

@@ -11,9 +11,9 @@ from looping import case
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
 
-from dpadmm._base.errors import DataError, StudyError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.estimators.encoding import _by_column, encoding_of, label_scale
-from dpadmm.optim.features import row_norms, with_intercept
+from dpadmm.matrices.clipping import row_norms, with_intercept
 
 RNG = np.random.default_rng(3)
 X = RNG.uniform([0.0, -50.0, 1900.0], [1.0, 50.0, 2020.0], (40, 3))

@@ -14,10 +14,10 @@ from sklearn.base import BaseEstimator
 
 import dpadmm.estimators
 from dpadmm import DPADMMClassifier, DPADMMPoissonRegressor, DPADMMRegressor, PrivateSearch, PublicScaler
-from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import parameters
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import parameters
 from dpadmm.estimators.validation import checked_parameters
-from dpadmm.study.settings import Settings, flat_parameters
+from dpadmm.studies.settings import Settings, flat_parameters
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1.0, 1.0, (60, 2))

@@ -11,7 +11,7 @@ import statsmodels.api as sm
 from looping import case
 from sklearn.linear_model import PoissonRegressor
 
-from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
+from dpadmm.errors import DataError, PrivacyLeakWarning, StudyError
 from dpadmm.estimators import DPADMMPoissonRegressor, PrivateSearch
 
 PUBLIC: dict[str, Any] = {"bounds": (-1, 1), "y_max": 40, "exposure_max": 5}

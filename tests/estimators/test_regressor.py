@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import Lasso, Ridge
 
 from dpadmm import DPADMMRegressor, PrivacyLeakWarning
-from dpadmm._base.errors import StudyError
+from dpadmm.errors import StudyError
 
 RNG = np.random.default_rng(5)
 X = RNG.uniform(-2.0, 2.0, (300, 3))

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dpadmm import DPADMMClassifier, PrivacyLeakWarning, PublicScaler
-from dpadmm._base.errors import DataError, StudyError
+from dpadmm.errors import DataError, StudyError
 
 RNG = np.random.default_rng(4)
 PUBLIC = RNG.normal([50.0, 2.0, 0.0], [20.0, 0.1, 3.0], (200, 3))

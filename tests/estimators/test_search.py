@@ -29,8 +29,8 @@ from dpadmm import (
 )
 from dpadmm.estimators import search as searching
 from dpadmm.estimators.search import private_score
-from dpadmm.privacy.selection import expected_runs, selection_epsilon
-from dpadmm.training import oracles
+from dpadmm.accounting.selection import expected_runs, selection_epsilon
+from dpadmm.engine import noise as oracles
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Grid
 

@@ -10,7 +10,7 @@ import pytest
 from looping import case
 from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
 
-from dpadmm._base.errors import DataError, PrivacyLeakWarning, StudyError
+from dpadmm.errors import DataError, PrivacyLeakWarning, StudyError
 from dpadmm.estimators import DPADMMClassifier, DPADMMPoissonRegressor, DPADMMRegressor
 from dpadmm.estimators.base import as_weights
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpadmm._base.errors import DataError, StudyError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.experiments import accuracy
 from dpadmm.experiments.accuracy import CONTENDERS, REST, Line, Place
 from dpadmm.reporting.accuracy import ANY_CLASSES, page

@@ -15,7 +15,7 @@ from clusters import kill_workers, two_workers
 from grids import N_CELLS, SMALL, small_rows, without_times
 from quick_workers import quick_workers
 
-from dpadmm._base.errors import DataError
+from dpadmm.errors import DataError
 from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.results import Results, read_results
 from dpadmm.experiments.runner import Progress, run_grid

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm._base.errors import DpadmmError
+from dpadmm.errors import DpadmmError
 from dpadmm.experiments.grid import Cell, grid_from, read_grid
 from dpadmm.paper import paper_grid
-from dpadmm.study.settings import Settings
-from dpadmm.training.methods import DpAdmm
+from dpadmm.studies.settings import Settings
+from dpadmm.methods import DpAdmm
 
 
 def grid_of(*runs, **top):

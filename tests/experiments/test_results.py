@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpadmm
-from dpadmm._base.errors import DataError
+from dpadmm.errors import DataError
 from dpadmm.data import Dataset
 from dpadmm.experiments.results import (
     SCHEMA,

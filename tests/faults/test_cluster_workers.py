@@ -19,11 +19,11 @@ from federations import Federation, small_study, write_rows
 from guards import refusal
 from looping import case
 
-from dpadmm._base import cluster as dask
-from dpadmm._base.errors import DataError, StudyError
-from dpadmm.site import cluster as on_cluster
-from dpadmm.site.agent import Agent
-from dpadmm.site.site import read_site
+from dpadmm.data import cluster as dask
+from dpadmm.errors import DataError, StudyError
+from dpadmm.sites import cluster as on_cluster
+from dpadmm.sites.agent import Agent
+from dpadmm.sites.site import read_site
 
 
 @pytest.fixture(scope="module")

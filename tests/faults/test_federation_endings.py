@@ -13,8 +13,8 @@ from subprocess import run
 import pytest
 from federations import NAMES, Federation, small_study, wait_for
 
-from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.server import begin
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.process import begin
 from dpadmm.trusted.ledger import read_ledger
 
 ALL_ROUNDS = {"allow_missed_rounds": False, "quorum": None, "deadline": None}

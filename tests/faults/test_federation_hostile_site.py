@@ -13,11 +13,11 @@ import numpy as np
 from brokers import connected
 from federations import Federation, small_study
 
-from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.server import Server
-from dpadmm.federation.pki.joining import site_identity
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.process import Server
+from dpadmm.federation.identity.joining import site_identity
 from dpadmm.federation.protocol import HEAD, Kind, Message, digest_of, packed, unpacked
-from dpadmm.study.study import Study
+from dpadmm.studies.study import Study
 
 
 def upload(study: Study, asked: bytes, values: np.ndarray) -> Message:

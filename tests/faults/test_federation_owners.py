@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from federations import Federation, agent_process, small_study, wait_for
 
-from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.health import (
     STALE_AFTER,
     STATUS,
@@ -22,8 +22,8 @@ from dpadmm.federation.health import (
     seconds_since,
 )
 from dpadmm.federation.site.decisions import accept, decide
-from dpadmm.site.backup import restore
-from dpadmm.site.site import read_site
+from dpadmm.sites.backup import restore
+from dpadmm.sites.site import read_site
 from dpadmm.trusted.ledger import DATABASE, read_ledger
 
 ALL_TIMES = {"allow_missed_rounds": False, "quorum": None, "deadline": None}

@@ -41,13 +41,13 @@ from guards import (
 from masked_sites import MASKING
 from studies import DEPLOYABLE_OWNERS, FIXED
 
-from dpadmm._base.errors import DpadmmError, Refusal
-from dpadmm.optim.losses import Huber, Logistic
-from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.privacy.releases import Release
-from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.site.agent import Agent
-from dpadmm.study.study import origins, study_from
+from dpadmm.errors import DpadmmError, Refusal
+from dpadmm.losses import Huber, Logistic
+from dpadmm.accounting.release_plan import ReleasePlan
+from dpadmm.accounting.events import Release
+from dpadmm.queries.gradient import Gradient
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import origins, study_from
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 from dpadmm.trusted.policy import Terms

@@ -23,11 +23,11 @@ from hypothesis.extra import numpy as hnp
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm._base.errors import Refusal
+from dpadmm.errors import Refusal
 from dpadmm.data.schema import Label, Plain, Schema
-from dpadmm.optim.losses import LOSSES
-from dpadmm.site.agent import Agent
-from dpadmm.study.study import Study
+from dpadmm.losses import LOSSES
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import REACH, Grid
 from dpadmm.trusted.guard import MAX_MEMO, Guard
 

@@ -16,8 +16,8 @@ from guard_runs import STUDY, check
 from guards import consensus, guarded, memory_folder, play, process, refusal
 from ledgers import Fault, failing
 
-from dpadmm._base.errors import Refusal
-from dpadmm.site.agent import Agent
+from dpadmm.errors import Refusal
+from dpadmm.sites.agent import Agent
 from dpadmm.trusted.ledger import Ledger
 from support import guard_runs, ledgers
 

@@ -18,7 +18,7 @@ import ledgers
 import pytest
 from ledgers import CAP, ROUND_COST, STUDY, Fault, answer, check, digest, failing, opened, scenario
 
-from dpadmm._base.errors import Refusal
+from dpadmm.errors import Refusal
 from dpadmm.trusted.ledger import DATABASE, LINE, MARK, Ledger, read_ledger
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"

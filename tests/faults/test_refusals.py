@@ -17,7 +17,7 @@ from ledgers import Fault, failing, sqlite_vfs
 from masked_sites import ALL, KEYS, MASKED, OWNER, ROSTER, N, masked_study, site
 
 import dpadmm
-from dpadmm._base.errors import DataError
+from dpadmm.errors import DataError
 from dpadmm.federation.protocol import WITHHELD
 from dpadmm.trusted.ledger import DATABASE, Ledger
 from dpadmm.trusted.masking import bitmap_of
@@ -34,7 +34,7 @@ def codes_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     ours = any(
         isinstance(node, ast.ImportFrom)
-        and node.module == "dpadmm._base.errors"
+        and node.module == "dpadmm.errors"
         and "Refusal" in [name.name for name in node.names]
         for node in ast.walk(tree)
     )

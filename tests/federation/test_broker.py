@@ -14,18 +14,18 @@ import nats
 import pytest
 from brokers import connected, free_port, joined, new_authority
 
-from dpadmm._base.errors import DpadmmError
-from dpadmm.federation.nats import broker as broker_module
-from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import Identity, client_context
+from dpadmm.errors import DpadmmError
+from dpadmm.federation.transport import broker as broker_module
+from dpadmm.federation.transport.broker import Broker
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import Identity, client_context
 from dpadmm.federation.protocol import MissingPackages
 
 STARTER = """
 import sys, time
 from pathlib import Path
-from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.transport.broker import Broker
+from dpadmm.federation.identity.authority import Authority
 broker = Broker(Authority.open(Path(sys.argv[1])))
 broker.start()
 print("started", flush=True)
@@ -179,7 +179,7 @@ def test_only_whole_lines_of_the_broker_itself_say_that_it_was_reloaded(tmp_path
         assert broker._pid() == before, "it was taken for a failure, and the broker replaced"
     finally:
         broker.stop()
-    monkeypatch.setattr("dpadmm.federation.nats.broker._TIMEOUT", 0.1)
-    monkeypatch.setattr("dpadmm.federation.nats.broker._signal", lambda pid, number: True)
+    monkeypatch.setattr("dpadmm.federation.transport.broker._TIMEOUT", 0.1)
+    monkeypatch.setattr("dpadmm.federation.transport.broker._signal", lambda pid, number: True)
     monkeypatch.setattr(Broker, "_log_since", lambda self, seen: f"[7] a b [ERR] {name}\n")
     assert not broker._reloaded(7)

@@ -13,10 +13,10 @@ import nats
 import pytest
 from brokers import DOWN, STUDY, connected, joined, new_authority, up
 
-from dpadmm._base.errors import StudyError
-from dpadmm.federation.nats.broker import Broker, broker_config
-from dpadmm.federation.pki.joining import Identity as SiteIdentity
-from dpadmm.federation.pki.joining import site_identity
+from dpadmm.errors import StudyError
+from dpadmm.federation.transport.broker import Broker, broker_config
+from dpadmm.federation.identity.joining import Identity as SiteIdentity
+from dpadmm.federation.identity.joining import site_identity
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from brokers import DOWN, STUDY, connected, joined, new_authority, up
 
-from dpadmm.federation.nats.broker import Broker
+from dpadmm.federation.transport.broker import Broker
 
 
 @pytest.fixture(scope="module")

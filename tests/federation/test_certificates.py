@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from looping import case
 
-from dpadmm._base.errors import DpadmmError, StudyError
-from dpadmm.federation.pki import certificates as forms
-from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import make_request, read_invitation
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.federation.identity import certificates as forms
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import make_request, read_invitation
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_a_request_asks_for_beside_its_key_is_not_certified(authority, tmp_
     """A site that asks to be the aggregator, an authority, or a server gets a site's certificate."""
     from cryptography.hazmat.primitives import hashes
 
-    from dpadmm.federation.pki.joining import Request
+    from dpadmm.federation.identity.joining import Request
 
     key = forms.new_key()
     greedy = (
@@ -146,7 +146,7 @@ def test_an_authority_is_never_overwritten(authority, tmp_path):
 
 
 def test_a_folder_that_cannot_be_finished_is_not_left_half_written(tmp_path, monkeypatch):
-    from dpadmm.federation.pki import authority as aggregator_folder
+    from dpadmm.federation.identity import authority as aggregator_folder
 
     written = []
 

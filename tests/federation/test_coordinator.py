@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import DataError, StudyError, Unavailable
-from dpadmm.federation.aggregator import journal as journals
-from dpadmm.federation.aggregator.coordinator import Stopped, Uploads
-from dpadmm.federation.aggregator.journal import Journal, JournalError, result_of
+from dpadmm.matrices.arrays import Floats
+from dpadmm.errors import DataError, StudyError, Unavailable
+from dpadmm.federation.server import journal as journals
+from dpadmm.federation.server.coordinator import Stopped, Uploads
+from dpadmm.federation.server.journal import Journal, JournalError, result_of
 from dpadmm.federation.protocol import Kind, Message, Seen, digest_of, packed, unpacked
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.study.study import Study
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.studies.study import Study
 
 ROUNDS = 4
 TRAINING = {"method": "dp_admm", "n_rounds": ROUNDS, "noise_multiplier": 3.0}
@@ -414,7 +414,7 @@ class Seconds:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1.0
-        monkeypatch.setattr("dpadmm.federation.aggregator.coordinator.monotonic", lambda: self.now)
+        monkeypatch.setattr("dpadmm.federation.server.coordinator.monotonic", lambda: self.now)
 
 
 def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(

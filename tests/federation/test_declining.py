@@ -13,17 +13,17 @@ from federations import small_study, write_rows
 from guards import STUDY, guarded
 from guards import study as other_study
 
-from dpadmm._base.errors import Refusal
+from dpadmm.errors import Refusal
 from dpadmm.federation.demo import free_port, invite, new_site
-from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.protocol import Kind, Message, packed, unpacked
 from dpadmm.federation.site import responder as responder_module
 from dpadmm.federation.site.decisions import accept, decide
 from dpadmm.federation.site.process import SiteProcess
 from dpadmm.federation.site.responder import Responder
-from dpadmm.site import table
-from dpadmm.site.site import Site
-from dpadmm.study.study import Study
+from dpadmm.sites import table
+from dpadmm.sites.site import Site
+from dpadmm.studies.study import Study
 from dpadmm.trusted.ledger import Account, read_ledger
 
 NUMBERS = count(1)

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from looping import case
 
-from dpadmm._base.errors import StudyError
-from dpadmm.federation.pki import certificates as forms
-from dpadmm.federation.pki.joining import (
+from dpadmm.errors import StudyError
+from dpadmm.federation.identity import certificates as forms
+from dpadmm.federation.identity.joining import (
     client_context,
     join,
     make_request,
@@ -319,7 +319,7 @@ def test_missing_packages_are_one_sentence():
         with case(module):
             code = (
                 "import sys; sys.modules['cryptography'] = None\n"
-                "from dpadmm._base.errors import DpadmmError\n"
+                "from dpadmm.errors import DpadmmError\n"
                 f"try: import dpadmm.federation.{module}\n"
                 "except DpadmmError as error: print(error)"
             )

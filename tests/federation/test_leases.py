@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from looping import case
 
-from dpadmm.federation.aggregator.leases import Leases
+from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.protocol import LEASE_FREE_AFTER, LEASE_HOLDS, Grant, Mark, Verdict
 from dpadmm.federation.site import lease as lease_module
 from dpadmm.federation.site.lease import Lease

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from guards import POLICY, STUDY, guarded, refusal, rows, tiny
 
-from dpadmm._base.errors import Refusal
+from dpadmm.errors import Refusal
 from dpadmm.federation.protocol import Kind, Message, packed, unpacked
 from dpadmm.federation.site.lifecycle import Participation, participation
 from dpadmm.federation.site.responder import ALARM_AFTER_FAILURE, REOPEN_AFTER, Responder

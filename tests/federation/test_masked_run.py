@@ -14,19 +14,19 @@ from in_process import InProcess
 from looping import case
 from masked import MOST_ROWS, NAMES, ROUNDS, ROWS, D, MaskedSite, masked_study
 
-from dpadmm._base.arrays import Integers
+from dpadmm.matrices.arrays import Integers
 from dpadmm.data.schema import Label, Number, Schema
-from dpadmm.federation.aggregator.coordinator import run_rounds
-from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.sums import coordinator_of
+from dpadmm.federation.server.coordinator import run_rounds
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
-from dpadmm.optim.features import clip_rows
-from dpadmm.optim.problem import Rows, make_rows
-from dpadmm.runs.training import encode
-from dpadmm.site.table import SiteRows
-from dpadmm.study.study import Study
-from dpadmm.training.loop import PlannedParticipation, train
-from dpadmm.training.oracles import ExactNoise, Pooled
+from dpadmm.matrices.clipping import clip_rows
+from dpadmm.queries.problem import Rows, make_rows
+from dpadmm.training.train import encode
+from dpadmm.sites.table import SiteRows
+from dpadmm.studies.study import Study
+from dpadmm.engine.loop import PlannedParticipation, train
+from dpadmm.engine.noise import ExactNoise, Pooled
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import bitmap_of
@@ -172,7 +172,7 @@ def test_a_site_that_restarts_after_it_was_ready_answers_the_repeated_request(tm
     sites = Sites(tmp_path, masked_study(deadline=30.0))
     sites.crash = {("a", 2), ("d", 4)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpadmm.federation.aggregator.coordinator.FIRST_REPEAT", 0.05)
+        patch.setattr("dpadmm.federation.server.coordinator.FIRST_REPEAT", 0.05)
         sites.run(tmp_path / "s" / "journal.sqlite")
     with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
         assert journal.voids() == []

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import pytest
 from federations import wait_for
 
-from dpadmm._base.notify_settings import NotifySettings
+from dpadmm.sites.notify_settings import NotifySettings
 from dpadmm.federation import notify
 from dpadmm.federation.health import Alarm
 from dpadmm.federation.notify import EventKind, Notifier, StudyNotice

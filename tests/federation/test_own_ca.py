@@ -17,13 +17,13 @@ from federations import NAMES, Federation, agent_process, small_study, write_row
 from looping import case
 from own_ca import BOTH, CLIENT, DAY, SERVER, OwnCa, install, join_with
 
-from dpadmm._base.errors import DpadmmError, StudyError
-from dpadmm.federation.aggregator.server import alarms_of, begin
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.federation.server.process import alarms_of, begin
 from dpadmm.federation.demo import new_site
-from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import Link
-from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import join, make_request, read_invitation, site_identity
+from dpadmm.federation.transport.broker import Broker
+from dpadmm.federation.transport.link import Link
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import join, make_request, read_invitation, site_identity
 
 LOG = logging.getLogger("test")
 

@@ -17,9 +17,9 @@ from live_run import LiveRun
 from looping import case
 from page_visits import TOKEN, ask, raw
 
-from dpadmm._base.errors import DpadmmError
-from dpadmm.federation import page as page_module
-from dpadmm.federation.page import Page
+from dpadmm.errors import DpadmmError
+from dpadmm.federation.server import page as page_module
+from dpadmm.federation.server.page import Page
 
 
 @pytest.fixture(scope="module")

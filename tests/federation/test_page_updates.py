@@ -10,7 +10,7 @@ import time
 import pytest
 from page_visits import TOKEN, ask
 
-from dpadmm.federation.page import Page
+from dpadmm.federation.server.page import Page
 
 LIVE = f"/live?token={TOKEN}"
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 from looping import case
 
-from dpadmm._base.errors import StudyError
+from dpadmm.errors import StudyError
 from dpadmm.federation.protocol import (
     AGGREGATOR,
     AGGREGATOR_USER,

@@ -15,15 +15,15 @@ from looping import case
 from nats.aio.msg import Msg
 from proxies import ConnectProxy
 
-from dpadmm._base.errors import DpadmmError, StudyError
-from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.server import begin
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.process import begin
 from dpadmm.federation.demo import invite
-from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import connect
-from dpadmm.federation.nats.transports import proxy_for
-from dpadmm.federation.pki.authority import Authority, read_settings
-from dpadmm.federation.pki.joining import client_context
+from dpadmm.federation.transport.broker import Broker
+from dpadmm.federation.transport.link import connect
+from dpadmm.federation.transport.transports import proxy_for
+from dpadmm.federation.identity.authority import Authority, read_settings
+from dpadmm.federation.identity.joining import client_context
 
 ROUNDS = 400
 

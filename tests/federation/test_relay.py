@@ -19,9 +19,9 @@ from own_ca import SERVER, OwnCa, join_with
 from proxies import Proxy
 from tls_servers import failure, listening, tls_server
 
-from dpadmm.federation.nats.link import connect
-from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import site_identity
+from dpadmm.federation.transport.link import connect
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import site_identity
 from dpadmm.federation.site.connection import check_connections
 
 HOST = "study.example.org"

@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from federations import NAMES, Federation, small_study, wait_for
 
-from dpadmm._base.errors import DpadmmError, StudyError
+from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.federation import health
-from dpadmm.federation.aggregator.server import alarms_of, begin
-from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.pki import certificates as forms
-from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import make_request
+from dpadmm.federation.server.process import alarms_of, begin
+from dpadmm.federation.transport.broker import Broker
+from dpadmm.federation.identity import certificates as forms
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import make_request
 
 YEARS = timedelta(days=5 * 365)
 WAITING = small_study(60, allow_missed_rounds=False, quorum=None, deadline=None)

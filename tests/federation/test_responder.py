@@ -15,9 +15,9 @@ import pytest
 from guards import STUDY, guarded, refusal, rows, tiny
 from guards import study as other_study
 
-from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
+from dpadmm.errors import DataError, DpadmmError, Refusal, StudyError
 from dpadmm.federation.logs import MAX_LINES, make_log
-from dpadmm.federation.nats.link import reason_of
+from dpadmm.federation.transport.link import reason_of
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.site.decisions import decide, decisions
 from dpadmm.federation.site.responder import Responder

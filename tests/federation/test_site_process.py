@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from federations import small_study, write_rows
 
-from dpadmm.federation.aggregator.leases import Leases
+from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.demo import free_port, invite, new_site
-from dpadmm.federation.pki.authority import Authority
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.protocol import LEASE_HOLDS, Grant, Kind, Mark, Message, Verdict, packed, unpacked
 from dpadmm.federation.site import lease as lease_module
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.process import SiteProcess
-from dpadmm.site.site import Site
+from dpadmm.sites.site import Site
 from dpadmm.trusted.ledger import read_ledger
 
 STUDY = small_study(5)

@@ -9,8 +9,8 @@ from pathlib import Path
 from federations import NAMES, Federation, small_study, wait_for
 from forked import ForkedProgram
 
-from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.federation.aggregator.server import begin
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.process import begin
 
 ROUNDS = 60
 

@@ -18,9 +18,9 @@ from brokers import DOWN, joined, new_authority
 from federations import Federation, small_study, wait_for
 from proxies import Proxy
 
-from dpadmm.federation.nats import broker as nats_broker
-from dpadmm.federation.nats.broker import Broker
-from dpadmm.federation.nats.link import Link
+from dpadmm.federation.transport import broker as nats_broker
+from dpadmm.federation.transport.broker import Broker
+from dpadmm.federation.transport.link import Link
 
 COLLECTING = """
 import gc, threading, time

@@ -31,7 +31,7 @@ from fuzz.seeds import edges, seeds  # noqa: E402
 SOURCES = str(Path(dpadmm.__file__).parent)
 MOST_BYTES = 12_000
 MOST_MEMORY = 6 * 2**30
-OWN = {"json/journal": "journal.py", "json/model": "model/file.py"}
+OWN = {"json/journal": "journal.py", "json/model": "models/file.py"}
 """Readers of which one file alone is followed, since others are for the rest."""
 
 Arc = tuple[str, int, int]

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm._base.errors import DpadmmError, StudyError
-from dpadmm._base.toml import read_toml
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.files.toml import read_toml
 from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
 from dpadmm.experiments.grid import read_grid
-from dpadmm.federation.aggregator.journal import Journal
+from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.health import read_status
 from dpadmm.federation.offers import read_offer
-from dpadmm.federation.pki.authority import all_approvals, read_settings
-from dpadmm.federation.pki.joining import read_invitation, read_request
+from dpadmm.federation.identity.authority import all_approvals, read_settings
+from dpadmm.federation.identity.joining import read_invitation, read_request
 from dpadmm.federation.protocol import (
     packed,
     packed_claim,
@@ -39,15 +39,15 @@ from dpadmm.federation.protocol import (
     unpacked_grant,
 )
 from dpadmm.federation.site.decisions import decisions
-from dpadmm.model.description import load_description
-from dpadmm.model.file import load_model
-from dpadmm.privacy.statement import read_statement
-from dpadmm.site.backup import staged
-from dpadmm.site.site import read_site
-from dpadmm.study.drafting.dictionary import draft_from_dictionary
-from dpadmm.study.drafting.text import study_text
-from dpadmm.study.settings import settings_from
-from dpadmm.study.study import confirmations, read_study, study_from, study_problems
+from dpadmm.models.description import load_description
+from dpadmm.models.file import load_model
+from dpadmm.accounting.statement import read_statement
+from dpadmm.sites.backup import staged
+from dpadmm.sites.site import read_site
+from dpadmm.studies.drafts.dictionary import draft_from_dictionary
+from dpadmm.studies.drafts.text import study_text
+from dpadmm.studies.settings import settings_from
+from dpadmm.studies.study import confirmations, read_study, study_from, study_problems
 
 CORPUS = Path(__file__).with_name("corpus")
 STUDY, SHAPE, ROSTER = "ab" * 32, (3, 2), 10

@@ -15,15 +15,15 @@ import numpy as np
 
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
 from dpadmm.federation.offers import Offer
-from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import make_request
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed
-from dpadmm.model.description import Description
-from dpadmm.model.model import Model
-from dpadmm.privacy.statement import EXACT, AgentGroup, StatedRelease, Statement
-from dpadmm.study.settings import Training
-from dpadmm.study.study import Study
-from dpadmm.training.methods import Released, Statistics
+from dpadmm.models.description import Description
+from dpadmm.models.model import Model
+from dpadmm.accounting.statement import EXACT, AgentGroup, StatedRelease, Statement
+from dpadmm.studies.settings import Training
+from dpadmm.studies.study import Study
+from dpadmm.methods import Released, Statistics
 from fuzz.parsers import ROSTER, SHAPE, SMALL_STUDY, STUDY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -176,7 +176,7 @@ def _changed(message: bytes) -> Iterator[bytes]:
 
 
 def _texts() -> dict[str, list[bytes]]:
-    template = files("dpadmm.study").joinpath("templates", "study.toml").read_text(encoding="utf-8")
+    template = files("dpadmm.studies").joinpath("templates", "study.toml").read_text(encoding="utf-8")
     short = "".join(line for line in template.splitlines(keepends=True) if not line.startswith("#"))
     drafted = _COLUMNS.replace("public = true", "public = false")
     texts = {

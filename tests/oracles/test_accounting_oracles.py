@@ -19,7 +19,7 @@ from dp_accounting import (
 )
 from looping import case
 
-from dpadmm.privacy import (
+from dpadmm.accounting import (
     Release,
     exact_delta,
     exact_epsilon,

@@ -14,9 +14,9 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import norm
 
-from dpadmm.privacy import exact_epsilon
-from dpadmm.privacy.composition import pure_composition, sampled_epsilon, total_epsilon
-from dpadmm.privacy.releases import PureRelease, SampledRelease
+from dpadmm.accounting import exact_epsilon
+from dpadmm.accounting.composition import pure_composition, sampled_epsilon, total_epsilon
+from dpadmm.accounting.events import PureRelease, SampledRelease
 
 SAMPLED = [(5.0, 0.1, 100, 1e-5), (1.0, 0.01, 300, 1e-5), (0.6, 0.3, 3, 1e-4), (40.0, 0.5, 100, 1e-3)]
 

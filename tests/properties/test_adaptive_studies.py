@@ -14,9 +14,9 @@ import pytest
 from guards import POLICY, STUDY, D, guarded, memory_folder
 from looping import case
 
-from dpadmm._base.errors import Refusal
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.study.study import Study
+from dpadmm.errors import Refusal
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.policy import Policy

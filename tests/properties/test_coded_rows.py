@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from statistic_cases import all_statistics, grid_of, parameters_for
 
-from dpadmm._base.arrays import Floats
-from dpadmm._base.coded import CodedRows, code_type
-from dpadmm._base.features import row_entries
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.coded import CodedRows, code_type
+from dpadmm.matrices.features import row_entries
 from dpadmm.data.cells import WordCache
 from dpadmm.data.encoder import ENCODERS, Encoder, Tally
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
-from dpadmm.optim import kernels
-from dpadmm.optim.features import as_matrix, clip_rows, row_norms, with_intercept
-from dpadmm.optim.losses import Logistic, Softmax
-from dpadmm.optim.problem import make_rows
+from dpadmm import kernels
+from dpadmm.matrices.clipping import as_matrix, clip_rows, row_norms, with_intercept
+from dpadmm.losses import Logistic, Softmax
+from dpadmm.queries.problem import make_rows
 
 CELLS: dict[str, list[Any]] = {
     "number": [None, -1e9, -1.0, 0.0, 0.25, 1.0, 1e9],

@@ -23,17 +23,17 @@ from questions import gradient_question
 
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
-from dpadmm._base.arrays import Floats
+from dpadmm.matrices.arrays import Floats
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoder import Report
-from dpadmm.optim.losses import LOSSES, Logistic, Softmax
-from dpadmm.optim.problem import make_rows
-from dpadmm.privacy.calibration import total_noise_multiplier
-from dpadmm.runs.simulation import run_prepared as run
-from dpadmm.runs.training import run_study
-from dpadmm.study.study import Study
-from dpadmm.training.methods import DpAdmmRounds
-from dpadmm.training.oracles import ExactNoise
+from dpadmm.losses import LOSSES, Logistic, Softmax
+from dpadmm.queries.problem import make_rows
+from dpadmm.accounting.calibration import total_noise_multiplier
+from dpadmm.training.simulate import run_prepared as run
+from dpadmm.training.train import run_study
+from dpadmm.studies.study import Study
+from dpadmm.methods import DpAdmmRounds
+from dpadmm.engine.noise import ExactNoise
 from dpadmm.trusted.discrete_gaussian import Grid
 
 SIZES = (2, 5, 40, 300)

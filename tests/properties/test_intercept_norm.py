@@ -23,18 +23,18 @@ from scipy.sparse import csr_array
 
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
-from dpadmm._base.arrays import Floats
-from dpadmm._base.coded import CodedRows
-from dpadmm._base.features import Features
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import Features
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Number, Plain, Schema
-from dpadmm.optim import kernels
-from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, NORM_SLACK, clip_rows, with_intercept
-from dpadmm.optim.losses import Logistic, Softmax, Squared
-from dpadmm.optim.problem import Rows, make_rows
-from dpadmm.runs.simulation import run_prepared as run
-from dpadmm.site.site import site_from
-from dpadmm.study.study import Study
+from dpadmm import kernels
+from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, NORM_SLACK, clip_rows, with_intercept
+from dpadmm.losses import Logistic, Softmax, Squared
+from dpadmm.queries.problem import Rows, make_rows
+from dpadmm.training.simulate import run_prepared as run
+from dpadmm.sites.site import site_from
+from dpadmm.studies.study import Study
 
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32", "coded-f64", "coded-f32"]
 LOSSES = [Logistic(), Squared(gradient_bound=0.5), Softmax(n_outputs=3)]

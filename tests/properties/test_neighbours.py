@@ -10,13 +10,13 @@ from scipy.sparse import csr_array
 from statistic_cases import grid_of, parameters_for
 
 from dpadmm.data import Dataset
-from dpadmm.optim import kernels
-from dpadmm.optim.losses import Logistic, Squared
-from dpadmm.optim.problem import Problem, make_rows
-from dpadmm.optim.regularizers import L2
-from dpadmm.privacy.sensitivity import mean_sensitivity
-from dpadmm.privacy.statistics import STATISTICS, make_statistic
-from dpadmm.runs.simulation import simulate
+from dpadmm import kernels
+from dpadmm.losses import Logistic, Squared
+from dpadmm.queries.problem import Problem, make_rows
+from dpadmm.regularizers import L2
+from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.queries import STATISTICS, make_statistic
+from dpadmm.training.simulate import simulate
 from dpadmm.trusted.discrete_gaussian import quantise
 
 SIZES = [0.0, 1e-320, 1e-200, 1e-170, 1e-155, 1e-12, 0.3, 0.5]

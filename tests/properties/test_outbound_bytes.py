@@ -21,8 +21,8 @@ from looping import case
 from neighbours import LIMIT, LONG, Seen, allowed_steps, steps_between, watched
 from scipy.sparse import csr_array
 
-from dpadmm.site.agent import Agent
-from dpadmm.study.study import Study
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger

@@ -26,7 +26,7 @@ from guards import memory_folder
 from looping import case
 
 from dpadmm.federation.demo import new_site
-from dpadmm.federation.nats.link import Link, SiteLink
+from dpadmm.federation.transport.link import Link, SiteLink
 from dpadmm.federation.protocol import (
     HEAD,
     MAGIC,
@@ -41,10 +41,10 @@ from dpadmm.federation.protocol import (
 )
 from dpadmm.federation.site.lease import Lease
 from dpadmm.federation.site.responder import Responder
-from dpadmm.optim.problem import PublicSizes
-from dpadmm.site.agent import Agent
-from dpadmm.site.site import read_site
-from dpadmm.study.roster import RosterEntry
+from dpadmm.queries.problem import PublicSizes
+from dpadmm.sites.agent import Agent
+from dpadmm.sites.site import read_site
+from dpadmm.studies.roster import RosterEntry
 from dpadmm.trusted.discrete_gaussian import Grid, as_mean
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.masking import public_key

@@ -15,8 +15,8 @@ import pytest
 from guards import gradient_total
 from looping import case
 
-from dpadmm.site.site import read_site
-from dpadmm.study.study import Study
+from dpadmm.sites.site import read_site
+from dpadmm.studies.study import Study
 
 SITE = """
 format = "dpadmm-site/1"

@@ -33,15 +33,15 @@ from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours
 from statistic_cases import all_statistics, grid_of, parameters_for
 
 from dpadmm.federation.health import STATUS, write_status
-from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import join, make_request
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import join, make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed, unpacked
 from dpadmm.federation.site.decisions import decide
 from dpadmm.federation.site.process import SiteProcess
-from dpadmm.privacy.plan import gaussian, plan_from_json
-from dpadmm.site.accounts import of_account
-from dpadmm.site.site import FORMAT, Site, read_site
-from dpadmm.study.study import Study
+from dpadmm.accounting.release_plan import gaussian, plan_from_json
+from dpadmm.sites.accounts import of_account
+from dpadmm.sites.site import FORMAT, Site, read_site
+from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.guard import Enrolled, Guard
 from dpadmm.trusted.ledger import LedgerState, read_ledger

@@ -22,11 +22,11 @@ from person_tables import COLUMNS, OUTCOMES, POLES, PersonTable, Row, person_stu
 from scipy.sparse import csr_array
 
 from dpadmm import Dataset, simulate
-from dpadmm._base.errors import PrivacyLeakWarning
+from dpadmm.errors import PrivacyLeakWarning
 from dpadmm.cli.train import encode
 from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
-from dpadmm.model.model import model_of
-from dpadmm.runs.training import run_study
+from dpadmm.models.model import model_of
+from dpadmm.training.train import run_study
 
 some = settings(prove, phases=set(Phase) - {Phase.explain}, max_examples=500 if LONG else 8)
 

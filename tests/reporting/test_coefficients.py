@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpadmm.model.explain import Coefficient, Explanation
+from dpadmm.models.explain import Coefficient, Explanation
 from dpadmm.reporting.figures import coefficient_figure, save_figure
 
 CLEAR = Coefficient("age", "", "per unit", "", 0.1, 0.02, 60.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpadmm.reporting.figures import convergence_figure, save_figure
-from dpadmm.training.metrics import Trace
+from dpadmm.engine.metrics import Trace
 
 
 def trace(rounds: int, test: bool = True, level: float = 1.0) -> Trace:

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.colors import to_hex
 
 from dpadmm.reporting.figures import forecast_figure
-from dpadmm.runs.planning.forecast import Grid, Outlook, Value
-from dpadmm.runs.planning.plan import Goal, Plan, costs_of
-from dpadmm.study.study import Study
+from dpadmm.planning.forecast import Grid, Outlook, Value
+from dpadmm.planning.plan import Goal, Plan, costs_of
+from dpadmm.studies.study import Study
 
 GRID = Grid((0.5, 1.0), (10, 20), (1.0, 20))
 

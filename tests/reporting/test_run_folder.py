@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpadmm import simulate
-from dpadmm._base.errors import DataError
-from dpadmm._base.files import atomic_file
-from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.privacy.releases import PureRelease
-from dpadmm.privacy.statement import read_statement
+from dpadmm.errors import DataError
+from dpadmm.files.atomic import atomic_file
+from dpadmm.accounting.release_plan import ReleasePlan
+from dpadmm.accounting.events import PureRelease
+from dpadmm.accounting.statement import read_statement
 from dpadmm.reporting.run_folder import (
     check_folder,
     end_values,
@@ -30,9 +30,9 @@ from dpadmm.reporting.run_folder import (
     used_settings,
     write_run,
 )
-from dpadmm.runs.run import Result
-from dpadmm.study.settings import settings_from
-from dpadmm.training.metrics import Trace
+from dpadmm.training.run import Result
+from dpadmm.studies.settings import settings_from
+from dpadmm.engine.metrics import Trace
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from dpadmm._base.arrays import Floats
-from dpadmm._base.coded import CodedRows
-from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import parameters
-from dpadmm.optim.losses import LOSSES, Loss
-from dpadmm.optim.losses.poisson import coded as counted
-from dpadmm.optim.regularizers import REGULARIZERS, Regularizer
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import parameters
+from dpadmm.losses import LOSSES, Loss
+from dpadmm.losses.poisson import coded as counted
+from dpadmm.regularizers import REGULARIZERS, Regularizer
 
 
 def _variants(made: type) -> list[Any]:

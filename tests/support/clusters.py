@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from person_tables import PersonTable, person_study
 
-from dpadmm.site.agent import Agent
-from dpadmm.site.site import Site, read_site
+from dpadmm.sites.agent import Agent
+from dpadmm.sites.site import Site, read_site
 from dpadmm.trusted import discrete_gaussian as exact_noise
 
 STUDY = person_study("logistic")

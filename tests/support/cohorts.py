@@ -6,10 +6,10 @@ import numpy as np
 from cases import random_rows
 from scipy.special import softmax
 
-from dpadmm._base.arrays import Floats
-from dpadmm.optim.losses import Loss, Squared
-from dpadmm.optim.losses.poisson import coded
-from dpadmm.optim.problem import Rows, make_rows
+from dpadmm.matrices.arrays import Floats
+from dpadmm.losses import Loss, Squared
+from dpadmm.losses.poisson import coded
+from dpadmm.queries.problem import Rows, make_rows
 
 SIZES = (20, 40, 60, 30)
 

@@ -22,9 +22,9 @@ import numpy as np
 from guards import POLICY, D, TinyRows, consensus, guarded, refusal, study
 from ledgers import Fault, failing
 
-from dpadmm._base.errors import Refusal
-from dpadmm.site import agent as agent_module
-from dpadmm.site.agent import Agent
+from dpadmm.errors import Refusal
+from dpadmm.sites import agent as agent_module
+from dpadmm.sites.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard as guard_module
 from dpadmm.trusted import ledger, masking

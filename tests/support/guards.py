@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import DataError, Refusal
-from dpadmm.optim.features import clip_rows, with_intercept
-from dpadmm.optim.losses import Logistic, Loss
-from dpadmm.privacy.statistics import Statistic
-from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.site.agent import Agent
-from dpadmm.study.study import Study
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.errors import DataError, Refusal
+from dpadmm.matrices.clipping import clip_rows, with_intercept
+from dpadmm.losses import Logistic, Loss
+from dpadmm.queries import Statistic
+from dpadmm.queries.gradient import Gradient
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid, quantise
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger

@@ -6,10 +6,10 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import softmax
 
-from dpadmm._base.arrays import Floats
+from dpadmm.matrices.arrays import Floats
 from dpadmm.data.dataset import Dataset
-from dpadmm.data.matrices import shrink_rows
-from dpadmm.optim.losses import Loss, Squared, slopes
+from dpadmm.matrices.storage import shrink_rows
+from dpadmm.losses import Loss, Squared, slopes
 
 
 def known_optimum(

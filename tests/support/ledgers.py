@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dpadmm._base.errors import Refusal
+from dpadmm.errors import Refusal
 from dpadmm.trusted.ledger import LINE, MARK, Ledger, read_ledger
 
 STUDY, OTHER = "ab" * 32, "cd" * 32

@@ -12,8 +12,8 @@ from typing import Any
 from guards import private, rows
 
 from dpadmm.federation.site.responder import Responder
-from dpadmm.study.roster import RosterEntry
-from dpadmm.study.study import Study
+from dpadmm.studies.roster import RosterEntry
+from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.masking import public_key

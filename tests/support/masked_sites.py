@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from guards import POLICY, STUDY, D, M, OpenRows, guarded, rows, tiny
 
-from dpadmm._base.arrays import Integers
+from dpadmm.matrices.arrays import Integers
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.masking import bitmap_of, public_key
 from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy

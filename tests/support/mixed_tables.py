@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.schema import Boolean, Category, Column, Label, Number, Ordinal, Schema
-from dpadmm.study.settings import REGISTRIES
-from dpadmm.study.study import TABLES, Study
+from dpadmm.studies.settings import REGISTRIES
+from dpadmm.studies.study import TABLES, Study
 
 GRADES = ("low", "middle", "high")
 REGIONS = ("north", "east", "south", "west")

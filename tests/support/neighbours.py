@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm._base.errors import Refusal
-from dpadmm.optim.problem import Rows
-from dpadmm.training.oracles import ExactNoise, Question
+from dpadmm.errors import Refusal
+from dpadmm.queries.problem import Rows
+from dpadmm.engine.noise import ExactNoise, Question
 from dpadmm.trusted.discrete_gaussian import Grid, release_sum
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
@@ -146,6 +146,6 @@ def recorded() -> Iterator[Releases]:
     """The real sums and releases of cohorts in this process, written down as they are made."""
     releases = Releases()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpadmm.training.oracles.release_sum", releases.release_sum)
+        patch.setattr("dpadmm.engine.noise.release_sum", releases.release_sum)
         patch.setattr(ExactNoise, "answer", lambda noise, asked: releases.answer(noise, asked))
         yield releases

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from dpadmm._base.arrays import Floats
-from dpadmm.optim.problem import Problem
-from dpadmm.training.loop import RoundView
-from dpadmm.training.methods import DpAdmmRounds
+from dpadmm.matrices.arrays import Floats
+from dpadmm.queries.problem import Problem
+from dpadmm.engine.loop import RoundView
+from dpadmm.methods import DpAdmmRounds
 
 CHANCE = 1e-8
 """How often a single comparison may fail by chance; a test makes a few dozen."""

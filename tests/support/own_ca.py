@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from dpadmm.federation.pki import certificates as forms
-from dpadmm.federation.pki.authority import Authority
-from dpadmm.federation.pki.joining import join, make_request
+from dpadmm.federation.identity import certificates as forms
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import join, make_request
 
 DAY = timedelta(days=1)
 BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)

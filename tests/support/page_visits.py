@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from live_run import LiveRun
 
-from dpadmm.federation.page import Page
+from dpadmm.federation.server.page import Page
 
 TOKEN = "a-token-that-only-tests-know"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dpadmm._base.arrays import Floats, Integers
-from dpadmm.optim.losses import Loss
-from dpadmm.optim.problem import Rows
-from dpadmm.privacy.statistics.gradient import Gradient
-from dpadmm.training.oracles import Question
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.losses import Loss
+from dpadmm.queries.problem import Rows
+from dpadmm.queries.gradient import Gradient
+from dpadmm.engine.noise import Question
 
 
 def gradient_question(

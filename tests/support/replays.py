@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.federation import demo
-from dpadmm.federation.aggregator.journal import Journal
-from dpadmm.optim.problem import Rows
-from dpadmm.site.site import Site
-from dpadmm.training.methods.base import Gathered, Round
-from dpadmm.training.oracles import ExactNoise
+from dpadmm.federation.server.journal import Journal
+from dpadmm.queries.problem import Rows
+from dpadmm.sites.site import Site
+from dpadmm.engine.method import Gathered, Round
+from dpadmm.engine.noise import ExactNoise
 
 
 def replay(journal: Journal, sites: Mapping[str, Site]) -> demo.Replay:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dpadmm.privacy.plan import ReleasePlan
-from dpadmm.privacy.releases import AnyRelease
-from dpadmm.privacy.report import PrivacyReport
+from dpadmm.accounting.release_plan import ReleasePlan
+from dpadmm.accounting.events import AnyRelease
+from dpadmm.accounting.report import PrivacyReport
 
 
 def constant_report(

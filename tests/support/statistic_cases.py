@@ -7,14 +7,14 @@ import math
 import numpy as np
 from neighbours import points_for
 
-from dpadmm._base.arrays import Floats
-from dpadmm.optim.losses import Loss
-from dpadmm.optim.problem import Problem
-from dpadmm.optim.regularizers import L2
-from dpadmm.privacy.statistics import STATISTICS, Statistic, make_statistic
-from dpadmm.privacy.statistics.newton_pair import LOSSES, NewtonPair
-from dpadmm.privacy.statistics.score_histogram import ScoreHistogram
-from dpadmm.privacy.statistics.shaped_gradient import MOST, ShapedGradient
+from dpadmm.matrices.arrays import Floats
+from dpadmm.losses import Loss
+from dpadmm.queries.problem import Problem
+from dpadmm.regularizers import L2
+from dpadmm.queries import STATISTICS, Statistic, make_statistic
+from dpadmm.queries.newton import LOSSES, NewtonPair
+from dpadmm.queries.score_histogram import ScoreHistogram
+from dpadmm.queries.preconditioned_gradient import MOST, ShapedGradient
 from dpadmm.trusted.discrete_gaussian import Grid
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpadmm._base.fields import parameters
-from dpadmm.study.settings import PRIVACY, REGISTRIES, Training, flat_parameters
+from dpadmm.parameters.fields import parameters
+from dpadmm.studies.settings import PRIVACY, REGISTRIES, Training, flat_parameters
 
 DEPLOYABLE_OWNERS: dict[str, dict[str, str]] = {
     f"{registry.prefix}{own.name}": {what: name}

@@ -116,7 +116,7 @@ def test_each_rule_finds_its_words(lint: ModuleType) -> None:
 
 def test_a_rule_may_be_for_one_package(lint: ModuleType) -> None:
     text = lint.Passage(1, "# the agent", "comment")
-    for path, n in [("src/dpadmm/federation/health.py", 1), ("src/dpadmm/training/loop.py", 0)]:
+    for path, n in [("src/dpadmm/federation/health.py", 1), ("src/dpadmm/engine/loop.py", 0)]:
         assert len([*lint.find(text, path, lint.read_rules(), [])]) == n
 
 

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from looping import case
 from scipy import stats
 
-from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import DataError, StudyError
-from dpadmm.optim import kernels
-from dpadmm.optim.losses import Logistic
-from dpadmm.optim.problem import make_rows
-from dpadmm.privacy import exact_delta
-from dpadmm.study.roster import MOST_SITES
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.errors import DataError, StudyError
+from dpadmm import kernels
+from dpadmm.losses import Logistic
+from dpadmm.queries.problem import make_rows
+from dpadmm.accounting import exact_delta
+from dpadmm.studies.roster import MOST_SITES
 from dpadmm.trusted.discrete_gaussian import (
     MARGIN,
     REACH,

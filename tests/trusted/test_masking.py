@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from dpadmm._base.errors import StudyError
+from dpadmm.errors import StudyError
 from dpadmm.trusted import masking
 from dpadmm.trusted.masking import Masks, bitmap_of, members_of, public_key
 

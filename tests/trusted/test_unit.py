@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm._base.errors import DataError, StudyError
-from dpadmm._base.memmap import is_nameless
-from dpadmm.data.matrices import GrowingArray, compact_csr
+from dpadmm.errors import DataError, StudyError
+from dpadmm.matrices.memmap import is_nameless
+from dpadmm.matrices.storage import GrowingArray, compact_csr
 from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import NO_ID, ONE_ROW, Ids, PrivacyUnit, person_of
 
@@ -192,7 +192,7 @@ def in_a_file(block):
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_rows_that_are_given_away_are_silenced_in_place(kind, monkeypatch):
-    monkeypatch.setattr("dpadmm._base.memmap.PORTION_BYTES", 64 * 24)  # several portions
+    monkeypatch.setattr("dpadmm.matrices.memmap.PORTION_BYTES", 64 * 24)  # several portions
     features = np.random.default_rng(0).uniform(0.1, 0.5, (50, 3))
     ids = Ids.of([row if row % 3 else "" for row in range(50)])
     matrix = in_a_file(features)

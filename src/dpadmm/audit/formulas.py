@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats
+from dpadmm.matrices.arrays import Floats
 
 N_FEATURES = 16
 LARGEST_COUNT = 8.0

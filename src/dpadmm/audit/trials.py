@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import Refusal
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.errors import Refusal
 from dpadmm.audit.formulas import Formula
 from dpadmm.audit.game import GAMES, N_ROUNDS, Game, Role
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.site.agent import Agent
-from dpadmm.study.study import Study
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.policy import MaskingLimits, Policy

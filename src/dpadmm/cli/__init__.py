@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
-from dpadmm._base.errors import DpadmmError, Refusal, Unavailable
-from dpadmm._base.text import printable
+from dpadmm.errors import DpadmmError, Refusal, Unavailable
+from dpadmm.parameters.text import printable
 
 USER_ERROR, INCONCLUSIVE, TRY_LATER, INTERRUPTED = 2, 3, 75, 130
 """Exit codes beside 0 and 1.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpadmm._base.errors import DataError, StudyError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.cli.reproduce import RESULTS, run_with_progress
 from dpadmm.cli.screen import echo_json, say, say_path, show_table
 from dpadmm.experiments import accuracy

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer import Argument, Option
 
-from dpadmm._base.errors import Refusal, StudyError
-from dpadmm._base.text import printable
+from dpadmm.errors import Refusal, StudyError
+from dpadmm.parameters.text import printable
 from dpadmm.cli.screen import (
     AsJson,
     LogForm,
@@ -35,9 +35,9 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.federation.site import decisions
-from dpadmm.site.accounts import broken_promises
-from dpadmm.site.site import Site, counted, read_site
-from dpadmm.study.study import Study, read_study
+from dpadmm.sites.accounts import broken_promises
+from dpadmm.sites.site import Site, counted, read_site
+from dpadmm.studies.study import Study, read_study
 from dpadmm.trusted.ledger import Account, LedgerState, read_ledger
 from dpadmm.trusted.policy import MaskingLimits, Policy
 
@@ -163,7 +163,7 @@ def offer(
     Nothing is accepted yet: review the study that comes back with the keys of all sites.
     """
     from dpadmm.federation.offers import Offer
-    from dpadmm.federation.pki.joining import site_identity
+    from dpadmm.federation.identity.joining import site_identity
 
     study, site = read_study(draft), _opened(site_file)
     if study.training.trust != "secure_aggregation":
@@ -322,8 +322,8 @@ def request(
     ),
 ) -> None:
     """Create the private key of your site, and a request to send to the aggregator."""
-    from dpadmm.federation.pki.joining import make_request
-    from dpadmm.federation.pki.private_files import read_short
+    from dpadmm.federation.identity.joining import make_request
+    from dpadmm.federation.identity.private_files import read_short
 
     folder = read_site(site_file).path.parent
     made = make_request(folder, name, None if certificate is None else read_short(certificate))
@@ -343,7 +343,7 @@ def join(
     yes: bool = Option(False, "--yes", help="I have compared the fingerprint."),
 ) -> None:
     """Accept the aggregator's invitation, after you have compared its fingerprint."""
-    from dpadmm.federation.pki import joining
+    from dpadmm.federation.identity import joining
 
     folder, invitation = read_site(site_file).path.parent, joining.read_invitation(invitation_file)
     say(

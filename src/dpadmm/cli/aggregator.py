@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer import Argument, Option
 
-from dpadmm._base.errors import StudyError
+from dpadmm.errors import StudyError
 from dpadmm.cli import Interrupted
 from dpadmm.cli.screen import (
     AsJson,
@@ -36,10 +36,10 @@ from dpadmm.cli.screen import (
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from dpadmm.federation.aggregator.coordinator import Coordinator
-    from dpadmm.federation.aggregator.journal import FederatedResult
-    from dpadmm.federation.aggregator.server import Server
-    from dpadmm.federation.pki.authority import Authority
+    from dpadmm.federation.server.coordinator import Coordinator
+    from dpadmm.federation.server.journal import FederatedResult
+    from dpadmm.federation.server.process import Server
+    from dpadmm.federation.identity.authority import Authority
 
 T = TypeVar("T")
 
@@ -90,8 +90,8 @@ def init(
     ),
 ) -> None:
     """Create an aggregator: its certificate authority and the configuration of its broker."""
-    from dpadmm.federation.pki.authority import Authority
-    from dpadmm.federation.pki.private_files import read_short
+    from dpadmm.federation.identity.authority import Authority
+    from dpadmm.federation.identity.private_files import read_short
 
     authority = Authority.create(
         folder,
@@ -119,8 +119,8 @@ def install(
     folder: Folder = HERE,
 ) -> None:
     """Use a certificate of your own CA for the broker or the aggregator. A running broker loads it at once."""
-    from dpadmm.federation.nats.broker import Broker
-    from dpadmm.federation.pki.private_files import read_short
+    from dpadmm.federation.transport.broker import Broker
+    from dpadmm.federation.identity.private_files import read_short
 
     authority = _authority(folder)
     try:
@@ -145,7 +145,7 @@ def approve(
     fingerprint: str | None = Option(None, help="The expected fingerprint, from the owner of the site."),
 ) -> None:
     """Certify the key of a site, and write the invitation to send back. Neither file is secret."""
-    from dpadmm.federation.pki.joining import read_request, same_fingerprint
+    from dpadmm.federation.identity.joining import read_request, same_fingerprint
 
     authority, asked = _authority(folder), read_request(request)
     if fingerprint is not None and not same_fingerprint(fingerprint, asked.fingerprint):
@@ -166,7 +166,7 @@ def revoke(
     name: str = Argument(..., help="Site name.", show_default=False, metavar="NAME"), folder: Folder = HERE
 ) -> None:
     """Revoke the certificates of a site. It is disconnected at once; studies continue with their quorum."""
-    from dpadmm.federation.nats.broker import Broker
+    from dpadmm.federation.transport.broker import Broker
 
     authority = _authority(folder)
     authority.revoke(name)
@@ -196,7 +196,7 @@ def sites(folder: Folder = HERE, as_json: AsJson = False) -> None:
 @aggregator_app.command("users")
 def users(folder: Folder = HERE) -> None:
     """Print who may connect, as the part of the configuration that each server of an existing NATS cluster needs."""
-    from dpadmm.federation.nats.broker import users_config
+    from dpadmm.federation.transport.broker import users_config
 
     typer.echo(users_config(_authority(folder)))
 
@@ -209,7 +209,7 @@ def roster(
 ) -> None:
     """Write a study with secure aggregation: its draft, with the keys that the sites offered."""
     from dpadmm.federation.offers import with_roster
-    from dpadmm.study.study import read_study
+    from dpadmm.studies.study import read_study
 
     check_new(output)
     write(output, with_roster(draft, offers).encode())
@@ -225,7 +225,7 @@ def broker(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text",
 
     Without it, serve starts a broker that stops with the last study.
     """
-    from dpadmm.federation.aggregator.server import keep_broker
+    from dpadmm.federation.server.process import keep_broker
 
     try:
         work = keep_broker(_authority(folder), _log(log_form), port=port, metrics=metrics)
@@ -254,8 +254,8 @@ def serve(
     Round 1 starts when all sites are there, or after --start-wait with the quorum; without it, this ends with exit
     code 75 and says who is missing. It can be killed at any time and resumes with the same round when started again.
     """
-    from dpadmm.federation.aggregator.server import Server, begin
-    from dpadmm.study.study import read_study
+    from dpadmm.federation.server.process import Server, begin
+    from dpadmm.studies.study import read_study
 
     authority, study = _authority(folder), read_study(study_file)
     wanted = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
@@ -279,7 +279,7 @@ def resume(
 
     Without STUDY: the only study that is not finished.
     """
-    from dpadmm.federation.aggregator.server import Server
+    from dpadmm.federation.server.process import Server
 
     journal = _journal(folder, study_file, unfinished=True)
     server = Server(_authority(folder), journal, _log(log_form), broker, port, start_wait, metrics)
@@ -296,7 +296,7 @@ def end(
     It is done at once, without a question. A server that runs the study stops. Closed rounds are kept: export them with
     --unfinished.
     """
-    from dpadmm.federation.aggregator.journal import Journal, end_study
+    from dpadmm.federation.server.journal import Journal, end_study
 
     path = _journal(folder, study)
     with Journal.open(path, read_only=True) as journal:
@@ -315,7 +315,7 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
 
     Of several studies without STUDY: one line each.
     """
-    from dpadmm.federation.aggregator.server import alarms_of, journals, overview, status_of
+    from dpadmm.federation.server.process import alarms_of, journals, overview, status_of
     from dpadmm.federation.health import STATUS, AggregatorStatus, command_line, is_live, read_status
 
     authority = _authority(folder)
@@ -351,7 +351,7 @@ def health(study_file: ChosenStudy = None, folder: Folder = HERE, only_live: Onl
     Without STUDY: the broker that dpadmm aggregator broker keeps, and all studies, but those whose server was stopped
     on purpose.
     """
-    from dpadmm.federation.aggregator.server import alarms_of, journals, status_of
+    from dpadmm.federation.server.process import alarms_of, journals, status_of
 
     authority = _authority(folder)
     found = [_journal(folder, study_file)] if study_file else journals(folder)
@@ -375,8 +375,8 @@ def export(
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
     from dpadmm.cli.train import statement_beside
-    from dpadmm.federation.aggregator.journal import Journal, result_of, write_transcript
-    from dpadmm.model.model import model_of
+    from dpadmm.federation.server.journal import Journal, result_of, write_transcript
+    from dpadmm.models.model import model_of
 
     transcript, statement = output.with_suffix(".transcript.npz"), statement_beside(output)
     check_free(output, statement, transcript, overwrite=overwrite)
@@ -402,15 +402,15 @@ def export(
 
 def _results(result: FederatedResult) -> dict[str, Any]:
     """What a study that trains nothing gave; rows at sites may be silent, so not all of them count."""
-    from dpadmm.model.description import description_of
-    from dpadmm.model.evaluate import private_evaluation_of
+    from dpadmm.models.description import description_of
+    from dpadmm.models.evaluate import private_evaluation_of
 
     of = description_of if result.study.kind == "statistics" else private_evaluation_of
     return of(result, all_count=False).as_json()
 
 
 def _authority(folder: Path) -> Authority:
-    from dpadmm.federation.pki.authority import Authority
+    from dpadmm.federation.identity.authority import Authority
 
     return Authority.open(folder)
 
@@ -421,9 +421,9 @@ SHORT = 16
 
 def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> Path:
     """The journal of a study, by its file, name or hash; without one, that of the only (unfinished) study."""
-    from dpadmm.federation.aggregator.server import journal_of, journals, overview
+    from dpadmm.federation.server.process import journal_of, journals, overview
     from dpadmm.federation.health import command_line
-    from dpadmm.study.study import read_study
+    from dpadmm.studies.study import read_study
 
     if study is not None and study.is_file():
         if not (path := journal_of(folder, read_study(study).hash)).exists():
@@ -455,9 +455,9 @@ def _log(form: str) -> logging.Logger:
 
 def _run(server: Server, page_port: int | None) -> None:
     """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
-    from dpadmm.federation.aggregator.server import page_snapshot
+    from dpadmm.federation.server.process import page_snapshot
     from dpadmm.federation.health import command_line
-    from dpadmm.federation.page import Page
+    from dpadmm.federation.server.page import Page
 
     here = server.journal.parent.name, "--folder", server.authority.folder
     with ExitStack() as resources, progress_bar(quiet=False) as bar:

@@ -16,7 +16,7 @@ from typer import Option
 
 from dpadmm.cli import INCONCLUSIVE, Interrupted
 from dpadmm.cli.screen import AsJson, CtrlC, Row, echo_json, progress_bar, say, say_path, show_table
-from dpadmm.experiments.workers import n_cores
+from dpadmm.engine.workers import n_cores
 from dpadmm.reporting.run_folder import check_folder, write_text
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import typer
 from typer import Option
 
 import dpadmm
-from dpadmm._base.errors import DpadmmError
+from dpadmm.errors import DpadmmError
 from dpadmm.cli.screen import AsJson, echo_json, say, say_path
 
 SITE_LEAVES_OUT = ("numba", "matplotlib", "jinja2")
@@ -221,7 +221,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 
 def _site(file: Path) -> Iterator[Finding]:
-    from dpadmm.site.site import read_site
+    from dpadmm.sites.site import read_site
 
     try:
         site = read_site(file)
@@ -266,7 +266,7 @@ def _certificate(folder: Path) -> Iterator[Finding]:
         return
     try:
         from dpadmm.federation.health import CERTIFICATE_DAYS, days_left
-        from dpadmm.federation.pki.joining import site_identity
+        from dpadmm.federation.identity.joining import site_identity
 
         identity = site_identity(folder)
         days = days_left(identity.expires)

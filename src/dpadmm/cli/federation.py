@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import typer
 from typer import Option
 
-from dpadmm._base.errors import StudyError
+from dpadmm.errors import StudyError
 from dpadmm.cli.screen import epsilon_text, progress_bar, say, say_path, show_table
 
 if TYPE_CHECKING:
     from dpadmm.federation.demo import Summary
-    from dpadmm.study.settings import Training
+    from dpadmm.studies.settings import Training
 
 federation_app = typer.Typer(help="Try a whole federation on this machine.", no_args_is_help=True)
 federation_app.callback()(lambda: None)  # a group, though it has one command
@@ -40,7 +40,7 @@ def demo(
     quiet: bool = Option(False, "--quiet", help="Show the summary only."),
 ) -> None:
     """Run a study across processes on this machine, check all results, and clean up."""
-    from dpadmm.study.settings import Training
+    from dpadmm.studies.settings import Training
 
     if trust == "secure_aggregation" and honest is None:
         honest = max(2, sites // 2)

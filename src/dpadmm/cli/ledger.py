@@ -13,15 +13,15 @@ import typer
 from typer import Argument, Option
 
 import dpadmm
-from dpadmm._base.checks import require_delta
-from dpadmm._base.errors import DataError, DpadmmError, StudyError
-from dpadmm._base.suggestions import first_of
+from dpadmm.parameters.checks import require_delta
+from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.parameters.suggestions import first_of
 from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
 from dpadmm.federation.site.lifecycle import participation
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.plan import gaussian, plan_from_json
-from dpadmm.privacy.statement import Statement
-from dpadmm.site.accounts import of_account
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.release_plan import gaussian, plan_from_json
+from dpadmm.accounting.statement import Statement
+from dpadmm.sites.accounts import of_account
 from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
 
 MEANING = (
@@ -143,7 +143,7 @@ def backup(
     output: Annotated[Path, Option("--output", "-o", help="The file to write; as secret as the table.")],
 ) -> None:
     """Copy the ledger to a file, for dpadmm ledger restore. The agent may run at the same time."""
-    from dpadmm.site.backup import back_up
+    from dpadmm.sites.backup import back_up
 
     _check_elsewhere(folder, output)
     state = back_up(folder, output)
@@ -175,9 +175,9 @@ def restore_command(
     your limits leave is charged.
     """
     from dpadmm.federation.site.decisions import close_unknown, decisions
-    from dpadmm.site.backup import restore
-    from dpadmm.site.site import read_site
-    from dpadmm.study.study import read_study
+    from dpadmm.sites.backup import restore
+    from dpadmm.sites.site import read_site
+    from dpadmm.studies.study import read_study
 
     site = read_site(site_file)
     if since and none_since:
@@ -287,7 +287,7 @@ def _delta(folder: Path, given: float | None) -> tuple[float, str]:
         return given, "as given"
     path = folder.absolute().parent / "site.toml"
     if path.exists():
-        from dpadmm.site.site import read_site
+        from dpadmm.sites.site import read_site
 
         try:
             site = read_site(path)

@@ -14,9 +14,9 @@ from typing import IO, Annotated, Any
 from rich.text import Text
 from typer import Argument, Option
 
-from dpadmm._base.errors import DataError, StudyError
-from dpadmm._base.files import atomic_file
-from dpadmm._base.text import FORMULA, NUMBER, csv_cell
+from dpadmm.errors import DataError, StudyError
+from dpadmm.files.atomic import atomic_file
+from dpadmm.parameters.text import FORMULA, NUMBER, csv_cell
 from dpadmm.cli import owner_report
 from dpadmm.cli.screen import (
     TABLE_KINDS,
@@ -37,7 +37,7 @@ from dpadmm.cli.screen import (
 )
 from dpadmm.cli.train import ADDS_UP, statement_beside
 from dpadmm.data.encoder import Report
-from dpadmm.model.evaluate import (
+from dpadmm.models.evaluate import (
     NOT_TO_PUBLISH,
     Evaluation,
     Measure,
@@ -45,12 +45,12 @@ from dpadmm.model.evaluate import (
     evaluation_study,
     private_evaluation_of,
 )
-from dpadmm.model.evaluate import evaluate as measure
-from dpadmm.model.explain import AGAINST_AVERAGE, COUNTED, PER_UNIT, Coefficient, Explanation, alike, ratio, ratio_text
-from dpadmm.model.explain import explain as explanation_of
-from dpadmm.model.file import load_model
-from dpadmm.model.model import Model, Scorer
-from dpadmm.privacy.report import privacy_sentence
+from dpadmm.models.evaluate import evaluate as measure
+from dpadmm.models.explain import AGAINST_AVERAGE, COUNTED, PER_UNIT, Coefficient, Explanation, alike, ratio, ratio_text
+from dpadmm.models.explain import explain as explanation_of
+from dpadmm.models.file import load_model
+from dpadmm.models.model import Model, Scorer
+from dpadmm.accounting.report import privacy_sentence
 
 ModelFile = Annotated[Path, Argument(help="The model's file.", metavar="MODEL")]
 PREDICTION = "prediction"
@@ -205,7 +205,7 @@ def _evaluate_privately(
     budget: Mapping[str, float | None],
     as_json: bool,
 ) -> None:
-    from dpadmm.runs.training import encode, run_study  # which loads the compiler
+    from dpadmm.training.train import encode, run_study  # which loads the compiler
 
     if model.label is not None and label is not None:
         model = replace(model, label=replace(model.label, column=label))

@@ -21,16 +21,16 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.files import atomic_file
-from dpadmm._base.text import printable
+from dpadmm.errors import StudyError
+from dpadmm.files.atomic import atomic_file
+from dpadmm.parameters.text import printable
 from dpadmm.cli import Interrupted as Interrupted
 
 if TYPE_CHECKING:
     from dpadmm.federation.health import Alarm
-    from dpadmm.privacy.report import PrivacyReport
-    from dpadmm.runs.planning.plan import Costs
-    from dpadmm.training.loop import Observer, RoundView
+    from dpadmm.accounting.report import PrivacyReport
+    from dpadmm.planning.plan import Costs
+    from dpadmm.engine.loop import Observer, RoundView
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="The study's TOML file.", metavar="STUDY")]
@@ -230,7 +230,7 @@ def check_free(*paths: Path, overwrite: bool) -> None:
 
 def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str:
     """``0.4312 ± 0.0067``, or percent for error rates."""
-    from dpadmm.training.metrics import spread
+    from dpadmm.engine.metrics import spread
 
     percent = is_rate and "error" in name
     scale, unit, digits = (100.0, "%", 2) if percent else (1.0, "", 4)

@@ -12,17 +12,17 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from dpadmm._base.errors import DataError, StudyError
-from dpadmm._base.fields import check_names, choices
-from dpadmm._base.fields import parameters as fields_of
-from dpadmm._base.toml import read_toml
+from dpadmm.errors import DataError, StudyError
+from dpadmm.parameters.fields import check_names, choices
+from dpadmm.parameters.fields import parameters as fields_of
+from dpadmm.files.toml import read_toml
 from dpadmm.data import Dataset, read_table
-from dpadmm.runs.preparation import as_dataset
-from dpadmm.runs.simulation import rows_of
-from dpadmm.runs.training import prior_from, with_public_table
-from dpadmm.study.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
-from dpadmm.study.study import Study, read_study
-from dpadmm.training.prior import Prior
+from dpadmm.training.preparation import as_dataset
+from dpadmm.training.simulate import rows_of
+from dpadmm.training.train import prior_from, with_public_table
+from dpadmm.studies.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
+from dpadmm.studies.study import Study, read_study
+from dpadmm.methods.prior import Prior
 
 NAMED = ("adult", "synthetic")
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer import Argument, Option
 
-from dpadmm._base.errors import DpadmmError, StudyError
-from dpadmm._base.fields import parameters
-from dpadmm._base.suggestions import first_of
-from dpadmm._base.toml import read_toml
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.parameters.fields import parameters
+from dpadmm.parameters.suggestions import first_of
+from dpadmm.files.toml import read_toml
 from dpadmm.cli.screen import (
     TABLE_KINDS,
     AsJson,
@@ -32,12 +32,12 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.schema import Category, Column, Interaction, Number, Ordinal, Schema
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.composition import tally_paper_epsilon
-from dpadmm.privacy.plan import gaussian
-from dpadmm.study.public_rows import PublicRows
-from dpadmm.study.settings import REGISTRIES
-from dpadmm.study.study import (
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.composition import tally_paper_epsilon
+from dpadmm.accounting.release_plan import gaussian
+from dpadmm.studies.public_rows import PublicRows
+from dpadmm.studies.settings import REGISTRIES
+from dpadmm.studies.study import (
     TABLES,
     Confirmation,
     Study,
@@ -51,7 +51,7 @@ from dpadmm.study.study import (
 
 if TYPE_CHECKING:
     from dpadmm.data.encoded import Survey
-    from dpadmm.study.drafting import Draft
+    from dpadmm.studies.drafts import Draft
 
 study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
 
@@ -117,7 +117,7 @@ def new(
         return _new_release(file, dictionary, model, name, masked, unfit=[label, by, from_table, statistics])
     if not drafted and (label is not None or name is not None or by is not None):
         raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
-    from dpadmm.study.drafting import secured_text, study_text
+    from dpadmm.studies.drafts import secured_text, study_text
 
     check_new(file)
     text, said, then = template("study"), ["Edit it for your question; then see what it means:"], "show"
@@ -144,7 +144,7 @@ def _new_release(
     unfit: Sequence[object],
 ) -> None:
     """Write a study of the kind statistics or evaluation."""
-    from dpadmm.study.drafting import columns_from_dictionary, evaluation_text, secured_text, statistics_text
+    from dpadmm.studies.drafts import columns_from_dictionary, evaluation_text, secured_text, statistics_text
 
     if any(each is not None for each in unfit) or (dictionary is None and model is None):
         raise StudyError(
@@ -158,8 +158,8 @@ def _new_release(
         )
         text = secured_text(text, *masked) if masked else text
     else:
-        from dpadmm.model.evaluate import evaluation_study
-        from dpadmm.model.file import load_model
+        from dpadmm.models.evaluate import evaluation_study
+        from dpadmm.models.file import load_model
 
         assert model is not None
         trust = {"trust": "secure_aggregation", "honest": masked[0]} if masked else {}
@@ -190,14 +190,14 @@ def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -
 
 def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path | None, label: str | None) -> Draft:
     """A draft from a table, a dictionary or private statistics, whichever is given."""
-    from dpadmm._base.suggestions import listed
+    from dpadmm.parameters.suggestions import listed
     from dpadmm.data.reader import column_names
-    from dpadmm.study.drafting import draft_from_dictionary, draft_from_table
+    from dpadmm.studies.drafts import draft_from_dictionary, draft_from_table
 
     if dictionary is not None:
         return draft_from_dictionary(dictionary, label)
     if statistics is not None:
-        from dpadmm.model.description import draft_from_statistics, load_description
+        from dpadmm.models.description import draft_from_statistics, load_description
 
         found = load_description(statistics)
         if label is None:
@@ -289,7 +289,7 @@ def check(
 
 def _of_public_rows(study: Study) -> list[str]:
     """What is wrong with a study's public rows, which are here."""
-    from dpadmm.runs.training import prior_from
+    from dpadmm.training.train import prior_from
 
     assert study.public_rows is not None
     try:
@@ -314,8 +314,8 @@ def confirm(
     The question at the end of such a line is removed. Nothing else in the file changes. Without a choice, the
     unconfirmed values are listed.
     """
-    from dpadmm._base.suggestions import unknown_name
-    from dpadmm.study.drafting import confirmed_text
+    from dpadmm.parameters.suggestions import unknown_name
+    from dpadmm.studies.drafts import confirmed_text
 
     said = read_toml(study_file)
     waiting = confirmations(said)
@@ -407,7 +407,7 @@ def schema(
 
     Editors find it by the first line of a study: #:schema ./study.schema.json
     """
-    from dpadmm.study.json_schema import study_schema
+    from dpadmm.studies.json_schema import study_schema
 
     text = json.dumps(study_schema(), indent=2, ensure_ascii=False) + "\n"
     if out is None:

@@ -20,7 +20,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 from pyarrow import types
 
-from dpadmm._base.errors import DataError
+from dpadmm.errors import DataError
 
 MISSING = ("", *(word for word in pyarrow.csv.ConvertOptions().null_values if word))
 """Cells that say that there is no number."""

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import DataError, StudyError
-from dpadmm._base.features import Features
-from dpadmm.optim.losses.base import Task
-from dpadmm.optim.losses.poisson import coded
+from dpadmm.matrices.arrays import Floats
+from dpadmm.errors import DataError, StudyError
+from dpadmm.matrices.features import Features
+from dpadmm.losses.base import Task
+from dpadmm.losses.poisson import coded
 
 _BINARY_CLASSES = (-1, 1)
 _HOW_TO_DECLARE = "declare the classes with classes=(...) or --classes"
@@ -27,7 +27,7 @@ _TRUTH = {"true": 1, "false": 0}
 class Dataset:
     """Features (rows × d), dense or CSR, with encoded labels: ±1, 0..p−1 for p classes, or plain numbers.
 
-    Counts over their largest one, and exposures, are labels by :func:`dpadmm.optim.losses.poisson.coded`.
+    Counts over their largest one, and exposures, are labels by :func:`dpadmm.losses.poisson.coded`.
 
     ``classes`` are what labels stand for: (negative, positive), or the p classes; None for regression.
     ``groups`` has a value per row that names its owner, if the table says so; ``feature_names`` may be empty.
@@ -129,7 +129,7 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
     >>> encode_labels([0, 1, 0], task="binary")
     Traceback (most recent call last):
         ...
-    dpadmm._base.errors.DataError: row 1: label 0 is not one of the classes that hold ...
+    dpadmm.errors.DataError: row 1: label 0 is not one of the classes that hold ...
     """
     declared = resolve_classes(task, classes)
     if isinstance(values, list | tuple):  # NumPy would turn [1, "a"] into text and [1, None] into objects

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from dpadmm._base.arrays import LINE, flush_subnormals
-from dpadmm._base.coded import CodedRows, code_type
-from dpadmm._base.errors import DataError
-from dpadmm._base.features import Features
+from dpadmm.matrices.arrays import LINE, flush_subnormals
+from dpadmm.matrices.coded import CodedRows, code_type
+from dpadmm.errors import DataError
+from dpadmm.matrices.features import Features
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
 from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
-from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT
+from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT
 
 Values = NDArray[np.float32]
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
@@ -61,7 +61,7 @@ class Report:
 class Encoder:
     """Encodes batches of a table; ``report`` counts, and ``words`` holds cells while the encoder lives.
 
-    With an intercept rows are ``[0.96·a, 0.28]``, as :func:`dpadmm.optim.features.with_intercept` makes them.
+    With an intercept rows are ``[0.96·a, 0.28]``, as :func:`dpadmm.matrices.clipping.with_intercept` makes them.
     ``total`` leaves no cell without a meaning: what is no number is missing, and a plain number that is
     missing is 0.
 

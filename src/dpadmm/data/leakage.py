@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm._base.arrays import Integers
+from dpadmm.matrices.arrays import Integers
 from dpadmm.data.cells import as_numbers, as_words
 from dpadmm.data.reader import open_batches
 

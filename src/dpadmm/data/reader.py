@@ -23,8 +23,8 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from dpadmm._base.errors import DataError
-from dpadmm._base.suggestions import unknown_name
+from dpadmm.errors import DataError
+from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, as_numbers, no_number
 from dpadmm.data.sources import advice, check_no_address, read_database_table
 

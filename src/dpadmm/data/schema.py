@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_a
 
 from msgspec import Meta
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import NOT_IN_FILE
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import NOT_IN_FILE
 
 Transform = Literal["none", "log"]
 Missing = Literal["middle", "indicator"]
@@ -493,7 +493,7 @@ class Schema:
 
     @cached_property
     def n_categories(self) -> int:
-        """Columns of which every row sets one feature; with any, rows are coded (:mod:`dpadmm._base.coded`)."""
+        """Columns of which every row sets one feature; with any, rows are coded (:mod:`dpadmm.matrices.coded`)."""
         return sum(map(_is_category, self.terms))
 
     @cached_property

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import nearest
-from dpadmm._base.suggestions import first_of
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import nearest
+from dpadmm.parameters.suggestions import first_of
 from dpadmm.data.schema import KINDS, Column, Label, Schema
 
 IDENTIFIER = re.compile(

@@ -29,11 +29,11 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from dpadmm._base.errors import DataError, StudyError
-from dpadmm._base.fields import check_names
-from dpadmm._base.files import expanded
-from dpadmm._base.suggestions import unknown_name
-from dpadmm._base.toml import read_toml
+from dpadmm.errors import DataError, StudyError
+from dpadmm.parameters.fields import check_names
+from dpadmm.files.atomic import expanded
+from dpadmm.parameters.suggestions import unknown_name
+from dpadmm.files.toml import read_toml
 
 ENTRIES = ("database", "database_env", "database_file", "table", "query", "order_by", "driver")
 POSTGRESQL = "adbc_driver_postgresql"

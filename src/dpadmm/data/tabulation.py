@@ -1,7 +1,7 @@
 """What a statistics study makes of its columns: public bins of each, two moments of every number, two-way tables.
 
 A row is one indicator for every column and every table, and two moments for every number, in counts; all of it is
-divided by ``R = √(k + 2q + p)``, so that rows have length at most 1 (``privacy/statistics/column_sums.py``). Every
+divided by ``R = √(k + 2q + p)``, so that rows have length at most 1 (``queries/column_sums.py``). Every
 number of the release then has the same noise, in counts: the rule by which the budget is divided, and why a number is
 as dear as three categories (docs/decisions/0021-statistics.md).
 """
@@ -17,8 +17,8 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.suggestions import unknown_name
+from dpadmm.errors import StudyError
+from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
 
 OTHER, MISSING = "(other)", "(missing)"

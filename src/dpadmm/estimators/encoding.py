@@ -1,7 +1,7 @@
 """From rows in any units to rows of norm ≤ 1 and back, by public constants; each row on its own.
 
 ``a = (clamp(x) − centre)/half/norm``. With weights w for ``[0.96·a, 0.28]`` (see
-:func:`dpadmm.optim.features.with_intercept`) the score of a row that is not clipped is
+:func:`dpadmm.matrices.clipping.with_intercept`) the score of a row that is not clipped is
 ``coef·x + intercept``.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 from scipy.sparse import csr_array
 from sklearn.utils.validation import validate_data
 
-from dpadmm._base.arrays import Floats
-from dpadmm._base.errors import DataError, StudyError
-from dpadmm._base.features import Features
-from dpadmm._base.fields import nearest
+from dpadmm.matrices.arrays import Floats
+from dpadmm.errors import DataError, StudyError
+from dpadmm.matrices.features import Features
+from dpadmm.parameters.fields import nearest
 from dpadmm.estimators.validation import positive
-from dpadmm.optim.features import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
+from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
 
 _MISSING = (
     "Input X contains NaN, and a cell must be a number: fill missing ones with the middle of their public "

@@ -9,8 +9,8 @@ import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, check_is_fitted
 from sklearn.utils import check_array
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.features import Features
+from dpadmm.errors import StudyError
+from dpadmm.matrices.features import Features
 from dpadmm.estimators.encoding import Encoding, encoding_of, refusal, validated
 
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import MISSING
 from typing import Any
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import Parameter, Positive, choices, parameters, plain
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import Parameter, Positive, choices, parameters, plain
 
 
 def checked_parameters(estimator: Any) -> list[Parameter]:

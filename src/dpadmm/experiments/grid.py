@@ -20,11 +20,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.fields import Count, Parameter, check_names
-from dpadmm._base.toml import read_toml
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import Count, Parameter, check_names
+from dpadmm.files.toml import read_toml
 from dpadmm.experiments.results import grid_digest, settings_columns
-from dpadmm.study.settings import Settings, flat_parameters
+from dpadmm.studies.settings import Settings, flat_parameters
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")

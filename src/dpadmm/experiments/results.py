@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import dpadmm
-from dpadmm._base.errors import DataError
-from dpadmm._base.features import layout
-from dpadmm._base.files import atomic_file
+from dpadmm.errors import DataError
+from dpadmm.matrices.features import layout
+from dpadmm.files.atomic import atomic_file
 from dpadmm.data import Dataset
-from dpadmm.study.settings import Settings, flat_parameters
+from dpadmm.studies.settings import Settings, flat_parameters
 
 FORMAT = 1
 TIMING = ("seconds", "wall_seconds")

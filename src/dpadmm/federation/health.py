@@ -24,8 +24,8 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
-from dpadmm._base.errors import StudyError
-from dpadmm._base.files import atomic_file
+from dpadmm.errors import StudyError
+from dpadmm.files.atomic import atomic_file
 from dpadmm.federation.protocol import SILENT_AFTER, Seen
 from dpadmm.federation.states import CANNOT_CONTINUE, SiteState, StudyState, refusal_text
 

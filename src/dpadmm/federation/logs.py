@@ -11,7 +11,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from dpadmm._base.text import printable
+from dpadmm.parameters.text import printable
 
 AGAIN_AFTER, LONGEST_PAUSE, FORGET_AFTER = 60.0, 3600.0, 600.0
 """Seconds before a line is written again, at first and at most, and after which a line is a new one."""

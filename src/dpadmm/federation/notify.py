@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal, NamedTuple, Self
 
-from dpadmm._base.notify_settings import NotifySettings
+from dpadmm.sites.notify_settings import NotifySettings
 from dpadmm.federation.health import Alarm, now_text
 
 FORMAT = "dpadmm-event/1"

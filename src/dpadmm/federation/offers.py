@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dpadmm._base.errors import StudyError
-from dpadmm.federation.pki.private_files import read_fields
+from dpadmm.errors import StudyError
+from dpadmm.federation.identity.private_files import read_fields
 from dpadmm.federation.protocol import check_name
-from dpadmm.study.study import read_study, study_from
+from dpadmm.studies.study import read_study, study_from
 
 FORMAT = "dpadmm-offer/1"
 _HEX = re.compile("[0-9a-f]{64}")

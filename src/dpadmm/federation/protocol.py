@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import DpadmmError, StudyError
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.errors import DpadmmError, StudyError
 
 AGGREGATOR = "aggregator"
 AGGREGATOR_USER = "aggregator@dpadmm"

@@ -28,7 +28,7 @@ from dpadmm.reporting.figures import save_figure
 from dpadmm.reporting.run_folder import write_text
 from dpadmm.reporting.series import BUDGETS, METHODS, at_end, begun, distinct, done, missing, split, where
 from dpadmm.reporting.style import Picture, power
-from dpadmm.study.settings import Settings, flat_parameters
+from dpadmm.studies.settings import Settings, flat_parameters
 
 SIGNS = dict(zip(Verdict, "✓◐✗○–", strict=True))
 """Verdicts are shown by sign and word, not by colour alone."""

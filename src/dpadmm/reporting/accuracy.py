@@ -32,8 +32,8 @@ from dpadmm.experiments.accuracy import (
     sets,
     standard_error,
 )
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.calibration import total_noise_multiplier
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.calibration import total_noise_multiplier
 
 PEERS = {
     "opacus_curator": "Opacus, one curator",

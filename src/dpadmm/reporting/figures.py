@@ -14,19 +14,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from scipy.special import betainccinv, betaincinv, ndtr, ndtri
 
-from dpadmm._base.arrays import Floats
-from dpadmm._base.files import atomic_file
+from dpadmm.matrices.arrays import Floats
+from dpadmm.files.atomic import atomic_file
 from dpadmm.experiments.results import Results
-from dpadmm.model.description import ColumnSummary, Description
-from dpadmm.model.explain import Coefficient, Explanation, alike
+from dpadmm.models.description import ColumnSummary, Description
+from dpadmm.models.explain import Coefficient, Explanation, alike
 from dpadmm.reporting import series, style
 from dpadmm.reporting.series import BUDGETS, METHODS, Curve, distinct, done, where
 from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, legend, new_figure, steps
-from dpadmm.training.metrics import Trace, spread
+from dpadmm.engine.metrics import Trace, spread
 
 if TYPE_CHECKING:
-    from dpadmm.runs.planning.forecast import Outlook
-    from dpadmm.runs.planning.plan import Plan, Verdict
+    from dpadmm.planning.forecast import Outlook
+    from dpadmm.planning.plan import Plan, Verdict
 
 GREY = "#8a8a8a"
 

@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpadmm._base.arrays import Floats, Integers
-from dpadmm._base.errors import Refusal, StudyError
-from dpadmm.privacy.plan import gaussian
-from dpadmm.privacy.releases import AnyRelease, Release
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.errors import Refusal, StudyError
+from dpadmm.accounting.release_plan import gaussian
+from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.trusted.discrete_gaussian import Grid, with_noise
 from dpadmm.trusted.ledger import Ending, Ledger, LedgerState
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
 from dpadmm.trusted.unit import PrivacyUnit
 
 if TYPE_CHECKING:
-    from dpadmm.privacy.statistics import Statistic
+    from dpadmm.queries import Statistic
     from dpadmm.trusted.masking import Masks
 
 MAX_MEMO = 2**27

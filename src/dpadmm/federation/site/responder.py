@@ -19,11 +19,11 @@ from math import inf
 from time import monotonic
 from typing import NamedTuple
 
-from dpadmm._base.errors import DpadmmError, Refusal
+from dpadmm.errors import DpadmmError, Refusal
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.protocol import WITHHELD, BadMessage, Kind, Message, digest_of, packed, unpacked
-from dpadmm.site.agent import Agent
-from dpadmm.study.study import Study
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ending
 

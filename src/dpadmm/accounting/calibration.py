@@ -1,0 +1,124 @@
+"""From a privacy target to the noise multiplier z (noise standard deviation = z × sensitivity), and back.
+
+Exact calibrations are safe to the last bit: ``exact_epsilon`` of what they return never exceeds the target.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.parameters.checks import (
+    Number,
+    require_delta,
+    require_epsilon,
+    require_noise_multiplier,
+    require_whole,
+    unwrapped,
+)
+from dpadmm.errors import StudyError
+from dpadmm.accounting.gaussian import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
+
+
+def paper_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Number:
+    """``z = √(2 ln(1.25/δ))/ε``: the paper's classical calibration of one round, for ε ≤ 1 only.
+
+    Examples
+    --------
+    >>> round(paper_noise_multiplier(0.05, 1e-3), 4)
+    75.5296
+    """
+    require_epsilon("round_epsilon", round_epsilon)
+    require_delta(delta)
+    epsilons = np.asarray(round_epsilon)
+    if np.any(epsilons > 1.0):
+        raise StudyError(
+            f"round_epsilon must be at most 1 for the paper's calibration, not {float(epsilons.max())!r}, "
+            "because the classical Gaussian theorem behind it needs ε ≤ 1; use the exact calibration "
+            "(calibration = exact, --calibration exact) or give a total --epsilon"
+        )
+    return cast(Number, unwrapped(_classical_factor(delta) / epsilons))
+
+
+def round_epsilon_from_noise(noise_multiplier: Number, delta: Number | float) -> Number:
+    """``ε = √(2 ln(1.25/δ))/z``: the paper's ε of one round, proven only where it is ≤ 1; inf for z = 0."""
+    require_noise_multiplier(noise_multiplier)
+    require_delta(delta)
+    with np.errstate(divide="ignore", over="ignore"):
+        return cast(Number, unwrapped(np.asarray(_classical_factor(delta) / noise_multiplier)))
+
+
+def _classical_factor(delta: float | Floats) -> Floats:
+    return np.asarray(np.sqrt(2.0 * (np.log(1.25) - np.log(delta))))
+
+
+def exact_round_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Number:
+    """The smallest z with which one round is (ε, δ)-private, for any ε > 0 (analytic Gaussian mechanism).
+
+    Examples
+    --------
+    >>> round(exact_round_noise_multiplier(0.05, 1e-3), 4)
+    30.0103
+    """
+    require_epsilon("round_epsilon", round_epsilon)
+    return cast(Number, unwrapped(ROUND_UP / np.asarray(mu_from_epsilon(round_epsilon, delta))))
+
+
+def total_noise_multiplier(epsilon: Number, delta: Number | float, n_releases: int | Integers) -> Number:
+    """``z = √t/μ(ε, δ)``: the smallest z with which t releases together are (ε, δ)-private.
+
+    Any argument may be an array with one entry per agent.
+
+    Parameters
+    ----------
+    epsilon, delta : float or array
+        The total promise.
+    n_releases : int or array
+        How often rows are asked, t.
+
+    Returns
+    -------
+    float or array
+        Standard deviation of the noise, in units of the sensitivity.
+
+    Examples
+    --------
+    >>> round(total_noise_multiplier(0.5, 1e-3, 100), 2)
+    46.1
+    """
+    require_whole("n_releases", n_releases, least=1)
+    mu = np.asarray(mu_from_epsilon(epsilon, delta))
+    return cast(Number, unwrapped(np.asarray(ROUND_UP * np.sqrt(np.asarray(n_releases, float)) / mu)))
+
+
+def mu_from_epsilon(epsilon: Number, delta: Number | float) -> Number:
+    """The largest μ whose exact ε at δ is at most ε, rounded down.
+
+    Bisection in ``a = ε/μ − μ/2``; then ``b = ε/μ + μ/2 = √(a² + 2ε)`` and ``μ = b − a`` stay accurate.
+
+    Examples
+    --------
+    >>> round(mu_from_epsilon(0.2772, 1e-3), 4)
+    0.1324
+    """
+    require_epsilon("epsilon", epsilon)
+    require_delta(delta)
+    loss, leak = np.broadcast_arrays(np.asarray(epsilon, float), np.asarray(delta, float))
+    # More slack than exact_epsilon takes, so that its answer stays below the target
+    target = np.log(leak) - 3.0 * LOG_DELTA_SLACK
+
+    def spread(start: Floats) -> Floats:
+        end = np.hypot(start, np.sqrt(2.0) * np.sqrt(loss))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.where(start > 0.0, 2.0 * (loss / (start + end)), end - start))
+
+    def holds(start: Floats) -> NDArray[np.bool_]:
+        return np.asarray(log_delta(start, spread(start)) <= target)
+
+    # δ ≤ Φ(−a), and for a < 0 also δ ≥ Φ(−a) − Φ(a) = 1 − 2Φ(a): the root lies between these
+    low, high = ndtri(0.5 * (1.0 - leak)) - 1.0, np.maximum(0.0, -ndtri(leak)) + 1.0
+    return cast(Number, unwrapped(np.asarray(spread(smallest_true(holds, low, high)) / ROUND_UP**4)))

@@ -1,0 +1,76 @@
+"""ADMM, the paper's Algorithm 2: exact local solves, no noise. Not private: a reference, never a release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.queries.problem import Problem, Rows
+from dpadmm.regularizers import NoRegularizer
+from dpadmm.accounting.events import Release
+from dpadmm.engine.method import Gathered, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.baselines.local_solver import LocalProblems, tolerances
+from dpadmm.baselines.requirements import need_solvable
+from dpadmm.baselines.solved_rounds import SolvedAdmm
+
+if TYPE_CHECKING:
+    from dpadmm.methods.setup import Setup
+
+
+@dataclass(frozen=True)
+class Admm(MethodSettings):
+    """The paper's Algorithm 2, without noise."""
+
+    rho: Rho = 0.1
+    split_regularizer: Annotated[
+        bool, "Put the regularizer into the consensus step, so that local problems are smooth."
+    ] = False
+    solver_tolerance: SolverTolerance = 1e-3
+
+    name: ClassVar[str] = "admm"
+    title: ClassVar[str] = "ADMM"
+    private: ClassVar[bool] = False
+
+    def rounds(self, setup: Setup) -> AdmmRounds:
+        return AdmmRounds(self.rho, self.split_regularizer, self.solver_tolerance)
+
+
+@dataclass(frozen=True)
+class AdmmRounds(SolvedAdmm):
+    """Algorithm 2.
+
+    With ``split`` the regularizer is in the consensus step: ``w = prox_{λR/(nρ)}(mean_i[w_i − γ_i/ρ])``. Then
+    local problems are smooth whatever the regularizer.
+    """
+
+    split: bool = False
+    solver_tolerance: float = 1e-3
+
+    name: ClassVar[str] = "admm"
+
+    def check(self, problem: Problem, rows: Rows) -> None:
+        need_solvable(problem, self.name)
+
+    def problems(self, now: Round, dual: Floats) -> LocalProblems:
+        problem, rows = now.problem, now.rows
+        return LocalProblems(
+            replace(problem, regularizer=NoRegularizer()) if self.split else problem,
+            rows,
+            np.full(rows.n_agents, self.rho),
+            now.consensus + dual / self.rho,
+            tolerances(problem, rows, self.solver_tolerance),
+            bound=np.inf,
+        )
+
+    def protected(self, weights: Floats, problems: LocalProblems, now: Round) -> Floats:
+        return weights
+
+    def price(self, agent: int) -> Release:
+        return Release(0.0)
+
+    def aggregate(self, gathered: Gathered) -> Floats:
+        mean, problem = super().aggregate(gathered), gathered.problem
+        return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean

@@ -1,0 +1,119 @@
+"""Noise inside a local problem, and the little noise that hides where its solver stopped.
+
+The minimiser of ``f(w) + ⟨ξ, w⟩ + (Φ/2)‖w‖²`` is private because ξ is. That proof is for the exact minimiser;
+a solver ends up to ``tol/q`` away from it. What is released gets noise on top that makes this difference a
+release of its own, whose price is part of the total.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.errors import StudyError
+from dpadmm.matrices.clipping import NORM_SLACK
+from dpadmm.queries.problem import Problem, Rows
+from dpadmm.baselines.calibration import ObjectivePlan
+from dpadmm.accounting.events import AnyRelease, PureRelease, Release
+from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.baselines.requirements import (
+    need_convex,
+    need_monotone_slopes,
+    need_one_score,
+    need_smooth,
+)
+from dpadmm.engine.noise import Noise, release, spherical
+
+ROUNDING = 20.0
+"""Noise multiplier of the covering noise over that of a plain Gaussian release: it costs 1/400 of its μ²."""
+
+PURE_ROUNDING = 0.02
+"""Share of a pure ε that the covering noise takes."""
+
+
+@dataclass(frozen=True)
+class ObjectiveNoise:
+    """ξ and Φ of every agent, as planned: one plan per agent, all Gaussian or all pure.
+
+    A pure plan's release is that of the whole round; its noise leaves the share ``PURE_ROUNDING`` of ε for
+    the covering noise.
+    """
+
+    plans: tuple[ObjectivePlan, ...]
+
+    @cached_property
+    def pure(self) -> bool:
+        return isinstance(self.plans[0].release, PureRelease)
+
+    @cached_property
+    def noise_scale(self) -> Floats:
+        """Size of ξ: (n,); 0 means no noise."""
+        return np.array([plan.noise_scale for plan in self.plans])
+
+    @cached_property
+    def extra_ridge(self) -> Floats:
+        """Φ: (n,)."""
+        return np.array([plan.extra_ridge for plan in self.plans])
+
+    @cached_property
+    def _covering_multiplier(self) -> Floats:
+        """Size of the covering noise over twice the solver's distance: (n,)."""
+        events = [plan.release for plan in self.plans]
+        return np.array(
+            [1.0 / (PURE_ROUNDING * e.epsilon) if isinstance(e, PureRelease) else e.rounding_multiplier for e in events]
+        )
+
+    def draw(self, noise: Noise, round: int) -> Floats:
+        """ξ of every agent in this round: (n, d, p)."""
+        unit = spherical(noise, round) if self.pure else noise.draw(round)
+        return np.asarray(unit * self.noise_scale[:, None, None])
+
+    def cover(self, weights: Floats, distance: Floats, noise: Noise, round: int) -> Floats:
+        """Minimisers that are up to ``distance`` (n,) off -> what may be released."""
+        if not np.any(self.noise_scale):
+            return weights
+        # streams 0 to 3 made ξ
+        unit = spherical(noise, round, first_stream=4) if self.pure else noise.draw(round, stream=4)
+        noise_std = (self._covering_multiplier * 2.0 * distance)[:, None, None]
+        return release(weights, noise_std=noise_std, noise=unit)
+
+    def check(self, problem: Problem, rows: Rows, penalty: float, method: str) -> None:
+        """Refuse a problem that the proof, or this plan, is not for; ``penalty`` is ρ."""
+        need_smooth(problem, method)
+        need_one_score(problem, method)
+        need_convex(problem, method, penalty)
+        need_monotone_slopes(problem, method)
+        kinds = {type(plan.release) for plan in self.plans}
+        if len(self.plans) != rows.n_agents or len(kinds) > 1:
+            raise StudyError(f"{method} needs one plan per agent, all Gaussian or all pure")
+        convexity = penalty + problem.reg_share * problem.regularizer.convexity + self.extra_ridge
+        curvature = objective_smoothness(problem) / (rows.n_rows * convexity)
+        sensitivity = mean_sensitivity(problem.loss.lipschitz, rows.n_rows)
+        for plan, beta, unit in zip(self.plans, curvature, sensitivity, strict=True):
+            if plan.noise_scale and not _covers(plan, float(beta), float(unit)):
+                raise StudyError(
+                    f"{method}: the noise was planned for another problem (other rows, rho, reg_share or "
+                    "loss); plan it for this one"
+                )
+
+    def release(self, agent: int) -> AnyRelease:
+        plan = self.plans[agent]
+        return plan.release if plan.noise_scale else Release(0.0)
+
+
+def objective_smoothness(problem: Problem) -> float:
+    """c3 for rows as long as are let in: curvature is not clipped, and grows with a row's squared norm."""
+    return (problem.loss.smoothness or 0.0) * (1.0 + NORM_SLACK) ** 2
+
+
+def _covers(plan: ObjectivePlan, curvature: float, sensitivity: float) -> bool:
+    """Whether a plan's release tells the truth of a problem with this β and this 2c1/m."""
+    event, slack = plan.release, 1.0 + 1e-9
+    if isinstance(event, PureRelease):
+        inside = sensitivity / plan.noise_scale + np.log1p(curvature)
+        return bool(inside <= (1.0 - PURE_ROUNDING) * event.epsilon * slack)
+    enough = plan.noise_scale * slack >= event.noise_multiplier * sensitivity
+    return bool(enough and curvature <= event.curvature_ratio * slack)

@@ -1,0 +1,233 @@
+"""Tasks go out to worker processes, or to a cluster, and answers come back as they are found.
+
+A worker process ends when its parent does, does not hear Ctrl-C, and is killed on exit: nobody is left behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from queue import Empty, SimpleQueue
+from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, Signals, pthread_sigmask
+from typing import Any, TypeAlias, TypeVar
+
+from dpadmm.data.cluster import Cluster, DataLost, Future
+from dpadmm.errors import DpadmmError
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks at ``stop``."""
+ONE_THREAD = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment of worker processes that share the machine: one core each."""
+
+Line: TypeAlias = "Connection[Any, Any]"
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+
+class WorkerDied(DpadmmError):
+    """A worker process ended before its task did."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An unexpected error: the worker's traceback."""
+
+    text: str
+
+
+def n_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_processes(
+    make: Callable[[], Callable[[Task], Answer]],
+    tasks: Sequence[Task],
+    *,
+    workers: int,
+    stop: Callable[[], bool],
+    all_cores: bool = False,
+) -> Generator[tuple[Task, Answer]]:
+    """Yield each task with its answer as it is found, until all are done or ``stop`` is true.
+
+    ``make`` is called once in every worker, and makes the function that answers its tasks. Workers have one
+    core each, unless ``all_cores``.
+    """
+    waiting = deque(tasks)
+    if not waiting or stop():
+        return
+    busy: dict[Line, Task] = {}
+    with _started(min(workers, len(tasks)), {} if all_cores else ONE_THREAD) as crew:
+        for line, process in crew.items():
+            _send(line, process, make)
+            busy[line] = _send(line, process, waiting.popleft())
+        stopped = False
+        while busy and not stopped:
+            stopped = stop()
+            for ready in wait(list(busy), timeout=0.0 if stopped else LOOK_EVERY):
+                line = next(each for each in busy if each is ready)
+                task, answer = busy.pop(line), _receive(line, crew[line])
+                if isinstance(answer, Failure):
+                    raise RuntimeError(f"a task failed that should not: {task}\n{answer.text}")
+                if waiting and not stopped:
+                    busy[line] = _send(line, crew[line], waiting.popleft())
+                yield task, answer
+
+
+def on_cluster(
+    make: Callable[[], Callable[[Task], Answer]],
+    tasks: Sequence[Task],
+    *,
+    cluster: Cluster,
+    stop: Callable[[], bool],
+    one_at_a_time: bool = False,
+) -> Generator[tuple[Task, Answer]]:
+    """The same with the workers of a cluster; ``make`` goes to each of them once, with all that it holds.
+
+    A task whose worker dies is run again. Those that are running when ``stop`` is true end, and are not waited for.
+    """
+    waiting, busy = deque(tasks), dict[Future, Task]()
+    finished, shared = SimpleQueue[Future](), None
+    try:
+        while (waiting or busy) and not stop():
+            shared = shared or cluster.send(_MadeOnce(make))
+            while waiting and not (one_at_a_time and busy):
+                future = cluster.submit(_answered, shared, waiting[0])
+                busy[future] = waiting.popleft()
+                future.add_done_callback(finished.put)
+            try:
+                future = finished.get(timeout=LOOK_EVERY)
+            except Empty:
+                continue
+            if future not in busy:
+                continue
+            task = busy.pop(future)
+            try:
+                (answer,) = cluster.gather([future])
+            except DataLost:  # with all workers that had it: those that came since get it anew
+                waiting.extend([task, *busy.values()])
+                busy, shared = {}, None
+                continue
+            yield task, answer
+    finally:
+        for future in busy:
+            future.cancel()
+
+
+class _MadeOnce:
+    """What a function made, once in every process that it is sent to."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Callable[[Any], Any]:
+        answer: Callable[[Any], Any] = self._make()
+        return answer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _MadeOnce, (self._make,)
+
+    def __call__(self, task: Any) -> Any:
+        return self._made(task)
+
+
+def _answered(shared: _MadeOnce, task: Any) -> Any:
+    return shared(task)
+
+
+@contextmanager
+def _started(size: int, environment: dict[str, str]) -> Iterator[dict[Line, SpawnProcess]]:
+    """Worker processes by our end of the line; all are ended on exit."""
+    context = multiprocessing.get_context("spawn")
+    crew: dict[Line, SpawnProcess] = {}
+    try:
+        with _as_children_need_it(environment):
+            for _ in range(size):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                crew[ours] = process
+        yield crew
+    finally:
+        for line, process in crew.items():
+            line.close()
+            process.kill()
+        for process in crew.values():
+            process.join()
+
+
+@contextmanager
+def _as_children_need_it(environment: dict[str, str]) -> Iterator[None]:
+    """Processes started inside have this environment, and do not hear Ctrl-C, which a terminal sends to all."""
+    before = {name: os.environ.get(name) for name in environment}
+    resource_tracker.ensure_running()  # it would undo the mask if it had to be started inside
+    mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        pthread_sigmask(SIG_SETMASK, mask)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _send(line: Line, process: SpawnProcess, what: Any) -> Any:
+    try:
+        line.send(what)
+    except (BrokenPipeError, ConnectionResetError):
+        raise _died(process) from None
+    return what
+
+
+def _receive(line: Line, process: SpawnProcess) -> Any:
+    try:
+        return line.recv()
+    except (EOFError, ConnectionResetError):
+        raise _died(process) from None
+
+
+def _died(process: SpawnProcess) -> WorkerDied:
+    process.join(timeout=5.0)
+    code = process.exitcode
+    how = f"was ended by {Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
+    return WorkerDied(
+        f"a worker process {how}, perhaps for lack of memory; finished runs of a grid are kept: run the same "
+        "command again, with fewer --workers if it happens again"
+    )
+
+
+def _work(line: Line) -> None:
+    """Answer tasks until the line closes, or until the parent process ends."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    try:
+        answer = line.recv()()
+        while True:
+            task = line.recv()
+            try:
+                line.send(answer(task))
+            except Exception:
+                line.send(Failure(traceback.format_exc()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,301 @@
+"""How a site joins: its key, its request, the aggregator's invitation, and TLS contexts.
+
+Requests and invitations contain no secret. Both sides compare fingerprints over a second channel, because
+whoever can replace the files cannot replace those. All files of a site are in ``network/`` beside its
+``site.toml``; its key is created there and never leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+from dpadmm.sites.addresses import check_urls, host_and_port
+from dpadmm.errors import StudyError
+from dpadmm.federation.identity import certificates as forms
+from dpadmm.federation.identity import private_files
+from dpadmm.federation.identity.private_files import check_private, read_fields, read_short, write_private
+from dpadmm.federation.protocol import check_name, user_of
+
+REQUEST_FORMAT = "dpadmm-request/1"
+INVITATION_FORMAT = "dpadmm-invitation/1"
+_END_OF_CSR = "-----END CERTIFICATE REQUEST-----\n"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A site's request for a certificate: its name and its public key, signed with the key."""
+
+    name: str
+    csr_pem: str
+    """The request, and the certificates that the organisation's own CA gave for it, if it did."""
+
+    @property
+    def chain_pem(self) -> str:
+        """The certificates beside the request."""
+        return self.csr_pem.partition(_END_OF_CSR)[2].lstrip("\n")
+
+    @cached_property
+    def public_key(self) -> forms.PublicKey:
+        """The key, after its signature was checked."""
+        try:
+            key, named, signed = forms.read_csr(self.csr_pem.encode("ascii"))
+        except ValueError:
+            raise StudyError("the certificate request is damaged") from None
+        if key is None:
+            raise StudyError("the key must be an EC P-256 key")
+        if not signed:
+            raise StudyError("the signature does not match the key")
+        if named != self.name:
+            raise StudyError(f"it was signed for another name than {self.name}")
+        return key
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key, which both sides compare."""
+        return forms.fingerprint_of(self.public_key)
+
+    def as_bytes(self) -> bytes:
+        return _file({"format": REQUEST_FORMAT, "name": self.name, "request": self.csr_pem})
+
+
+def read_request(path: Path) -> Request:
+    """Read a request and check its signature."""
+    what = "a request from dpadmm agent request"
+    with _texts(path, REQUEST_FORMAT, what, "name", "request") as (name, csr):
+        request = Request(check_name(name), csr)
+        _ = request.public_key
+    return request
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a site needs to connect: addresses of brokers, the authority, and its own certificate."""
+
+    name: str
+    url: str
+    """One address or several, separated by commas."""
+    ca_pem: str
+    certificate_pem: str
+
+    @cached_property
+    def authority(self) -> forms.x509.Certificate:
+        found = forms.read_chain(self.ca_pem.encode("ascii", "replace"))
+        if len(found) != 1 or not forms.is_authority(found[0]):
+            raise StudyError("the certificate of the authority is damaged")
+        return found[0]
+
+    @cached_property
+    def certificate(self) -> forms.x509.Certificate:
+        """The site's certificate: signed by the authority, for this name, as a client."""
+        chain = self.chain
+        if not chain or forms.public_key_of(chain[0]) is None:
+            raise StudyError("the certificate of the site is damaged")
+        forms.check_signatures(chain, self.authority)
+        user = forms.identity_in(chain[0])
+        if user.endswith("@dpadmm") or not user:  # else it is an organisation's own name
+            user = forms.user_in(chain[0])
+            if user != user_of(self.name, f"{chain[0].serial_number:x}"):
+                raise StudyError(f"the certificate is not for the site {self.name}")
+        return chain[0]
+
+    @cached_property
+    def chain(self) -> list[forms.x509.Certificate]:
+        """The site's certificate, and those between it and the authority."""
+        return forms.read_chain(self.certificate_pem.encode("ascii", "replace"))
+
+    @property
+    def ca_fingerprint(self) -> str:
+        """SHA-256 of the authority's certificate, to be compared with the study coordinators."""
+        return forms.fingerprint_of(self.authority)
+
+    @property
+    def key_fingerprint(self) -> str:
+        key = forms.public_key_of(self.certificate)
+        assert key is not None  # read_certificate checks it
+        return forms.fingerprint_of(key)
+
+    def as_bytes(self) -> bytes:
+        table = {"format": INVITATION_FORMAT, "name": self.name, "url": self.url}
+        return _file({**table, "authority": self.ca_pem, "certificate": self.certificate_pem})
+
+
+def read_invitation(path: Path) -> Invitation:
+    """Read an invitation and check its signature."""
+    what, fields = "an invitation from dpadmm aggregator approve", ("name", "url", "authority", "certificate")
+    with _texts(path, INVITATION_FORMAT, what, *fields) as (name, url, *pems):
+        invitation = Invitation(check_name(name), check_urls(url), *pems)
+        _ = invitation.certificate
+    return invitation
+
+
+@contextmanager
+def _texts(path: Path, format: str, what: str, *fields: str) -> Iterator[list[str]]:
+    """The fields of a file, which must be ASCII strings; errors of their use name the file."""
+    table = read_fields(path, format=format, what=what, fields=fields)
+    values = [table[field] for field in fields]
+    if not all(isinstance(value, str) and value.isascii() for value in values):
+        raise StudyError(f"{path}: {', '.join(fields)} must be ASCII strings")
+    try:
+        yield [str(value) for value in values]
+    except StudyError as error:
+        raise StudyError(f"{path}: not {what}: {error}") from None
+
+
+def _file(table: dict[str, str]) -> bytes:
+    return (json.dumps(table, indent=2) + "\n").encode()
+
+
+def same_fingerprint(one: str, other: str) -> bool:
+    """Whether two fingerprints are equal, ignoring colons, spaces and case."""
+    return len({text.replace(":", "").replace(" ", "").strip().lower() for text in (one, other)}) == 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The identity of a site on the network, and the paths of its key and certificates."""
+
+    name: str
+    url: str
+    """Addresses of the brokers, separated by commas: those of the site, or of the invitation."""
+    expires: datetime
+    ca_fingerprint: str
+    key: Path
+    certificate: Path
+    authority: Path
+    invitation: Invitation
+
+    def check_dates(self, now: datetime | None = None) -> None:
+        """Raise ``StudyError`` unless its certificates are valid now."""
+        _check_dates(self.invitation, forms.now_or(now))
+
+    @property
+    def server_names(self) -> list[str]:
+        """The host names of the invitation. The certificate of a broker must have one, whatever its address is."""
+        return list(dict.fromkeys(host_and_port(url)[0] for url in self.invitation.url.split(",")))
+
+    def client_context(self) -> ssl.SSLContext:
+        return client_context(self.key, self.certificate, self.authority)
+
+
+def make_request(folder: Path, name: str, certificate: bytes | None = None) -> Request:
+    """Create ``network/key.pem`` if there is none, and write ``network/request.json``.
+
+    A repeated request uses the same key, for a renewal. A site that has joined keeps its name. ``certificate`` is
+    what the organisation's own CA signed for ``network/request.csr``, with intermediate ones after it.
+    """
+    check_name(name)
+    network, before = folder / "network", folder / "network" / "invitation.json"
+    if before.exists() and (joined := read_invitation(before).name) != name:
+        kept = f"this site joined as {joined} and must keep that name"
+        raise StudyError(f"{folder}: {kept}; {_start_over(folder)}")
+    private_files.make_private_folder(network)
+    if not (network / "key.pem").exists():
+        write_private(network / "key.pem", forms.key_pem(forms.new_key()), replace=False)
+    key = _own_key(network)
+    csr, chain = forms.pem(forms.new_request(key, name)), b""
+    if certificate is not None:
+        certificates = forms.read_chain(certificate)
+        if not certificates:
+            raise StudyError("the certificate is damaged, or not in PEM format")
+        if certificates[0].public_key() != key.public_key():
+            text = "the first certificate is not for this site's key: have network/request.csr signed by your CA"
+            raise StudyError(text)
+        chain = b"".join(map(forms.pem, certificates))
+    request = Request(name, (csr + chain).decode("ascii"))
+    write_private(network / "request.csr", csr)
+    write_private(network / "request.json", request.as_bytes())
+    return request
+
+
+def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -> None:
+    """Store an invitation; it must match this site's key and name, and the authority it joined before."""
+    network, now = folder / "network", forms.now_or(now)
+    if not (network / "key.pem").exists():
+        raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm agent request")
+    asked = read_request(network / "request.json").name
+    if asked != invitation.name:
+        text = f"the invitation is for the site {invitation.name}, but this site's request was for {asked}"
+        raise StudyError(text)
+    if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
+        raise StudyError(
+            "the invitation does not match this site's network/key.pem: use the latest invitation, or send "
+            "network/request.json to the aggregator again"
+        )
+    known = network / "ca.pem"
+    if known.exists() and forms.read_chain(read_short(known)) != [invitation.authority]:
+        raise StudyError(
+            f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
+        )
+    _check_dates(invitation, now)
+    write_private(network / "ca.pem", invitation.ca_pem.encode("ascii"))
+    write_private(network / "certificate.pem", invitation.certificate_pem.encode("ascii"))
+    write_private(network / "invitation.json", invitation.as_bytes())
+
+
+def _check_dates(invitation: Invitation, now: datetime) -> None:
+    forms.check_dates(invitation.authority, now=now, whose="the authority")
+    for each in invitation.chain:
+        forms.check_dates(each, now=now, whose="this site" if each is invitation.chain[0] else "its own CA")
+
+
+def site_identity(folder: Path, addresses: Sequence[str] = ()) -> Identity:
+    """The identity of a site that joined; its files must be consistent and its key private.
+
+    ``addresses`` replace the broker addresses of the invitation. The certificate may have expired; see
+    ``check_dates``.
+    """
+    network = folder / "network"
+    if not (network / "invitation.json").exists():
+        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm agent join INVITATION")
+    for trusted in (network, network / "invitation.json", network / "ca.pem", network / "certificate.pem"):
+        private_files.check_unchanged_by_others(trusted)
+    invitation = read_invitation(network / "invitation.json")
+    pems = (invitation.ca_pem.encode("ascii"), invitation.certificate_pem.encode("ascii"))
+    if (read_short(network / "ca.pem"), read_short(network / "certificate.pem")) != pems:
+        text = "the files do not match the invitation: run dpadmm agent join INVITATION again"
+        raise StudyError(f"{network}: {text}")
+    if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
+        raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
+    expires = min(each.not_valid_after_utc for each in invitation.chain)
+    files = (network / "key.pem", network / "certificate.pem", network / "ca.pem")
+    url = ",".join(addresses) or invitation.url
+    return Identity(invitation.name, url, expires, invitation.ca_fingerprint, *files, invitation)
+
+
+def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
+    """TLS 1.3 with a client certificate, to a broker that this authority certified for its host name.
+
+    Connect with ``tls_handshake_first``: otherwise nats-py would trust an unencrypted first line that claims
+    that the server does not use TLS.
+    """
+    check_private(key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # an organisation may trust one of its intermediate authorities, and not all that its root signs
+    context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(cafile=str(ca))
+        context.load_cert_chain(str(certificate), str(key), password=lambda: "")  # never ask for one
+    except (OSError, ValueError):  # ssl's own errors are OSErrors
+        text = f"{key}, {certificate.name} and {ca.name} do not match, or one is missing or damaged"
+        raise StudyError(text) from None
+    return context
+
+
+def _own_key(network: Path) -> forms.Key:
+    check_private(network / "key.pem")
+    key = forms.read_key(read_short(network / "key.pem"))
+    if key is None:
+        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm agent request")
+    return key
+
+
+def _start_over(folder: Path) -> str:
+    return f"to start over, move {folder / 'network'} away and run dpadmm agent request"

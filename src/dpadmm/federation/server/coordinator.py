@@ -1,0 +1,674 @@
+"""The aggregator's side of a study without any network: requests, answers, the round loop, and its status.
+
+A coordinator receives messages and the time, and stores everything that must survive it in the journal. What a
+round is differs: ``Uploads`` takes answers with all of their noise, ``sums.py`` the sum of masked ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from logging import Logger, getLevelNamesMapping
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.errors import DpadmmError, Unavailable
+from dpadmm.federation.server.journal import Journal, Received, Stall
+from dpadmm.federation.health import now_text, sign_of_life
+from dpadmm.federation.logs import Repeats
+from dpadmm.federation.protocol import (
+    SILENT_AFTER,
+    BadMessage,
+    Kind,
+    Message,
+    Seen,
+    Transport,
+    digest_of,
+    packed,
+    unpacked,
+)
+from dpadmm.federation.states import (
+    CANNOT_CONTINUE,
+    FAILURES,
+    StudyState,
+    headline,
+    refusal_text,
+    site_state,
+    study_state,
+)
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.statement import MAX_MU, ROW_GROUPS
+from dpadmm.engine.method import PATIENCE, Gathered
+
+PERMANENT = (
+    "study-closed", "study-changed", "round-forked", "round-old", "round-gap", "round-over",
+    "budget-cap", "budget-reservation", "policy-method", "policy-loss", "policy-rounds", "policy-rows",
+)  # fmt: skip
+"""Refusals that a repeated request cannot change; after others the site is asked again."""
+
+MAX_LATE, SHOWN_EVENTS = 8, 200
+"""Late uploads of a site that are kept in a round, and events of a snapshot."""
+
+STALLED_AFTER = 30.0
+"""Seconds after which a round that lacks answers is stalled, unless it usually takes longer."""
+
+
+class Stopped(DpadmmError):
+    """The study cannot continue; the journal keeps all closed rounds."""
+
+
+@dataclass
+class Member:
+    """The state of a participating site, as seen by the aggregator."""
+
+    name: str
+    state: str = "unseen"
+    """Last answer: unseen (none), present, late, absent, refused, excluded or revoked; see ``site_state``."""
+    answered: list[int] = field(default_factory=list)
+    """The rounds whose answers arrived."""
+    last_seen: float | None = None
+    code: str = ""
+    out: bool = False
+    """Whether it cannot answer any more."""
+    sizes: tuple[int, int] | None = None
+
+
+class Coordinator(ABC):
+    """One study: send ``messages`` to all sites, ``take`` answers, ``proceed`` when the phase is ``over``."""
+
+    n_masked = 0
+    """Sites in the roster of a study with secure aggregation."""
+
+    def __init__(self, journal: Journal, log: Logger | None = None) -> None:
+        self._journal, self._log = journal, log
+        self.events = deque(journal.events(), maxlen=SHOWN_EVENTS)
+        self.stopped = ""
+        """Why the run stopped early."""
+        self.ended = journal.ended_at is not None
+        """Whether the study was ended for good before its last round."""
+        self.served = True
+        """Whether a server runs this study; False for a status that is read from the journal alone."""
+        self.stalls = {stall.id: stall for stall in journal.stalls()}
+        self.study = journal.study
+        self._names = journal.members
+        self.quorum = self.study.quorum_of(len(self._names))
+        self.members = {name: Member(name) for name in self._names}
+        self._method = journal.method(1)
+        self._n_rounds = self.study.training.planned_rounds
+        lasts = np.cumsum([count for _, count in self.study.terms.plan.runs]).tolist()
+        self._shapes = [(last, self.study.upload_shape(last)) for last in lasts]
+        """Last rounds of what is asked in a row, and the shape of its uploads."""
+        self.start_wait: float | None = None
+        """Seconds in which the first phase waits for all sites, in place of the deadline; None after it."""
+        self.seen: Mapping[str, Seen] = {}
+        """Signs of life of sites."""
+        self.doubts: Callable[[], Mapping[str, str]] = dict
+        """Sites of which a copy runs (``cloned``), or with an old copy of their ledger (``ledger-behind``)."""
+        self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
+        """μ of the largest group of rows that a statement lists, for one row per person."""
+        for name, sizes in journal.sizes().items():
+            self.members[name].sizes = sizes
+        for name, rounds in journal.answered().items():
+            self.members[name].answered = rounds
+        self.seconds = journal.seconds()
+        self._dates = journal.dates()
+        self.opened: float | None = None
+        """When the open phase was first requested, by the clock of the event loop."""
+        self._repeats = Repeats()
+        self.stalled: tuple[str, ...] = ()
+        """The sites without which the open round cannot be closed."""
+        self.expired: set[str] = set()
+        """Sites whose certificates have expired."""
+        self._present: set[str] = set()
+        self._digests: dict[int, str] = {}
+        """The digest of the request of every round, to recognise late answers."""
+        self.consensus, self.rounds_done = self._method.start(self.study.shape), 0
+        """What is broadcast: w^k, or all the public state of a server-side method."""
+        self.changes: list[float] = []
+        """``‖w^k − w^{k−1}‖`` of all rounds."""
+        for self.rounds_done, consensus in enumerate(journal.consensus(), 1):
+            asked = Message(Kind.REQUEST, self.study.hash, self.rounds_done, self.consensus)
+            self._digests[self.rounds_done] = digest_of(packed(asked))
+            self.changes.append(self._change(consensus))
+            self.consensus = consensus
+        self.called = self.rounds_done > 0
+        self.request = self._request()
+
+    def _change(self, consensus: Floats) -> float:
+        return float(np.linalg.norm(self._method.model(consensus) - self._method.model(self.consensus)))
+
+    # Requests
+
+    @property
+    def round(self) -> int:
+        """The open round; 0 while the aggregator waits for sites."""
+        return self.rounds_done + 1 if self.called else 0
+
+    @property
+    def done(self) -> bool:
+        return self.rounds_done == self._n_rounds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more rounds are requested."""
+        return self.done or self.ended
+
+    def check_ended(self) -> bool:
+        """Notice whether the study was ended for good, by another process."""
+        if not self.is_over and self._journal.ended_at is not None:
+            self.ended, self.stalled = True, ()
+            self.request = self._request()
+        return self.ended
+
+    def _shape(self, round: int) -> tuple[int, ...]:
+        """The shape of a round's uploads; of another round, that of the first."""
+        return next((shape for last, shape in self._shapes if round <= last), self._shapes[0][1])
+
+    def _request(self) -> bytes:
+        if self.is_over:
+            message = Message(Kind.END, self.study.hash, self.rounds_done)
+        elif not self.called:
+            message = Message(Kind.CALL, self.study.hash)
+        else:
+            message = Message(Kind.REQUEST, self.study.hash, self.round, self.consensus)
+        data = packed(message)
+        self._digest = digest_of(data)
+        if message.kind is Kind.REQUEST:
+            self._digests[message.round] = self._digest
+        return data
+
+    def messages(self, *, again: bool) -> Sequence[bytes]:
+        """What to send now; ``again`` if some sites may have missed it."""
+        return [self.request]
+
+    # Answers
+
+    def take(self, site: str, data: bytes, now: float) -> None:
+        """Process a message of a site, whose name the broker guarantees; problems are recorded as events."""
+        member = self.members.get(site)
+        if member is None or member.state in ("revoked", "excluded"):
+            text = "its message was ignored: it is not a member of this study, or was revoked"
+            return self.note_counted("warning", site, text)
+        first = member.last_seen is None and not member.answered
+        member.last_seen = now
+        try:
+            answer = unpacked(data, study=self.study.hash, shape=self._shape, from_site=True, n_sites=self.n_masked)
+            if answer.kind is Kind.REFUSED:
+                return self._refused(member, answer)
+            sizes = (answer.n_rows, answer.rows_per_person)
+            self._check_sizes(member, *sizes)
+            if answer.kind is Kind.PRESENT and self.called:
+                return None  # answers an earlier call; rounds wait only for sites that answer rounds
+            if answer.kind is Kind.PRESENT and answer.digest != self._digest:
+                raise BadMessage("it answers a different call")
+            self._answered(member, answer)
+        except BadMessage as problem:
+            return self.note_counted("warning", site, f"its message was refused: {problem}")
+        if member.sizes is None:
+            self._journal.met(site, *sizes)
+            member.sizes = sizes
+        if member.state in ("unseen", "absent", "late", "refused"):
+            self.note_limited("info", site, "connected" if first else "reconnected")
+        member.state, member.code, member.out = "present", "", False
+        self._present.add(site)
+        return None
+
+    def _check_sizes(self, member: Member, n_rows: int, k: int) -> None:
+        """The numbers of rows fit a privacy statement and do not change during a study."""
+        if member.sizes not in (None, (n_rows, k)):
+            raise BadMessage(f"its numbers of rows changed, to {n_rows:,} rows with up to {k:,} per person")
+        if k > n_rows or k * self._mu > MAX_MU:
+            raise BadMessage(f"this study cannot protect {k:,} rows per person among {n_rows:,} rows")
+
+    @abstractmethod
+    def _answered(self, member: Member, answer: Message) -> None:
+        """Take an answer to what is asked now, or an old one; raise ``BadMessage`` if it is neither."""
+
+    def _refused(self, member: Member, answer: Message) -> None:
+        if answer.digest not in self._digests_now():
+            return  # to an earlier request
+        is_new = (member.state, member.code) != ("refused", answer.code)
+        member.state, member.code, member.out = "refused", answer.code, self._is_final(answer.code)
+        self._present.discard(member.name)
+        if is_new:
+            final = "; the study cannot continue with this site" if member.out else ""
+            self.note_limited("warning", member.name, f"{refusal_text(answer.code)}{final}")
+
+    def _digests_now(self) -> set[str]:
+        return {self._digest}
+
+    def _is_final(self, code: str) -> bool:
+        """Whether a site that refused with this code cannot answer any more."""
+        return code in PERMANENT
+
+    def revoke(self, site: str) -> None:
+        """Exclude a site whose certificate was revoked."""
+        member = self.members[site]
+        if member.state != "revoked":
+            member.state, member.out = "revoked", True
+            self._present.discard(site)
+            self.note("warning", site, "its certificate was revoked; it takes no part until it has a new one")
+
+    def expire(self, sites: set[str]) -> None:
+        """These cannot connect until they have new certificates, or a clock is right again: they are waited for."""
+        for site in sorted(sites - self.expired):
+            self.note("warning", site, "its certificate has expired; it cannot connect until it has a new one")
+        self.expired = sites
+
+    def readmit(self, site: str) -> None:
+        """Include a site again that has a new certificate."""
+        member = self.members[site]
+        if member.state == "revoked":
+            member.state, member.out = "absent", False
+            self.note("warning", site, "takes part again: it has a new certificate")  # status shows both
+
+    # Rounds
+
+    @abstractmethod
+    def answered_now(self) -> set[str]:
+        """The sites that answered what is asked now."""
+
+    def able(self) -> set[str]:
+        """The sites that can still answer."""
+        return {each.name for each in self.members.values() if not each.out}
+
+    def missing(self) -> set[str]:
+        """The sites to wait for: all that can answer and did not miss the previous round."""
+        return self._waited_for() - self.answered_now()
+
+    def _waited_for(self) -> set[str]:
+        skipped = ("absent", "refused") if self.study.allow_missed_rounds else ()
+        return {name for name in self.able() if self.members[name].state not in skipped}
+
+    def over(self, waited: float) -> bool:
+        """Whether all sites have answered, or the quorum has and the deadline has passed."""
+        able = self.able()
+        if len(able) < self.quorum:
+            lost = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self._names if name not in able)
+            raise Stopped(
+                f"{CANNOT_CONTINUE} after round {self.rounds_done}: only {len(able)} of {len(self._names)} sites can "
+                f"still answer, but the quorum is {self.quorum}. {lost}. Closed rounds are kept"
+            )
+        enough = len(self.answered_now()) >= self.quorum
+        if enough and (not self.missing() or self._too_late(waited)):
+            return True
+        if not self.called and self.start_wait is not None and waited >= self.start_wait:
+            raise Unavailable(self._not_begun())
+        return False
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds after which this phase is over if the quorum has answered."""
+        if self.start_wait is None or (self.called and self.study.deadline is None):
+            return self.study.deadline
+        return max(self.start_wait, self.study.deadline or 0.0) if self.called else self.start_wait
+
+    def _too_late(self, waited: float) -> bool:
+        limit = self.time_limit
+        return self.study.allow_missed_rounds and limit is not None and waited >= limit
+
+    def _not_begun(self) -> str:
+        there = self.here()
+        missing = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self._names if name not in there)
+        needed = self.quorum if self.study.allow_missed_rounds else len(self._names)
+        return (
+            f"the study does not begin: after {self.start_wait:g} seconds {len(there)} of {len(self._names)} sites are "
+            f"there, and {needed} are needed. {missing}. Serve it again when they are there, or with a longer "
+            "--start-wait"
+        )
+
+    def here(self) -> set[str]:
+        """The sites that answered the call; at the start, those that are not gone since."""
+        return {name for name in self._present if self.start_wait is None or self.silent_for(name) is None}
+
+    def silent_for(self, name: str) -> float | None:
+        """Seconds since the last sign of life of a site, or None if that is not long ago."""
+        return since if (since := self._since(name)) > SILENT_AFTER else None
+
+    def _since(self, name: str) -> float:
+        last, seen = self.members[name].last_seen, self.seen.get(name)
+        return monotonic() - max(-math.inf if last is None else last, -math.inf if seen is None else seen.at)
+
+    def whereabouts(self, name: str) -> str:
+        """What is known of a site that has not answered."""
+        member, silent = self.members[name], self.silent_for(name)
+        if member.state == "revoked":
+            return "its certificate was revoked"
+        if name in self.expired:
+            return "its certificate has expired"
+        if member.state == "excluded":
+            return "excluded"
+        if member.code:
+            return refusal_text(member.code)
+        if silent is not None:
+            return "silent, never connected" if silent == math.inf else f"silent since {now_text(silent)}"
+        if self.called:
+            return "connected, but does not answer"
+        return "connected, but has not answered: it may not have accepted the study (dpadmm agent status at the site)"
+
+    @abstractmethod
+    def proceed(self, seconds: float) -> None:
+        """Store what this phase of so many seconds gave, and go on to the next."""
+
+    def begin(self) -> None:
+        here = self.here()
+        self.study.check_rows(*(sizes[0] for name in sorted(here) if (sizes := self.members[name].sizes)))
+        self.called = True
+        for member in self.members.values():
+            if member.name not in here and not member.out and self.study.allow_missed_rounds:
+                member.state = "absent"
+        self.note("info", "", f"round 1 starts with {len(here)} of {len(self._names)} sites")
+        self._next()
+
+    def _close(self, consensus: Floats, seconds: float) -> None:
+        """Go on to the next round with what is broadcast in it, which is in the journal."""
+        self.changes.append(self._change(consensus))
+        self.seconds.append(seconds)
+        self._dates = self._dates[0], datetime.now(UTC).isoformat(timespec="seconds")
+        self.consensus, self.rounds_done = consensus, self.round
+        self._next()
+        if self.done:
+            self.note("info", "", f"finished after {self.rounds_done} rounds")
+
+    def _aggregated(self, gathered: Gathered) -> Floats:
+        consensus = self._method.aggregate(gathered)
+        if not np.isfinite(consensus).all():
+            raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
+        return consensus
+
+    def _missed(self, sites: Collection[str]) -> None:
+        for name in sorted(sites):
+            if self.members[name].state in ("present", "late"):
+                self.members[name].state = "absent"
+                self.note("warning", name, f"missed the deadline of round {self.round}")
+
+    def _next(self) -> None:
+        self._present = set()
+        self.request = self._request()
+
+    # Events
+
+    def note(self, level: str, site: str, text: str) -> None:
+        """Record an event in the journal and the log."""
+        event = self._journal.note(level, f"{site}: {text}" if site else text)
+        self.events.append(event)
+        if self._log is not None:
+            self._log.log(getLevelNamesMapping()[level.upper()], "%s", event.text)
+
+    def note_counted(self, level: str, site: str, text: str) -> None:
+        """Record an event that can repeat without limit: identical ones of a site are counted."""
+        self._record_some(level, site, text, count=True)
+
+    def note_limited(self, level: str, site: str, text: str) -> None:
+        """Record an event that messages of a site cause: each one, up to the limit of a minute."""
+        self._record_some(level, site, text, count=False)
+
+    def _record_some(self, level: str, site: str, text: str, *, count: bool) -> None:
+        if site and site not in self.members:
+            site, text = "unknown site", f"{site}: {text}"
+        if (line := self._repeats.said(site, text, now=monotonic(), count=count)) is not None:
+            self.note(level, site, line)
+
+    def mark_late(self, sites: Collection[str]) -> None:
+        for name in sites:
+            if self.members[name].state == "present":
+                self.members[name].state = "late"
+
+    # Status
+
+    def watch(self) -> None:
+        """Notice whether the open round can be closed; called every second or so."""
+        self.stalled = self._lacking()
+        stalled = {(name, self.round) for name in self.stalled}
+        for stall in self._open_stalls():
+            if (stall.site, stall.round) in stalled:
+                stalled.remove((stall.site, stall.round))
+            else:
+                self.stalls[stall.id] = self._journal.end_stall(stall)
+                self.note("info", stall.site, f"stall of round {stall.round} ended, after {_seconds(stall)} s")
+        for name, round in sorted(stalled):
+            stall = self._journal.begin_stall(name, round, self.whereabouts(name))
+            self.stalls[stall.id] = stall
+            self.note("error", name, f"round {round} stalled: {stall.reason}")
+
+    def _open_stalls(self) -> list[Stall]:
+        return [stall for stall in list(self.stalls.values()) if stall.end is None]
+
+    def _lacking(self) -> tuple[str, ...]:
+        if self.is_over or not self.called or self.opened is None:
+            return ()
+        waited, answered, able = monotonic() - self.opened, self.answered_now(), self.able()
+        needed = self.quorum if self.study.allow_missed_rounds else len(able)
+        starting = self.start_wait is not None and waited < 2.0 * SILENT_AFTER
+        if len(answered) >= needed or starting:
+            return ()
+        lacking = able - answered
+        coming = {name for name in lacking if self.silent_for(name) is None and not self.members[name].code}
+        if len(answered) + len(coming) < needed:
+            return tuple(sorted(lacking - coming))
+        usual = median(self.seconds[-20:]) if self.seconds else 0.0
+        too_long = waited > max(STALLED_AFTER, self.study.deadline or 0.0, 10.0 * usual)
+        return tuple(sorted(lacking)) if too_long else ()
+
+    def _charged(self, member: Member) -> Sequence[int]:
+        """The rounds that a site may have spent budget on."""
+        return list(member.answered)
+
+    def _mu_so_far(self) -> Floats:
+        """μ of a person at every site."""
+        plan, members = self.study.terms.plan, list(self.members.values())
+        spent = [float(plan.mu_squared(self._charged(each))) ** 0.5 for each in members]
+        return np.array([(each.sizes or (0, 1))[1] * mu for each, mu in zip(members, spent, strict=True)])
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state of the study for people, as plain values; may be called from any thread."""
+        study, now, training = self.study, monotonic(), self.study.training
+        deadline_in = None
+        if (limit := self.time_limit) is not None and self.opened is not None and not self.stalled:
+            deadline_in = max(0.0, self.opened + limit - now)
+        usual = median(self.seconds[-50:]) if self.seconds else None
+        delta, plan, members = float(training.delta), study.terms.plan, list(self.members.values())
+        epsilons = exact_epsilon(self._mu_so_far(), np.full(len(members), delta)).tolist()
+        doubts, error, stalled = self.doubts(), self.stopped, list(self.stalled)
+        state = study_state(
+            finished=self.done,
+            ended=self.ended,
+            error=error,
+            served=self.served,
+            stalled=bool(stalled),
+            started=self.called,
+        )
+        running = state == StudyState.RUNNING
+        status = {
+            "study": {
+                "name": study.name,
+                "hash": study.hash,
+                "method": training.method.name,
+                "loss": study.terms.loss,
+                "n_rounds": self._n_rounds,
+                "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
+                "delta": delta,
+                "noise_multiplier": study.noise_multiplier,
+                "noise": plan.noise_in_words(),
+                "shape": list(study.shape),
+            },
+            "state": str(state),
+            "failing": state in FAILURES,
+            "error": error or None,
+            "since": min((stall.start for stall in self._open_stalls()), default=None) if stalled else None,
+            "round": 0 if self.is_over else self.round,
+            "rounds_done": self.rounds_done,
+            "deadline_in": deadline_in,
+            "deadline_at": None if deadline_in is None or self.is_over else now_text(-deadline_in),
+            "stalled": stalled,
+            "stalls": [stall._asdict() for stall in list(self.stalls.values())[-SHOWN_EVENTS:]],
+            "quorum": self.quorum,
+            "sites": [
+                self._site(member, epsilon) | {"doubt": doubts.get(member.name)}
+                for member, epsilon in zip(members, epsilons, strict=True)
+            ],
+            "changes": list(self.changes),
+            "events": [event._asdict() for event in list(self.events)],
+            "median_seconds": usual,
+            "seconds_left": usual * (self._n_rounds - len(self.seconds)) if usual is not None and running else None,
+            "begun_at": self._dates[0],
+            "last_round_at": self._dates[1],
+        }
+        return status | {"headline": headline(status)}
+
+    def _site(self, member: Member, epsilon: float) -> dict[str, Any]:
+        silent = self.silent_for(member.name) is not None
+        return {
+            "name": member.name,
+            "state": str(site_state(member.state, silent=silent)) if self.served else member.state,
+            "answered": len(member.answered),
+            "rows": None if member.sizes is None else member.sizes[0],
+            "epsilon": epsilon,
+            **sign_of_life(self.seen.get(member.name), self._since(member.name)),
+            "code": member.code or None,
+            "left_out": self._left_out(member),
+        }
+
+    def _left_out(self, member: Member) -> bool:
+        """Whether a site was away for so long that it has left the mean."""
+        return False
+
+
+class Uploads(Coordinator):
+    """Rounds of answers that carry all of their noise: local trust. ``close_round`` when it is over.
+
+    The last upload of an absent site stays in the mean for a few rounds (``PATIENCE``), and one that arrives after its
+    round enters the next mean; except in server-side methods, which use the answers of a round alone.
+    """
+
+    def __init__(self, journal: Journal, log: Logger | None = None) -> None:
+        super().__init__(journal, log)
+        self._uploads: dict[str, Floats] = {}
+        self._rounds = dict.fromkeys(self._names, 0)
+        for name, received in journal.last_uploads().items():
+            self._uploads[name] = received.values
+            self._rounds[name] = received.round
+        self._new: dict[str, Received] = {}
+        self._late: list[Received] = []
+
+    def answered_now(self) -> set[str]:
+        if not self.called:
+            return self.here()
+        return {name for name, received in self._new.items() if received.round == self.round}
+
+    def proceed(self, seconds: float) -> None:
+        if self.called:
+            self.close_round(seconds)
+        else:
+            self.begin()
+
+    def _answered(self, member: Member, answer: Message) -> None:
+        if answer.values is None:  # present
+            return
+        sizes = (answer.n_rows, answer.rows_per_person)
+        received = Received(member.name, answer.round, answer.values, *sizes)
+        if answer.round > self.round or self.done:
+            raise BadMessage(f"it answers round {answer.round}, which was not requested")
+        if answer.digest != self._digests[answer.round]:
+            raise BadMessage(f"it answers a different request for round {answer.round}")
+        known = [each.values for each in (*self._late, *self._new.values()) if each[:2] == received[:2]]
+        if not known and answer.round == self._rounds[member.name]:  # already in a mean
+            known = [self._uploads[member.name]]
+        if known:
+            if known[0].tobytes() != answer.values.tobytes():
+                raise BadMessage("a second, different answer to the same round; do two agents share a certificate?")
+        elif answer.round == self.round:
+            self._new[member.name] = received
+        elif answer.round > self._rounds[member.name]:  # late for its own round: it enters the next mean
+            if sum(each.site == member.name for each in self._late) >= MAX_LATE:
+                raise BadMessage("too many late answers")
+            self._rounds[member.name] = answer.round
+            self._late.append(received)
+
+    def _left_out(self, member: Member) -> bool:
+        return not self._method.server_side and self.rounds_done - self._rounds[member.name] >= PATIENCE
+
+    def close_round(self, seconds: float) -> None:
+        """Compute w^k from the latest upload of every site, or from the answers of this round alone; record it."""
+        new = [*self._late, *self._new.values()]
+        uploads = self._uploads | {received.site: received.values for received in new}
+        rounds = self._rounds | {received.site: received.round for received in new}
+        current = {received.site: received.values for received in self._new.values()}
+        used = current if self._method.server_side else uploads
+        nothing = np.zeros(self._shape(self.round))
+        gathered = Gathered(
+            uploads=np.array([used.get(name, nothing) for name in self._names]),
+            consensus=self.consensus,
+            round=self.round,
+            problem=self.study.problem,
+            n_rows=np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()]),
+            active=np.flatnonzero([name in current for name in self._names]),
+            answered=np.array([rounds[name] for name in self._names]),
+        )
+        consensus = self._aggregated(gathered)
+        self._journal.close_round(self.round, consensus, new, seconds)
+        for received in new:
+            self.members[received.site].answered.append(received.round)
+        self._missed(set(self._names) - self.answered_now())
+        self._uploads, self._rounds, self._new, self._late = uploads, rounds, {}, []
+        self._close(consensus, seconds)
+        for member in self.members.values():
+            if self._left_out(member) and self.rounds_done - self._rounds[member.name] == PATIENCE:
+                text = f"missed {PATIENCE} rounds and left the mean: the model is that of the others until it is back"
+                self.note("warning", member.name, text)
+
+
+def _seconds(stall: Stall) -> str:
+    return f"{(datetime.now(UTC) - datetime.fromisoformat(stall.start)).total_seconds():.0f}"
+
+
+FIRST_REPEAT, LAST_REPEAT = 0.5, 15.0
+"""A request is repeated after four times the usual duration of a round, within these limits (seconds)."""
+
+
+async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
+    """Run a study to its end, starting from its journal.
+
+    A request is repeated until its round is over: sites repeat their answers, so a lost message costs time
+    and nothing else.
+    """
+    clock = asyncio.get_running_loop().time
+    while not coordinator.is_over:
+        opened = clock()
+        await _gather(coordinator, transport, opened)
+        coordinator.proceed(clock() - opened)
+        coordinator.start_wait = None
+    await transport.send(coordinator.request)
+
+
+async def _gather(coordinator: Coordinator, transport: Transport, opened: float) -> None:
+    clock = asyncio.get_running_loop().time
+    usual = median(coordinator.seconds[-20:]) if coordinator.seconds else 0.0
+    patience = min(max(FIRST_REPEAT, 4.0 * usual), LAST_REPEAT)
+    coordinator.opened = opened
+    ask_at, asked = opened, 0
+    while not coordinator.over(clock() - opened):
+        now = clock()
+        if now >= ask_at:
+            if asked:
+                coordinator.mark_late(coordinator.missing())
+            for message in coordinator.messages(again=asked > 0):
+                await transport.send(message)
+            ask_at, asked = now + patience, asked + 1
+        wait = ask_at - now
+        limit = coordinator.time_limit
+        if limit is not None and now < opened + limit:
+            wait = min(wait, max(0.01, opened + limit - now))
+        if (received := await transport.receive(wait)) is not None:
+            coordinator.take(*received, now=clock())
+    while (received := await transport.receive(0.0)) is not None:  # answers that have arrived are in time
+        coordinator.take(*received, now=clock())

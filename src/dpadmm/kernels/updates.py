@@ -1,0 +1,111 @@
+"""Compiled passes over what agents remember: a round of Algorithm 1 after the gradient, and the mean of uploads.
+
+Every number is rounded as in the equations of ``methods/dp_admm.py``, one operation after the other, so both
+give the same bits; the tests compare them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.kernels.compiler import numba
+from dpadmm.kernels.normals import fill_one, key_of
+
+ALONE = 20_000
+"""So many numbers are one thread's work: to wake a second takes about as long."""
+
+_serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
+_parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False, parallel=True)
+
+
+@_serial
+def _admm(first, last, asked):  # type: ignore[no-untyped-def]
+    key, round, sums, n_rows, noise_std, reg, reg_share, before, dual, consensus, step_size, rho, new = asked
+    size = sums.shape[1]
+    scratch, h, back, noisy = np.empty((2, (size + 1) // 2)), np.empty(size), -1.0 / rho, noise_std.any()
+    for i in range(first, last):
+        # short loops over few arrays: with more the compiler cannot tell that they are apart
+        released, gamma, upload, pulled = new[0, i], new[1, i], new[2, i], 1.0 / step_size[i]
+        shrink = 1.0 / (rho + pulled)
+        if noisy:
+            fill_one(key, round, i, scratch, h)
+            for j in range(size):
+                h[j] = h[j] * noise_std[i] + sums[i, j] / n_rows[i]
+        else:
+            h[:] = sums[i] / n_rows[i]
+        for j in range(size):
+            gamma[j] = (consensus[j] - before[i, j]) * rho + dual[i, j]
+        for j in range(size):
+            released[j] = before[i, j] * pulled + rho * consensus[j]
+        for j in range(size):
+            released[j] = (released[j] + gamma[j]) - h[j]
+        for j in range(size):
+            released[j] = (released[j] - reg_share * reg[i, j]) * shrink
+        for j in range(size):
+            upload[j] = gamma[j] * back + released[j]
+
+
+@_parallel
+def _admm_together(n, parts, asked):  # type: ignore[no-untyped-def]
+    for g in numba.prange(parts):
+        _admm(n * g // parts, n * (g + 1) // parts, asked)
+
+
+@_parallel
+def _column_sums(rows, parts, sums):  # type: ignore[no-untyped-def]
+    n, size = rows.shape
+    for part in numba.prange(parts):
+        first, last = size * part // parts, size * (part + 1) // parts
+        for i in range(n):
+            for j in range(first, last):
+                sums[j] += rows[i, j]
+
+
+def admm_round(
+    *,
+    seed: int,
+    round: int,
+    sums: Floats,
+    n_rows: Integers,
+    noise_std: Floats,
+    reg_gradient: Floats,
+    reg_share: float,
+    released: Floats,
+    dual: Floats,
+    consensus: Floats,
+    step_size: Floats,
+    rho: float,
+) -> tuple[Floats, Floats, Floats]:
+    """Noise, dual, primal and upload of all agents: new w̃, new γ and c, all (n, d, p).
+
+    ``sums`` are those of clipped gradients; ``n_rows``, ``noise_std`` and ``step_size`` are (n,). No
+    noise is drawn where all standard deviations are 0.
+    """
+    shape, flat = released.shape, (len(released), -1)
+    new = np.empty((3, len(released), released[0].size))
+    asked = (
+        key_of(seed), np.int64(round), _writable(sums, flat), n_rows, noise_std,
+        _writable(reg_gradient, flat), reg_share, _writable(released, flat), _writable(dual, flat),
+        _writable(consensus, -1), step_size, rho, new,
+    )  # fmt: skip
+    if sums.size <= ALONE:
+        _admm(0, len(released), asked)
+    else:
+        _admm_together(len(released), 4 * numba.get_num_threads(), asked)
+    return new[0].reshape(shape), new[1].reshape(shape), new[2].reshape(shape)
+
+
+def column_means(uploads: Floats) -> Floats:
+    """``uploads.mean(axis=0)``, by all threads and with the same bits: every column is added up in order."""
+    flat = _writable(uploads, (len(uploads), -1))
+    sums = np.zeros(flat.shape[1])
+    _column_sums(flat, numba.get_num_threads(), sums)
+    return np.asarray((sums / len(uploads)).reshape(uploads.shape[1:]))
+
+
+def _writable(array: Floats, shape: int | tuple[int, ...]) -> Floats:
+    """Contiguous and of this shape: for arrays that cannot be written to, all would be compiled again."""
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        array = np.require(array, requirements=["C", "W"])
+    return array.reshape(shape)

@@ -1,0 +1,113 @@
+"""Poisson loss with log link, for counts with an exposure; with cuts of time, piecewise-exponential survival.
+
+Labels are scaled by public numbers: a count over the largest one, an exposure over the largest one. Both stand in one
+number, so that rows, kernels and files know of labels as ever: ``coded`` and ``decoded``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import numpy as np
+from msgspec import Meta
+from scipy.special import xlogy
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import NOT_IN_FILE, check
+from dpadmm.losses.base import Index, Task, exp
+
+STEPS = 2.0**26
+"""Counts are multiples of 1/STEPS, and exposures are known to about as much."""
+
+LARGEST_SCORE = 15.0
+"""Beyond it, three million times the largest count of the longest exposure, the loss is a straight line."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """``ℓ(b, s) = Σ_h e_h exp(s_h) − y·s_k``, up to what does not depend on s; ``∂ℓ/∂s_h = e_h exp(s_h) − y·[h = k]``.
+
+    y is the count and e the exposure, from 0 to 1 each. Without cuts there is one score, ``e_1 = e`` and k = 1. With
+    cuts, which share (0, 1] out into intervals, e_h is how much of ``(0, e]`` lies in interval h, k is the interval
+    that e lies in, and y says whether an event ended there: a row is a person, whose intervals count as one.
+
+    The slope has no bound of its own, so c1 is declared: ``gradient_bound``, in largest counts. Neither has the
+    curvature ``e_h exp(s_h)``, so there is no c3.
+    """
+
+    gradient_bound: Annotated[
+        float, Meta(gt=0, le=1e100), "Rows' gradients are shortened to it; for counts in units of the largest one."
+    ] = 2.0
+    unit: float = field(default=1.0, metadata=NOT_IN_FILE)
+    """What one event adds to a label: 1 over the largest count."""
+    cuts: tuple[float, ...] = field(default=(), metadata=NOT_IN_FILE)
+    """Where intervals end, in shares of the longest time; the last one ends at 1."""
+
+    name: ClassVar[str] = "poisson"
+    task: ClassVar[Task] = "count"
+    smoothness: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        edges = [0.0, *self.cuts, 1.0]
+        if not (0.0 < self.unit <= 1.0) or edges != sorted(set(edges)):
+            raise StudyError(f"poisson: unit must lie in (0, 1] and cuts must rise between 0 and 1, not {self!r}")
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.cuts) + 1
+
+    @property
+    def lipschitz(self) -> float:
+        return self.gradient_bound
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return (0.0, *self.cuts, 1.0)
+
+    def value(self, labels: Floats, scores: Floats) -> Floats:
+        """Half the deviance, which is 0 where the prediction is the count."""
+        counts, _ = decoded(labels)
+        exposures, ends = self.spent(labels)
+        near = np.minimum(scores, LARGEST_SCORE)
+        means = np.sum(exposures * np.exp(near) * (1.0 + (scores - near)), axis=1)
+        known = np.sum(ends * scores, axis=1) + np.log(np.sum(exposures * ends, axis=1))
+        return np.asarray(np.maximum(xlogy(counts, counts) - counts * known - counts + means, 0.0))
+
+    def spent(self, labels: Floats) -> tuple[Floats, Floats]:
+        """How much of every interval a row's exposure is, and 1 for the one that it ends in: (rows, p) each."""
+        _, exposures = decoded(labels)
+        edges = np.array(self.parameters)
+        reached = exposures[:, None] - edges[:-1]
+        ends = (reached > 0.0) & (exposures[:, None] <= edges[1:])
+        return np.clip(reached, 0.0, np.diff(edges)), ends.astype(float)
+
+    @staticmethod
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        steps = np.floor(labels[i])
+        exposure = 1.0 - (labels[i] - steps)
+        for h in range(len(scores)):
+            low, high = parameters[h], parameters[h + 1]
+            spent = np.minimum(np.maximum(exposure - low, 0.0), high - low)
+            ends = (exposure > low) * (exposure <= high)
+            out[h, i] = spent * exp(np.minimum(scores[h, i], LARGEST_SCORE)) - steps / STEPS * ends
+
+
+def coded(counts: Floats, exposures: Floats | float = 1.0) -> Floats:
+    """Labels that hold counts from 0 to 1 and exposures from above 0 to 1: whole steps, and what is missing of 1.
+
+    Examples
+    --------
+    >>> decoded(coded(np.array([0.0, 0.25, 1.0]), np.array([1.0, 0.5, 0.001])))
+    (array([0.  , 0.25, 1.  ]), array([1.   , 0.5  , 0.001...]))
+    """
+    missing = np.minimum(1.0 - np.asarray(exposures, float), 1.0 - 1.0 / STEPS)
+    return np.asarray(np.rint(np.asarray(counts, float) * STEPS) + missing)
+
+
+def decoded(labels: Floats) -> tuple[Floats, Floats]:
+    """The counts and the exposures in labels, from 0 to 1 each, whatever the labels are."""
+    steps = np.floor(labels)
+    return np.clip(steps / STEPS, 0.0, 1.0), 1.0 - (labels - steps)

@@ -1,0 +1,45 @@
+"""Squared loss for regression, with every row's gradient clipped to a declared bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.fields import check
+from dpadmm.losses.base import Index, Task
+
+
+@dataclass(frozen=True)
+class Squared:
+    """``ℓ(b, s) = (s − b)²/2``, ``ℓ' = s − b``; ``ℓ'' = 1``, so c3 = 1.
+
+    The slope has no bound of its own, so c1 is declared: ``gradient_bound``. A row whose gradient
+    ``‖a‖·|s − b|`` is longer is scaled down to it, which is what makes the sensitivity finite. With labels in
+    [−1, 1] the default 2 never clips a row whose prediction also lies in [−1, 1].
+    """
+
+    gradient_bound: Annotated[float, Meta(gt=0, le=1e100), "Rows' gradients are shortened to it."] = 2.0
+
+    name: ClassVar[str] = "squared"
+    task: ClassVar[Task] = "regression"
+    n_outputs: ClassVar[int] = 1
+    smoothness: ClassVar[float] = 1.0
+    parameters: ClassVar[tuple[float, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def lipschitz(self) -> float:
+        return self.gradient_bound
+
+    def value(self, labels: Floats, scores: Floats) -> Floats:
+        residual = scores[:, 0] - labels
+        return residual * residual / 2.0
+
+    @staticmethod
+    def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        out[0, i] = scores[0, i] - labels[i]

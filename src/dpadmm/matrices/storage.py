@@ -1,0 +1,144 @@
+"""Feature matrices: compact, with short rows, larger than memory, and in another order."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from scipy.sparse import csr_array
+
+from dpadmm.matrices.arrays import Integers
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.errors import DataError
+from dpadmm.matrices.features import Features
+from dpadmm.matrices.memmap import MEMORY_BYTES, row_portions
+from dpadmm.matrices.clipping import row_norms
+
+_PIECE = 2**20
+_LONGEST = np.iinfo(np.int32).max
+
+
+def compact_csr(data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: tuple[int, int]) -> csr_array:
+    """A CSR matrix with 32-bit indices where they suffice: half the memory, and all sources look alike."""
+    wide = [part for part in (indices, indptr) if part.size and part.dtype != np.int32]  # others need no look
+    fits = max(len(data), *shape) < _LONGEST and all(
+        -_LONGEST < int(part.min()) <= int(part.max()) < _LONGEST for part in wide
+    )
+    kind = np.int32 if fits else np.int64
+    return csr_array((data, indices.astype(kind, copy=False), indptr.astype(kind, copy=False)), shape=shape)
+
+
+def shrink_rows(features: Features) -> None:
+    """Divide, in place, every row by its norm where that is more than 1.
+
+    The divisor is larger than the norm by the rounding error of a sum of d squares, so that the norm comes
+    out at most 1 in whichever order it is summed later.
+    """
+    dtype = features.dtype
+    margin = 1.0 + (features.shape[1] + 4) * float(np.finfo(dtype).eps)
+    divisors = np.maximum(row_norms(features) * margin, 1.0).astype(dtype)
+    if isinstance(features, csr_array):
+        features.data /= np.repeat(divisors, np.diff(features.indptr))
+    else:
+        entries = features.values if isinstance(features, CodedRows) else features
+        entries /= divisors[:, None]
+
+
+class GrowingArray:
+    """Rows of a fixed width and type, block by block: in memory while small, in a nameless file beyond."""
+
+    def __init__(
+        self, dtype: DTypeLike, width: int, *, memory_bytes: int = MEMORY_BYTES, n_rows: int | None = None
+    ) -> None:
+        """With ``n_rows``, the number of rows if it is known, there is room for them at once.
+
+        It is taken when it is filled, in large pages; room that is added later is filled with zeros first.
+        """
+        self._width, self._memory_bytes = width, memory_bytes
+        size = (n_rows or 0) * width
+        self._memory: NDArray[Any] = np.empty(size if size * np.dtype(dtype).itemsize <= memory_bytes else 0, dtype)
+        self._filled = 0
+        self._file: IO[bytes] | None = None
+
+    def append(self, block: NDArray[Any]) -> None:
+        """Add a copy of rows at the end."""
+        block = np.asarray(block, dtype=self._memory.dtype).reshape(-1, self._width)
+        before, self._filled = self._filled, self._filled + block.size
+        if self._file is None and self._filled * block.itemsize <= self._memory_bytes:
+            if self._filled > self._memory.size:
+                # Moved by the operating system without being there twice; there is no view of it
+                self._memory.resize(self._filled + self._filled // 8, refcheck=False)
+            self._memory[before : self._filled].reshape(block.shape)[:] = block
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the array
+            self._file.write(self._memory[:before].data)
+            self._memory = np.empty(0, block.dtype)
+        self._file.write(np.ascontiguousarray(block).data)
+
+    def finish(self) -> NDArray[Any]:
+        """All rows, (rows, width); of a file, a view that is paged in when it is looked at."""
+        if self._file is None:
+            self._memory.resize(self._filled, refcheck=False)
+            return self._memory.reshape(-1, self._width)
+        self._file.flush()
+        shape = (self._filled // self._width, self._width)
+        mapped = np.memmap(self._file, self._memory.dtype, "r+", shape=shape)
+        self.close()
+        return mapped
+
+    def close(self) -> None:
+        """Let go of the file; what was mapped of it stays."""
+        if self._file is not None:
+            self._file.close()
+
+
+def grouped(owners: NDArray[np.integer[Any]], n_owners: int) -> tuple[NDArray[Any], Integers]:
+    """Where every row goes when those of an owner follow those of another, and where each of them begins.
+
+    Owners 1, 0, 1, 0 give places 2, 0, 3, 1 and offsets 0, 2, 4.
+    """
+    offsets = np.zeros(n_owners + 1, dtype=np.int64)
+    pieces = [slice(start, start + _PIECE) for start in range(0, len(owners), _PIECE)]
+    for piece in pieces:
+        offsets[1:] += np.bincount(owners[piece], minlength=n_owners)
+    np.cumsum(offsets, out=offsets)
+    places = np.empty(len(owners), np.int32 if len(owners) < _LONGEST else np.int64)
+    free = offsets[:-1].copy()
+    for piece in pieces:
+        mine = owners[piece]
+        order, counts = np.argsort(mine, kind="stable"), np.bincount(mine, minlength=n_owners)
+        starts = np.cumsum(counts) - counts
+        places[piece][order] = np.arange(len(mine)) + np.repeat(free - starts, counts)
+        free += counts
+    return places, offsets
+
+
+def moved(features: Features, places: NDArray[Any]) -> Features:
+    """Row j to ``places[j]`` of a new file without a name, faster where runs of rows stay together."""
+    if isinstance(features, np.ndarray):
+        return _scattered(features, features, places)
+    if not isinstance(features, CodedRows):
+        raise DataError("sparse rows cannot be written in another order")
+    values, codes = (_scattered(part, features, places) for part in (features.values, features.codes))
+    return replace(features, values=values, codes=codes)
+
+
+def _scattered(rows: NDArray[Any], features: Features, places: NDArray[Any]) -> NDArray[Any]:
+    """Row j to ``places[j]`` of a new file: rows that become neighbours are written at once."""
+    width = rows.shape[1] * rows.itemsize
+    with tempfile.TemporaryFile() as file:
+        file.truncate(max(1, rows.nbytes))
+        for part in row_portions(features):
+            mine = places[part]
+            order = np.argsort(mine, kind="stable")
+            starts = np.flatnonzero(np.diff(mine[order], prepend=-2) != 1)
+            for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+                run = order[start:stop]
+                file.seek(int(mine[run[0]]) * width)
+                file.write(rows[part][run].data)
+        file.flush()
+        return np.memmap(file, rows.dtype, "r+", shape=rows.shape)

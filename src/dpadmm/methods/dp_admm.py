@@ -1,0 +1,188 @@
+"""DP-ADMM, the paper's Algorithm 1: one noisy gradient step per round in place of an exact local solve.
+
+Its equations come first. Arrays of agents are (n, d, p); the consensus is (d, p); step sizes are (n, 1, 1). An
+agent does ``dual_step`` (it closes the round before), ``primal_step`` and ``upload``; the aggregator
+``consensus_step``. The other ADMM methods share all but ``primal_step``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.parameters.fields import Positive
+from dpadmm import kernels
+from dpadmm.queries.problem import Problem, Sizes
+from dpadmm.methods.theory import Constant, Schedule, theorem_schedule
+from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.queries.gradient import Gradient
+from dpadmm.engine.method import (
+    DeployableMethod,
+    MethodSettings,
+    Rho,
+    Round,
+    check_noise,
+    zero_models,
+)
+from dpadmm.engine.method import consensus_step as consensus_step
+from dpadmm.engine.noise import SimulatedNoise, Streamed
+
+if TYPE_CHECKING:
+    from dpadmm.methods.setup import Setup
+
+
+@dataclass(frozen=True)
+class AdmmState:
+    """Local models and duals of a cohort: released w̃_i and γ_i, both (n, d, p)."""
+
+    released: Floats
+    dual: Floats
+
+
+def dual_step(dual: Floats, *, released: Floats, consensus: Floats, rho: float) -> Floats:
+    """``γ^k = γ^{k−1} − ρ (w̃^k − w^k)``; the duals of all agents sum to zero after it."""
+    out = consensus - released
+    out *= rho
+    out += dual
+    return out
+
+
+def next_dual(state: AdmmState, consensus: Floats, rho: float) -> Floats:
+    """γ^{k−1}, closed when the agent hears w^{k−1}.
+
+    An agent that was away closes it with the consensus it returns to, so that the duals still sum to zero.
+    """
+    return dual_step(state.dual, released=state.released, consensus=consensus, rho=rho)
+
+
+def primal_step(
+    noisy_gradient: Floats,
+    reg_gradient: Floats,
+    *,
+    released: Floats,
+    dual: Floats,
+    consensus: Floats,
+    rho: float,
+    step_size: Floats,
+) -> Floats:
+    """``w̃^k = (−h − (λ/n)R'(w̃^{k−1}) + γ^{k−1} + ρ w^{k−1} + w̃^{k−1}/η) / (ρ + 1/η)``.
+
+    ``noisy_gradient`` is h, ``reg_gradient`` is (λ/n)R'; noise of scale s on h is noise of scale
+    s/(ρ + 1/η) on w̃, as in the paper.
+    """
+    pull = 1.0 / step_size
+    out = released * pull
+    out += rho * consensus
+    out += dual
+    out -= noisy_gradient
+    out -= reg_gradient
+    out *= 1.0 / (rho + pull)
+    return out
+
+
+def upload(released: Floats, dual: Floats, rho: float) -> Floats:
+    """``c^k = w̃^k − γ^{k−1}/ρ``: all the aggregator needs of the pair (w̃^k, γ^{k−1})."""
+    out = dual * (-1.0 / rho)
+    out += released
+    return out
+
+
+@dataclass(frozen=True)
+class DpAdmm(MethodSettings):
+    """The paper's Algorithm 1."""
+
+    rho: Rho = 0.1
+    weight_radius: Annotated[
+        Positive, "c_w, a public guess of the norm of the best weights; it shapes step sizes, not privacy."
+    ] = 10.0
+    schedule: Annotated[
+        Literal["theorem", "constant"], "Step sizes of the theorem that applies, or step_size in every round."
+    ] = "theorem"
+    step_size: Annotated[Positive, "η of the constant schedule."] = 1.0
+
+    name: ClassVar[str] = "dp_admm"
+    title: ClassVar[str] = "DP-ADMM"
+    deployable: ClassVar[bool] = True
+
+    def rounds(self, setup: Setup) -> DpAdmmRounds:
+        z = setup.gaussian()
+        constants = setup.constants(self.weight_radius, z)
+        theorem = self.schedule == "theorem"
+        schedule = theorem_schedule(constants) if theorem else Constant(self.step_size, setup.n_agents)
+        return DpAdmmRounds(self.rho, schedule, z)
+
+
+@dataclass(frozen=True)
+class DpAdmmRounds(DeployableMethod[AdmmState]):
+    """Algorithm 1."""
+
+    rho: float
+    schedule: Schedule  # step sizes η_i^k
+    noise_multiplier: Floats  # (n,): z of every agent, in units of its gradient's sensitivity 2c1/m_i; 0 means no noise
+
+    name: ClassVar[str] = "dp_admm"
+    cure: ClassVar[str] = (
+        "a smaller step_size (or the theorem's schedule), a larger rho, a smaller reg_share, or less noise"
+    )
+    local_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise_multiplier)
+
+    def init(self, problem: Problem, sizes: Sizes) -> AdmmState:
+        zeros = zero_models(problem, sizes)
+        return AdmmState(released=zeros, dual=zeros)
+
+    def release(self, round: int) -> tuple[str, Floats]:
+        return Gradient.name, self.noise_multiplier
+
+    def parameters(self, state: AdmmState, consensus: Floats, *, round: int) -> Floats:
+        """Where every agent's gradient is wanted: w̃_i^{k−1}."""
+        return state.released
+
+    def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats | Streamed]:
+        """With simulated noise, all that follows the gradient is one compiled pass with the bits of ``advance``."""
+        if type(now.noise) is not SimulatedNoise or now.active is not None:
+            return super().step(state, now)
+        from dpadmm.kernels.updates import admm_round
+
+        problem, n_rows = now.problem, now.rows.n_rows
+        released, dual, uploads = admm_round(
+            seed=now.noise.seed,
+            round=now.number,
+            sums=kernels.gradient_sums(now.rows, state.released, problem.loss),
+            n_rows=n_rows,
+            noise_std=self._noise_std(problem.loss.lipschitz, n_rows),
+            reg_gradient=problem.regularizer.gradient(state.released),
+            reg_share=problem.reg_share,
+            released=state.released,
+            dual=state.dual,
+            consensus=now.consensus,
+            step_size=self.schedule(now.number),
+            rho=self.rho,
+        )
+        return AdmmState(released, dual), uploads
+
+    def _noise_std(self, lipschitz: float, n_rows: Integers) -> Floats:
+        """``z_i·2c1/m_i`` (n,), kept for the next round of the same rows."""
+        known: tuple[float, Integers, Floats] | None = self.__dict__.get("_known")
+        if known is None or known[0] != lipschitz or known[1] is not n_rows:
+            found = self.noise_multiplier * mean_sensitivity(lipschitz, n_rows)
+            known = self.__dict__["_known"] = lipschitz, n_rows, found
+        return known[2]
+
+    def advance(
+        self, state: AdmmState, answers: Floats, consensus: Floats, *, round: int, problem: Problem
+    ) -> tuple[AdmmState, Floats]:
+        dual = next_dual(state, consensus, self.rho)
+        released = primal_step(
+            answers,
+            problem.reg_share * problem.regularizer.gradient(state.released),
+            released=state.released,
+            dual=dual,
+            consensus=consensus,
+            rho=self.rho,
+            step_size=self.schedule(round)[:, None, None],
+        )
+        return AdmmState(released, dual), upload(released, dual, self.rho)

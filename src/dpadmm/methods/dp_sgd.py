@@ -1,0 +1,104 @@
+"""Distributed DP-SGD: agents send noisy mean gradients at the consensus, the aggregator takes a step.
+
+``h_i = g_i + N(0, (zΔ)²I)``, ``w^k = w^{k−1} − lr·[mean_i h_i + (λ/n)R'(w^{k−1})]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import Positive, Probability
+from dpadmm import kernels
+from dpadmm.queries.problem import Problem
+from dpadmm.accounting.events import AnyRelease, SampledRelease
+from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.queries.gradient import Gradient
+from dpadmm.engine.method import Gathered, MethodSettings, NoState, Round, ServerSideMethod, check_noise
+from dpadmm.engine.noise import Streamed, release
+
+if TYPE_CHECKING:
+    from dpadmm.methods.setup import Setup
+
+
+@dataclass(frozen=True)
+class DpSgd(MethodSettings):
+    """Distributed DP-SGD."""
+
+    learning_rate: Annotated[Positive | None, "Step; 1/(c3 + λc4/n) if not given, which the theory allows."] = None
+    sampling: Annotated[Probability, "Share of its rows an agent uses in a round, each row by chance."] = 1.0
+
+    name: ClassVar[str] = "dp_sgd"
+    title: ClassVar[str] = "DPSGD"
+    local_models: ClassVar[bool] = False
+    deployable: ClassVar[bool] = True
+
+    def rounds(self, setup: Setup) -> DpSgdRounds:
+        rate = self._allowed_rate(setup.problem) if self.learning_rate is None else self.learning_rate
+        return DpSgdRounds(rate, setup.gaussian(self.sampling), self.sampling, setup.seed)
+
+    def _allowed_rate(self, problem: Problem) -> float:
+        if problem.loss.smoothness is None:
+            raise StudyError(
+                f"dp_sgd needs a learning_rate for the loss {problem.loss.name}, which has kinks; give one"
+            )
+        return 1.0 / (problem.loss.smoothness + problem.reg_share * (problem.regularizer.smoothness or 0.0))
+
+
+@dataclass(frozen=True)
+class DpSgdRounds(ServerSideMethod):
+    """Distributed DP-SGD.
+
+    With ``sampling`` q every row takes part in a round with this chance (Poisson sampling). The sum over the rows
+    drawn is divided by ``q·m_i``, a public number, so its sensitivity is ``2c1/(q·m_i)``.
+    """
+
+    learning_rate: float
+    noise_multiplier: Floats  # (n,): z of every agent, in units of the sensitivity of what it sends; 0 means none
+    sampling: float = 1.0
+    seed: int = 0  # names the draws of rows, which are independent of the noise
+
+    name: ClassVar[str] = "dp_sgd"
+    cure: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
+    weighs_answers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise_multiplier)
+
+    def release(self, round: int) -> tuple[str, Floats]:
+        return Gradient.name, self.noise_multiplier
+
+    def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
+        """Where every agent's gradient is wanted: w^{k−1}."""
+        return np.broadcast_to(consensus, state.released.shape)
+
+    def step(self, state: NoState, now: Round) -> tuple[NoState, Floats | Streamed]:
+        if self.sampling == 1.0:
+            return super().step(state, now)
+        return state, self._sampled_gradient(self.parameters(state, now.consensus, round=now.number), now)
+
+    def _sampled_gradient(self, points: Floats, now: Round) -> Floats:
+        rows, loss = now.rows, now.problem.loss
+        drawn = rows.drawn(self.sampling, seed=self.seed, round=now.number)
+        # the kernel divides by the rows drawn, which is not public; the mechanism divides by q·m
+        mean = kernels.gradient(drawn, points, loss, now.active)
+        mean = np.asarray(mean * (drawn.n_rows / (self.sampling * rows.n_rows))[:, None, None])
+        if not np.any(self.noise_multiplier):
+            return mean
+        sensitivity = mean_sensitivity(loss.lipschitz, rows.n_rows) / self.sampling
+        noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
+        return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
+
+    def aggregate(self, gathered: Gathered) -> Floats:
+        consensus, problem = gathered.consensus, gathered.problem
+        slope = gathered.mean() + problem.reg_share * problem.regularizer.gradient(consensus)
+        return np.asarray(consensus - self.learning_rate * slope)
+
+    def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:
+        if self.sampling == 1.0:
+            return super().event(statistic, noise_multiplier)
+        return SampledRelease(noise_multiplier, self.sampling)

@@ -1,0 +1,125 @@
+"""Measures of a forecast: means over rows, with variances that are paired with those of other models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.models.evaluate import auc
+from dpadmm.models.model import PROBABILITIES
+from dpadmm.losses import Loss, Poisson
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Something that is forecast: its title, whether more is better, and whether it is a share."""
+
+    title: str
+    higher: bool
+    percent: bool = False
+
+    def gain(self, value: float, other: float) -> float:
+        """By how much a value is better than another."""
+        return value - other if self.higher else other - value
+
+
+MEASURES: Mapping[str, Measure] = {
+    "accuracy": Measure("accuracy", higher=True, percent=True),
+    "auc": Measure("AUC", higher=True),
+    "log_loss": Measure("log-loss", higher=False),
+    "sensitivity": Measure("sensitivity", higher=True, percent=True),
+    "overconfidence": Measure("overconfidence", higher=False, percent=True),
+    "rmse": Measure("root mean square error", higher=False),
+    "deviance": Measure("mean deviance", higher=False),
+}
+"""All that is forecast, where a study's loss has it. The sensitivity is that for the second class, where its chance is
+above one half; overconfidence is the mean probability of the predicted class less the share of right ones."""
+
+
+Figures = Mapping[str, tuple[float, float, float, float]]
+"""By measure: the mean over rows, and the variances of it and of its differences from a constant guess and from the
+model of the public rows."""
+
+
+def figures(loss: Loss, labels: Floats, scores: Floats, guess: Floats, public: Floats | None = None) -> Figures:
+    """Measures of scores (rows, p), compared with a constant guess (p,) and scores of a public model (rows, p)."""
+    public = scores if public is None else public
+    rows, guessed, other = (
+        _of_rows(loss, labels, each) for each in (scores, np.broadcast_to(guess, scores.shape), public)
+    )
+    found = {}
+    for name, each in rows.items():
+        own, paired, from_public = (
+            float((each - base).var() / len(each)) for base in (0.0, guessed[name], other[name])
+        )
+        found[name] = float(each.mean()), own, paired, from_public
+    if loss.task in ("regression", "count"):
+        return found
+    if loss.task == "binary":
+        areas = [_area(labels > 0.0, scores[:, 0], public[:, 0])]
+    else:  # as probabilities, which can be compared between rows
+        chances, others = softmax(scores, axis=1), softmax(public, axis=1)
+        areas = [_area(labels == k, chances[:, k], others[:, k]) for k in np.unique(labels.astype(int))]
+    mean, variance, difference = np.mean(areas, axis=0).tolist()
+    return found | {"auc": (mean, variance, variance, difference)}
+
+
+def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
+    """What is averaged over rows; the sensitivity over those of the second class."""
+    if loss.task == "regression":
+        return {"rmse": np.square(scores[:, 0] - labels)}
+    if isinstance(loss, Poisson):
+        return {"deviance": 2.0 / loss.unit * loss.value(labels, scores)}
+    binary = loss.task == "binary"
+    right = (scores[:, 0] > 0.0) == (labels > 0.0) if binary else scores.argmax(axis=1) == labels
+    found = {"accuracy": right.astype(float)}
+    if loss.name in PROBABILITIES:
+        found["log_loss"] = loss.value(labels, scores)
+        chances = expit(np.abs(scores)) if binary else softmax(scores, axis=1)
+        found["overconfidence"] = chances.max(axis=1) - found["accuracy"]
+    if binary:
+        found["sensitivity"] = right[labels > 0.0].astype(float) if np.any(labels > 0.0) else np.zeros(1)
+    return found
+
+
+def _area(positive: Any, scores: Floats, public: Floats) -> tuple[float, float, float]:
+    """AUC, its variance (Hanley and McNeil), and that of its difference from other scores' AUC (DeLong).
+
+    ½ where rows of one class leave nothing to rank.
+    """
+    area, n, m = auc(positive, scores), int(positive.sum()), int((~positive).sum())
+    if area is None:
+        return 0.5, 0.25, 0.0
+    first, second = area / (2.0 - area), 2.0 * area**2 / (1.0 + area)
+    spread = area * (1.0 - area) + (n - 1) * (first - area**2) + (m - 1) * (second - area**2)
+    own, other = (_placements(positive, each) for each in (scores, public))
+    difference = sum(float((one - two).var() / len(one)) for one, two in zip(own, other, strict=True))
+    return area, max(spread, 0.25 / (n + m)) / (n * m), difference
+
+
+def _placements(positive: Any, scores: Floats) -> tuple[Floats, Floats]:
+    """For every positive row the share of negative ones with a lower score, and for every negative row the converse."""
+    high, low = np.sort(scores[positive]), np.sort(scores[~positive])
+
+    def below(values: Floats, ordered: Floats) -> Floats:
+        ends = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+        return np.asarray(sum(ends) / (2.0 * len(ordered)))
+
+    return below(scores[positive], low), 1.0 - below(scores[~positive], high)
+
+
+def value_text(value: float, name: str) -> str:
+    """A share in percent, an error in the units of the label, or a number with three digits."""
+    if MEASURES[name].percent:
+        return f"{100 * round(value, 3) + 0.0:.1f}%"
+    return f"{value:.4g}" if name in ("rmse", "deviance") else f"{value:.3f}"
+
+
+def difference_text(value: float, name: str) -> str:
+    """The same for a difference: of shares in points."""
+    return f"{100 * round(value, 3):.1f} points" if MEASURES[name].percent else value_text(value, name)

@@ -1,0 +1,113 @@
+"""The sums of rows, of their squares, and of rows times labels: what a shape and a start are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.features import Features, row_sums, squared, weighted_sum
+from dpadmm.losses.base import Loss
+from dpadmm.losses.poisson import Poisson, decoded
+from dpadmm.queries.problem import Problem, Rows
+
+LABEL_WEIGHT = float(np.sqrt(3.0))
+"""How much rows times labels count beside rows and their squares."""
+
+SQUARE_WEIGHT = 0.5
+"""How much y² counts, for labels that are numbers."""
+
+PORTION = 2**20
+"""Feature entries that are looked at together."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """``Σ_j ω_j·clip(f(a_j, b_j), 2)`` with ``f = (a, a∘a, √3·b·a)``; no public parameters.
+
+    b is ±1, or the unit vector of a class (``e_b ⊗ a``), or a number cut to [−1, 1], with ``y²/2`` as one more
+    entry of f, which is 0 for a row of zeros: labels of silent rows are still there, and must not count. With
+    ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for rows of many
+    features. For counts the label is the count in [0, 1], and a and a∘a are times the exposure in (0, 1], which makes
+    f no longer. Every row's f is shortened to 2, and then multiplied with its weight ω in [0, 1] (1 where rows have
+    none), so replacing a row moves the sum by at most 4, and silencing one by at most 2. (Without shortening, 4 would
+    be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤ 2 − 2(aᵀa')²``, and not for silencing one, which ids can do to a
+    row of somebody else.)
+    """
+
+    loss: Loss
+    n_features: int
+
+    name: ClassVar[str] = "moments"
+    row_norm: ClassVar[float] = 2.0
+    parameter_shape: ClassVar[tuple[int]] = (0,)
+
+    @classmethod
+    def of(cls, problem: Problem, n_features: int) -> Moments:
+        return cls(problem.loss, n_features)
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.n_features * (2 + self.loss.n_outputs) + self._numbers,)
+
+    @property
+    def _numbers(self) -> bool:
+        return self.loss.task in ("regression", "count")
+
+    def accepts(self, parameters: Floats) -> bool:
+        return True
+
+    def split(self, total: Floats) -> tuple[Floats, Floats, Floats, float]:
+        """Σ a (d,), Σ a∘a (d,), Σ b·a (d, p) and Σ y² (0 for classes), from what was released."""
+        d, p = self.n_features, self.loss.n_outputs
+        by_label = total[2 * d : (2 + p) * d].reshape(d, p) / LABEL_WEIGHT
+        squares = float(total[-1]) / SQUARE_WEIGHT if self._numbers else 0.0
+        return total[:d], total[d : 2 * d], by_label, squares
+
+    def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
+        out = np.zeros((rows.n_agents, *self.shape))
+        for i, features, labels, weights in rows.portions(active, PORTION):
+            out[i] += self._sum(features, labels, bound, weights)
+        return out
+
+    def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
+        return self.sums(rows, parameters, active, bound=self.row_norm) / np.maximum(rows.n_rows, 1)[:, None]
+
+    def weighted_mean(self, rows: Rows, parameters: Floats, weights: Floats, active: Integers | None = None) -> Floats:
+        """``Σ_i weights_i·means_i`` over the agents that take part, a few rows at a time, whoever owns them."""
+        rows, out = rows.cohort(active), np.zeros(self.shape)
+        each, step = weights / rows.n_rows, max(1, PORTION // rows.n_features)
+        for start in range(0, len(rows.labels), step):
+            some = np.arange(start, min(start + step, len(rows.labels)))
+            factors = each[np.searchsorted(rows.offsets, some, side="right") - 1]
+            factors = factors if rows.row_weights is None else factors * rows.row_weights[some]
+            out += self._sum(rows.features[rows.order[some]], rows.labels[some], self.row_norm, factors)
+        return out
+
+    def _sum(self, features: Features, labels: Floats, bound: float, factors: Floats | float) -> Floats:
+        """The sum over a few rows, times their factors; no BLAS, whose sums depend on the number of threads."""
+        targets, exposures = self._targets(labels)
+        rows = features.astype(np.float64)
+        squares = squared(rows)
+        lengths, fourth = row_sums(squares), row_sums(squared(squares))
+        counted = (lengths > 0.0) & self._numbers
+        label_squares = np.square(targets).sum(axis=1)
+        extra, by_label = np.where(counted, SQUARE_WEIGHT * label_squares, 0.0), LABEL_WEIGHT**2 * label_squares
+        spent = exposures * exposures
+        norms = np.sqrt(lengths * (spent + by_label) + fourth * spent + extra * extra)
+        factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny)) * factors
+        weights = np.column_stack([factor * exposures, LABEL_WEIGHT * factor[:, None] * targets])
+        first, second = weighted_sum(rows, weights), weighted_sum(squares, (factor * exposures)[:, None])
+        parts = [first[:, 0], second[:, 0], first[:, 1:].ravel()]
+        return np.concatenate([*parts, [np.sum(extra * factor)]] if self._numbers else parts)
+
+    def _targets(self, labels: Floats) -> tuple[Floats, Floats]:
+        """What rows are multiplied with, (rows, p), of norm at most 1; and what a row counts in the other moments."""
+        if isinstance(self.loss, Poisson):
+            counts, exposures = decoded(labels)
+            return counts[:, None] * self.loss.spent(labels)[1], exposures
+        if self.loss.task == "multiclass":
+            return np.asarray(labels[:, None] == np.arange(self.loss.n_outputs), dtype=float), np.ones(len(labels))
+        return np.clip(labels, -1.0, 1.0)[:, None], np.ones(len(labels))

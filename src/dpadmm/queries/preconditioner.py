@@ -1,0 +1,129 @@
+"""A public change of coordinates for rows, ``u = B·a``, made of two vectors: no d × d matrix is kept or sent.
+
+For ``K = diag(v) + ppᵀ`` and τ > 0 any B with ``BᵀB = (K + τI)⁻¹`` makes rows of second moment K nearly round, and
+all such B differ by a rotation, which neither a row's norm nor Gaussian noise notices. With ``s = (v + τ)^(−½)``
+and ``q = s∘p`` one of them is ``B = (I − βqqᵀ)·diag(s)``, ``β = 1/(r(r + 1))``, ``r = √(1 + ‖q‖²)``, since
+``(I − βqqᵀ)² = (I + qqᵀ)⁻¹``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array, diags_array
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import Features
+from dpadmm.matrices.memmap import empty, row_portions
+
+WIDEST = 2000
+"""With more features than this a shape is diagonal, so that sparse rows stay sparse: a direction fills them."""
+
+PORTION = 2**17
+"""Feature entries that are worked on together: they stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``B = (I − βqqᵀ)·diag(s)`` with ``scale`` s > 0 and ``direction`` q, both (d,).
+
+    Examples
+    --------
+    >>> shape = Shape.of(np.array([0.5, 0.1]), np.array([0.3, 0.2]), 0.05)
+    >>> b = np.stack([shape.times(each) for each in np.eye(2)], axis=1)
+    >>> moment = np.diag([0.5, 0.1]) + np.outer([0.3, 0.2], [0.3, 0.2]) + 0.05 * np.eye(2)
+    >>> bool(np.allclose(b @ moment @ b.T, np.eye(2)))
+    True
+    """
+
+    scale: Floats
+    direction: Floats
+
+    @classmethod
+    def of(cls, variances: Floats, means: Floats, ridge: float) -> Shape:
+        """The shape for rows of second moment ``diag(variances) + means·meansᵀ``, and τ = ``ridge``."""
+        scale = 1.0 / np.sqrt(np.maximum(variances, 0.0) + ridge)
+        return cls(scale, scale * means)
+
+    def copy(self) -> Shape:
+        """The same numbers, in arrays that nobody else has."""
+        return Shape(self.scale.copy(), self.direction.copy())
+
+    def same(self, other: Shape) -> bool:
+        return np.array_equal(self.scale, other.scale) and np.array_equal(self.direction, other.direction)
+
+    def rank(self, ridge: float) -> float:
+        """``Σ e/(e + τ)`` over the eigenvalues e of K: about how many directions are clear of τ."""
+        inverse = np.square(self.scale)
+        trace = np.sum(inverse) - np.sum(inverse * np.square(self.direction)) / self.spread**2
+        return float(len(self.scale) - ridge * trace)
+
+    def filtered(self, vectors: Floats, ridge: float, doubt: float) -> Floats:
+        """``M(M + cI)⁻¹x`` with ``M = BKBᵀ = I − τBBᵀ``, c = ``doubt``: less where rows say little, x is (d, p).
+
+        ``BBᵀ`` is diagonal but for two directions, so that a 2 × 2 system is solved.
+        """
+        inverse, q, turn = np.square(self.scale), self.direction, 1.0 / (self.spread * (self.spread + 1.0))
+        sides = np.stack([q, inverse * q])
+        middle = np.array([[turn**2 * np.sum(sides[1] * q), -turn], [-turn, 0.0]])
+        weights = 1.0 + doubt - ridge * inverse
+        plain, thin = vectors / weights[:, None], sides / weights
+        system = np.eye(2) - ridge * middle @ np.einsum("id,jd->ij", sides, thin)
+        inner = np.linalg.solve(system, ridge * middle @ np.einsum("id,dp->ip", sides, plain))
+        solved = plain + np.einsum("id,ip->dp", thin, inner)
+        across = np.einsum("id,ip->dp", sides, middle @ np.einsum("id,dp->ip", sides, solved))
+        return np.asarray(solved - ridge * (inverse[:, None] * solved + across))
+
+    @property
+    def spread(self) -> float:
+        """``r = √(1 + ‖q‖²)``: ``diag(s)·a`` is at most so many times as long as ``B·a``."""
+        return float(np.sqrt(1.0 + np.sum(np.square(self.direction))))
+
+    def times(self, vectors: Floats) -> Floats:
+        """``B·x`` for x of shape (d,) or (d, p)."""
+        return self._turned(_by_rows(self.scale, vectors))
+
+    def transposed_times(self, vectors: Floats) -> Floats:
+        """``Bᵀ·x``: from weights of shaped rows to weights of rows."""
+        return _by_rows(self.scale, self._turned(vectors))
+
+    def solve_transposed(self, vectors: Floats) -> Floats:
+        """The θ with ``Bᵀθ = x``: from weights of rows to weights of shaped rows."""
+        plain = _by_rows(1.0 / self.scale, vectors)
+        return plain + _outer(self.direction, plain) / (self.spread + 1.0)
+
+    def _turned(self, vectors: Floats) -> Floats:
+        return vectors - _outer(self.direction, vectors) / (self.spread * (self.spread + 1.0))
+
+    def rows(self, features: Features) -> Features:
+        """``u = B·a`` of every row; sparse rows stay so where the direction is zero.
+
+        A row's result depends on this row alone, to the last bit. No BLAS: its sums depend on the number of threads.
+        """
+        turned = bool(np.any(self.direction))
+        if isinstance(features, CodedRows) and features.width > WIDEST:
+            features = features.tocsr()
+        if isinstance(features, csr_array) and not turned:
+            return csr_array(features.astype(np.float64) @ diags_array(self.scale))
+        out, factor = empty(features.shape), 1.0 / (self.spread * (self.spread + 1.0))
+        step = max(1, PORTION // features.shape[1])
+        for large in row_portions(out):
+            for start in range(large.start, large.stop, step):
+                part = slice(start, min(start + step, large.stop))
+                some = features[part] if isinstance(features, np.ndarray) else features[part].toarray()
+                np.multiply(some, self.scale, out=out[part])
+                if turned:
+                    along = np.einsum("ij,j->i", out[part], self.direction)
+                    out[part] -= (factor * along)[:, None] * self.direction
+        return out
+
+
+def _by_rows(scale: Floats, vectors: Floats) -> Floats:
+    return np.asarray(scale.reshape(-1, *[1] * (vectors.ndim - 1)) * vectors)
+
+
+def _outer(direction: Floats, vectors: Floats) -> Floats:
+    """``q·(qᵀx)``."""
+    return _by_rows(direction, np.broadcast_to(np.sum(_by_rows(direction, vectors), axis=0), vectors.shape))

@@ -1,0 +1,299 @@
+"""A site: an owner's table, limits and ledger, as its ``site.toml`` says.
+
+Nothing here is taken from a study but which columns it wants and what its labels are called: limits, the cap
+on rows of one person and the ledger are the owner's alone.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from dpadmm.sites.addresses import check_urls
+from dpadmm.errors import Refusal, StudyError
+from dpadmm.parameters.fields import check_names, nearest
+from dpadmm.files.atomic import StrPath, atomic_file, expanded
+from dpadmm.sites.notify_settings import NotifySettings, notify_settings
+from dpadmm.files.toml import read_toml
+from dpadmm.losses import LOSSES
+from dpadmm.studies.study import DEPLOYABLE, Study
+from dpadmm.methods import KINDS
+from dpadmm.trusted.guard import Enrolled, Guard, PrivateRows
+from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
+from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy
+from dpadmm.trusted.unit import PrivacyUnit
+
+if TYPE_CHECKING:
+    from dpadmm.sites.table import SiteRows
+
+FORMAT = "dpadmm-site/1"
+SECTIONS = {
+    "data": ("table", "label", "scheduler"),
+    "person": ("column", "rows"),
+    "limits": ("epsilon", "delta", "methods", "losses", "max_rounds", "min_rows"),
+    "secure_aggregation": ("allow", "min_honest", "min_withstood", "epsilon_alone"),
+    "server": ("addresses",),
+    "notify": ("command", "delay"),
+}
+MOST = 10**9
+"""Rows or rounds in a limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """An owner's table and limits; read it with :func:`read_site`."""
+
+    path: Path
+    """The ``site.toml``."""
+    table: Path
+    ledger: Path
+    """The folder of the ledger."""
+    label: str | None
+    """The column with the outcome."""
+    scheduler: str | None = None
+    """The address of the Dask scheduler whose workers hold the rows; None: this process does."""
+    addresses: tuple[str, ...] = ()
+    """Addresses of brokers, in place of those in the invitation."""
+    notify: NotifySettings | None = None
+    """The program that receives events; None: there is none."""
+    policy: Policy
+    """The limits; ``policy.unit`` says whose rows go together, and how many of them are used."""
+
+    @cached_property
+    def rows(self) -> SiteRows:
+        """The table, and what a study makes of it: for the owner only."""
+        about = self.path, self.table, self.label, self.policy.unit
+        if self.scheduler is not None:
+            from dpadmm.sites.cluster import ClusterRows
+
+            return ClusterRows(*about, self.scheduler)
+        from dpadmm.sites.table import SiteRows  # loads the readers of tables
+
+        return SiteRows(*about)
+
+    def open_rows(self, study: Study) -> PrivateRows:
+        """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
+        return self.rows.opened(study)
+
+    def open_ledger(self, folder: Path | None = None, *, create: bool = False) -> Ledger:
+        """Open the ledger, or another one in ``folder``, with the owner's limits."""
+        limits = self.policy
+        return Ledger.open(
+            folder or self.ledger,
+            cap=limits.cap,
+            cap_alone=limits.cap_alone,
+            rows_per_person=limits.unit.rows,
+            create=create,
+        )
+
+    @contextmanager
+    def guard(self, *, create: bool = False, rows: PrivateRows | None = None) -> Iterator[Guard]:
+        """Hold the ledger, and guard the rows with it; ``create`` begins a ledger where there is none.
+
+        ``rows`` are those of the one study that is to be enrolled, if they have been encoded before.
+        """
+        with self.open_ledger(create=create) as ledger:
+            yield Guard(self.policy, ledger, self.open_rows if rows is None else lambda _: rows, self.key_of)
+
+    def begin(self) -> None:
+        """Begin the ledger: refused where there is one, since a new one would forget what was spent."""
+        if (self.ledger / MARK).exists() and (self.ledger / MARK).stat().st_size:
+            text = "it is kept, since a new one would forget what was spent"
+            raise Refusal("ledger-exists", f"there is a ledger in {self.ledger}; {text}")
+        with self.guard(create=True):
+            pass
+
+    def rehearse(self, study: Study, book: LedgerState) -> Enrolled:
+        """What ``enrol`` would say where the ledger holds ``book``: nothing is held or written."""
+        return Guard(self.policy, _Rehearsal(book, self.policy), self.open_rows, self.key_of).enrol(study)
+
+    @property
+    def keys(self) -> Path:
+        """The folder of private keys for secure aggregation, each named by its public key."""
+        return self.path.parent / "keys"
+
+    def make_key(self) -> bytes:
+        """Make a key for one study with secure aggregation; its public half, for the study's roster."""
+        from dpadmm.trusted.masking import public_key  # needs cryptography
+
+        private = os.urandom(32)
+        public = public_key(private)
+        self.keys.mkdir(mode=0o700, exist_ok=True)
+        with atomic_file(self.keys / public.hex(), mode=0o600, replace=False) as out:
+            out.write(private)
+        return public
+
+    def key_of(self, masking: MaskingTerms) -> bytes:
+        """The private key of this site in a roster."""
+        found = [path for _, key in masking.roster if (path := self.keys / key.hex()).exists()]
+        if len(found) != 1:
+            said = "none of its keys is" if not found else "several of its keys are"
+            raise Refusal("roster-not-mine", f"a study's roster has one key of each site, and {said} in {self.keys}")
+        if found[0].stat().st_mode & 0o077:
+            text = f"others may read the secret {found[0]}, so that its masks hide nothing: chmod 600 {found[0]}"
+            raise Refusal("roster-not-mine", text)
+        return found[0].read_bytes()
+
+    def warnings(self) -> list[str]:
+        """Where others could undo the owner's limits, and a program for events that cannot be started."""
+        return [*self._open_files(), *(self.notify.warnings() if self.notify is not None else [])]
+
+    def _open_files(self) -> list[str]:
+        return [
+            f"everyone on this machine may write to {path}, and so undo your limits: chmod o-w {path}"
+            for path in (self.path, self.ledger)
+            if path.exists() and path.stat().st_mode & stat.S_IWOTH
+        ] + [
+            f"others may read {path}, which is as sensitive as the table: chmod -R go-rwx {path}"
+            for path in (self.ledger,)
+            if path.exists() and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+        ]
+
+
+class _Rehearsal(Ledger):
+    """The rules of a ledger without its files: what would be recorded is checked, and no more."""
+
+    def __init__(self, book: LedgerState, policy: Policy) -> None:
+        super().__init__(Path(), cast(Any, None), cast(Any, None), book)
+        book.cap, book.cap_alone = policy.cap, policy.cap_alone
+
+    def _append(self, record: Record, payload: bytes = b"") -> None:
+        self.status().check(record, payload)
+
+
+def counted(n: int, one: str, several: str) -> str:
+    """``1 row``, ``2,000 rows``."""
+    return f"{n:,} {one if n == 1 else several}"
+
+
+def read_site(path: StrPath) -> Site:
+    """A site from its ``site.toml``; one sentence for whatever is wrong with it."""
+    file = Path(path)
+    return site_from(read_toml(file), file)
+
+
+def site_from(table: Mapping[str, Any], path: Path) -> Site:
+    """A site from the table that a TOML file at ``path`` holds; its paths are relative to that file."""
+    check_names(table, ["format", "ledger", "local_metrics", *SECTIONS], str(path))  # of old files; it decides nothing
+    if table.get("format") != FORMAT:
+        raise StudyError(f'{path}: format must be "{FORMAT}", not {table.get("format")!r}')
+    here = path.parent
+    data, person, limits = (_section(table, name, path) for name in ("data", "person", "limits"))
+    entries = _Entries(path)
+    label = entries.text("data.label", data["label"]) if "label" in data else None
+    column = entries.text("person.column", person["column"]) if "column" in person else None
+    if label is not None and label == column:
+        raise StudyError(f"{path}: {label!r} cannot be both data.label and person.column")
+    epsilon = entries.number("limits.epsilon", limits.get("epsilon"), 1e-6, 100.0)
+    return Site(
+        path=path,
+        table=here / entries.path("data.table", data.get("table")),
+        ledger=here / entries.path("ledger", table.get("ledger")),
+        label=label,
+        scheduler=entries.text("data.scheduler", data["scheduler"]) if "scheduler" in data else None,
+        addresses=_addresses(entries, table, path),
+        notify=notify_settings(_section(table, "notify", path), str(path)) if "notify" in table else None,
+        policy=Policy(
+            epsilon=epsilon,
+            delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),
+            methods=entries.names("limits.methods", limits.get("methods"), (*DEPLOYABLE, *KINDS)),
+            losses=entries.names("limits.losses", limits.get("losses"), tuple(LOSSES)),
+            max_rounds=entries.whole("limits.max_rounds", limits.get("max_rounds"), 1),
+            min_rows=entries.whole("limits.min_rows", limits.get("min_rows"), 2),
+            unit=PrivacyUnit(entries.whole("person.rows", person.get("rows"), 1), column),
+            masking=_masking(entries, table, path, epsilon),
+        ),
+    )
+
+
+def _masking(entries: _Entries, table: Mapping[str, Any], path: Path, epsilon: float) -> MaskingLimits | None:
+    """What ``[secure_aggregation]`` allows: nothing where it is missing."""
+    if (name := "secure_aggregation") not in table:
+        return None
+    section = _section(table, name, path)
+    limits = MaskingLimits(
+        entries.number(f"{name}.epsilon_alone", section.get("epsilon_alone"), epsilon, 100.0),
+        entries.whole(f"{name}.min_honest", section.get("min_honest"), 2),
+        entries.whole(f"{name}.min_withstood", section.get("min_withstood"), 1),
+    )
+    return limits if entries.yes_or_no(f"{name}.allow", section.get("allow")) else None
+
+
+def _addresses(entries: _Entries, table: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """The broker addresses of ``[server]``; none if it is missing."""
+    if "server" not in table:
+        return ()
+    given = entries.texts("server.addresses", _section(table, "server", path).get("addresses"), "tls://host:port")
+    try:
+        check_urls(",".join(given))
+    except StudyError as error:
+        raise StudyError(f"{path}: server.addresses: {error}") from None
+    return tuple(given)
+
+
+def _section(table: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
+    section = table.get(name)
+    if not isinstance(section, Mapping):
+        said = "is missing" if section is None else f"must be a section, not {section!r}"
+        raise StudyError(f"{path}: [{name}] {said}; it has {', '.join(SECTIONS[name])}")
+    check_names(section, SECTIONS[name], f"{path}, [{name}]")
+    return section
+
+
+class _Entries:
+    """Values of a ``site.toml``, strictly: none has a default, and each mistake is a sentence."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def text(self, name: str, value: object) -> str:
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            raise self._wrong(name, "a text of one line", value)
+        return value
+
+    def path(self, name: str, value: object) -> Path:
+        return expanded(self.text(name, value), f"{self._path}: {name}")
+
+    def number(self, name: str, value: object, least: float, most: float) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= cast(float, value) <= most:  # NaN is not between anything
+            raise self._wrong(name, f"one number between {least:g} and {most:g}", value)
+        return float(cast(float, value))
+
+    def whole(self, name: str, value: object, least: int) -> int:
+        if type(value) is not int or not least <= value <= MOST:
+            raise self._wrong(name, f"a whole number between {least} and {MOST:,}", value)
+        return value
+
+    def yes_or_no(self, name: str, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false", value)
+        return value
+
+    def texts(self, name: str, value: object, example: str) -> list[str]:
+        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+            raise self._wrong(name, f'a list of texts, such as ["{example}"]', value)
+        return value
+
+    def names(self, name: str, value: object, known: Sequence[str]) -> frozenset[str]:
+        if not isinstance(value, list) or not value:
+            raise self._wrong(name, f"a list with some of {', '.join(known)}", value)
+        for each in value:
+            if each not in known:
+                text = f"has {each!r}, which agents do not know; {nearest(each, known)}"
+                raise StudyError(f"{self._path}: {name} {text}")
+        return frozenset(value)
+
+    def _wrong(self, name: str, wanted: str, value: object) -> StudyError:
+        if value is None:
+            return StudyError(f"{self._path}: {name} is missing; give {wanted}{_WHY.get(name, '')}")
+        return StudyError(f"{self._path}: {name} must be {wanted}, not {value!r:.60}")
+
+
+_WHY = {"person.rows": ": the most rows that are used of any one person, all of which are charged for"}

@@ -1,0 +1,518 @@
+"""A draft of a study from a public or dummy table: every value that was read off it waits to be confirmed.
+
+Guessed are numbers (with bounds rounded outwards, and mean and standard deviation as center and scale), categories
+and booleans; what nothing can be learnt from, or what would be refused, is left out with a comment that says why.
+What a machine cannot know (is a whole number an amount or a code?) is asked in a comment.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpadmm.errors import DataError
+from dpadmm.parameters.suggestions import unknown_name
+from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
+from dpadmm.data.encoder import FALSE, TRUE
+from dpadmm.data.leakage import leaky_columns
+from dpadmm.data.reader import DATABASE, column_names, column_types, open_batches, repeated, table_format
+from dpadmm.data.schema import MOST_REACH, OTHER, OTHERS, Label
+from dpadmm.data.schema_file import is_identifier, is_label_like
+from dpadmm.studies.drafts.draft import Draft, DraftColumn, check_name
+from dpadmm.studies.public_rows import LEAST_PUBLIC, PublicRows
+
+MOST_CATEGORIES, MOST_CLASSES = 50, 20
+MOST_DISTINCT = 10_000
+MOST_DRAFTED = 10_000
+MOST_STEPS = 10
+"""Bounds are whole multiples of a round number, of which there are at most this many between them."""
+
+NEARLY_ALL = 0.99
+"""A number that is the same in so many rows gets no center and scale."""
+
+CODES = sorted(s * int(d * n) for d in "789" for n in range(1, 7) for s in (-1, 1) if n > 1 or s * int(d) == -9)
+"""Numbers that often stand for a missing one, where they are far from all others: -9, -99, 999, 8888 ..."""
+
+_CODE = re.compile(r"(?:.*[_\s.-])?(?:code|type|kind|category|zip|(?:zip|post|postal)[_\s.-]?code)s?", re.IGNORECASE)
+_PERSON = re.compile(
+    r"(?:.*[_\s.-])?(?:person|patient|subject|participant|respondent|customer|client|member|user|student|employee|"
+    r"household|account|case|record|mrn)(?:[_\s.-]?(?:no|nr|num|number|key))?",
+    re.IGNORECASE,
+)
+_MONTH = r"(?:\d{1,2}[- ])?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-., ]+(?:\d{1,2},? )?\d{2,4}"
+_DAY = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|(?:19|20)\d\d-?(?:0[1-9]|1[0-2])"
+_DATE = re.compile(rf"(?:{_DAY}|(?:19|20)\d\d(?:0[1-9]|1[0-2])[0-3]\d|{_MONTH})(?:[T ]\d{{1,2}}:\d.*)?", re.IGNORECASE)
+_TIME = re.compile(r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?[ap]m)?", re.IGNORECASE)
+
+_WHOLE, _COMMA = re.compile(r"([+-]?[0-9]+)(?:\.0*)?"), re.compile(r"[+-]?[0-9]+,[0-9]+")
+_NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
+
+SCALES = [
+    scale.split()
+    for scale in (
+        "none minimal mild moderate severe critical",
+        "no slight some much extreme",
+        "very_low low lower medium middle mid moderate normal average higher high very_high",
+        "tiny xs s small m medium l large xl xxl huge",
+        "never rarely seldom occasionally sometimes often usually always",
+        "very_bad bad very_poor poor fair average satisfactory good very_good excellent",
+        "strongly_disagree disagree neutral neither agree strongly_agree",
+        "very_dissatisfied dissatisfied neutral satisfied very_satisfied",
+        "none primary elementary secondary high_school bachelor bachelors master masters doctorate phd",
+        "child teenager adult senior",
+        "young middle old",
+        "weekly monthly quarterly yearly",
+        "i ii iii iv v vi",
+        "first second third fourth fifth",
+        "short medium long",
+        "light moderate heavy",
+        "slow normal fast",
+    )
+]
+"""Words from little to much; three or more of one line, and no other word, are a scale."""
+
+_NUMBERED = re.compile(r"([^0-9]*?)([<>]?)=?\s*([0-9]+(?:\.[0-9]+)?)(?:\s*(?:-|–|to)\s*[0-9.]+|\+)?([^0-9]*)")
+_SIGNS = ("<", "", ">")
+
+
+def draft_from_table(path: Path, label: str) -> Draft:
+    """Read a public or dummy table once, and guess.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "dummy.csv")
+    ...     _ = path.write_text("age,ward,ill\\n23,A,no\\n87,B,yes\\n41,A,no\\n")
+    ...     draft = draft_from_table(path, "ill")
+    >>> [each.about for each in draft.columns]
+    [{'kind': 'number', 'bounds': (20, 90), 'center': 50, 'scale': 27},
+     {'kind': 'category', 'values': ('A', 'B'), 'unseen': ('other',)}]
+    >>> draft.label
+    {'column': 'ill', 'classes': ('no', 'yes')}
+    """
+    names = column_names(path)
+    if label not in names:
+        raise unknown_name("column", label, names, path)
+    if twice := repeated(names):
+        raise DataError(f"{path}: column {twice[0]!r} occurs more than once")
+    if len(names) > MOST_DRAFTED:
+        raise DataError(
+            f"{path} has {len(names):,} columns; a draft is made of at most {MOST_DRAFTED:,}, "
+            "so leave out what is not for the study"
+        )
+    for name in names:
+        check_name(name, path)
+    seen = {name: Seen() for name in names}
+    types = column_types(path)
+    readable = [name for name, kind in types.items() if _is_readable(kind)]
+    for name in names:
+        seen[name].is_temporal = pa.types.is_temporal(types[name])
+    for batch in open_batches(path, readable):
+        for name in readable:
+            seen[name].add(batch.column(name), name)
+    if not any(each.rows for each in seen.values()):
+        raise DataError(f"{path} has no rows")
+    columns = [_guess(name, seen[name], label, path) for name in names if name != label]
+    about, notes = _guess_label(label, seen[label], path)
+    kept = {each.name: each.about for each in columns if each.about} | {label: about}
+    numbers = [name for name, about in kept.items() if "bounds" in about]
+    found = leaky_columns(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
+    doubts = {each.name: each.sentence for each in found}
+    columns = [each.doubted(doubts[each.name]) if each.name in doubts else each for each in columns]
+    draft = Draft(tuple(columns), about, path.name, confirm=True, comments=notes)
+    why = _no_start(seen[label])
+    if not why and (path.is_dir() or table_format(path) == DATABASE):
+        why = "a study knows public rows by the bytes of one file, so export them as CSV or Parquet"
+    if why:
+        return replace(draft, not_public=why)
+    return replace(draft, public_rows=PublicRows.of(path))
+
+
+def _no_start(label: Seen) -> str:
+    """Why training cannot start from the rows of this label, if it cannot; every class is there."""
+    lacking = label.missing + (sum(label.numbers[1].values()) if label.is_number else 0)
+    if lacking:
+        return f"{lacking:,} of them have no label"
+    return f"{label.rows:,} of them are too few, it takes {LEAST_PUBLIC}" if label.rows < LEAST_PUBLIC else ""
+
+
+@dataclass
+class Numbers:
+    """How many there are, their mean, the sum of squared distances from it, and their range."""
+
+    n: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    @np.errstate(all="ignore")
+    def add(self, values: Any, counts: Any) -> None:
+        """Take in values, each so many times."""
+        more = int(np.sum(counts))
+        if not more:
+            return
+        mean = float(np.average(values, weights=counts))
+        total, apart = self.n + more, mean - self.mean
+        self.squares += float(np.sum(counts * (values - mean) ** 2)) + apart**2 * (self.n * more / total)
+        self.mean += apart * (more / total)
+        self.n, self.low, self.high = total, min(self.low, float(min(values))), max(self.high, float(max(values)))
+
+    @property
+    def span(self) -> float:
+        return self.high - self.low
+
+
+@dataclass
+class Seen:
+    """What is known of a column's cells after some batches."""
+
+    rows: int = 0
+    missing: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    overflow: bool = False
+    no_number: str | None = None
+    is_temporal: bool = False
+    _usual: Numbers = field(default_factory=Numbers)
+    _codes: Counter[float] = field(default_factory=Counter)
+
+    def add(self, cells: Any, name: str) -> None:
+        """Count the cells of a batch."""
+        words, places = as_words(cells, name)
+        self.rows += len(places)
+        counts = np.bincount(places[places >= 0], minlength=len(words))
+        self._measure(words, counts, name)
+        self.missing += len(places) - int(counts.sum())
+        blank = np.array(pc.equal(pc.utf8_trim_whitespace(words), ""))
+        self.missing += int(counts[blank].sum())
+        if self.overflow:
+            return
+        for word, count in zip(words.to_pylist(), counts.tolist(), strict=True):
+            if text := word.strip():
+                found = _WHOLE.fullmatch(text)
+                self.counts[found[1] if found else text] += count
+        self.overflow = len(self.counts) > MOST_DISTINCT
+
+    def _measure(self, words: Any, counts: Any, name: str) -> None:
+        """Take in the numbers, or note the first cell that is none."""
+        if self.no_number is not None:
+            return
+        try:
+            values = as_numbers(words, name)
+        except DataError:
+            self.no_number = next(word.strip() for word in words.to_pylist() if not _is_number(word, name))
+            return
+        is_code, good = np.isin(values, CODES), np.isfinite(values) & (counts > 0)
+        self._codes.update(dict(zip(values[good & is_code].tolist(), counts[good & is_code].tolist(), strict=True)))
+        self._usual.add(values[good & ~is_code], counts[good & ~is_code])
+
+    @cached_property
+    def numbers(self) -> tuple[Numbers, dict[str, int]]:
+        """The numbers when all is read, and how often there are codes for missing ones, which are none of them."""
+        found, codes = replace(self._usual), {}
+        for value, count in sorted(self._codes.items(), key=lambda pair: abs(pair[0])):
+            beyond = value < 0.0 <= found.low or not found.low - found.span <= value <= found.high + found.span
+            if found.span > 0.0 and beyond:
+                codes[f"{value:.0f}"] = count
+            else:
+                found.add(np.array([value]), np.array([count]))
+        return found, codes
+
+    @property
+    def is_number(self) -> bool:
+        """Whether every cell is a number or missing, and not all are missing."""
+        return self.no_number is None and self.numbers[0].n > 0
+
+    @property
+    def whole(self) -> list[int]:
+        """The different numbers but for codes, if all are known and whole."""
+        if self.overflow or not all(map(_WHOLE.fullmatch, self.counts)):
+            return []
+        return sorted({int(each) for each in self.counts} - {int(each) for each in self.numbers[1]})
+
+    def mostly(self, pattern: re.Pattern[str]) -> bool:
+        """Whether 19 of 20 cells are of this form."""
+        fit = sum(count for text, count in self.counts.items() if pattern.fullmatch(text))
+        return fit > 0.95 * self.counts.total()
+
+
+def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
+    if why := _useless(name, seen, label):
+        return DraftColumn(name, None, why)
+    if is_boolean(seen):
+        return DraftColumn(name, {"kind": "boolean"})
+    if seen.is_number:
+        asked = record_hint(name, seen) or code_hint(name, seen) or grade_hint(seen.whole)
+        hints = (missing_codes(seen), asked)
+        return DraftColumn(name, {"kind": "number", **_range(seen), **_usual(seen)}, "; ".join(filter(None, hints)))
+    _check_commas(name, seen, path)
+    odd = f"; {seen.no_number!r} is not a number" if _is_mostly_numbers(seen) else ""
+    if seen.overflow or len(seen.counts) > MOST_CATEGORIES:
+        n = f"more than {MOST_DISTINCT:,}" if seen.overflow else f"{len(seen.counts):,}"
+        return DraftColumn(name, None, f"text with {n} different values{odd}")
+    values = tuple(value for value, _ in _by_frequency(seen.counts) if value not in OTHERS)
+    _check_values(name, values, path)
+    joined = f"{OTHER!r} is everything that is not listed, and so is the table's value of that name"
+    hint = odd.removeprefix("; ") or order_hint(values) or joined * (len(values) < len(seen.counts))
+    unseen = {} if seen.missing or len(values) < len(seen.counts) else {"unseen": (OTHER,)}
+    return DraftColumn(name, {"kind": "category", "values": values, **unseen}, hint)
+
+
+def _useless(name: str, seen: Seen, label: str) -> str:
+    """Why a column is left out, if it is."""
+    if seen.is_temporal or seen.mostly(_DATE):
+        return "dates; derive a number from them, such as an age or the days between two events"
+    if seen.mostly(_TIME):
+        return "times of day; derive a number from them, such as the hour"
+    if seen.rows == 0:
+        return "neither numbers nor text"
+    if not seen.counts:
+        return "every cell is missing"
+    if is_identifier(name):
+        return f"looks like an identifier{_persons(name, seen)}"
+    if is_label_like(name, label):
+        return f"looks like the label {label!r} itself"
+    filled = seen.rows - seen.missing
+    if len(seen.counts) == 1:
+        return f"{next(iter(seen.counts))[:40]!r} in every row"
+    every_other = seen.overflow or len(seen.counts) == filled
+    if seen.is_number:
+        is_running = seen.numbers[0].span == filled - 1 and all(map(_WHOLE.fullmatch, seen.counts))
+        return "a running number, which looks like an identifier" if is_running and filled > 20 else ""
+    return "every row has another value: looks like an identifier" if every_other and filled > 20 else ""
+
+
+def _persons(name: str, seen: Seen) -> str:
+    """What an owner does where a person has several rows."""
+    most = max(seen.counts.values())
+    if most == 1:
+        return ""
+    return (
+        f"; up to {most:,} rows have the same. If it names persons, every owner says so in site.toml, since ε is for "
+        f'one row otherwise: [person] column = "{name}", rows = {most} (or fewer)'
+    )
+
+
+def _range(seen: Seen) -> dict[str, Any]:
+    found = seen.numbers[0]
+    return {"bounds": friendly(found.low, found.high)}
+
+
+def _usual(seen: Seen) -> dict[str, float]:
+    """Mean and standard deviation to two digits of the latter, unless (nearly) all numbers are equal."""
+    (found, codes), (low, high) = seen.numbers, _range(seen)["bounds"]
+    std, no_values = math.sqrt(found.squares / found.n), {*MISSING, *codes}
+    most = 0 if seen.overflow else max(n for text, n in seen.counts.items() if text not in no_values)
+    if most >= NEARLY_ALL * found.n or not (high - low) / MOST_REACH < std < math.inf or not math.isfinite(found.mean):
+        return {}
+    digits = 1 - math.floor(math.log10(std))
+    usual = {"center": min(max(round(found.mean, digits), low), high), "scale": round(std, digits)}
+    return {name: int(each) if each.is_integer() and abs(each) < 1e15 else each for name, each in usual.items()}
+
+
+def _guess_label(name: str, seen: Seen, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    if not seen.counts:
+        raise DataError(f"{path}: the label {name!r} has no value in any row")
+    if len(seen.counts) == 1:
+        raise DataError(
+            f"{path}: the label {name!r} is {next(iter(seen.counts))[:40]!r} in every row: nothing to learn"
+        )
+    notes = [f"{seen.missing:,} of {seen.rows:,} rows have no label; such rows are refused"] if seen.missing else []
+    notes += filter(None, [missing_codes(seen) if seen.is_number else ""])
+    whole = all(map(_WHOLE.fullmatch, seen.counts))
+    if seen.is_number and (seen.overflow or not whole or len(seen.counts) > MOST_CLASSES):
+        return {"column": name, **_range(seen)}, tuple(notes)
+    _check_commas(name, seen, path)
+    if seen.overflow or len(seen.counts) > MOST_CLASSES:
+        raise DataError(
+            f"{path}: the label {name!r} has {len(seen.counts):,} different values; "
+            f"a number, or at most {MOST_CLASSES} classes, can be predicted"
+        )
+    if whole:
+        classes: tuple[str | int, ...] = tuple(sorted(map(int, seen.counts)))
+        if len(classes) > 2 and seen.numbers[0].low >= 0.0:
+            low, high = _range(seen)["bounds"]
+            notes.append(
+                f"classes or a number? These are drafted as classes. If they count or measure something: "
+                f'bounds = [{low}, {high}] in place of classes, and name = "squared" under [loss]'
+            )
+    elif is_boolean(seen):
+        classes = tuple(sorted(seen.counts, key=lambda word: str(word).lower() in TRUE))
+    else:
+        classes = tuple(value for value, _ in _by_frequency(seen.counts))
+    _check_values(name, tuple(map(str, classes)), path)
+    Label(name, classes)  # it can be one
+    return {"column": name, "classes": classes}, tuple(notes)
+
+
+def _is_number(word: str, name: str) -> bool:
+    try:
+        as_numbers(pa.array([word]), name)
+    except DataError:
+        return False
+    return True
+
+
+def _is_mostly_numbers(seen: Seen) -> bool:
+    numbers = sum(count for text, count in seen.counts.items() if _NUMBER.fullmatch(text))
+    return 2 * numbers > seen.counts.total()
+
+
+def is_boolean(seen: Seen) -> bool:
+    """Whether every cell is a word for true or false, and both occur."""
+    words = {word.lower() for word in seen.counts}
+    return words <= {*TRUE, *FALSE} and bool(words & set(TRUE)) and bool(words & set(FALSE))
+
+
+def friendly(low: float, high: float) -> tuple[float, float]:
+    """Bounds rounded outwards to few digits.
+
+    Examples
+    --------
+    >>> friendly(17, 90), friendly(0.0, 99_999.0), friendly(-0.731, 2.2), friendly(5.0, 5.0)
+    ((10, 90), (0, 100000), (-1, 2.5), (0, 10))
+    """
+    if low == high:
+        low, high = min(0.0, 2.0 * low), max(0.0, 2.0 * high) or 1.0
+    with np.errstate(all="ignore"):
+        span = high - low
+        if not math.isfinite(span) or span < 1e-300:
+            return low, high
+        power = math.floor(math.log10(span))
+        step = next(s for s in (1, 2, 5, 10) if span / (s * 10.0 ** (power - 1)) <= MOST_STEPS)
+        digits = max(0, 1 - power)
+        unit = step * 10.0 ** (power - 1)
+        found = _outward(low, unit, digits, math.floor), _outward(high, unit, digits, math.ceil)
+    return found if found[0] <= low < high <= found[1] else (low, high)
+
+
+def _outward(value: float, unit: float, digits: int, towards: Any) -> float:
+    nearest = round(value / unit)
+    steps = nearest if abs(value / unit - nearest) < 1e-9 else towards(value / unit)
+    found = round(steps * unit, digits)
+    return int(found) if float(found).is_integer() and abs(found) < 1e15 else found
+
+
+def _by_frequency(counts: Counter[str]) -> list[tuple[str, int]]:
+    """The most frequent first; equals in the order of the alphabet."""
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _is_readable(kind: Any) -> bool:
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer)
+    more = (pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+    return any(is_kind(inner) for is_kind in (*kinds, *more))
+
+
+def _check_commas(name: str, seen: Seen, path: Path) -> None:
+    odd = seen.no_number or ""
+    if _COMMA.fullmatch(odd) and all(_COMMA.fullmatch(x) or _WHOLE.fullmatch(x) for x in seen.counts):
+        raise DataError(f"{path}: column {name!r} holds {odd!r}{comma_hint(odd)}")
+
+
+def _check_values(name: str, values: tuple[str, ...], path: Path) -> None:
+    for value in values:
+        if not value.isprintable() or len(value) > 200:
+            raise DataError(
+                f"{path}: column {name!r} has a value that is not text on one line, {value[:40]!r}; "
+                "correct it or leave the column out"
+            )
+    if not values:
+        raise DataError(f"{path}: column {name!r} has no value but {OTHER!r}")
+
+
+def in_order(values: Iterable[str]) -> tuple[str, ...] | None:
+    """The values from little to much, where they look as if they had an order.
+
+    Examples
+    --------
+    >>> in_order(["medium", "High", "low"]), in_order(["grade 2", "grade 10", "grade 1"])
+    (('low', 'medium', 'High'), ('grade 1', 'grade 2', 'grade 10'))
+    >>> in_order(["18-25", "65+", "26-64"]), in_order(["A", "B", "AB", "0"])
+    (('18-25', '26-64', '65+'), None)
+    """
+    values = tuple(values)
+    if len(values) < 3:
+        return None
+    words = {value: re.sub(r"[\s_-]+", "_", value.strip().casefold()) for value in values}
+    for scale in SCALES:
+        if len(set(words.values())) == len(values) and set(words.values()) <= set(scale):
+            return tuple(sorted(values, key=lambda value: scale.index(words[value])))
+    found = {value: _NUMBERED.fullmatch(value.strip()) for value in values}
+    numbered = {value: each for value, each in found.items() if each}
+    alike = {(each[1].strip().casefold(), each[4].strip().casefold()) for each in numbered.values()}
+    steps = {value: (float(each[3]), _SIGNS.index(each[2])) for value, each in numbered.items()}
+    if len(numbered) == len(values) == len(set(steps.values())) and len(alike) == 1:
+        return tuple(sorted(values, key=steps.__getitem__))
+    return None
+
+
+def order_hint(values: Iterable[str]) -> str:
+    """What to say of a category whose values look ordered; nothing for others."""
+    found = in_order(values)
+    if found is None:
+        return ""
+    listed = ", ".join(f'"{value}"' for value in found)
+    return f'its values look ordered; if they are: kind = "ordinal", values = [{listed}], and no unseen'
+
+
+def grade_hint(whole: list[int]) -> str:
+    """What to say of a few whole numbers, such as 1 to 5, which may be grades and not amounts."""
+    if not 3 <= len(whole) <= 10 or whole[0] not in (0, 1) or whole[-1] - whole[0] != len(whole) - 1:
+        return ""
+    return f'if these are grades and not amounts: kind = "ordinal", values = {_as_values(whole)}'
+
+
+def code_hint(name: str, seen: Seen) -> str:
+    """What to say of whole numbers that may be codes: by the column's name, or few, often, and with gaps."""
+    whole = seen.whole
+    steps = {after - before for before, after in pairwise(whole)}
+    few = 3 <= len(whole) <= MOST_CLASSES and 10 * len(whole) <= seen.rows
+    gaps = few and len(steps) > 1 and whole[-1] - whole[0] + 1 >= 2 * len(whole)
+    if not gaps and not (_CODE.fullmatch(name) and (whole or seen.overflow)):
+        return ""
+    if not 0 < len(whole) <= MOST_CATEGORIES:
+        return "if these are codes and not amounts, leave the column out, or make it a category of fewer public values"
+    return f'if these are codes and not amounts: kind = "category", values = {_as_values(whole)}, no bounds'
+
+
+def record_hint(name: str, seen: Seen) -> str:
+    """What to say of whole numbers that may number persons or records which have several rows.
+
+    By the column's name; or they are many, hardly one is left out from the first (0, 1 or a large number) to the
+    last, and all have about equally many rows.
+    """
+    whole, n, most = seen.whole, seen.counts.total(), max(seen.counts.values())
+    named = bool(_PERSON.fullmatch(name)) and (len(whole) > MOST_CLASSES or seen.overflow)
+    first = bool(whole) and (whole[0] in (0, 1) or whole[0] >= 1000)
+    running = first and len(whole) > MOST_CATEGORIES and whole[-1] - whole[0] < 1.2 * len(whole)
+    if most == 1 or not (named or (running and most * len(whole) <= 4 * n)):
+        return ""
+    return f"if these number persons or records and are no amounts, leave the column out{_persons(name, seen)}"
+
+
+def missing_codes(seen: Seen) -> str:
+    """What to say of numbers such as -99 that are far from all others."""
+    codes = seen.numbers[1]
+    said = " and ".join(f"{code} in {n:,} row{'s' * (n != 1)}" for code, n in codes.items())
+    if not said:
+        return ""
+    return f"{said}: far from all others, so left out here. A code for missing? Leave such cells empty in all tables"
+
+
+def _as_values(whole: list[int]) -> str:
+    return json.dumps(list(map(str, whole)))

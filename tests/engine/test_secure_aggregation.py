@@ -1,0 +1,183 @@
+"""Secure aggregation in one process: shares of noise, of which only the sum is used."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dpadmm import simulate
+from dpadmm.errors import StudyError
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.statement import of_report
+from dpadmm.engine.noise import ExactNoise, Pooled, Question, SimulatedNoise, _batched
+from dpadmm.trusted.discrete_gaussian import LEAST_SHARE, SHARE_MARGIN, Grid
+
+COMMON = {"method": "auto", "n_agents": 6, "epsilon": 1.0, "seed": 3, "metrics_every": 0, "n_rounds": 7}
+
+
+class Nothing:
+    """A statistic whose sums are zero, so that an answer is noise."""
+
+    name, row_norm, shape, parameter_shape = "nothing", 1.0, (40, 1), ()
+
+    def accepts(self, parameters):
+        return True
+
+    def sums(self, rows, parameters, active=None, *, bound):
+        return np.zeros((rows.n_agents, *self.shape))
+
+    def means(self, rows, parameters, active=None):
+        return np.zeros((rows.n_agents, *self.shape))
+
+
+class Cohort:
+    n_agents, n_rows = 8, np.array([100, 200, 300, 400, 100, 200, 300, 400])
+
+
+def asked(z: float = 5.0, round: int = 1, active=None) -> Question:
+    n = Cohort.n_agents
+    return Question(Cohort(), Nothing(), np.zeros((n, 0)), np.full(n, z), round, active)  # type: ignore[arg-type]
+
+
+def test_the_shares_of_the_honest_are_the_noise_of_a_release_and_those_of_others_come_on_top() -> None:
+    for noise in (ExactNoise(), SimulatedNoise(1, 8, (40, 1))):
+        for honest, active in ((8, None), (3, None), (2, np.array([1, 4, 6]))):
+            pooled = Pooled(noise, honest, Cohort.n_rows, 400)
+            answers = np.array([pooled.answer(asked(round=k, active=active)) for k in range(1, 61)])
+            members = np.arange(8) if active is None else active
+            stated = 5.0 * 2.0 * math.sqrt(len(members) / honest) / Cohort.n_rows[members].sum()
+            assert answers.shape == (60, 1, 40, 1)
+            # 2,400 numbers: the standard deviation of their own is 1.4% of it
+            assert answers.std() == pytest.approx(stated, rel=0.07)
+
+
+def test_a_share_is_never_smaller_than_its_part_of_the_noise() -> None:
+    grid = Grid(1.0, 104, 1000)
+    whole = grid.sensitivity / grid.step
+    for honest in (2, 5, 100):
+        share = grid.noise_scale(7.0, honest)
+        assert 7.0 * whole * (1.0 + SHARE_MARGIN) <= share * math.sqrt(honest) <= 7.0 * whole * 1.001
+        assert share >= LEAST_SHARE
+    assert grid.noise_scale(7.0, 1) == grid.noise_scale(7.0)
+    with pytest.raises(StudyError, match="too small"):
+        Grid(1.0, 1, 10).noise_scale(0.1, 10**9)
+
+
+def test_one_share_for_all_is_local_trust_of_one_agent() -> None:
+    """With h = n equal agents, the sum has the noise of one agent with all rows."""
+    several = simulate("synthetic", **{**COMMON, "n_rounds": None}, trust="secure_aggregation", honest=6)
+    alone = simulate("synthetic", **{**COMMON, "n_rounds": None, "n_agents": 1})
+    assert several.outcome.rounds == alone.outcome.rounds > 20
+    state, one = (each.method._state(each.outcome.broadcast) for each in (several, alone))
+    assert state.clip == pytest.approx(one.clip, rel=0.2)
+    assert np.corrcoef(several.weights.ravel(), alone.weights.ravel())[0, 1] > 0.95
+
+
+def test_the_report_tells_both_promises_and_the_statement_too() -> None:
+    result = simulate("synthetic", **COMMON, trust="secure_aggregation", honest=4, exact_noise=True)
+    report = result.privacy
+    assert report.exact_noise
+    assert report.epsilon == pytest.approx(1.0)
+    assert report.epsilon_alone == pytest.approx(exact_epsilon(2.0 * report.mu[0], 1e-5))
+    written = report.as_json()
+    assert (written["trust"], written["honest"]) == ("secure_aggregation", 4)
+    assert "4 agents" in written["guarantee"]
+    assert "computational" in written["guarantee"]
+    stated = of_report(report, result.n_rows, name="x", settings_hash="ab" * 32, version="1").as_json()
+    assert stated["trust"]["honest"] == 4
+    assert stated["worst"]["epsilon_alone"] == report.epsilon_alone
+    local = simulate("synthetic", **COMMON).privacy
+    assert local.as_json()["trust"] == "local"
+    assert local.epsilon_alone == local.epsilon
+
+
+def test_fewer_honest_agents_mean_more_noise_and_a_smaller_loss_alone() -> None:
+    found = [simulate("synthetic", **COMMON, trust="secure_aggregation", honest=h).privacy for h in (2, 4, 6)]
+    assert all(more.epsilon_alone > less.epsilon_alone for less, more in pairwise(found))
+    assert {round(each.epsilon, 6) for each in found} == {1.0}
+
+
+def test_exact_shares_of_unequal_agents_add_up_on_one_grid() -> None:
+    """With noise put in, the pooled answer is the sum of what every guard says, over all rows."""
+    rng = np.random.default_rng(5)
+    noise = {(i, k): rng.integers(-(10**6), 10**6, 40) for i in range(8) for k in (1, 2)}
+    source = ExactNoise(lambda i, k: lambda scale, count: noise[i, k])
+    pooled = Pooled(source, 3, Cohort.n_rows, 1000)
+    total = sum(noise[i, 2] for i in range(8))
+    step = Grid(1.0, 40, 1000).step
+    assert np.array_equal(pooled.answer(asked(round=2)).ravel(), total * step / Cohort.n_rows.sum())
+    assert source.whole(asked(round=2), Cohort.n_rows).dtype == np.int64
+
+
+def test_agents_with_budgets_of_their_own_have_no_common_noise() -> None:
+    unequal = replace(asked(), noise_multiplier=np.array([5.0] * 7 + [6.0]))
+    with pytest.raises(StudyError, match="all agents have the same budget"):
+        Pooled(ExactNoise(), 4, Cohort.n_rows, 400).answer(unequal)
+
+
+def test_what_is_drawn_beside_answers_is_the_noise_it_was_made_of() -> None:
+    noise = SimulatedNoise(1, 8, (40, 1))
+    pooled = Pooled(noise, 4, Cohort.n_rows, 400)
+    assert np.array_equal(pooled.draw(3), noise.draw(3))
+    assert np.array_equal(pooled.draw(3, 2, (5,)), noise.draw(3, 2, (5,)))
+    assert [Pooled(each, 4, Cohort.n_rows, 400).exact for each in (noise, ExactNoise())] == [False, True]
+
+
+def test_noise_that_is_drawn_in_portions_is_drawn_once() -> None:
+    draw = _batched(Counter({1000: 5}))(0, 1)
+    found = np.array([draw(1000, 20_000) for _ in range(5)])
+    assert len(np.unique(found[:, :50], axis=0)) == 5
+    assert found.std() == pytest.approx(1000.0, rel=0.02)
+
+
+def test_absent_agents_add_no_share_and_too_few_are_not_asked() -> None:
+    changes = {**COMMON, "n_rounds": 30, "trust": "secure_aggregation", "honest": 4, "participation": 0.7}
+    result = simulate("synthetic", **changes)
+    there = result.outcome.attended.sum(axis=1)
+    assert (there == 0).any()
+    assert there[there > 0].min() >= 4
+    assert result.privacy.epsilon < 1.0
+    with pytest.raises(StudyError, match="relies on 4 honest"):
+        Pooled(ExactNoise(), 4, Cohort.n_rows, 400).answer(asked(active=np.array([0, 1, 2])))
+
+
+def test_void_rounds_are_charged_and_the_run_goes_on_even_without_its_first() -> None:
+    changes = {
+        **COMMON,
+        "n_rounds": 25,
+        "epsilon": 20.0,
+        "trust": "secure_aggregation",
+        "honest": 4,
+        "metrics_every": 1,
+    }
+    whole = simulate("synthetic", **changes)
+    for seed in range(40):
+        voided = simulate("synthetic", **{**changes, "seed": seed}, void_rounds=0.3)
+        first_is_void = not voided.method._state(voided.outcome.broadcast).ridge
+        if first_is_void:
+            break
+    assert first_is_void
+    assert voided.privacy.epsilon == pytest.approx(whole.privacy.epsilon)
+    best, reached = (each.trace.last()["test_loss_global"] for each in (whole, voided))
+    assert reached < (best + math.log(2.0)) / 2.0
+
+
+def test_what_cannot_be_secure_aggregation_says_why() -> None:
+    masked = {**COMMON, "trust": "secure_aggregation"}
+    for changes, words in (
+        ({}, "needs honest"),
+        ({"honest": 1}, "honest"),
+        ({"honest": 7}, "there are 6 agents"),
+        ({"honest": 3, "method": "dp_admm"}, "only their sum is seen"),
+        ({"honest": 3, "epsilon": (1.0,) * 6}, "one budget"),
+        ({"honest": 3, "epsilon": None, "noise_multiplier": 0.0}, "noise"),
+        ({"honest": 3, "trust": "local"}, "belongs to trust"),
+        ({"trust": "local", "void_rounds": 0.1}, "void_rounds belongs"),
+    ):
+        with pytest.raises(StudyError, match=words):
+            simulate("synthetic", **{**masked, **changes})

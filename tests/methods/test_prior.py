@@ -1,0 +1,248 @@
+"""Public rows as a prior: a plain model of them, weighed against the noise, at no cost in privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from cohorts import cohort
+from scipy.sparse import csr_array
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
+
+from dpadmm.matrices.arrays import Floats
+from dpadmm.errors import DataError
+from dpadmm.data.datasets.synthetic import synthetic
+from dpadmm.losses import Logistic, Loss, Softmax, Squared
+from dpadmm.queries.problem import Problem, Rows, make_rows
+from dpadmm.regularizers import L1, L2
+from dpadmm.training.run import Result, run
+from dpadmm.studies.settings import Training
+from dpadmm.methods.auto import PublicState, usual_shrink
+from dpadmm.engine.noise import ExactNoise, SimulatedNoise
+from dpadmm.methods.prior import CLIPS, FOLDS, LEAST_SHRINK, RIDGE, prior_of
+
+LOSSES: tuple[Loss, ...] = (Logistic(), Softmax(n_outputs=3), Squared())
+TASKS = {"binary": LOSSES[0], "multiclass": LOSSES[1], "regression": LOSSES[2]}
+
+
+# What public rows say
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_it_is_the_model_that_scikit_learn_finds(loss: Loss) -> None:
+    """With the first penalty after which a lighter one is no better on rows unseen; the study's own has no say."""
+    for scale in (1.0, 0.05):  # shorter rows need larger weights
+        rows = cohort(loss, sizes=(300,))
+        features, labels = scale * rows.features[rows.order], rows.labels
+        folds = np.empty(300, dtype=int)
+        folds[np.argsort(labels, kind="stable")] = np.arange(300) % FOLDS
+        losses, models = [], []
+        for ridge in (RIDGE / 4.0**k for k in range(6)):
+            if loss.task == "regression":
+                oracle: Any = Ridge(alpha=ridge, fit_intercept=False)
+            else:
+                oracle = LogisticRegression(C=1.0 / ridge, fit_intercept=False, tol=1e-10, max_iter=1000)
+            how = "predict" if loss.task == "regression" else "decision_function"
+            scores = cross_val_predict(oracle, features, labels, cv=PredefinedSplit(folds), method=how)
+            losses.append(loss.value(labels, scores.reshape(300, -1)).mean())
+            models.append(np.atleast_2d(oracle.fit(features, labels).coef_))
+        best = next((k for k in range(5) if losses[k + 1] >= losses[k]), 5)
+        found = prior_of(Problem(loss, L1(), 0.3), make_rows(features, labels))
+        np.testing.assert_allclose(found.weights.T, models[best], rtol=1e-4, atol=1e-4)
+        assert scale == 1.0 or best > 0
+        assert found.n_rows == 300
+        np.testing.assert_allclose(found.means, features.mean(axis=0))
+        np.testing.assert_allclose(found.squares, np.square(features).mean(axis=0))
+
+
+def test_scores_are_shortened_by_as_much_as_clipping_makes_them_longer() -> None:
+    """Of one feature that is ±1: after descent on clipped gradients, s times the weight is the weight without clip."""
+    rng = np.random.default_rng(0)
+    features = np.where(rng.random((4000, 1)) < 0.5, 1.0, -1.0)
+    for strength in (0.4, 1.0, 2.0):
+        chances = 1.0 / (1.0 + np.exp(-strength * features[:, 0]))
+        labels = np.where(rng.random(4000) < chances, 1.0, -1.0)
+        prior = prior_of(Problem(Logistic(), L2(), 0.0), make_rows(features, labels))
+        for clip in (0.3, 0.45, 0.8):
+            weight, right = 0.0, np.mean(labels == features[:, 0])
+            for _ in range(3000):
+                surprise = 1.0 / (1.0 + np.exp(weight))
+                weight += 4.0 * (right * min(surprise, clip) - (1.0 - right) * min(1.0 - surprise, clip))
+            expected = max(float(prior.weights[0, 0]) / weight, LEAST_SHRINK)
+            assert prior.shrink(clip) == pytest.approx(expected, rel=0.03)
+
+
+def test_labels_that_the_rows_do_not_tell_leave_the_usual_length() -> None:
+    rng = np.random.default_rng(1)
+    features = rng.uniform(-0.5, 0.5, size=(60, 3))
+    labels = np.where(np.arange(60) % 2 == 0, 1.0, -1.0)
+    prior = prior_of(Problem(Logistic(), L2(), 0.0), make_rows(features, labels))
+    np.testing.assert_array_equal(prior.shrinks, usual_shrink(CLIPS))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_sparse_rows_say_the_same(loss: Loss) -> None:
+    rows, problem = cohort(loss, sizes=(100,)), Problem(loss, L2(), 0.0)
+    features = rows.features[rows.order]
+    dense = prior_of(problem, make_rows(features, rows.labels))
+    sparse = prior_of(problem, make_rows(csr_array(features), rows.labels))
+    for each in fields(dense):
+        np.testing.assert_allclose(getattr(sparse, each.name), getattr(dense, each.name), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", LOSSES[:2])
+def test_rows_of_every_class_are_needed(loss: Loss) -> None:
+    rows = cohort(loss, sizes=(100,))
+    some = rows.labels == rows.labels[0]
+    lacking = make_rows(rows.features[rows.order][some], rows.labels[some])
+    with pytest.raises(DataError, match="rows of every class"):
+        prior_of(Problem(loss, L2(), 0.0), lacking)
+
+
+# What it does to a run
+
+
+@dataclass(frozen=True)
+class World:
+    """3,000 private rows of three agents, public rows of the same kind, and 4,000 others to test on."""
+
+    problem: Problem
+    private: Rows
+    public: Rows
+    turned: Rows
+    others: Rows
+    seed: int
+
+    @classmethod
+    def of(cls, task: Any, n_public: int, seed: int) -> World:
+        data = synthetic(task, n_rows=7000 + n_public, n_features=8, seed=seed)
+        order = np.random.default_rng(seed).permutation(len(data.labels))
+        features, labels = data.features[order], data.labels[order]
+        turned = (labels[7000:] + 1.0) % 3.0 if task == "multiclass" else -labels[7000:]
+        return cls(
+            problem=Problem(TASKS[task], L2(), 1e-6),
+            private=make_rows(features[:3000], labels[:3000], offsets=np.arange(0, 3001, 1000)),
+            public=make_rows(features[7000:], labels[7000:]),
+            turned=make_rows(features[7000:], turned),
+            others=make_rows(features[3000:7000], labels[3000:7000]),
+            seed=seed,
+        )
+
+    def trained(
+        self, epsilon: float, known: Rows | None = None, *, method: str = "auto", exact: bool = False
+    ) -> Result:
+        problem, rows = self.problem, self.private
+        training = Training(method=method, loss=problem.loss, epsilon=epsilon)
+        noise = SimulatedNoise(self.seed, 3, (rows.n_features, problem.loss.n_outputs))
+        prior = None if known is None else prior_of(problem, known)
+        return run(training, problem, rows, ExactNoise() if exact else noise, prior=prior)
+
+    def loss(self, weights: Floats) -> float:
+        return self.problem.objective(self.others, weights)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("epsilon", "n_public"), [(0.3, 150), (0.3, 1000), (1.0, 1000), (5.0, 150)])
+def test_public_rows_of_the_same_kind_do_not_hurt(task: str, epsilon: float, n_public: int) -> None:
+    """Better than the private run alone where there is much noise, and as good as the public model at least, nearly."""
+    found = []
+    for seed in range(4):
+        world = World.of(task, n_public, seed)
+        runs = world.trained(epsilon), world.trained(epsilon, world.public)
+        public = prior_of(world.problem, world.public).weights
+        found.append([world.loss(each) for each in (*(each.weights for each in runs), public)])
+    without, together, alone = np.mean(found, axis=0)
+    assert together <= 1.002 * without
+    assert together <= 1.04 * alone
+    if (epsilon, n_public) == (0.3, 1000):
+        assert together < 0.96 * without
+    if epsilon == 5.0:
+        assert together < 0.97 * alone
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_where_noise_hides_everything_the_public_model_is_left(task: str) -> None:
+    found = []
+    for seed in range(6):
+        world = World.of(task, 60, seed)
+        features, labels = world.private.features[:90], world.private.labels[:90]
+        few = replace(world, private=make_rows(features, labels, offsets=np.arange(0, 91, 30)))
+        public = prior_of(world.problem, world.public).weights
+        found.append([world.loss(each) for each in (few.trained(0.3, world.public).weights, public)])
+    together, alone = np.mean(found, axis=0)
+    assert together < 1.03 * alone
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("epsilon", [1.0, 5.0])
+def test_public_rows_with_labels_turned_around_are_not_believed(task: str, epsilon: float) -> None:
+    """The first gradient is larger than rows of the same kind would make it, so that private rows count more."""
+    found, trust = [], []
+    for seed in range(4):
+        world = World.of(task, 150, seed)
+        without, same, turned = (world.trained(epsilon, rows) for rows in (None, world.public, world.turned))
+        wrong = prior_of(world.problem, world.turned).weights
+        found.append([world.loss(each) for each in (without.weights, turned.weights, wrong)])
+        states = [PublicState.unpacked(each.outcome.broadcast, wrong.shape) for each in (without, same, turned)]
+        assert states[0].doubt == 0.0
+        trust.append(states[2].doubt / states[1].doubt)
+    assert max(trust) < 0.5
+    without_any, misled, public = np.mean(found, axis=0)
+    assert misled < 1.06 * without_any < public
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_even_with_much_noise_turned_labels_leave_a_model_that_is_better_than_none(task: str) -> None:
+    found = []
+    for seed in range(4):
+        world = World.of(task, 150, seed)
+        misled = world.trained(0.3, world.turned)
+        found.append([world.loss(each) for each in (misled.weights, np.zeros_like(misled.weights))])
+    misled_loss, nothing = np.mean(found, axis=0)
+    assert misled_loss < 0.75 * nothing
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_public_rows_whose_labels_say_nothing_cost_little(task: str) -> None:
+    """Dummy rows: also where private rows say nothing, a model that is not believed must not be what is left."""
+    found = []
+    for seed in range(4):
+        world = World.of(task, 150, seed)
+        labels = np.random.default_rng(seed).permutation(world.public.labels)
+        dummies = make_rows(world.public.features, labels)
+        found.append([world.loss(world.trained(0.3, rows).weights) for rows in (None, dummies)])
+    without, misled = np.mean(found, axis=0)
+    assert misled < 1.07 * without
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("method", ["auto", "dp_admm"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_it_costs_nothing(method: str, exact: bool) -> None:
+    """The plan, the noise and the report are those of the same run without public rows."""
+    world = World.of("binary", 100, 1)
+    plain, started = (world.trained(1.0, rows, method=method, exact=exact) for rows in (None, world.public))
+    assert started.privacy.as_json() == plain.privacy.as_json()
+    rounds = plain.training.planned_rounds
+    assert started.training == plain.training
+    for agent in range(3):
+        assert started.method.plan(agent, rounds) == plain.method.plan(agent, rounds)
+    if not exact:
+        assert not np.array_equal(started.weights, plain.weights)
+
+
+def test_other_methods_start_from_the_public_model() -> None:
+    world = World.of("binary", 100, 1)
+    prior = prior_of(world.problem, world.public)
+    training = Training(method="dp_admm", loss=Logistic(), epsilon=1.0, n_rounds=3)
+    shape = prior.weights.shape
+    runs = [
+        run(training, world.problem, world.private, SimulatedNoise(1, 3, shape), **given)
+        for given in ({"prior": prior}, {"warm_start": prior.weights})
+    ]
+    np.testing.assert_array_equal(runs[0].weights, runs[1].weights)

@@ -1,0 +1,714 @@
+"""The closed list: what a row adds is bounded, whatever the row and the parameters are, in floating point too.
+
+An adversary looks for the two rows that are furthest apart, and for the row that adds most. It comes near what
+noise is made for, and beyond it as soon as rows are not shortened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import LOSS_CASES, coded, prove, random_labels, random_rows
+from cohorts import cohort
+from hypothesis import given
+from hypothesis import strategies as st
+from looping import case
+from scipy.sparse import csr_array
+from scipy.spatial.distance import pdist, squareform
+from statistic_cases import all_statistics, grid_of, parameters_for, shapes_and_points
+
+from dpadmm.matrices import memmap
+from dpadmm.errors import DataError, StudyError
+from dpadmm import kernels
+from dpadmm.queries import problem
+from dpadmm.queries import preconditioner as shape_module
+from dpadmm.losses import Huber, Logistic, Loss, Poisson, Softmax, Squared
+from dpadmm.losses.poisson import coded as counted
+from dpadmm.queries.problem import Problem, Rows, make_rows
+from dpadmm.regularizers import L2
+from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries import (
+    STATISTICS,
+    Statistic,
+    column_sums,
+    make_statistic,
+    moments,
+    newton_pair,
+    score_histogram,
+)
+from dpadmm.queries.column_sums import ColumnSums
+from dpadmm.queries.gradient import Gradient
+from dpadmm.queries.moments import Moments
+from dpadmm.queries.newton import CURVATURE, SHARES, NewtonPair
+from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
+from dpadmm.queries.preconditioned_gradient import MOST, ShapedGradient
+from dpadmm.trusted.discrete_gaussian import Grid
+
+ATTACKED: list[Loss] = [
+    *(Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5), Huber()),
+    *(Poisson(gradient_bound=0.5, unit=0.125), Poisson(gradient_bound=0.5, cuts=(0.25, 0.6))),
+]
+
+
+def contributions(
+    statistic: Statistic, features: Any, labels: Any, parameters: Any, bound: float, weights: Any = None
+) -> Any:
+    """What every row adds, (rows, size): each is an agent's, beside a row of zeros that adds nothing."""
+    n, d = features.shape
+    both = np.zeros((2 * n, d))
+    both[::2] = features
+    order, offsets = np.arange(2 * n), np.arange(0, 2 * n + 1, 2)
+    row_weights = None if weights is None else np.repeat(weights, 2)
+    rows = make_rows(both, np.repeat(labels, 2), order=order, offsets=offsets, row_weights=row_weights)
+    asked = np.broadcast_to(parameters, (n, *np.shape(parameters)))
+    return statistic.sums(rows, asked, bound=bound).reshape(n, -1)
+
+
+def attack(
+    statistic: Statistic, loss: Loss, parameters: Any, bound: float, *, turns: int = 6, weighted: bool = False
+) -> tuple[float, float]:
+    """How far apart two rows were found to be, and how far from nothing one: by search from good places.
+
+    Rows that are ``weighted`` have any weights that there may be, which the adversary chooses too.
+    """
+    d, rng = statistic.n_features, np.random.default_rng(1)
+    even = np.full((1, d), d**-0.5)
+    axes = np.eye(d)
+    tilted = np.repeat(
+        [a * axes[0] + 0.01 * b * axes[-1] for a, b in product((-0.9999, 0.9999), (-1.0, 1.0))], 4, axis=0
+    )
+    ends = np.concatenate([even, -even, axes[:2], -axes[:2], tilted, random_rows(rng, 30, d)])
+    features = np.concatenate([ends, ends, 1e-3 * ends])
+    labels = random_labels(loss, rng, len(features))
+    if loss.task == "regression":
+        labels = np.sign(labels) * rng.choice([1e-3, 1.0, 1e6], size=len(labels))
+    weights = rng.choice([0.0, 1e-300, 0.5, 1.0 - 2.0**-53, 1.0], len(features)) if weighted else None
+    apart = alone = 0.0
+    for turn in range(turns):
+        told = contributions(statistic, features, labels, parameters, bound, weights)
+        between, lengths = squareform(pdist(told)), np.linalg.norm(told, axis=1)
+        apart, alone = max(apart, float(between.max())), max(alone, float(lengths.max()))
+        best = np.unravel_index(np.argsort(between, axis=None)[-8:], between.shape)
+        parents = np.concatenate([*best, np.argsort(lengths)[-8:]])
+        near = np.repeat(parents, 4)
+        moved = features[near] + rng.normal(scale=0.3 / 4**turn, size=(len(near), d)) / d**0.5
+        features = np.concatenate([features[parents], moved / np.maximum(1.0, np.linalg.norm(moved, axis=1))[:, None]])
+        labels = np.concatenate([labels[parents], labels[near]])
+        if weights is not None:
+            nearby = np.clip(weights[near] + rng.normal(scale=0.3 / 4**turn, size=len(near)), 0.0, 1.0)
+            weights = np.concatenate([weights[parents], nearby])
+    return apart, alone
+
+
+def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
+    for loss in ATTACKED:
+        for statistic in all_statistics(loss, 40):
+            grid = grid_of(statistic, 100)
+            reached = np.zeros(2)
+            for parameters in parameters_for(statistic):
+                with case(loss, statistic.name, parameters):
+                    apart, alone = attack(statistic, loss, parameters, grid.row_bound)
+                    assert apart <= 2.0 * statistic.row_norm < grid.sensitivity
+                    assert alone <= statistic.row_norm
+                    reached = np.maximum(reached, [apart / grid.sensitivity, alone / statistic.row_norm])
+            with case(loss, statistic.name):
+                # of a squared loss, rows of opposite gradients have the same Hessian and residual; of counts, rows
+                # that reach the bound have Hessians and labels of the same sign
+                known = {("newton_pair", "regression"): 0.6**0.5, ("newton_pair", "count"): 0.5**0.5}
+                most = {**known, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
+                # two cells of a histogram; S is for two rows of one cell that are silenced together
+                most = 0.5**0.5 if statistic.name == ScoreHistogram.name else most
+                assert (reached > 0.96 * np.array([most, 1.0])).all(), reached
+
+
+def test_an_adversary_who_chooses_weights_comes_as_near_and_never_beyond() -> None:
+    for loss in ATTACKED:
+        for statistic in all_statistics(loss, 12):
+            grid, reached = grid_of(statistic, 100), 0.0
+            for parameters in parameters_for(statistic):
+                with case(loss, statistic.name, parameters):
+                    apart, alone = attack(statistic, loss, parameters, grid.row_bound, turns=4, weighted=True)
+                    assert apart <= 2.0 * statistic.row_norm < grid.sensitivity
+                    assert alone <= statistic.row_norm
+                    reached = max(reached, alone / statistic.row_norm)
+            with case(loss, statistic.name):
+                assert reached > 0.85
+
+
+@pytest.mark.parametrize("weight", [1.0 + 2.0**-52, -(2.0**-60), np.nan, np.inf])
+def test_no_rows_have_weights_beyond_the_bound(weight: float) -> None:
+    with pytest.raises(
+        DataError, match=r"the weight of row 2 is .*; divided by its public bound it must lie in \[0, 1\]"
+    ):
+        make_rows(np.eye(2), np.ones(2), row_weights=np.array([1.0, weight]))
+    with pytest.raises(DataError, match="one weight per row"):
+        make_rows(np.eye(2), np.ones(2), row_weights=np.ones(3))
+
+
+def test_sums_of_weighted_rows_are_those_of_rows_times_weights_and_of_repeated_ones() -> None:
+    """However rows are stored and summed: compiled, in NumPy, over agents and over all."""
+    rng = np.random.default_rng(3)
+    for loss in ATTACKED:
+        features, copies = random_rows(rng, 60, 5), rng.integers(0, 5, 60)
+        labels = random_labels(loss, rng, 60)
+        repeated = np.repeat(np.arange(60), copies)
+        for statistic in all_statistics(loss, 5):
+            if statistic.name in (ColumnSums.name, ScoreHistogram.name):  # which count rows
+                continue
+            for storage, parameters in product((np.asarray, csr_array, coded), parameters_for(statistic)[:2]):
+                with case(loss, statistic.name, storage, parameters):
+                    rows = make_rows(storage(features), labels, row_weights=copies / 4.0)
+                    told = make_rows(storage(features[repeated]), labels[repeated])
+                    expected = statistic.sums(told, parameters[None], bound=statistic.row_norm)[0]
+                    within = {"rtol": 1e-8, "atol": 1e-8 * np.abs(expected).max() + 1e-300}
+                    found = statistic.sums(rows, parameters[None], bound=statistic.row_norm)[0]
+                    np.testing.assert_allclose(4.0 * found, expected, **within)
+                    means = statistic.means(rows, parameters[None])[0]
+                    np.testing.assert_allclose(240.0 * means, expected, **within)
+                    offsets = np.array([0, 20, 25, 60])
+                    dealt = make_rows(storage(features), labels, offsets=offsets, row_weights=copies / 4.0)
+                    if hasattr(statistic, "weighted_mean"):
+                        for shares in (np.diff(offsets) / 60.0, np.array([0.5, 0.25, 0.25])):
+                            some = statistic.weighted_mean(dealt, parameters, shares)
+                            asked = np.broadcast_to(parameters, (3, *parameters.shape))
+                            each = np.tensordot(shares, statistic.means(dealt, asked), 1)
+                            np.testing.assert_allclose(some, each, **within)
+
+
+def test_an_adversary_is_beyond_the_bound_where_rows_are_not_shortened() -> None:
+    """So what the test above finds to be kept is kept by shortening; some are short by themselves."""
+    for loss in ATTACKED:
+        for statistic in all_statistics(loss, 6):
+            short = (NewtonPair.name, ColumnSums.name, ScoreHistogram.name)
+            declared = isinstance(loss, Squared | Poisson)
+            if statistic.name in short or (statistic.name == Gradient.name and not declared):
+                continue
+            with case(loss, statistic.name):
+                with np.errstate(over="ignore"):
+                    found = [attack(statistic, loss, asked, 1e300, turns=2) for asked in parameters_for(statistic)]
+                assert max(alone for _, alone in found) > 1.1 * statistic.row_norm
+                if statistic.name != Moments.name:  # whose replaced rows are 4 apart at most, for another reason
+                    assert max(apart for apart, _ in found) > 2.2 * statistic.row_norm
+
+
+SIZES = [0.0, 5e-324, 1e-170, 1e-155, 1e-9, 1 / 3, 0.57, 1.0]
+
+
+@st.composite
+def single_rows(draw: Any) -> tuple[Loss, Any, float]:
+    loss = draw(st.sampled_from(LOSS_CASES))
+    cell = st.builds(np.multiply, st.sampled_from(SIZES), st.sampled_from([-1.0, 1.0]))
+    row = np.array(draw(st.lists(cell, min_size=4, max_size=4)))
+    if loss.task == "count":
+        label = draw(st.sampled_from([0.0, 0.999, 2.0**26, 2.0**26 + 0.5, -1.5, 1.7e308]))
+    elif loss.task == "regression":
+        label = draw(st.sampled_from([0.0, 0.3, -1.0, 1e153, -1e300, 1.7e308]))
+    else:
+        label = draw(st.sampled_from([-1.0, 1.0] if loss.task == "binary" else list(range(loss.n_outputs))))
+    return loss, row / max(1.0, float(np.linalg.norm(row))), float(label)
+
+
+@prove
+@given(single_rows())
+def test_a_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: tuple[Loss, Any, float]) -> None:
+    """Sums of squares of fractions, so that nothing is rounded away here."""
+    loss, row, label = world
+    for statistic in all_statistics(loss, 4):
+        for parameters in parameters_for(statistic):
+            with case(statistic.name, parameters):
+                grid = grid_of(statistic, 2)
+                told = contributions(statistic, row[None], np.array([label]), parameters, grid.row_bound)
+                assert np.isfinite(told).all()
+                assert sum(Fraction(x) ** 2 for x in told[0].tolist()) <= Fraction(statistic.row_norm) ** 2
+
+
+def allowance(parameters: Any, d: int, n_rows: int) -> Fraction:
+    """``(1 + k)(1 + 2m(k + rmu))`` of the decision record, in fractions but for r."""
+    spread = Fraction(float(np.sqrt(1.0 + np.sum(np.square(parameters[d : 2 * d])))))
+    of_shape = spread * (3 * d + 16) / 2**53
+    return (1 + of_shape) * (1 + 2 * n_rows * (of_shape + spread * n_rows / 2**53))
+
+
+def test_rounding_that_a_shape_makes_larger_is_paid_by_shorter_gradients() -> None:
+    """Many equal rows along the direction of a shape, which turns what they round to elsewhere into much. One label is
+    opposite. Clipped to no less than others, the two sums are further apart than noise is made for."""
+    d, n_rows, loss, unpaid = 30, 500, Huber(), 0.0
+    statistic, grid = ShapedGradient(loss, d), Grid(1.0, d, n_rows)
+    labels = np.full(n_rows, -1e6)
+    for seed in range(10):
+        along = np.random.default_rng(seed).uniform(0.3, 1.0, d)
+        along /= np.linalg.norm(along) * (1.0 + 1e-9)
+        parameters = np.concatenate([np.full(d, MOST), MOST * along, np.zeros(d)])
+        assert statistic.accepts(parameters)
+        rows = [make_rows(np.tile(along, (n_rows, 1)), np.append(end, labels[1:])) for end in (1e6, -1e6)]
+        paid = float(allowance(parameters, d, n_rows))
+        for factor in (1.0, paid):
+            one, other = (statistic.sums(each, parameters[None], bound=factor * grid.row_bound)[0] for each in rows)
+            apart = float(np.linalg.norm(one - other))
+            if factor == 1.0:
+                assert 0.99 * 2.0 / paid <= apart <= 2.0
+            else:
+                unpaid = max(unpaid, apart)
+    assert unpaid > grid.sensitivity * (1.0 + 1e-6)
+
+
+def test_gradients_are_shorter_by_what_the_decision_record_says_and_agents_by_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+    plain = kernels.guarded_sums
+    monkeypatch.setattr(kernels, "guarded_sums", lambda *a, bound: seen.append(bound) or plain(*a, bound=bound))
+    rows = cohort(Logistic(), sizes=(20, 41, 2))
+    for parameters in shapes_and_points(5, 1):
+        seen.clear()
+        ShapedGradient(Logistic(), 5).sums(rows, np.stack([parameters] * 3), bound=0.9)
+        for found, m in zip(seen[0], (20, 41, 2), strict=True):
+            assert abs(Fraction(found) * allowance(parameters, 5, m) / Fraction(0.9) - 1) < Fraction(1, 2**48)
+
+
+def test_no_shaped_row_is_kept_beside_the_rows() -> None:
+    for storage in (np.asarray, csr_array, coded):
+        rows = stored(cohort(Logistic(), sizes=(30, 20)), storage)
+        before = set(rows.__dict__)
+        for parameters in shapes_and_points(5, 1)[:3]:
+            asked = np.stack([parameters] * 2)
+            ShapedGradient(Logistic(), 5).sums(rows, asked, bound=1.0)
+            if storage is not np.asarray:
+                ShapedGradient(Logistic(), 5).means(rows, asked)
+            (kept,) = set(rows.__dict__) - before - {"blocks", "n_rows", "n_features", "n_agents"}
+            assert rows.__dict__[kept][1].features is rows.features
+
+
+def test_a_row_of_zeros_adds_nothing_whatever_its_label_is() -> None:
+    """Rows of persons above their cap are such rows, with their labels."""
+    for loss in LOSS_CASES:
+        labels = random_labels(loss, np.random.default_rng(0), 20)
+        labels = np.concatenate([labels, 1e300 * labels]) if loss.task == "regression" else labels
+        rows = make_rows(np.zeros((len(labels), 5)), labels)
+        for statistic, storage in product(all_statistics(loss, 5), (np.asarray, csr_array, coded)):
+            for parameters in parameters_for(statistic):
+                with case(loss, statistic.name, parameters):
+                    silent = make_rows(storage(rows.features), labels)
+                    assert not statistic.sums(silent, parameters[None], bound=statistic.row_norm).any()
+                    assert not statistic.means(silent, parameters[None]).any()
+
+
+# The same sums, however rows are kept and whoever else is there
+
+
+def stored(rows: Rows, storage: Any) -> Rows:
+    """The cohort with its features in another form; CSR arrays of zeros have them as zeros."""
+    labels = rows.labels[np.argsort(rows.order)]
+    return make_rows(storage(rows.features), labels, order=rows.order, offsets=rows.offsets)
+
+
+def in_a_file(features: Any) -> Any:
+    out = memmap.empty(features.shape)
+    assert memmap.is_nameless(out)
+    out[:] = features
+    return out
+
+
+@pytest.mark.parametrize("small", [0, 2**23])
+@pytest.mark.parametrize("storage", [np.asarray, csr_array, coded, np.float32, in_a_file])
+def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch, storage: Any, small: int
+) -> None:
+    monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
+    monkeypatch.setattr(kernels, "SMALL", small)
+    monkeypatch.setattr(memmap, "MEMORY_BYTES", 0)
+    for module, name in (
+        (kernels, "ENTRIES_PER_BLOCK"),
+        *((each, "PORTION") for each in (shape_module, moments, newton_pair, column_sums, score_histogram)),
+    ):
+        monkeypatch.setattr(module, name, 130)
+    for loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5)):
+        rows = stored(cohort(loss, sizes=(20, 41, 60), d=19), storage)
+        for statistic in all_statistics(loss, 19):
+            bound = grid_of(statistic, 20).row_bound
+            for parameters in parameters_for(statistic):
+                asked = np.broadcast_to(parameters, (3, *parameters.shape))
+                together = statistic.sums(rows, asked, bound=bound)
+                some = statistic.sums(rows, asked, np.array([2]), bound=bound)
+                assert np.array_equal(some[2], together[2])
+                assert not some[:2].any()
+                assert not statistic.means(rows, asked, np.array([2]))[:2].any()
+                for i in range(3):
+                    with case(loss, statistic.name, parameters, i):
+                        mine = rows.agent(i)
+                        own = make_rows(mine.features[mine.order], mine.labels)
+                        for alone in (mine, own):
+                            assert np.array_equal(statistic.sums(alone, asked[:1], bound=bound)[0], together[i])
+
+
+def rounding(statistic: Statistic, parameters: Any, n_rows: int) -> float:
+    """What floats may do to a sum over so many rows: of shaped ones, the more the longer the direction."""
+    if statistic.name != ShapedGradient.name:
+        return 0.0
+    d = statistic.shape[0]
+    spread = float(np.hypot(1.0, np.linalg.norm(parameters[d : 2 * d])))
+    return spread * n_rows**2 * (n_rows + 3 * d + 16) * 2.0**-51
+
+
+def test_sparse_coded_and_dense_rows_and_simulated_means_have_the_same_sums() -> None:
+    for loss in (Logistic(), Softmax(n_outputs=3), Huber()):
+        rows = cohort(loss)
+        others = [stored(rows, csr_array), stored(rows, coded)]
+        for statistic in all_statistics(loss, 5):
+            for parameters in parameters_for(statistic):
+                if (
+                    np.abs(parameters).max(initial=0.0) > 1e100
+                ):  # scores overflow for one order of terms and another not
+                    continue
+                asked = np.broadcast_to(parameters, (rows.n_agents, *parameters.shape))
+                with case(loss, statistic.name, parameters):
+                    sums = statistic.sums(rows, asked, bound=statistic.row_norm)
+                    assert sums.shape == (rows.n_agents, *statistic.shape)
+                    tolerance = {"rtol": 1e-9, "atol": 1e-9 + rounding(statistic, parameters, 60)}
+                    for other in others:
+                        found = statistic.sums(other, asked, bound=statistic.row_norm)
+                        np.testing.assert_allclose(found, sums, **tolerance)
+                    means = statistic.means(rows, asked)
+                    for other in others if np.abs(parameters).max(initial=0.0) < 1e6 else []:
+                        np.testing.assert_allclose(statistic.means(other, asked), means, **tolerance)
+                    many = rows.n_rows.reshape(-1, *[1] * (means.ndim - 1))
+                    np.testing.assert_allclose(means * many, sums, **tolerance)
+
+
+def test_means_of_one_row_are_this_row_and_of_none_are_zero() -> None:
+    """As they may be drawn; nobody has so few to begin with."""
+    some = cohort(Logistic(), sizes=(4,))
+    rows = Rows(some.features, some.labels, some.order, np.array([0, 1, 4]), some.norms)
+    nobody = Rows(some.features, some.labels[:0], some.order[:0], np.array([0, 0, 0]), some.norms[:0])
+    for statistic in all_statistics(Logistic(), 5):
+        for parameters in parameters_for(statistic):
+            asked = np.broadcast_to(parameters, (2, *parameters.shape))
+            with case(statistic.name, parameters):
+                sums = statistic.sums(rows, asked, bound=statistic.row_norm)
+                slack = rounding(statistic, parameters, 4)
+                np.testing.assert_allclose(statistic.means(rows, asked)[0], sums[0], rtol=1e-12, atol=slack)
+                assert not statistic.means(nobody, asked).any()
+
+
+# What they are sums of
+
+
+def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
+    """They are in studies, ledgers and statements, and noise is made for them."""
+    agreed = {
+        "gradient": (0.5, (4, 3), (4, 3)),
+        "shaped_gradient": (1.0, (20,), (4, 3)),
+        "moments": (2.0, (0,), (20,)),
+    }
+    problem = Problem(Softmax(n_outputs=3), L2(), 0.0)
+    assert STATISTICS.keys() == {*agreed, "newton_pair", "column_sums", "score_histogram"}
+    for name, (row_norm, asked, told) in agreed.items():
+        made = make_statistic(name, problem, 4)
+        assert (made.name, made.n_features, made.parameter_shape, made.shape) == (name, 4, asked, told)
+        assert made.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
+    assert Moments(Squared(), 4).shape == (13,)
+    cut = Poisson(cuts=(0.25, 0.6))
+    for loss, asked, told in [
+        *((Logistic(), (4,), (14,)), (Squared(), (5,), (15,)), (Poisson(), (5,), (14,)), (cut, (7,), (27,)))
+    ]:
+        pair = make_statistic("newton_pair", Problem(loss, L2(), 0.0), 4)
+        assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton_pair", 4, asked, told)
+        assert pair.row_norm == 1.0
+    with pytest.raises(StudyError, match="intervals are for the losses logistic, squared and poisson, not for softmax"):
+        make_statistic("newton_pair", problem, 4)
+
+
+def test_the_hessian_is_free_beside_the_gradient_up_to_the_golden_ratio() -> None:
+    """κ² = φ⁵ is the least of (1 + r)/(r²(1 − r)): on a fine grid, and a Hessian 0.1% larger is beyond the bound."""
+    r = np.linspace(1e-6, 1.0 - 1e-6, 10**6)
+    bound = (1.0 + r) / (r * r * (1.0 - r))
+    assert pytest.approx(bound.min(), rel=1e-9) == CURVATURE**2
+    assert r[bound.argmin()] == pytest.approx(2.0 / (1.0 + 5.0**0.5), abs=1e-5)
+    lengths = r * r * (1.0 + np.square(CURVATURE * (1.0 - r)))
+    assert lengths.max() <= 1.0 + 1e-12
+    assert (r * r * (1.0 + np.square(1.001 * CURVATURE * (1.0 - r)))).max() > 1.0005
+    assert sum(share**2 for share in SHARES) == pytest.approx(1.0, rel=1e-15)
+
+
+def test_a_newton_pair_has_the_gradient_and_the_hessian_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a formula over all rows; and of rows that are a hair longer than 1, whose sum is shortened to the bound."""
+    rng = np.random.default_rng(3)
+    monkeypatch.setattr(newton_pair, "PORTION", 16)
+    for loss, clip in ((Logistic(), 1.0), (Squared(), 0.7), (Squared(), 50.0)):
+        rows = cohort(loss, sizes=(30, 20), d=4)
+        rows = replace(rows, labels=3.0 * rows.labels) if loss.task == "regression" else rows
+        pair, point = NewtonPair(loss, 4), rng.normal(size=4)
+        asked = np.stack([np.append(point, clip)[: pair.parameter_shape[0]]] * 2)
+        sums = pair.sums(rows, asked, bound=1.0)
+        for i in range(2):
+            mine = slice(rows.offsets[i], rows.offsets[i + 1])
+            a, b = rows.features[rows.order[mine]], rows.labels[mine]
+            s = a @ point
+            if loss.task == "binary":
+                p = 1.0 / (1.0 + np.exp(-s))
+                r, h = p - (b > 0), p * (1.0 - p)
+            else:
+                r, h = np.clip(s - np.clip(b, -1.0, 1.0), -clip, clip), np.ones(len(s))
+            gradient, hessian, squares = pair.split(sums[i], clip)
+            np.testing.assert_allclose(gradient, r @ a, atol=1e-12)
+            np.testing.assert_allclose(hessian, np.einsum("i,ij,ik->jk", h, a, a), atol=1e-12)
+            assert squares == pytest.approx(0.0 if loss.task == "binary" else r @ r)
+        long = np.full((1, 4), 0.5 * (1.0 + 9e-7))
+        for where in [1e6 * np.ones(4), *([np.zeros(4)] if clip < 1.0 else [])]:
+            told = contributions(pair, long, np.array([-1.0]), np.append(where, clip)[: asked.shape[1]], 1.0)
+            assert np.linalg.norm(told) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_bounds_of_a_newton_pairs_point_and_clip() -> None:
+    for loss in (Logistic(), Squared()):
+        pair = NewtonPair(loss, 2)
+        numbers = loss.task == "regression"
+        assert pair.accepts(np.append([MOST, -MOST], 1.0)[: 2 + numbers])
+        beyond = float(np.nextafter(MOST, np.inf))
+        wrong = [(0, beyond), (1, -beyond)]
+        wrong += [(2, 0.0), (2, -1.0), (2, float(np.nextafter(1.0 / MOST, 0.0))), (2, beyond)] if numbers else []
+        for place, value in wrong:
+            with case(loss, place, value):
+                asked = np.append(np.zeros(2), 1.0)[: 2 + numbers]
+                asked[place] = value
+                assert not pair.accepts(asked)
+        assert numbers == (pair.accepts(np.array([0.0, 0.0, 1.0 / MOST])) and numbers)
+
+
+@pytest.mark.parametrize("portion", [8, 2**20])
+@pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
+def test_moments_are_of_rows_their_squares_and_rows_times_labels(
+    loss: Loss, portion: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "PORTION", portion)
+    rows = cohort(loss, sizes=(30,), d=4)
+    statistic, features = Moments(loss, 4), 0.8 * rows.features[rows.order]  # none is shortened
+    short = make_rows(features, rows.labels)
+    labels = rows.labels
+    by_label = np.eye(3)[labels.astype(int)] if loss.task == "multiclass" else np.clip(labels, -1.0, 1.0)[:, None]
+    for held in (short, make_rows(csr_array(features), labels)):
+        first, second, third, squares = statistic.split(statistic.sums(held, np.zeros((1, 0)), bound=2.0)[0])
+        np.testing.assert_allclose(first, features.sum(axis=0))
+        np.testing.assert_allclose(second, np.square(features).sum(axis=0))
+        np.testing.assert_allclose(third, features.T @ by_label)
+        expected = np.square(np.clip(labels, -1.0, 1.0)).sum() if loss.task == "regression" else 0.0
+        assert squares == pytest.approx(expected)
+
+
+def test_moments_of_a_long_row_are_shortened_as_a_whole() -> None:
+    told = contributions(Moments(Logistic(), 2), np.array([[1.0, 0.0]]), np.array([-1.0]), np.zeros(0), 2.0)
+    whole = np.array([1.0, 0.0, 1.0, 0.0, -(3.0**0.5), 0.0])
+    np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
+    for label in (-3.0, 3.0):
+        told = contributions(Moments(Squared(), 2), np.array([[0.0, 1.0]]), np.array([label]), np.zeros(0), 2.0)
+        whole = np.array([0.0, 1.0, 0.0, 1.0, 0.0, np.sign(label) * 3.0**0.5, 0.5])
+        np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
+
+
+def test_column_sums_are_of_rows_whatever_their_labels_are() -> None:
+    rows = cohort(Logistic(), sizes=(30, 20), d=4)
+    statistic = ColumnSums(4)
+    assert (statistic.shape, statistic.parameter_shape, statistic.row_norm) == ((4,), (0,), 1.0)
+    told = statistic.sums(rows, np.zeros((2, 0)), bound=1.0)
+    for i in range(2):
+        mine = rows.agent(i)
+        np.testing.assert_allclose(told[i], mine.features[mine.order].sum(axis=0), rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(told, statistic.sums(replace(rows, labels=-rows.labels), np.zeros((2, 0)), bound=1.0))
+    long = np.full((1, 4), 0.5 * (1.0 + 9e-7))
+    assert np.linalg.norm(contributions(statistic, long, np.ones(1), np.zeros(0), 1.0)) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
+    """Scores at an edge are in the bin below it, so that a score of 0 is of the negative class, as in predictions."""
+    statistic = ScoreHistogram(2)
+    assert (statistic.shape, statistic.parameter_shape, statistic.row_norm) == ((2, 20), (2,), 1.0)
+    assert tuple(np.arange(-4.5, 4.6, 0.5).tolist()) == EDGES
+    point = np.array([10.0, 0.0])
+    scores = [-50.0, -4.5, -4.4, 0.0, 1e-9, 0.5, 4.5, 4.51, 9.0]
+    places = [0, 0, 1, 9, 10, 10, 18, 19, 19]
+    for score, place in zip(scores, places, strict=True):
+        for label in (-1.0, 1.0):
+            with case(score, label):
+                row = np.array([[score / 100.0, 0.1]])
+                told = contributions(statistic, row, np.array([label]), 10.0 * point, 1.0).reshape(2, N_BINS)
+                assert told[int(label > 0), place] == told.sum() == 1.0
+    assert not contributions(statistic, np.zeros((1, 2)), np.ones(1), point, 1.0).any()
+    rows = cohort(Logistic(), sizes=(30, 20), d=2)
+    told = statistic.sums(rows, np.stack([point, -point]), bound=1.0 - 2.0**-40)
+    assert told.sum(axis=(1, 2)).tolist() == [30.0 * (1.0 - 2.0**-40), 20.0 * (1.0 - 2.0**-40)]
+    assert statistic.sums(rows, np.stack([point, -point]), bound=5.0).sum() == 50.0  # a row adds no more than 1
+    with pytest.raises(StudyError, match="for two classes, not for the loss squared"):
+        make_statistic("score_histogram", Problem(Squared(), L2(), 0.0), 2)
+    assert statistic.accepts(np.array([MOST, -MOST]))
+    assert not statistic.accepts(np.array([0.0, float(np.nextafter(MOST, np.inf))]))
+    assert not statistic.accepts(np.array([float(np.nextafter(-MOST, -np.inf)), 0.0]))
+
+
+@pytest.mark.parametrize("loss", LOSS_CASES)
+def test_a_shaped_gradient_is_the_gradient_of_shaped_rows_over_the_clip(loss: Loss) -> None:
+    """``clip(ℓ'(u, θ), C)/C = clip(ℓ'(u/C, Cθ), 1)``, by a loop over rows with B as a matrix."""
+    rng, clip = np.random.default_rng(2), 0.4
+    rows = cohort(loss, sizes=(30,), d=4)
+    features, labels = rows.features[rows.order], rows.labels
+    shape = Shape(rng.uniform(0.5, 3.0, 4), rng.normal(size=4))
+    point = rng.normal(size=(4, loss.n_outputs))
+    parameters = np.concatenate([shape.scale / clip, shape.direction, (clip * point).ravel()])
+    expected = np.zeros(point.shape)
+    for a, b in zip(features, labels, strict=True):
+        u = (shape.times(np.eye(4)) @ a)[None]
+        gradient = kernels.reference_gradient(
+            make_rows(np.concatenate([u, u]) / 1e3, np.repeat(b, 2)), 1e3 * point[None], loss, bound=1e300
+        )[0]
+        gradient = 1e3 * gradient
+        expected += gradient * min(1.0, clip / max(float(np.linalg.norm(gradient)), 1e-300))
+    told = ShapedGradient(loss, 4).sums(rows, parameters[None], bound=1.0)[0]
+    np.testing.assert_allclose(clip * told, expected, atol=1e-9)
+
+
+def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -> None:
+    loss = Logistic()
+    rows, statistic = cohort(loss, sizes=(20, 30)), ShapedGradient(loss, 5)
+    asked = np.stack([shapes_and_points(5, 1)[1]] * 2)
+    asked[1, -1] += 1.0
+    sums = statistic.sums(rows, asked, bound=1.0)
+    assert np.array_equal(sums[1], statistic.sums(rows.agent(1), asked[1:], bound=1.0)[0])
+    asked[1, 0] += 1.0
+    with pytest.raises(ValueError, match="share a shape"):
+        statistic.sums(rows, asked, bound=1.0)
+
+
+# Parameters that agents refuse
+
+
+def test_bounds_of_a_shape_and_a_point() -> None:
+    statistic = ShapedGradient(Softmax(n_outputs=3), 4)
+    good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
+    assert all(statistic.accepts(each) for each in [good, *shapes_and_points(4, 3)])
+    assert MOST == 1e9
+    beyond, below = np.nextafter(MOST, np.inf), np.nextafter(1.0 / MOST, 0.0)
+    scales = (beyond, below, 0.0, -0.0, 5e-324, -1.0, 1.7e308)
+    far = (beyond, -beyond, 1.7e308, -1e10)
+    for place, values in ((0, scales), (3, scales), (4, far), (7, far), (8, far), (19, far)):
+        for value in values:
+            with case(place, value):
+                asked = good.copy()
+                asked[place] = value
+                assert not statistic.accepts(asked)
+    for name in STATISTICS:  # of which logistic loss has all
+        other = make_statistic(name, Problem(Logistic(), L2(), 0.0), 3)
+        assert all(other.accepts(each) for each in parameters_for(other))
+
+
+def test_wide_rows_may_be_scaled_and_not_turned() -> None:
+    """A direction makes sparse rows dense, which takes rows times features of an agent's disk."""
+    assert WIDEST == 2000
+    for d in (WIDEST, WIDEST + 1):
+        statistic = ShapedGradient(Logistic(), d)
+        asked = np.concatenate([np.full(d, 3.0), np.zeros(d), np.ones(d)])
+        assert statistic.accepts(asked)
+        asked[d + 5] = 1e-300
+        assert statistic.accepts(asked) == (d == WIDEST)
+
+
+def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(StudyError, match="no statistic 'median'; agents can answer for gradient, shaped_gradient, "):
+        make_statistic("median", Problem(Logistic(), L2(), 0.0), 3)
+
+
+def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights: Any, cap: float) -> tuple[Any, Any]:
+    """Gradient and Hessian of a person, from a row of its own for every interval, each as the textbook has it."""
+    edges, d = [0.0, *loss.cuts, 1.0], len(row) - 1
+    gradient, hessian, planned, parts = np.zeros(len(weights)), np.zeros((len(weights),) * 2), 0.0, []
+    for h, (low, high) in enumerate(pairwise(edges)):
+        wide = np.concatenate([row[:d], row[d] * np.eye(len(edges) - 1)[h]])
+        rate, spent = np.exp(wide @ weights), min(max(exposure - low, 0.0), high - low)
+        planned += (high - low if loss.cuts else spent) * rate
+        parts.append((wide, spent * rate, count if low < exposure <= high else 0.0))
+    weight = min(1.0, cap / planned)
+    residuals = [weight * (mean - happened) for _, mean, happened in parts]
+    most = max(cap, min(1.0, loss.unit + 3.0 * (loss.unit * cap) ** 0.5))
+    short = min(1.0, most / max(abs(sum(residuals)), sum(each**2 for each in residuals) ** 0.5))
+    for (wide, mean, _), residual in zip(parts, residuals, strict=True):
+        gradient += 0.5**0.5 * short * residual / most * wide
+        hessian += 0.5**0.5 * weight * mean / cap * np.outer(wide, wide)
+    return gradient, hessian
+
+
+def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -> None:
+    rng = np.random.default_rng(3)
+    for loss in (Poisson(unit=0.125), Poisson(unit=0.02), Poisson(cuts=(0.25, 0.6))):
+        pair = NewtonPair(loss, 4)
+        d = pair.n_weights
+        for cap in (0.01, 0.3, 5.0):
+            with case(loss, cap):
+                rows = random_rows(rng, 200, 4) * np.where(rng.random((200, 1)) < 0.1, 0.0, 1.0)
+                counts, exposures = rng.integers(9, size=200) / 8.0, rng.uniform(0.05, 1.0, 200)
+                weights = rng.normal(size=d)
+                told = pair.sums(make_rows(rows, counted(counts, exposures)), np.append(weights, cap)[None], bound=1.0)[
+                    0
+                ]
+                parts = [written_out(loss, *each, weights, cap) for each in zip(rows, counts, exposures, strict=True)]
+                labels, asked = counted(counts, exposures), np.append(weights, cap)[None]
+                single = (
+                    make_rows(np.stack([a, 0.0 * a]), np.array([b, b])) for a, b in zip(rows, labels, strict=True)
+                )
+                alone = np.stack([pair.sums(each, asked, bound=1.0)[0] for each in single])  # beside a silent row
+                shorter = np.minimum(1.0, 0.3 / np.maximum(np.linalg.norm(alone, axis=1), 1e-300))
+                assert (shorter < 1.0).any()
+                short = pair.sums(make_rows(rows, labels), asked, bound=0.3)[0]
+                np.testing.assert_allclose(short, shorter @ alone, atol=1e-6)
+                off = np.where(np.eye(d) > 0.0, 1.0, 2.0**0.5)[np.triu_indices(d)]
+                np.testing.assert_allclose(told[:d], sum(part[0] for part in parts), atol=1e-6)
+                np.testing.assert_allclose(
+                    told[d:], sum(part[1] for part in parts)[np.triu_indices(d)] * off, atol=1e-6
+                )
+                gradient, hessian, squares = pair.split(told, cap)
+                most = max(cap, min(1.0, loss.unit + 3.0 * (loss.unit * cap) ** 0.5))
+                np.testing.assert_allclose(gradient * 0.5**0.5 / most, told[:d])
+                np.testing.assert_allclose(hessian * 0.5**0.5 / cap, sum(part[1] for part in parts), atol=1e-6)
+                assert squares == 0.0
+
+
+def test_sums_and_histograms_of_several_portions_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    rows, labels, weights = random_rows(rng, 40, 3), rng.choice([-1.0, 1.0], 40), rng.normal(size=3) * 4.0
+    for module in (column_sums, score_histogram):
+        monkeypatch.setattr(module, "PORTION", 12)
+    made = make_rows(rows, labels)
+    np.testing.assert_allclose(ColumnSums(3).sums(made, np.zeros((1, 0)), bound=1.0)[0], rows.sum(axis=0))
+    found = ScoreHistogram(3).sums(made, weights[None], bound=1.0)[0]
+    bins = [sum(score > edge for edge in score_histogram.EDGES) for score in rows @ weights]
+    wanted = np.zeros((2, score_histogram.N_BINS))
+    for label, place in zip(labels, bins, strict=True):
+        wanted[int(label > 0.0), place] += 1.0
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_moments_of_counts_are_weighted_by_exposures() -> None:
+    rng = np.random.default_rng(4)
+    rows, counts, exposures = random_rows(rng, 50, 3) / 2.0, rng.integers(9, size=50) / 8.0, rng.uniform(0.1, 1.0, 50)
+    for loss in (Poisson(), Poisson(cuts=(0.5,))):
+        with case(loss):
+            made = Moments(loss, 3)
+            told = made.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=2.0)[0]
+            means, squares, by_label, label_squares = made.split(told)
+            np.testing.assert_allclose(means, exposures @ rows, rtol=1e-6)
+            np.testing.assert_allclose(squares, exposures @ rows**2, rtol=1e-6)
+            later = (exposures > 0.5).astype(int) if loss.cuts else np.zeros(50, int)
+            np.testing.assert_allclose(
+                by_label, rows.T @ (counts[:, None] * np.eye(loss.n_outputs)[later]), rtol=1e-6, atol=1e-12
+            )
+            assert label_squares == pytest.approx(counts @ counts)
+            ends = counts[:, None] * np.eye(loss.n_outputs)[later]
+            weighted = exposures[:, None] * np.hstack([rows, rows**2])
+            of_labels = np.sqrt(3.0) * np.einsum("ni,nh->nih", rows, ends).reshape(50, -1)
+            whole = np.hstack([weighted, of_labels, 0.5 * counts[:, None] ** 2])
+            shorter = np.minimum(1.0, 0.4 / np.linalg.norm(whole, axis=1))
+            assert 0 < np.count_nonzero(shorter < 1.0) < 50
+            told = made.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=0.4)[0]
+            np.testing.assert_allclose(told, shorter @ whole, rtol=1e-6, atol=1e-9)

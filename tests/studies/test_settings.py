@@ -1,0 +1,268 @@
+"""Settings: every bad value is a StudyError that names it, and unknown names suggest the nearest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from cases import LOSS_CASES, REGULARIZER_CASES
+
+from dpadmm.errors import StudyError
+from dpadmm.parameters.fields import check_names, choices, nearest, parameters, wanted
+from dpadmm.losses import LOSSES, Huber, SmoothedHinge, Softmax, Squared
+from dpadmm.regularizers import REGULARIZERS, ElasticNet
+from dpadmm.studies.settings import (
+    BUDGETS,
+    REGISTRIES,
+    Settings,
+    Training,
+    flat_parameters,
+    settings_from,
+)
+from dpadmm.methods import METHODS
+
+KNOWN = flat_parameters(Settings)
+OWNERS = {
+    f"{registry.prefix}{own.name}": {what: name}
+    for what, registry in REGISTRIES.items()
+    for name, made in registry.classes.items()
+    for own in parameters(made)
+}
+"""A parameter, and one of the choices that have it."""
+
+NUMBERS = [n for n, each in KNOWN.items() if each.base is float and n not in BUDGETS]
+WHOLE = [name for name, each in KNOWN.items() if each.base is int]
+FLAGS = [name for name, each in KNOWN.items() if each.base is bool]
+NAMES = [name for name, each in KNOWN.items() if each.base is str]
+
+
+def made(**changes: Any) -> Settings:
+    method = METHODS.get(str(changes.get("method")))
+    if not set(BUDGETS) & set(changes) and (method is None or method.private):
+        changes["epsilon"] = 1.0
+    return Settings(**changes)
+
+
+def refused(name: str, value: Any) -> str:
+    with pytest.raises(StudyError, match=rf"\b{name}\b") as caught:
+        made(**{**OWNERS.get(name, {}), name: value})
+    return str(caught.value)
+
+
+def test_every_setting_is_tested_here_and_has_help() -> None:
+    assert {*NUMBERS, *WHOLE, *FLAGS, *NAMES, *BUDGETS} == set(KNOWN)
+    assert all(each.help for each in KNOWN.values())
+    assert {"rho", "loss_delta", "regularizer_l1_ratio", "weight_radius", "delta"} <= set(NUMBERS)
+
+
+def test_bad_numbers() -> None:
+    for name in NUMBERS:
+        for bad in (-1.0, np.nan, np.inf, "1", None, True, [1.0]):
+            if bad is not None or KNOWN[name].default is not None:
+                assert f"{bad!r}"[:20] in refused(name, bad) or isinstance(bad, list | bool)
+
+
+def test_zero_where_a_positive_number_is_needed() -> None:
+    zero = [
+        name
+        for name in NUMBERS
+        if "at least 0" not in wanted(KNOWN[name].kind) and name not in ("regularizer_l1_ratio", "void_rounds")
+    ]
+    assert {"rho", "loss_width", "participation", "stop_tolerance", "delta"} <= set(zero)
+    for name in zero:
+        refused(name, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5), ("stop_tolerance", 1.0),
+        ("regularizer_l1_ratio", 1.1), ("loss_delta", 1e101), ("loss_gradient_bound", 1e101),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_their_range(name: str, bad: float) -> None:
+    refused(name, bad)
+
+
+def test_bad_whole_numbers() -> None:
+    assert set(WHOLE) == {"n_agents", "n_rounds", "metrics_every", "seed", "honest"}
+    for name in WHOLE:
+        for bad in (1.5, "3", True, np.nan, -1):
+            refused(name, bad)
+    refused("n_agents", 0)
+    refused("n_rounds", 0)
+
+
+def test_bad_flags() -> None:
+    for name in FLAGS:
+        for bad in (1, "yes", None):
+            assert "must be true or false" in refused(name, bad)
+
+
+def test_bad_names() -> None:
+    for name in NAMES:
+        for bad in ("", "nonsense", 3, None, ["l2"]):
+            refused(name, bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "meant"),
+    [
+        ("loss", "logistc", "logistic"), ("regularizer", "L2", "l2"), ("method", "dpadmm", "dp_admm"),
+        ("partition", "group", "groups"), ("average", "tails", "tail"), ("calibration", "exakt", "exact"),
+    ],
+)  # fmt: skip
+def test_the_nearest_name_is_suggested(name: str, typed: str, meant: str) -> None:
+    with pytest.raises(StudyError, match=f"did you mean '{meant}'"):
+        made(**{name: typed})
+
+
+def test_bad_budgets() -> None:
+    for name in ("epsilon", "round_epsilon"):
+        for bad in (0.0, -1.0, np.nan, np.inf, "1", True, [1.0, 0.0], [1.0, np.nan], [], [[1.0]]):
+            refused(name, bad)
+
+
+def test_bad_noise_multiplier_but_zero_is_no_privacy() -> None:
+    for bad in (-1.0, np.nan, np.inf, "1", [1.0, -1.0], []):
+        refused("noise_multiplier", bad)
+    assert made(noise_multiplier=0.0).noise_multiplier == 0.0
+
+
+def test_exactly_one_budget() -> None:
+    with pytest.raises(StudyError, match=r"exactly one of epsilon .*none was given"):
+        Settings()
+    with pytest.raises(StudyError, match="epsilon and noise_multiplier were given"):
+        Settings(epsilon=1.0, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_centralized_takes_no_budget(name: str) -> None:
+    with pytest.raises(StudyError, match=f"takes no {name}"):
+        Settings(method="centralized", **{name: 1.0})
+    assert Settings(method="centralized").epsilon is None
+
+
+def test_unknown_settings_suggest_the_nearest() -> None:
+    with pytest.raises(StudyError, match=r"study\.toml: unknown setting 'epsilom'; did you mean 'epsilon'"):
+        settings_from({"epsilom": 1.0}, "study.toml")
+    with pytest.raises(StudyError, match="known are"):
+        settings_from({"qqqqqqqq": 1.0})
+    with pytest.raises(StudyError, match="unknown setting 'n_agents'"):
+        Training(epsilon=1.0, n_agents=5)
+    check_names(["a"], ["a", "b"], "here")
+    assert nearest("roh", ["rho", "delta"]) == "did you mean 'rho'?"
+
+
+@pytest.mark.parametrize("budget", [np.array(0.5), np.float32(0.5), np.array([0.5, 0.25]), [np.float64(0.5)], (1, 2)])
+def test_numpy_values_become_plain_ones(budget: Any) -> None:
+    settings = Settings(
+        epsilon=budget, n_agents=np.int64(2), rho=np.float32(0.5), seed=np.uint8(3), intercept=np.True_,
+        loss=np.str_("logistic"),
+    )  # fmt: skip
+    said = json.loads(json.dumps(settings.flat(), allow_nan=False))
+    assert said["n_agents"] == 2
+    assert said["intercept"] is True
+    assert np.array_equal(said["epsilon"], budget)
+    again = settings_from(settings.flat())
+    assert again == settings
+    assert hash(again) == hash(settings)
+
+
+def test_losses_and_regularizers_get_their_parameters() -> None:
+    given = {
+        "loss_width": 0.3, "loss_delta": 0.4, "loss_gradient_bound": 5.0, "regularizer_l1_ratio": 0.7,
+        "epsilon": 1.0,
+    }  # fmt: skip
+    expected = {
+        "smoothed_hinge": SmoothedHinge(0.3), "huber": Huber(0.4), "squared": Squared(5.0),
+        "softmax": Softmax(4),
+    }  # fmt: skip
+    for name in LOSSES:
+        problem = settings_from(given | {"loss": name}).problem(4)
+        assert problem.loss.name == name
+        assert problem.loss == expected.get(name, problem.loss)
+    assert {loss.name for loss in LOSS_CASES} == set(LOSSES)
+    for name in REGULARIZERS:
+        assert settings_from(given | {"regularizer": name}).problem(2).regularizer.name == name
+    elastic = settings_from(given | {"regularizer": "elastic_net", "reg_share": 0.25}).problem(2)
+    assert elastic.regularizer == ElasticNet(0.7)
+    assert elastic.reg_share == 0.25
+    assert {each.name for each in REGULARIZER_CASES} == set(REGULARIZERS)
+
+
+def test_a_parameter_goes_to_the_methods_that_have_it() -> None:
+    given = {"rho": 0.3, "solver_tolerance": 0.5, "learning_rate": 2.0, "mechanism": "pure"}
+    for name, method in METHODS.items():
+        chosen = made(method=name, **given).method
+        own = {each.name for each in parameters(method)}
+        assert {key: getattr(chosen, key) for key in own & given.keys()} == {
+            key: value for key, value in given.items() if key in own
+        }
+
+
+def test_names_and_objects_are_the_same() -> None:
+    by_name = made(loss="huber", loss_delta=0.5, regularizer="elastic_net", method="dp_sgd", learning_rate=2.0)
+    by_object = made(loss=Huber(0.5), regularizer=ElasticNet(), method=METHODS["dp_sgd"](learning_rate=2.0))
+    assert by_name == by_object
+    assert by_name.changed(loss_delta=0.25).loss == Huber(0.25)
+    assert by_name.changed(loss="logistic").flat()["loss"] == "logistic"
+    assert "loss_delta" not in by_name.changed(loss="logistic").flat()
+
+
+def test_no_two_settings_share_a_name() -> None:
+    """A method's parameter stands beside the settings of a run, so it must not be called as one of them."""
+    own = {each.name for each in parameters(Settings)}
+    assert not own & OWNERS.keys()
+    for name, each in KNOWN.items():
+        defaults = {
+            getattr(parameter, "default", None)
+            for registry in REGISTRIES.values()
+            for made_ in registry.classes.values()
+            for parameter in parameters(made_)
+            if f"{registry.prefix}{parameter.name}" == name
+        }
+        assert len(defaults) <= 1, f"{name} has several defaults"
+        assert each.base in (bool, int, float, str)
+        assert each.base is not str or choices(each.kind), name
+
+
+def test_an_own_loss_is_checked_when_it_is_given() -> None:
+    class Bare:
+        name = "bare"
+
+    @dataclass(frozen=True)
+    class Wrong(Huber):
+        name: ClassVar[str] = "wrong"
+
+        @staticmethod
+        def formula(i: Any, labels: Any, scores: Any, parameters: Any, out: Any) -> None:
+            out[0, i] = parameters[3]
+
+    @dataclass(frozen=True)
+    class NotANumber(Huber):
+        name: ClassVar[str] = "nan"
+
+        @staticmethod
+        def formula(i: Any, labels: Any, scores: Any, parameters: Any, out: Any) -> None:
+            out[0, i] = np.log(scores[0, i])
+
+    for loss, words in (
+        (Bare(), "loss Bare has no task; a loss needs name, task"),
+        (Wrong(), "loss Wrong: NumPy cannot run its formula .IndexError"),
+        (NotANumber(), "loss NotANumber: its formula gives nan"),
+        (Huber, r"loss must be a name or an object, such as Huber\(\)"),
+    ):
+        with pytest.raises(StudyError, match=words):
+            made(loss=loss)
+    for what, other in (("regularizer", Huber()), ("method", Huber())):
+        with pytest.raises(StudyError, match=f"{what} Huber is no"):
+            made(**{what: other})
+
+
+def test_parameters_of_an_object_are_given_to_it() -> None:
+    with pytest.raises(StudyError, match="loss is an object, so delta must be given to it"):
+        made(loss=Huber(0.5), loss_delta=0.7)
