@@ -10,11 +10,11 @@ import numba
 import numpy as np
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.kernels.formulas import compiled_slopes
 from dpadmm.kernels.passes import _slopes
 from dpadmm.losses import Logistic, Loss
 from dpadmm.losses.base import exp
+from dpadmm.matrices.arrays import Floats
 from dpadmm.queries.problem import Rows
 
 _SUMS = {"reassoc", "contract", "nsz"}

@@ -25,21 +25,20 @@ import numpy as np
 from scipy.sparse import csr_array
 
 import before
-from dpadmm import Logistic, Problem, Rows, make_rows, simulate
+from dpadmm import Logistic, Problem, Rows, kernels, make_rows, simulate
+from dpadmm.data import Dataset
+from dpadmm.engine.noise import SimulatedNoise
+from dpadmm.losses import Loss, Softmax
 from dpadmm.matrices.arrays import aligned_empty
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import layout
-from dpadmm.data import Dataset
-from dpadmm import kernels
-from dpadmm.losses import Loss, Softmax
-from dpadmm.regularizers import L2
-from dpadmm.methods.theory import constants_of, theorem_schedule
-from dpadmm.sites.agent import Agent
-from dpadmm.studies.study import Study
 from dpadmm.methods import Auto, DpAdmmRounds, Gathered, Round
 from dpadmm.methods.dp_admm import consensus_step
-from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.methods.setup import Setup
+from dpadmm.methods.theory import constants_of, theorem_schedule
+from dpadmm.regularizers import L2
+from dpadmm.sites.agent import Agent
+from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy

@@ -32,19 +32,19 @@ from typing import Any
 import numpy as np
 
 from dpadmm import train
-from dpadmm.errors import DpadmmError
+from dpadmm.baselines.centralized import minimizer
 from dpadmm.data.datasets.adult import COLUMNS, adult_rows
 from dpadmm.data.datasets.tables import tables
 from dpadmm.data.schema import Number
 from dpadmm.data.schema_file import ASK
+from dpadmm.errors import DpadmmError
 from dpadmm.experiments.accuracy import MOST_ROWS
 from dpadmm.models.evaluate import evaluate
 from dpadmm.queries.problem import Problem, make_rows
 from dpadmm.regularizers import L2
-from dpadmm.training.train import encode, prior_from
 from dpadmm.studies.drafts import draft_from_table, study_text
 from dpadmm.studies.study import Study, read_study
-from dpadmm.baselines.centralized import minimizer
+from dpadmm.training.train import encode, prior_from
 
 RUN = ("set", "contender", "agents", "split")
 Rows = list[list[Any]]

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import expit
 
-from dpadmm.models.evaluate import auc, measures_of
 from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.models.evaluate import auc, measures_of
 from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
 
 FIGURES = ("accuracy", "auc", "brier", "mean_probability", "calibration_in_the_large", "calibration_slope")

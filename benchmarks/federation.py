@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dpadmm.federation.demo import SECURE_AGGREGATION, SITE_TOML, AgentProcess, free_port, invite, with_keys
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.process import Server, begin
-from dpadmm.federation.demo import SECURE_AGGREGATION, SITE_TOML, AgentProcess, free_port, invite, with_keys
-from dpadmm.federation.transport.broker import Broker
-from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.site.decisions import accept
+from dpadmm.federation.transport.broker import Broker
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian

@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
+from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
+from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
 from dpadmm.queries.problem import make_rows
-from dpadmm.training.run import run
 from dpadmm.studies.settings import Training
-from dpadmm.engine.noise import SimulatedNoise
+from dpadmm.training.run import run
 
 Numbers = NDArray[np.float64]
 Z = 1.959964

@@ -13,13 +13,13 @@ from types import FrameType
 import pytest
 
 import dpadmm
+from dpadmm.engine.loop import RoundView
+from dpadmm.engine.noise import ExactNoise
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.losses import Logistic
 from dpadmm.training.run import run
-from dpadmm.engine.loop import RoundView
-from dpadmm.engine.noise import ExactNoise
 from federation.test_in_process import NAMES, SIZES, Sites, study
 
 SOURCES = Path(dpadmm.__file__).parent

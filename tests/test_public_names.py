@@ -8,9 +8,7 @@ from inspect import isclass, isfunction
 
 import dpadmm
 from dpadmm import accounting as privacy
-from dpadmm import losses
-from dpadmm import regularizers
-from dpadmm import methods
+from dpadmm import losses, methods, regularizers
 
 NAMES = [
     "BudgetAccountant",

@@ -19,14 +19,14 @@ import numpy as np
 from run import HEAD, HERE, environment, save
 
 from dpadmm import Settings, load_adult
+from dpadmm.accounting import exact_epsilon
+from dpadmm.accounting.calibration import total_noise_multiplier
+from dpadmm.engine.noise import ExactNoise
 from dpadmm.experiments import accuracy
 from dpadmm.experiments.accuracy import Score, standard_error
 from dpadmm.experiments.runner import Bench
-from dpadmm.accounting import exact_epsilon
-from dpadmm.accounting.calibration import total_noise_multiplier
 from dpadmm.training.preparation import prepare
 from dpadmm.training.simulate import run_prepared
-from dpadmm.engine.noise import ExactNoise
 
 AGENTS, DELTA, TEST_ROWS = 100, 1e-3, 5222
 SECURE = {"method": "auto", "trust": "secure_aggregation"}

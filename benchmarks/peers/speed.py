@@ -26,10 +26,10 @@ import numpy as np
 from scipy.optimize import nnls
 
 from dpadmm import Logistic, Rows, load_adult, make_rows
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.matrices.features import layout, row_entries
 from dpadmm.files.atomic import atomic_file
 from dpadmm.losses import Softmax
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import layout, row_entries
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

@@ -20,16 +20,16 @@ from typing import Any, get_args, get_origin
 from sphinx.application import Sphinx
 
 import dpadmm
-from dpadmm.parameters.fields import Parameter, parameters, wanted
+from dpadmm.accounting import statement
 from dpadmm.cli import COMMANDS, loaded
 from dpadmm.data.schema import KINDS, Label
 from dpadmm.federation import protocol
-from dpadmm.accounting import statement
+from dpadmm.methods import KINDS as RELEASES
+from dpadmm.parameters.fields import Parameter, parameters, wanted
 from dpadmm.studies.json_schema import ALLOW, HASH, PUBLIC
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.settings import REGISTRIES
 from dpadmm.studies.study import DEPLOYABLE, TABLES, Study, table_parameters
-from dpadmm.methods import KINDS as RELEASES
 from dpadmm.trusted import ledger
 
 MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)

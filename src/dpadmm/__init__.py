@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
-    from dpadmm.errors import (
-        BudgetExceeded,
-        ConvergenceWarning,
-        DataError,
-        Diverged,
-        DpadmmError,
-        PerformanceWarning,
-        PrivacyLeakWarning,
-        StudyError,
+    from dpadmm.accounting import (
+        affordable_rounds,
+        exact_delta,
+        exact_epsilon,
+        paper_epsilon,
+        paper_noise_multiplier,
+        total_noise_multiplier,
     )
+    from dpadmm.accounting.budget import BudgetAccountant
+    from dpadmm.accounting.report import PrivacyReport
     from dpadmm.data import (
         Dataset,
         Partition,
@@ -37,6 +37,17 @@ if TYPE_CHECKING:
         synthetic,
         unequal,
     )
+    from dpadmm.engine.metrics import Trace
+    from dpadmm.errors import (
+        BudgetExceeded,
+        ConvergenceWarning,
+        DataError,
+        Diverged,
+        DpadmmError,
+        PerformanceWarning,
+        PrivacyLeakWarning,
+        StudyError,
+    )
     from dpadmm.estimators import (
         DPADMMClassifier,
         DPADMMPoissonRegressor,
@@ -44,28 +55,17 @@ if TYPE_CHECKING:
         PrivateSearch,
         PublicScaler,
     )
+    from dpadmm.losses import Hinge, Huber, Logistic, Loss, Poisson, SmoothedHinge, Softmax, Squared
+    from dpadmm.methods import minimizer
     from dpadmm.models.file import load_model
     from dpadmm.models.model import Model
-    from dpadmm.losses import Hinge, Huber, Logistic, Loss, Poisson, SmoothedHinge, Softmax, Squared
     from dpadmm.queries.problem import Problem, Rows, make_rows
     from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
-    from dpadmm.accounting import (
-        affordable_rounds,
-        exact_delta,
-        exact_epsilon,
-        paper_epsilon,
-        paper_noise_multiplier,
-        total_noise_multiplier,
-    )
-    from dpadmm.accounting.budget import BudgetAccountant
-    from dpadmm.accounting.report import PrivacyReport
+    from dpadmm.studies.settings import Settings, Training
+    from dpadmm.studies.study import Study, read_study
     from dpadmm.training.run import Result
     from dpadmm.training.simulate import simulate
     from dpadmm.training.train import train
-    from dpadmm.studies.settings import Settings, Training
-    from dpadmm.studies.study import Study, read_study
-    from dpadmm.methods import minimizer
-    from dpadmm.engine.metrics import Trace
 
 __version__ = VERSION
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import BudgetExceeded, DpadmmError, StudyError
-from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.errors import BudgetExceeded, DpadmmError, StudyError
 
 DELTA = 1e-5
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.accounting import (
     Release,
     exact_epsilon,
@@ -22,6 +21,7 @@ from dpadmm.accounting import (
     round_epsilon_from_noise,
     total_noise_multiplier,
 )
+from dpadmm.errors import StudyError
 
 settings_ = settings(max_examples=150, deadline=None)
 epsilons = st.floats(-6, 4).map(lambda power: 10.0**power)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.accounting import exact_epsilon
 from dpadmm.accounting.composition import ORDERS, accountant_of, epsilon_from_renyi, total_epsilon
 from dpadmm.accounting.events import (
@@ -20,6 +19,7 @@ from dpadmm.accounting.events import (
     SampledRelease,
     UnpricedRelease,
 )
+from dpadmm.errors import StudyError
 
 ONE_OF_EACH: list[AnyRelease] = [
     Release(20.0),

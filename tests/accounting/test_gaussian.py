@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.accounting import (
     Release,
     affordable_rounds,
@@ -26,6 +25,7 @@ from dpadmm.accounting import (
     pld_epsilon,
     rdp_epsilon,
 )
+from dpadmm.errors import StudyError
 
 REFERENCE = [  # ε per round, δ, paper, exact at t = 100 (PRIVACY.md)
     (0.01, 1e-3, 0.0988, 0.0369),

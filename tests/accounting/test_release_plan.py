@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import StudyError
-from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.composition import tally_epsilon, tally_paper_epsilon, total_epsilon
-from dpadmm.accounting.release_plan import ReleasePlan, gaussian, plan_from_json
 from dpadmm.accounting.events import PureRelease, Release, SampledRelease, UnpricedRelease
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.release_plan import ReleasePlan, gaussian, plan_from_json
+from dpadmm.errors import StudyError
 from dpadmm.queries import STATISTICS, make_statistic
 
 RELEASES = st.sampled_from([None, Release(5.0), Release(20.0), Release(20.0, statistic="moments")])
@@ -137,14 +137,14 @@ class EverySecond:
 def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> None:
     from cohorts import cohort
 
+    from dpadmm.engine.loop import train
+    from dpadmm.engine.noise import SimulatedNoise
     from dpadmm.losses import Logistic
+    from dpadmm.methods import DpSgdRounds
     from dpadmm.queries.problem import Problem
     from dpadmm.regularizers import L2
-    from dpadmm.training.run import Result
     from dpadmm.studies.settings import Settings
-    from dpadmm.engine.loop import train
-    from dpadmm.methods import DpSgdRounds
-    from dpadmm.engine.noise import SimulatedNoise
+    from dpadmm.training.run import Result
 
     problem, rows = Problem(Logistic(), L2(), 0.1), cohort(Logistic())
     n = rows.n_agents
@@ -175,10 +175,10 @@ class Correlated:
 
 
 def test_noise_that_states_no_price_leaves_a_run_without_epsilon() -> None:
+    from dpadmm.engine.noise import SimulatedNoise
+    from dpadmm.studies.settings import Settings
     from dpadmm.training.preparation import as_dataset, prepare
     from dpadmm.training.simulate import run_prepared as run
-    from dpadmm.studies.settings import Settings
-    from dpadmm.engine.noise import SimulatedNoise
 
     settings = Settings(epsilon=1.0, n_rounds=3, n_agents=4, seed=1)
     prepared = prepare(as_dataset("synthetic", settings), settings)
@@ -219,10 +219,10 @@ def test_what_a_round_releases_is_what_is_charged_for_it() -> None:
 def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
     from cohorts import cohort
 
-    from dpadmm.losses import Logistic
-    from dpadmm.training.run import run
-    from dpadmm.studies.settings import Training
     from dpadmm.engine.noise import ExactNoise
+    from dpadmm.losses import Logistic
+    from dpadmm.studies.settings import Training
+    from dpadmm.training.run import run
 
     plan = ReleasePlan.constant(Release(5.0), 3)
     for rounds in ([4], [0], [-1, 1], range(1, 5)):
@@ -237,8 +237,8 @@ def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
 
 
 def test_agents_with_the_same_noise_share_a_plan_and_others_do_not() -> None:
-    from dpadmm.methods import DpSgdRounds
     from dpadmm.engine.method import plans_of
+    from dpadmm.methods import DpSgdRounds
 
     method = DpSgdRounds(0.1, np.array([5.0, 3.0, 5.0, 4.0]))
     plans = plans_of(method, 4, 9)

@@ -12,7 +12,6 @@ from scipy.special import logsumexp
 from scipy.stats import norm, poisson
 
 from dpadmm import StudyError, exact_epsilon
-from dpadmm.matrices.arrays import Floats
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.selection import (
     MOST_RUNS,
@@ -22,6 +21,7 @@ from dpadmm.accounting.selection import (
     selected_renyi,
     selection_epsilon,
 )
+from dpadmm.matrices.arrays import Floats
 
 DELTA = 1e-5
 ORDERS = 1.0 + np.geomspace(0.01, 1000.0, 200)

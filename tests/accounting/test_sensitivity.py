@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.special import expit
 
+from dpadmm.accounting.sensitivity import mean_sensitivity, minimizer_sensitivity
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic, slopes
-from dpadmm.accounting.sensitivity import mean_sensitivity, minimizer_sensitivity
 
 
 def clipped(gradients: np.ndarray, bound: float) -> np.ndarray:

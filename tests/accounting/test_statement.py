@@ -13,10 +13,9 @@ from guards import STUDY, Z, consensus, guarded
 from looping import case
 from reports import constant_report
 
-from dpadmm.errors import StudyError
-from dpadmm.accounting.gaussian import exact_epsilon, paper_epsilon
 from dpadmm.accounting.calibration import paper_noise_multiplier
 from dpadmm.accounting.events import PureRelease, Release, SampledRelease
+from dpadmm.accounting.gaussian import exact_epsilon, paper_epsilon
 from dpadmm.accounting.report import PrivacyReport
 from dpadmm.accounting.statement import (
     EXACT,
@@ -28,6 +27,7 @@ from dpadmm.accounting.statement import (
     of_report,
     read_statement,
 )
+from dpadmm.errors import StudyError
 from dpadmm.sites.accounts import of_account
 from dpadmm.trusted.ledger import Account, Record, read_ledger
 

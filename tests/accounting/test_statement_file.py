@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import (
     EXACT,
@@ -31,6 +30,7 @@ from dpadmm.accounting.statement import (
     pld_epsilons,
     read_statement,
 )
+from dpadmm.errors import StudyError
 
 
 def made(*groups: AgentGroup) -> Statement:

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import Refusal
 from dpadmm.audit import Plan, run_audit
 from dpadmm.audit.game import AUTO, GAMES
-from dpadmm.queries import problem
+from dpadmm.errors import Refusal
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods import dp_admm
+from dpadmm.methods.dp_admm import AdmmState, DpAdmmRounds
 from dpadmm.queries import newton as newton_pair
+from dpadmm.queries import problem
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.newton import NewtonPair
 from dpadmm.sites import agent as agent_module
 from dpadmm.sites.agent import Agent
-from dpadmm.methods import dp_admm
-from dpadmm.methods.dp_admm import AdmmState, DpAdmmRounds
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted import guard, policy
 from dpadmm.trusted.guard import Guard

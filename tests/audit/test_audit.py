@@ -13,7 +13,8 @@ from looping import case
 from scipy.special import ndtr
 from scipy.stats import binomtest
 
-from dpadmm.errors import StudyError
+from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit import Audit, Plan, games_of, run_audit
 from dpadmm.audit import run as run_module
 from dpadmm.audit.formulas import FORMULAS, N_FEATURES
@@ -32,10 +33,9 @@ from dpadmm.audit.gates import (
     threshold,
 )
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, play, world_of
-from dpadmm.queries.problem import PublicSizes, make_rows
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.errors import StudyError
 from dpadmm.queries import STATISTICS
+from dpadmm.queries.problem import PublicSizes, make_rows
 from dpadmm.trusted.discrete_gaussian import Grid
 
 MU, DELTA = 2.0, 1e-5

@@ -13,8 +13,8 @@ from guards import D, Z, memory_folder
 from masked_sites import ALL, HONEST, KEYS, MASKED, MASKING, OWNER, POINT, ROSTER, N, masked_study, site, sites
 
 from audit.mutants import Patch, spend_after_send
-from dpadmm.matrices.arrays import Integers
 from dpadmm.errors import Refusal
+from dpadmm.matrices.arrays import Integers
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.ledger import Ledger, read_ledger

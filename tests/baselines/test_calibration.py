@@ -8,8 +8,9 @@ from itertools import product
 import pytest
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.accounting import total_noise_multiplier
+from dpadmm.accounting.composition import total_epsilon
+from dpadmm.accounting.events import ObjectiveRelease, PureRelease, SampledRelease
 from dpadmm.baselines.calibration import (
     objective_plan,
     objective_round_plan,
@@ -17,8 +18,7 @@ from dpadmm.baselines.calibration import (
     pure_round_epsilon,
     sampled_noise_multiplier,
 )
-from dpadmm.accounting.composition import total_epsilon
-from dpadmm.accounting.events import ObjectiveRelease, PureRelease, SampledRelease
+from dpadmm.errors import StudyError
 
 LOGISTIC = {"lipschitz": 1.0, "smoothness": 0.25}
 

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 from looping import case
 from scipy import stats
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import StudyError
 from dpadmm import kernels
-from dpadmm.losses import Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
-from dpadmm.queries.problem import Problem, Rows, make_rows
-from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer
-from dpadmm.baselines.calibration import ObjectivePlan
 from dpadmm.accounting.events import ObjectiveRelease, PureRelease, Release
-from dpadmm.studies.settings import Settings
+from dpadmm.baselines.calibration import ObjectivePlan
+from dpadmm.baselines.objective_noise import PURE_ROUNDING, ROUNDING, ObjectiveNoise
 from dpadmm.engine.loop import Outcome, RandomParticipation, train
+from dpadmm.engine.noise import SimulatedNoise, spherical
+from dpadmm.errors import StudyError
+from dpadmm.losses import Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
+from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import (
     Admm,
     AdmmDvp,
@@ -36,8 +35,9 @@ from dpadmm.methods import (
     Round,
     minimizer,
 )
-from dpadmm.baselines.objective_noise import PURE_ROUNDING, ROUNDING, ObjectiveNoise
-from dpadmm.engine.noise import SimulatedNoise, spherical
+from dpadmm.queries.problem import Problem, Rows, make_rows
+from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer
+from dpadmm.studies.settings import Settings
 
 N, D, RHO = len(SIZES), 5, 0.2
 TIGHT = 1e-8

@@ -12,16 +12,16 @@ from cohorts import cohort
 from looping import case
 from scipy.optimize import minimize
 
-from dpadmm.matrices.arrays import Floats
+from dpadmm.baselines import local_solver
+from dpadmm.baselines.local_solver import LocalProblems, NotSolved, solve, tolerances
 from dpadmm.errors import StudyError
 from dpadmm.losses import Logistic, Loss, SmoothedHinge, Squared
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import METHODS, DpAdmmRounds, DpSgdRounds
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, NoRegularizer, Regularizer
-from dpadmm.training.simulate import simulate
 from dpadmm.studies.study import DEPLOYABLE, Study
-from dpadmm.baselines import local_solver
-from dpadmm.methods import METHODS, DpAdmmRounds, DpSgdRounds
-from dpadmm.baselines.local_solver import LocalProblems, NotSolved, solve, tolerances
+from dpadmm.training.simulate import simulate
 
 
 def problems_of(

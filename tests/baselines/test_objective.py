@@ -16,10 +16,10 @@ import pytest
 from looping import case
 from scipy.special import expit, ndtr
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import StudyError
 from dpadmm.accounting.composition import objective_renyi
 from dpadmm.accounting.events import ObjectiveRelease
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats
 
 LOGISTIC, HINGE, HUBER, SQUARED = range(4)
 COARSE, NODES = 81, 4

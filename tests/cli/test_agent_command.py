@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from looping import case
 
+from dpadmm.accounting import exact_epsilon
 from dpadmm.cli.screen import rounded_up
 from dpadmm.federation.site.decisions import decide
-from dpadmm.accounting import exact_epsilon
 from dpadmm.sites import table as site_table
 from dpadmm.sites.site import read_site
 from dpadmm.studies.study import read_study

@@ -12,11 +12,11 @@ from guards import ROUNDS, STUDY, Z, consensus, guarded, study
 from looping import case
 from mixed_tables import to_toml
 
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.statement import read_statement
 from dpadmm.cli.screen import rounded_up
 from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.statement import read_statement
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 
 A, B = "a1" * 32, "b2" * 32

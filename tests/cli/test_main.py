@@ -14,9 +14,9 @@ import pytest
 from looping import case
 
 import dpadmm
-from dpadmm.errors import Refusal, StudyError, Unavailable
 from dpadmm.cli import main
 from dpadmm.cli.simulate_options import RUN_OPTIONS
+from dpadmm.errors import Refusal, StudyError, Unavailable
 from dpadmm.federation.server.journal import JournalError
 
 OPTIONS = {

@@ -10,9 +10,9 @@ import typer
 from looping import case
 from typer.testing import CliRunner
 
-from dpadmm.errors import StudyError
-from dpadmm.cli.privacy import privacy
 from dpadmm.accounting import exact_epsilon
+from dpadmm.cli.privacy import privacy
+from dpadmm.errors import StudyError
 
 app = typer.Typer()
 app.command()(privacy)

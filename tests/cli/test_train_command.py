@@ -27,12 +27,12 @@ from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 
 import dpadmm
 from conftest import Answer, Cli
-from dpadmm.errors import StudyError
-from dpadmm.data.schema import Number
-from dpadmm.models.file import load_model
 from dpadmm.accounting.statement import read_statement
-from dpadmm.training.train import agent_sizes, encode
+from dpadmm.data.schema import Number
+from dpadmm.errors import StudyError
+from dpadmm.models.file import load_model
 from dpadmm.studies.study import read_study
+from dpadmm.training.train import agent_sizes, encode
 
 N_ROWS = 900
 QUICK = {"n_rounds": 8}

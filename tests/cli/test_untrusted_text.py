@@ -19,8 +19,8 @@ from mixed_tables import to_toml
 from printed import printed
 from rich.text import Text
 
-from dpadmm.errors import DataError
 from dpadmm.cli import screen
+from dpadmm.errors import DataError
 from dpadmm.federation.logs import make_log
 from dpadmm.models.file import load_model, save_model
 from dpadmm.trusted.ledger import Ledger

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.errors import DataError, StudyError
-from dpadmm.files.atomic import atomic_file
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets import adult as module
 from dpadmm.data.datasets.adult import adult_rows, cache_directory
+from dpadmm.errors import DataError, StudyError
+from dpadmm.files.atomic import atomic_file
 from dpadmm.matrices.clipping import row_norms
+from dpadmm.matrices.coded import CodedRows
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data import encode_labels
 from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.data.schema_file import label_as_json, label_from
+from dpadmm.errors import DataError, StudyError
 from dpadmm.losses.poisson import coded, decoded
 
 SCHEMA = Schema((Number("age", (0, 100)),))

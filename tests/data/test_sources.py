@@ -18,16 +18,16 @@ import pytest
 from databases import PASSWORD, PostgreSQL, duckdb_file, postgresql
 from looping import case
 
-from dpadmm.errors import DataError, DpadmmError, Refusal
 from dpadmm.data.reader import column_names, line_warnings, open_batches
 from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_table
+from dpadmm.errors import DataError, DpadmmError, Refusal
 from dpadmm.federation.site.responder import Responder
 from dpadmm.models.evaluate import evaluate
-from dpadmm.training.train import prior_from, train
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.drafts import draft_from_table
 from dpadmm.studies.study import read_study
+from dpadmm.training.train import prior_from, train
 
 STUDY = """
 format = "dpadmm-study/2"

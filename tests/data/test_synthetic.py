@@ -11,12 +11,12 @@ from looping import case
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
 
-from dpadmm.errors import StudyError
 from dpadmm.data import synthetic
 from dpadmm.data.datasets.synthetic import true_weights
-from dpadmm.matrices.storage import shrink_rows
-from dpadmm.matrices.clipping import row_norms
+from dpadmm.errors import StudyError
 from dpadmm.losses import Huber, Logistic, SmoothedHinge, Softmax, Squared, slopes
+from dpadmm.matrices.clipping import row_norms
+from dpadmm.matrices.storage import shrink_rows
 
 LABELS = {"binary": {-1.0, 1.0}, "multiclass": {0.0, 1.0, 2.0}}
 SMOOTH = [

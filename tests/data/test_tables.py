@@ -14,8 +14,8 @@ import pytest
 from looping import case
 from scipy import sparse
 
-from dpadmm.errors import DataError, DpadmmError, StudyError
 from dpadmm.data import by_group, read_table
+from dpadmm.errors import DataError, DpadmmError, StudyError
 
 COLUMNS = {"x": [0.5, -0.25, 0.0], "flag": [True, False, True], "count": [1, 2, 3]}
 OWNERS = ["north", "south", "north"]

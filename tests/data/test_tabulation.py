@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Number, Ordinal, Plain, Schema
 from dpadmm.data.tabulation import Counts, tabulated
+from dpadmm.errors import StudyError
 
 SCHEMA = Schema(
     (

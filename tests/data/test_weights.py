@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.data.schema_file import label_as_json, label_from
+from dpadmm.errors import DataError, StudyError
 from dpadmm.studies.json_schema import study_schema
 from dpadmm.studies.study import Study, study_from, study_problems
 

@@ -11,12 +11,6 @@ import pytest
 from cohorts import SIZES, cohort
 from looping import case
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import Diverged, StudyError
-from dpadmm.losses import Hinge, Logistic
-from dpadmm.queries.problem import Problem, Rows
-from dpadmm.regularizers import L2
-from dpadmm.methods.theory import Constant
 from dpadmm.engine.loop import (
     Averages,
     Outcome,
@@ -26,10 +20,16 @@ from dpadmm.engine.loop import (
     StopWhenStill,
     train,
 )
-from dpadmm.methods import DpAdmmRounds, DpSgdRounds
 from dpadmm.engine.method import PATIENCE
 from dpadmm.engine.metrics import Metrics, TestRows, error
 from dpadmm.engine.noise import SimulatedNoise
+from dpadmm.errors import Diverged, StudyError
+from dpadmm.losses import Hinge, Logistic
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import DpAdmmRounds, DpSgdRounds
+from dpadmm.methods.theory import Constant
+from dpadmm.queries.problem import Problem, Rows
+from dpadmm.regularizers import L2
 
 N = len(SIZES)
 PROBLEM = Problem(Logistic(), L2(), 0.01)

@@ -17,17 +17,8 @@ from questions import gradient_question
 from scipy import stats
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.errors import StudyError
-from dpadmm.kernels.normals import standard_normals
-from dpadmm.losses import Logistic, Loss, Softmax, Squared
-from dpadmm.queries.problem import make_rows
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import Release, UnpricedRelease
-from dpadmm.queries import moments
-from dpadmm.queries.gradient import Gradient
-from dpadmm.queries.preconditioned_gradient import ShapedGradient
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.noise import (
     ExactNoise,
     Pooled,
@@ -39,6 +30,15 @@ from dpadmm.engine.noise import (
     release,
     spherical,
 )
+from dpadmm.errors import StudyError
+from dpadmm.kernels.normals import standard_normals
+from dpadmm.losses import Logistic, Loss, Softmax, Squared
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.queries import moments
+from dpadmm.queries.gradient import Gradient
+from dpadmm.queries.preconditioned_gradient import ShapedGradient
+from dpadmm.queries.problem import make_rows
 from dpadmm.trusted.discrete_gaussian import Draw
 
 SHAPE = (5, 2)

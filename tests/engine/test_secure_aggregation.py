@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dpadmm import simulate
-from dpadmm.errors import StudyError
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import of_report
 from dpadmm.engine.noise import ExactNoise, Pooled, Question, SimulatedNoise, _batched
+from dpadmm.errors import StudyError
 from dpadmm.trusted.discrete_gaussian import LEAST_SHARE, SHARE_MARGIN, Grid
 
 COMMON = {"method": "auto", "n_agents": 6, "epsilon": 1.0, "seed": 3, "metrics_every": 0, "n_rounds": 7}

@@ -13,19 +13,18 @@ from cohorts import SIZES, cohort
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm import kernels
-from dpadmm.queries import problem
-from dpadmm.queries import preconditioner as shape_module
+from dpadmm.engine.loop import PlannedParticipation, RoundView, train
+from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.losses import Logistic
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import DpAdmmRounds, Gathered, Method, Round
+from dpadmm.methods.theory import constants_of, theorem_schedule
+from dpadmm.queries import moments, problem
+from dpadmm.queries import preconditioner as shape_module
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2
-from dpadmm.methods.theory import constants_of, theorem_schedule
-from dpadmm.queries import moments
 from dpadmm.studies.settings import Settings
-from dpadmm.engine.loop import PlannedParticipation, RoundView, train
-from dpadmm.methods import DpAdmmRounds, Gathered, Method, Round
-from dpadmm.engine.noise import SimulatedNoise
 
 N, D, RHO, ROUNDS = len(SIZES), 5, 0.3, 12
 Z = np.array([0.5, 3.0, 1.0, 10.0])

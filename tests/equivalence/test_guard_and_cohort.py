@@ -15,17 +15,17 @@ from guards import private
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.parameters.fields import parameters
-from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm import kernels
+from dpadmm.data.schema import Label, Plain, Schema
+from dpadmm.engine.noise import ExactNoise
 from dpadmm.losses import LOSSES, Logistic, Loss, Softmax, Squared
-from dpadmm.queries.problem import Rows, make_rows
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods import Gathered, Round
+from dpadmm.parameters.fields import parameters
 from dpadmm.queries.newton import LOSSES as PAIRED
+from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import DEPLOYABLE, Study
-from dpadmm.methods import Gathered, Round
-from dpadmm.engine.noise import ExactNoise
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Draw
 from dpadmm.trusted.guard import Guard

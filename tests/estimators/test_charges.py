@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from dpadmm import BudgetAccountant, BudgetExceeded, Dataset, DPADMMClassifier, DPADMMRegressor
-from dpadmm.queries.problem import Rows
 from dpadmm.accounting import exact_epsilon
 from dpadmm.accounting.budget import Budget
 from dpadmm.accounting.calibration import mu_from_epsilon
-from dpadmm.queries import STATISTICS
 from dpadmm.engine import noise as noise
+from dpadmm.queries import STATISTICS
+from dpadmm.queries.problem import Rows
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Grid
 

@@ -21,16 +21,16 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state, get_tags
 
 from dpadmm import BudgetAccountant, DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
+from dpadmm.accounting import exact_epsilon
+from dpadmm.accounting.calibration import total_noise_multiplier
 from dpadmm.errors import DataError, StudyError
 from dpadmm.estimators.base import PrivateLinearModel
 from dpadmm.losses import Logistic
+from dpadmm.methods.prior import prior_of
 from dpadmm.queries.problem import Problem, make_rows
 from dpadmm.regularizers import L2
-from dpadmm.accounting import exact_epsilon
-from dpadmm.accounting.calibration import total_noise_multiplier
-from dpadmm.training import simulate as simulation
 from dpadmm.studies.settings import Settings
-from dpadmm.methods.prior import prior_of
+from dpadmm.training import simulate as simulation
 
 RNG = np.random.default_rng(11)
 X = RNG.uniform(-2.0, 2.0, (240, 3))

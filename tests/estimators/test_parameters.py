@@ -15,8 +15,8 @@ from sklearn.base import BaseEstimator
 import dpadmm.estimators
 from dpadmm import DPADMMClassifier, DPADMMPoissonRegressor, DPADMMRegressor, PrivateSearch, PublicScaler
 from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import parameters
 from dpadmm.estimators.validation import checked_parameters
+from dpadmm.parameters.fields import parameters
 from dpadmm.studies.settings import Settings, flat_parameters
 
 RNG = np.random.default_rng(0)

@@ -27,10 +27,10 @@ from dpadmm import (
     PublicScaler,
     StudyError,
 )
-from dpadmm.estimators import search as searching
-from dpadmm.estimators.search import private_score
 from dpadmm.accounting.selection import expected_runs, selection_epsilon
 from dpadmm.engine import noise as oracles
+from dpadmm.estimators import search as searching
+from dpadmm.estimators.search import private_score
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Grid
 

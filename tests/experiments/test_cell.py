@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from grids import small_rows
 
+from dpadmm.accounting.gaussian import exact_epsilon, paper_epsilon
 from dpadmm.experiments.grid import Cell
 from dpadmm.experiments.results import MEASURES, SCHEMA, TIMING
 from dpadmm.experiments.runner import Bench
 from dpadmm.methods.theory import nonsmooth_bound, smooth_bound
-from dpadmm.accounting.gaussian import exact_epsilon, paper_epsilon
-from dpadmm.training.simulate import simulate
 from dpadmm.studies.settings import Settings
+from dpadmm.training.simulate import simulate
 
 SETTINGS = Settings(n_agents=4, epsilon=1.0, delta=1e-3, n_rounds=7, metrics_every=3, seed=5)
 

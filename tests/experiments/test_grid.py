@@ -13,9 +13,9 @@ from looping import case
 
 from dpadmm.errors import DpadmmError
 from dpadmm.experiments.grid import Cell, grid_from, read_grid
+from dpadmm.methods import DpAdmm
 from dpadmm.paper import paper_grid
 from dpadmm.studies.settings import Settings
-from dpadmm.methods import DpAdmm
 
 
 def grid_of(*runs, **top):

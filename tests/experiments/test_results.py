@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpadmm
-from dpadmm.errors import DataError
 from dpadmm.data import Dataset
+from dpadmm.errors import DataError
 from dpadmm.experiments.results import (
     SCHEMA,
     Results,

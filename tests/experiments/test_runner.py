@@ -10,11 +10,11 @@ import pytest
 from grids import N_CELLS, SMALL, small_rows, without_times
 from quick_workers import quick_workers
 
+from dpadmm.engine.workers import WorkerDied
 from dpadmm.errors import DataError
 from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.results import read_results
 from dpadmm.experiments.runner import Store, run_grid
-from dpadmm.engine.workers import WorkerDied
 
 
 def psutil_children() -> list:

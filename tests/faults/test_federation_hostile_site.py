@@ -13,10 +13,10 @@ import numpy as np
 from brokers import connected
 from federations import Federation, small_study
 
-from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import Server
 from dpadmm.federation.identity.joining import site_identity
 from dpadmm.federation.protocol import HEAD, Kind, Message, digest_of, packed, unpacked
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.process import Server
 from dpadmm.studies.study import Study
 
 

@@ -13,11 +13,11 @@ from brokers import free_port
 from federations import Federation, small_study, wait_for
 from proxies import Faults, Proxy
 
-from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import Server
 from dpadmm.federation.demo import invite
 from dpadmm.federation.identity.authority import Authority, url_of
 from dpadmm.federation.identity.joining import join, make_request
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.process import Server
 
 LOG = logging.getLogger("test")
 BAD = Faults(delay=0.001, jitter=0.004, stall=0.02, stall_seconds=0.2, loss=0.005, cut=0.01)

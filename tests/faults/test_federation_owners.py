@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from federations import Federation, agent_process, small_study, wait_for
 
-from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.health import (
     STALE_AFTER,
     STATUS,
@@ -21,6 +20,7 @@ from dpadmm.federation.health import (
     read_status,
     seconds_since,
 )
+from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.site.decisions import accept, decide
 from dpadmm.sites.backup import restore
 from dpadmm.sites.site import read_site

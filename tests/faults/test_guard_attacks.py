@@ -39,12 +39,11 @@ from guards import (
     tiny,
 )
 from masked_sites import MASKING
-from studies import DEPLOYABLE_OWNERS, FIXED
 
+from dpadmm.accounting.events import Release
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.errors import DpadmmError, Refusal
 from dpadmm.losses import Huber, Logistic
-from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.accounting.events import Release
 from dpadmm.queries.gradient import Gradient
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import origins, study_from
@@ -52,6 +51,7 @@ from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 from dpadmm.trusted.policy import Terms
 from dpadmm.trusted.unit import PrivacyUnit
+from studies import DEPLOYABLE_OWNERS, FIXED
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 HASH, PRICE = STUDY.hash, POLICY.price(STUDY.terms.plan.at(1))

@@ -23,8 +23,8 @@ from hypothesis.extra import numpy as hnp
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm.errors import Refusal
 from dpadmm.data.schema import Label, Plain, Schema
+from dpadmm.errors import Refusal
 from dpadmm.losses import LOSSES
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study

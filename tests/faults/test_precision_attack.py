@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.accounting import exact_epsilon
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.trusted.discrete_gaussian import Grid, as_mean, discrete_gaussian, release_sum
 
 TRIALS = 10**6

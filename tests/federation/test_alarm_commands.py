@@ -11,8 +11,8 @@ from typing import Any
 from federations import NAMES, Federation, small_study, wait_for
 from forked import ForkedProgram
 
-from dpadmm.federation.server.process import alarms_of, begin, journal_of, status_of
 from dpadmm.federation.health import STATUS, Alarm, agent_alarms, hub_alarms, now_text, study_alarms
+from dpadmm.federation.server.process import alarms_of, begin, journal_of, status_of
 from dpadmm.federation.site.decisions import decide
 
 READY = {

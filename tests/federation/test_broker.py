@@ -15,11 +15,11 @@ import pytest
 from brokers import connected, free_port, joined, new_authority
 
 from dpadmm.errors import DpadmmError
-from dpadmm.federation.transport import broker as broker_module
-from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import Identity, client_context
 from dpadmm.federation.protocol import MissingPackages
+from dpadmm.federation.transport import broker as broker_module
+from dpadmm.federation.transport.broker import Broker
 
 STARTER = """
 import sys, time

@@ -14,9 +14,9 @@ import pytest
 from brokers import DOWN, STUDY, connected, joined, new_authority, up
 
 from dpadmm.errors import StudyError
-from dpadmm.federation.transport.broker import Broker, broker_config
 from dpadmm.federation.identity.joining import Identity as SiteIdentity
 from dpadmm.federation.identity.joining import site_identity
+from dpadmm.federation.transport.broker import Broker, broker_config
 
 
 @pytest.fixture(scope="module")

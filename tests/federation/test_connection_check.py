@@ -21,10 +21,10 @@ from proxies import ConnectProxy
 from tls_servers import failure, listening, tls_server
 
 from dpadmm.federation.demo import new_site
-from dpadmm.federation.transport.broker import Broker, broker_config, nats_server
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import read_invitation
 from dpadmm.federation.site.connection import CHECKS, Check, check_connections
+from dpadmm.federation.transport.broker import Broker, broker_config, nats_server
 
 DAY = timedelta(days=1)
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm.matrices.arrays import Floats
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.errors import DataError, StudyError, Unavailable
+from dpadmm.federation.protocol import Kind, Message, Seen, digest_of, packed, unpacked
 from dpadmm.federation.server import journal as journals
 from dpadmm.federation.server.coordinator import Stopped, Uploads
 from dpadmm.federation.server.journal import Journal, JournalError, result_of
-from dpadmm.federation.protocol import Kind, Message, Seen, digest_of, packed, unpacked
-from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.matrices.arrays import Floats
 from dpadmm.studies.study import Study
 
 ROUNDS = 4

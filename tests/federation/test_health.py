@@ -25,12 +25,9 @@ from federations import NAMES, Federation, small_study, wait_for
 from looping import case
 from proxies import Faults, Proxy
 
-from dpadmm.errors import StudyError
 from dpadmm.cli import main
+from dpadmm.errors import StudyError
 from dpadmm.federation import health
-from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import begin, every, overview
-from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.health import (
     agent_alarms,
     hub_alarms,
@@ -40,6 +37,9 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority, url_of
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.process import begin, every, overview
+from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.states import SiteState, StudyState, headline, site_state, study_state
 
 

@@ -13,9 +13,9 @@ import pytest
 from federations import NAMES, Federation, small_study, wait_for
 from looping import case
 
-from dpadmm.federation.server.process import begin
 from dpadmm.federation.demo import AgentProcess, free_port
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.server.process import begin
 
 LEFT_OUT = ("numba", "llvmlite", "matplotlib", "jinja2", "PIL", "sklearn", "pandas", "pip")
 

@@ -14,19 +14,19 @@ from cohorts import cohort
 from guards import private
 from in_process import InProcess
 
-from dpadmm.matrices.arrays import Integers
+from dpadmm.engine.loop import PlannedParticipation, train
+from dpadmm.engine.noise import ExactNoise
+from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import Journal, result_of
 from dpadmm.federation.server.sums import coordinator_of
-from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.responder import Responder
+from dpadmm.losses import LOSSES, Logistic
+from dpadmm.matrices.arrays import Integers
 from dpadmm.models.file import load_model
 from dpadmm.models.model import model_of
-from dpadmm.losses import LOSSES, Logistic
 from dpadmm.queries.problem import Rows
 from dpadmm.studies.study import Study
-from dpadmm.engine.loop import PlannedParticipation, train
-from dpadmm.engine.noise import ExactNoise
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger

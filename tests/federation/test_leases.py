@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from looping import case
 
-from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.protocol import LEASE_FREE_AFTER, LEASE_HOLDS, Grant, Mark, Verdict
+from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.site import lease as lease_module
 from dpadmm.federation.site.lease import Lease
 from dpadmm.trusted.ledger import Ledger, read_ledger

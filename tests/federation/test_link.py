@@ -12,12 +12,12 @@ import pytest
 from brokers import DOWN, STUDY, connected, free_port, joined, new_authority
 from proxies import ConnectProxy
 
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import Identity
 from dpadmm.federation.logs import MAX_LINES
 from dpadmm.federation.transport import link as nats_link
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import Link, cancelled
-from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.identity.joining import Identity
 
 LOG = logging.getLogger("test")
 

@@ -15,15 +15,15 @@ import pytest
 from federations import Federation, small_study, write_rows
 from in_process import InProcess
 
+from dpadmm.accounting.statement import cross_checks, read_statement
 from dpadmm.errors import DataError
+from dpadmm.federation.demo import Replay, _answers, new_site, replay, with_keys
+from dpadmm.federation.protocol import Kind, unpacked
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
-from dpadmm.federation.demo import Replay, _answers, new_site, replay, with_keys
-from dpadmm.federation.protocol import Kind, unpacked
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder
-from dpadmm.accounting.statement import cross_checks, read_statement
 from dpadmm.studies.study import Study
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.ledger import Ledger, read_ledger

@@ -14,19 +14,19 @@ from in_process import InProcess
 from looping import case
 from masked import MOST_ROWS, NAMES, ROUNDS, ROWS, D, MaskedSite, masked_study
 
-from dpadmm.matrices.arrays import Integers
 from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.engine.loop import PlannedParticipation, train
+from dpadmm.engine.noise import ExactNoise, Pooled
+from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import coordinator_of
-from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
+from dpadmm.matrices.arrays import Integers
 from dpadmm.matrices.clipping import clip_rows
 from dpadmm.queries.problem import Rows, make_rows
-from dpadmm.training.train import encode
 from dpadmm.sites.table import SiteRows
 from dpadmm.studies.study import Study
-from dpadmm.engine.loop import PlannedParticipation, train
-from dpadmm.engine.noise import ExactNoise, Pooled
+from dpadmm.training.train import encode
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import bitmap_of

@@ -16,10 +16,10 @@ from typing import Any, get_args
 import pytest
 from federations import wait_for
 
-from dpadmm.sites.notify_settings import NotifySettings
 from dpadmm.federation import notify
 from dpadmm.federation.health import Alarm
 from dpadmm.federation.notify import EventKind, Notifier, StudyNotice
+from dpadmm.sites.notify_settings import NotifySettings
 
 LOG = logging.getLogger("test.notify")
 APPEND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"

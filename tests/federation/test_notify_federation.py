@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from federations import Federation, small_study, wait_for
 
-from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.notify import StudyNotice
+from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.site.process import MAX_PROPOSALS, SiteProcess
 
 ROUNDS = 20

@@ -18,12 +18,12 @@ from looping import case
 from own_ca import BOTH, CLIENT, DAY, SERVER, OwnCa, install, join_with
 
 from dpadmm.errors import DpadmmError, StudyError
-from dpadmm.federation.server.process import alarms_of, begin
 from dpadmm.federation.demo import new_site
-from dpadmm.federation.transport.broker import Broker
-from dpadmm.federation.transport.link import Link
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request, read_invitation, site_identity
+from dpadmm.federation.server.process import alarms_of, begin
+from dpadmm.federation.transport.broker import Broker
+from dpadmm.federation.transport.link import Link
 
 LOG = logging.getLogger("test")
 

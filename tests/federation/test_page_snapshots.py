@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from live_run import LiveRun
 
-from dpadmm.parameters.fields import for_json
 from dpadmm.federation.server.page import EVENTS, POINTS, Snapshots, thinned
+from dpadmm.parameters.fields import for_json
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from nats.aio.msg import Msg
 from proxies import ConnectProxy
 
 from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.federation.demo import invite
+from dpadmm.federation.identity.authority import Authority, read_settings
+from dpadmm.federation.identity.joining import client_context
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.process import begin
-from dpadmm.federation.demo import invite
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import connect
 from dpadmm.federation.transport.transports import proxy_for
-from dpadmm.federation.identity.authority import Authority, read_settings
-from dpadmm.federation.identity.joining import client_context
 
 ROUNDS = 400
 

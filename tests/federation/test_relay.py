@@ -19,10 +19,10 @@ from own_ca import SERVER, OwnCa, join_with
 from proxies import Proxy
 from tls_servers import failure, listening, tls_server
 
-from dpadmm.federation.transport.link import connect
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import site_identity
 from dpadmm.federation.site.connection import check_connections
+from dpadmm.federation.transport.link import connect
 
 HOST = "study.example.org"
 

@@ -16,11 +16,11 @@ from federations import NAMES, Federation, small_study, wait_for
 
 from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.federation import health
-from dpadmm.federation.server.process import alarms_of, begin
-from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.identity import certificates as forms
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import make_request
+from dpadmm.federation.server.process import alarms_of, begin
+from dpadmm.federation.transport.broker import Broker
 
 YEARS = timedelta(days=5 * 365)
 WAITING = small_study(60, allow_missed_rounds=False, quorum=None, deadline=None)

@@ -17,20 +17,20 @@ from in_process import InProcess
 from replays import replay
 
 from dpadmm.errors import DataError
+from dpadmm.federation.demo import Replay, new_site
+from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.server.coordinator import Uploads, run_rounds
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import coordinator_of
-from dpadmm.federation.demo import Replay, new_site
-from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder
-from dpadmm.training.train import prior_from
+from dpadmm.methods.auto import PublicState
+from dpadmm.methods.prior import Prior
 from dpadmm.sites.site import Site
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.methods.auto import PublicState
-from dpadmm.methods.prior import Prior
+from dpadmm.training.train import prior_from
 from dpadmm.trusted import discrete_gaussian as exact_noise
 
 ROUNDS = 12

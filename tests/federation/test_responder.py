@@ -17,10 +17,10 @@ from guards import study as other_study
 
 from dpadmm.errors import DataError, DpadmmError, Refusal, StudyError
 from dpadmm.federation.logs import MAX_LINES, make_log
-from dpadmm.federation.transport.link import reason_of
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.site.decisions import decide, decisions
 from dpadmm.federation.site.responder import Responder
+from dpadmm.federation.transport.link import reason_of
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger, read_ledger
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from federations import small_study, write_rows
 
-from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.demo import free_port, invite, new_site
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.protocol import LEASE_HOLDS, Grant, Kind, Mark, Message, Verdict, packed, unpacked
+from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.site import lease as lease_module
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.process import SiteProcess

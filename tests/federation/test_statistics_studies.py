@@ -19,21 +19,21 @@ from looping import case
 from masked import LOG, key
 
 from conftest import Cli
-from dpadmm.errors import Refusal, StudyError
+from dpadmm.accounting.statement import read_statement
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
+from dpadmm.errors import Refusal, StudyError
+from dpadmm.federation.demo import with_keys
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import FederatedResult, Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
-from dpadmm.federation.demo import with_keys
 from dpadmm.federation.site.responder import Responder
+from dpadmm.methods import Evaluation, Statistics
 from dpadmm.models.description import description_of
 from dpadmm.models.evaluate import auc, private_evaluation_of
-from dpadmm.accounting.statement import read_statement
 from dpadmm.sites.site import read_site
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.methods import Evaluation, Statistics
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.masking import public_key

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from masked import MOST_ROWS, NAMES, ROWS, key, masked_study
 
+from dpadmm.accounting.release_plan import gaussian
+from dpadmm.federation.protocol import Kind, Message, digest_of, packed
 from dpadmm.federation.server.coordinator import Stopped
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import Sums
-from dpadmm.federation.protocol import Kind, Message, digest_of, packed
-from dpadmm.accounting.release_plan import gaussian
 from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.masking import Masks, bitmap_of

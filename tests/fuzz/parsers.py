@@ -19,17 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.errors import DpadmmError, StudyError
-from dpadmm.files.toml import read_toml
+from dpadmm.accounting.statement import read_statement
 from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
+from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.experiments.grid import read_grid
-from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.health import read_status
-from dpadmm.federation.offers import read_offer
 from dpadmm.federation.identity.authority import all_approvals, read_settings
 from dpadmm.federation.identity.joining import read_invitation, read_request
+from dpadmm.federation.offers import read_offer
 from dpadmm.federation.protocol import (
     packed,
     packed_claim,
@@ -38,10 +37,11 @@ from dpadmm.federation.protocol import (
     unpacked_claim,
     unpacked_grant,
 )
+from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.site.decisions import decisions
+from dpadmm.files.toml import read_toml
 from dpadmm.models.description import load_description
 from dpadmm.models.file import load_model
-from dpadmm.accounting.statement import read_statement
 from dpadmm.sites.backup import staged
 from dpadmm.sites.site import read_site
 from dpadmm.studies.drafts.dictionary import draft_from_dictionary

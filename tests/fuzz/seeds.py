@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from dpadmm.accounting.statement import EXACT, AgentGroup, StatedRelease, Statement
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
-from dpadmm.federation.offers import Offer
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import make_request
+from dpadmm.federation.offers import Offer
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed
+from dpadmm.methods import Released, Statistics
 from dpadmm.models.description import Description
 from dpadmm.models.model import Model
-from dpadmm.accounting.statement import EXACT, AgentGroup, StatedRelease, Statement
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.methods import Released, Statistics
 from fuzz.parsers import ROSTER, SHAPE, SMALL_STUDY, STUDY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -19,15 +19,14 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import PerformanceWarning
-from dpadmm.matrices.features import Features
 from dpadmm import kernels
-from dpadmm.queries import problem
-from dpadmm.kernels import formulas
-from dpadmm.kernels import passes
+from dpadmm.errors import PerformanceWarning
+from dpadmm.kernels import formulas, passes
 from dpadmm.losses import Loss, Poisson, Softmax, slopes
 from dpadmm.losses.base import Index
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.features import Features
+from dpadmm.queries import problem
 from dpadmm.queries.problem import Rows, make_rows
 
 SIZES = (2, 3, 7, 64, 65, 300, 1000)

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import coo_array, csc_array, csr_array, lil_array
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.matrices.coded import CodedRows
 from dpadmm.errors import DataError
-from dpadmm.matrices.features import Features
+from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import (
     NORM_SLACK,
     as_matrix,
@@ -26,6 +24,8 @@ from dpadmm.matrices.clipping import (
     with_intercept,
     without_subnormals,
 )
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import Features
 
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32"]
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm import Logistic, make_rows
+from dpadmm import Logistic, kernels, make_rows
+from dpadmm.matrices.clipping import row_norms
 from dpadmm.matrices.memmap import is_nameless, portions
 from dpadmm.matrices.storage import GrowingArray
-from dpadmm import kernels
-from dpadmm.matrices.clipping import row_norms
 
 
 def test_a_map_of_somebody_else_is_left_as_it_is(tmp_path_factory: pytest.TempPathFactory) -> None:

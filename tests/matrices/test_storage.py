@@ -11,14 +11,14 @@ from looping import case
 from mixed_tables import SCHEMA, make_cells, make_study, write_csv
 from scipy.sparse import csr_array
 
-from dpadmm.matrices import memmap as paging
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.errors import DataError
 from dpadmm.data.encoded import encode_table
-from dpadmm.matrices.storage import GrowingArray, grouped, moved
 from dpadmm.data.partition import of_codes
 from dpadmm.data.schema import Category, Number, Schema
+from dpadmm.errors import DataError
+from dpadmm.matrices import memmap as paging
 from dpadmm.matrices.clipping import as_matrix, row_norms
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.storage import GrowingArray, grouped, moved
 from dpadmm.training.train import run_study
 
 WIDE = Schema((*SCHEMA.columns[:2], Category("region0", tuple(f"v{k}" for k in range(60)))))

@@ -12,17 +12,17 @@ from looping import case
 from scipy import stats
 
 from dpadmm import simulate
-from dpadmm.matrices.arrays import Floats
+from dpadmm.accounting.events import ObjectiveRelease, PureRelease, Release
+from dpadmm.baselines.calibration import ObjectivePlan
+from dpadmm.baselines.objective_noise import PURE_ROUNDING, ObjectiveNoise
+from dpadmm.engine.loop import Outcome, train
+from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.losses import Logistic
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import Method, ObjectivePerturbationRounds, OutputPerturbationRounds, minimizer
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L2
-from dpadmm.baselines.calibration import ObjectivePlan
-from dpadmm.accounting.events import ObjectiveRelease, PureRelease, Release
-from dpadmm.engine.loop import Outcome, train
-from dpadmm.methods import Method, ObjectivePerturbationRounds, OutputPerturbationRounds, minimizer
-from dpadmm.baselines.objective_noise import PURE_ROUNDING, ObjectiveNoise
-from dpadmm.engine.noise import SimulatedNoise
 
 N, D, SHARE = len(SIZES), 5, 0.05
 PROBLEM = Problem(Logistic(), L2(), SHARE)

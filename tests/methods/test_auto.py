@@ -16,25 +16,25 @@ from hypothesis import strategies as st
 from looping import case
 
 from dpadmm import Dataset, simulate
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import StudyError
-from dpadmm.data.datasets.synthetic import synthetic
-from dpadmm.kernels.compiler import numba
-from dpadmm.losses import Huber, Logistic, Loss, Softmax, Squared
-from dpadmm.losses.base import slopes
-from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
-from dpadmm.regularizers import L2
-from dpadmm.queries.preconditioner import WIDEST, Shape
 from dpadmm.accounting import exact_epsilon
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.release_plan import gaussian
-from dpadmm.queries.moments import Moments
-from dpadmm.training.run import Result
-from dpadmm.studies.settings import Settings, Training
+from dpadmm.data.datasets.synthetic import synthetic
 from dpadmm.engine.loop import tallies, train
+from dpadmm.engine.noise import ExactNoise, Question, SimulatedNoise
+from dpadmm.errors import StudyError
+from dpadmm.kernels.compiler import numba
+from dpadmm.losses import Huber, Logistic, Loss, Softmax, Squared
+from dpadmm.losses.base import slopes
+from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import Auto, AutoRounds, Gathered, Round
 from dpadmm.methods.auto import LEAST_KNOWN, PublicState
-from dpadmm.engine.noise import ExactNoise, Question, SimulatedNoise
+from dpadmm.queries.moments import Moments
+from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
+from dpadmm.regularizers import L2
+from dpadmm.studies.settings import Settings, Training
+from dpadmm.training.run import Result
 
 N, D = len(SIZES), 5
 MEANT = {"test_rows": 0, "metrics_every": 0}

@@ -10,17 +10,17 @@ from cases import LOSS_CASES, REGULARIZER_CASES, SMOOTH_LOSS_CASES
 from cohorts import SIZES, cohort
 from looping import case
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import StudyError
-from dpadmm.methods import theory as bounds
-from dpadmm.losses import Hinge, Logistic, Loss, Softmax
-from dpadmm.queries.problem import Problem, Rows, make_rows
-from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer
-from dpadmm.methods.theory import Constant, constants_of, theorem_schedule
 from dpadmm.accounting.gaussian import Release
 from dpadmm.engine.loop import Averages, Outcome, RandomParticipation, train
-from dpadmm.methods import DpAdmm, DpAdmmRounds, Round, minimizer
 from dpadmm.engine.noise import SimulatedNoise
+from dpadmm.errors import StudyError
+from dpadmm.losses import Hinge, Logistic, Loss, Softmax
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import DpAdmm, DpAdmmRounds, Round, minimizer
+from dpadmm.methods import theory as bounds
+from dpadmm.methods.theory import Constant, constants_of, theorem_schedule
+from dpadmm.queries.problem import Problem, Rows, make_rows
+from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer
 
 QUIET = np.zeros(len(SIZES))
 

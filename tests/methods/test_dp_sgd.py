@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm import simulate
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import StudyError
-from dpadmm import kernels
-from dpadmm.losses import Hinge, Logistic
-from dpadmm.queries.problem import Problem, Rows, make_rows
-from dpadmm.regularizers import L2
+from dpadmm import kernels, simulate
 from dpadmm.accounting.events import Release, SampledRelease
 from dpadmm.engine.loop import train
-from dpadmm.methods import DpSgd, DpSgdRounds, Round, minimizer
 from dpadmm.engine.noise import SimulatedNoise, Streamed
+from dpadmm.errors import StudyError
+from dpadmm.losses import Hinge, Logistic
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import DpSgd, DpSgdRounds, Round, minimizer
+from dpadmm.queries.problem import Problem, Rows, make_rows
+from dpadmm.regularizers import L2
 
 N, D = len(SIZES), 5
 PROBLEM = Problem(Logistic(), L2(), 0.02)

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.kernels import updates as compiled
-from dpadmm.losses import Huber, Loss, slopes
-from dpadmm.queries.problem import Problem, Rows, make_rows
-from dpadmm.regularizers import L2
-from dpadmm.methods.theory import constants_of, theorem_schedule
 from dpadmm.engine.loop import RoundView, train
-from dpadmm.methods import DpAdmmRounds, Round
-from dpadmm.methods import dp_admm as updates
 from dpadmm.engine.method import LARGE, DeployableMethod
 from dpadmm.engine.noise import SimulatedNoise
+from dpadmm.kernels import updates as compiled
+from dpadmm.losses import Huber, Loss, slopes
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods import DpAdmmRounds, Round
+from dpadmm.methods import dp_admm as updates
+from dpadmm.methods.theory import constants_of, theorem_schedule
+from dpadmm.queries.problem import Problem, Rows, make_rows
+from dpadmm.regularizers import L2
 
 SIZES = (3, 8, 5, 20)
 N, D, RHO, RADIUS, ROUNDS = len(SIZES), 4, 0.3, 5.0, 5

@@ -14,19 +14,19 @@ from looping import case
 from sklearn.exceptions import NotFittedError
 
 from dpadmm import simulate
-from dpadmm.errors import StudyError
 from dpadmm.data import Dataset
+from dpadmm.engine.noise import ExactNoise, SimulatedNoise
+from dpadmm.errors import StudyError
 from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
-from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
+from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
+from dpadmm.methods.newton import MOST_COLUMNS, ROUNDS, Inferred
+from dpadmm.methods.prior import CLIPS, Prior, usual_shrink
 from dpadmm.queries.problem import make_rows
-from dpadmm.training.run import run
 from dpadmm.studies.settings import Settings, Training
 from dpadmm.studies.study import Study
-from dpadmm.methods.newton import MOST_COLUMNS, ROUNDS, Inferred
-from dpadmm.engine.noise import ExactNoise, SimulatedNoise
-from dpadmm.methods.prior import CLIPS, Prior, usual_shrink
+from dpadmm.training.run import run
 
 BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
 with pytest.MonkeyPatch.context() as path:

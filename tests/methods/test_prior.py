@@ -12,17 +12,17 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError
 from dpadmm.data.datasets.synthetic import synthetic
+from dpadmm.engine.noise import ExactNoise, SimulatedNoise
+from dpadmm.errors import DataError
 from dpadmm.losses import Logistic, Loss, Softmax, Squared
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods.auto import PublicState, usual_shrink
+from dpadmm.methods.prior import CLIPS, FOLDS, LEAST_SHRINK, RIDGE, prior_of
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2
-from dpadmm.training.run import Result, run
 from dpadmm.studies.settings import Training
-from dpadmm.methods.auto import PublicState, usual_shrink
-from dpadmm.engine.noise import ExactNoise, SimulatedNoise
-from dpadmm.methods.prior import CLIPS, FOLDS, LEAST_SHRINK, RIDGE, prior_of
+from dpadmm.training.run import Result, run
 
 LOSSES: tuple[Loss, ...] = (Logistic(), Softmax(n_outputs=3), Squared())
 TASKS = {"binary": LOSSES[0], "multiclass": LOSSES[1], "regression": LOSSES[2]}

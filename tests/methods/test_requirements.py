@@ -12,22 +12,22 @@ from cases import LOSS_CASES, SMOOTH_LOSS_CASES
 from cohorts import SIZES, cohort
 from looping import case
 
-from dpadmm.matrices.arrays import Floats
+from dpadmm.accounting.events import PureRelease
+from dpadmm.baselines.calibration import ObjectivePlan, objective_plan, pure_objective_plan
+from dpadmm.baselines.objective_noise import ObjectiveNoise
+from dpadmm.baselines.requirements import need_monotone_slopes, need_smooth, need_solvable
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic
 from dpadmm.losses.base import Index, Task
-from dpadmm.queries.problem import Problem
-from dpadmm.regularizers import L1, L2
-from dpadmm.baselines.calibration import ObjectivePlan, objective_plan, pure_objective_plan
-from dpadmm.accounting.events import PureRelease
+from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import (
     AdmmDvpRounds,
     AdmmPvpRounds,
     ObjectivePerturbationRounds,
     OutputPerturbationRounds,
 )
-from dpadmm.baselines.objective_noise import ObjectiveNoise
-from dpadmm.baselines.requirements import need_monotone_slopes, need_smooth, need_solvable
+from dpadmm.queries.problem import Problem
+from dpadmm.regularizers import L1, L2
 
 N, RHO, SHARE = len(SIZES), 0.2, 0.05
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 
+from dpadmm.accounting import paper_noise_multiplier
 from dpadmm.errors import StudyError
-from dpadmm.methods import theory as bounds
 from dpadmm.losses import Hinge, Logistic
+from dpadmm.methods import theory as bounds
+from dpadmm.methods.theory import Constant, Constants, NonSmooth, Smooth, constants_of, theorem_schedule
 from dpadmm.queries.problem import Problem
 from dpadmm.regularizers import L1, L2
-from dpadmm.methods.theory import Constant, Constants, NonSmooth, Smooth, constants_of, theorem_schedule
-from dpadmm.accounting import paper_noise_multiplier
 
 ROWS = np.array([400, 50, 7])
 

@@ -16,8 +16,8 @@ from looping import case
 from sklearn.metrics import d2_tweedie_score, mean_poisson_deviance
 
 from dpadmm import train
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
+from dpadmm.errors import DataError, StudyError
 from dpadmm.models.evaluate import evaluate
 from dpadmm.models.explain import explain
 from dpadmm.models.file import load_model

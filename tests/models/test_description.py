@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
+from dpadmm.errors import DataError, StudyError
+from dpadmm.methods import Released, Statistics
 from dpadmm.models.description import (
     Description,
     description_from,
@@ -22,12 +23,11 @@ from dpadmm.models.description import (
     not_negative,
     with_margins,
 )
-from dpadmm.training.run import Result
-from dpadmm.training.train import encode, run_study
 from dpadmm.studies.drafts import study_text
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study, read_study, study_from
-from dpadmm.methods import Released, Statistics
+from dpadmm.training.run import Result
+from dpadmm.training.train import encode, run_study
 
 N = 3000
 COLUMNS = Schema((Number("age", (0.0, 100.0)), Category("ward", ("a", "b", "c")), Boolean("ill")))

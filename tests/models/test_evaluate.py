@@ -10,8 +10,8 @@ from looping import case
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.errors import DataError, StudyError
 from dpadmm.models.evaluate import auc, evaluate, measures_of, of_scores
 from dpadmm.models.model import Model, Scorer, score_file
 

@@ -13,15 +13,15 @@ from looping import case
 from mixed_tables import COLUMNS, CROSSED, GRADES, LABELS, SCHEMA, make_cells, make_study, write_csv
 
 from dpadmm import train
-from dpadmm.errors import DataError
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import OTHER, Boolean, Category, Interaction, Label, Number, Ordinal, Plain, Schema
+from dpadmm.errors import DataError
 from dpadmm.models.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, Coefficient, alike, explain
 from dpadmm.models.file import load_model
 from dpadmm.models.model import Model, model_of
-from dpadmm.training.train import run_study
 from dpadmm.studies.study import study_from
+from dpadmm.training.train import run_study
 
 
 def random_model(loss, *, schema=SCHEMA, intercept=True):

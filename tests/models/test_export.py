@@ -18,10 +18,10 @@ from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data.schema import Category, Number, Plain, Schema
-from dpadmm.models.model import Model
+from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import LOSSES
+from dpadmm.models.model import Model
 
 CELLS = make_cells(400, seed=3)
 WIDE = Schema((Number("n0", (-2.0, 2.0)), Category("region0", tuple(f"v{k}" for k in range(60)))))

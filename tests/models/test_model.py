@@ -17,16 +17,16 @@ from mixed_tables import make_cells, make_study, write_csv
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
-from dpadmm.errors import DataError
-from dpadmm.parameters.fields import hash_of
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.errors import DataError
 from dpadmm.models import file as model_file
 from dpadmm.models.file import FORMAT, load_model
 from dpadmm.models.model import Model, model_of
+from dpadmm.parameters.fields import hash_of
+from dpadmm.studies.study import Study, study_from
 from dpadmm.training.run import Result
 from dpadmm.training.train import run_study
-from dpadmm.studies.study import Study, study_from
 from dpadmm.version import VERSION
 
 RNG = np.random.default_rng(0)

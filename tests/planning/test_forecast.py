@@ -10,14 +10,17 @@ import planned
 import pytest
 from questions import gradient_question
 
-from dpadmm.errors import DataError, StudyError
+from dpadmm import kernels
+from dpadmm.accounting import exact_epsilon
 from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.encoder import Report
-from dpadmm.models.explain import explain
-from dpadmm import kernels
+from dpadmm.engine.metrics import error
+from dpadmm.engine.noise import SimulatedNoise
+from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import Logistic
-from dpadmm.queries.problem import make_rows
-from dpadmm.accounting import exact_epsilon
+from dpadmm.methods import Auto
+from dpadmm.methods.prior import prior_of
+from dpadmm.models.explain import explain
 from dpadmm.planning.forecast import (
     LEAST_ROWS,
     MOST_AGENTS,
@@ -42,12 +45,9 @@ from dpadmm.planning.forecast import _values as values_of
 from dpadmm.planning.intervals import forecast_intervals
 from dpadmm.planning.measures import figures
 from dpadmm.planning.plan import VOIDS, alternatives, costs_of, for_sizes, measured_seconds
-from dpadmm.training.train import prior_from, run_study
+from dpadmm.queries.problem import make_rows
 from dpadmm.studies.study import Study, read_study
-from dpadmm.methods import Auto
-from dpadmm.engine.metrics import error
-from dpadmm.engine.noise import SimulatedNoise
-from dpadmm.methods.prior import prior_of
+from dpadmm.training.train import prior_from, run_study
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from guards import POLICY, STUDY, D, guarded, memory_folder
 from looping import case
 
-from dpadmm.errors import Refusal
 from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.errors import Refusal
 from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from statistic_cases import all_statistics, grid_of, parameters_for
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.matrices.coded import CodedRows, code_type
-from dpadmm.matrices.features import row_entries
+from dpadmm import kernels
 from dpadmm.data.cells import WordCache
 from dpadmm.data.encoder import ENCODERS, Encoder, Tally
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
-from dpadmm import kernels
-from dpadmm.matrices.clipping import as_matrix, clip_rows, row_norms, with_intercept
 from dpadmm.losses import Logistic, Softmax
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.clipping import as_matrix, clip_rows, row_norms, with_intercept
+from dpadmm.matrices.coded import CodedRows, code_type
+from dpadmm.matrices.features import row_entries
 from dpadmm.queries.problem import make_rows
 
 CELLS: dict[str, list[Any]] = {

@@ -23,17 +23,17 @@ from questions import gradient_question
 
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
-from dpadmm.matrices.arrays import Floats
+from dpadmm.accounting.calibration import total_noise_multiplier
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoder import Report
+from dpadmm.engine.noise import ExactNoise
 from dpadmm.losses import LOSSES, Logistic, Softmax
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import DpAdmmRounds
 from dpadmm.queries.problem import make_rows
-from dpadmm.accounting.calibration import total_noise_multiplier
+from dpadmm.studies.study import Study
 from dpadmm.training.simulate import run_prepared as run
 from dpadmm.training.train import run_study
-from dpadmm.studies.study import Study
-from dpadmm.methods import DpAdmmRounds
-from dpadmm.engine.noise import ExactNoise
 from dpadmm.trusted.discrete_gaussian import Grid
 
 SIZES = (2, 5, 40, 300)

@@ -22,19 +22,18 @@ from looping import case
 from scipy.sparse import csr_array
 
 import dpadmm.estimators.base as base
-from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
-from dpadmm.matrices.arrays import Floats
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.matrices.features import Features
+from dpadmm import DPADMMClassifier, DPADMMRegressor, kernels, simulate
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Number, Plain, Schema
-from dpadmm import kernels
-from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, NORM_SLACK, clip_rows, with_intercept
 from dpadmm.losses import Logistic, Softmax, Squared
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, NORM_SLACK, clip_rows, with_intercept
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import Features
 from dpadmm.queries.problem import Rows, make_rows
-from dpadmm.training.simulate import run_prepared as run
 from dpadmm.sites.site import site_from
 from dpadmm.studies.study import Study
+from dpadmm.training.simulate import run_prepared as run
 
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32", "coded-f64", "coded-f32"]
 LOSSES = [Logistic(), Squared(gradient_bound=0.5), Softmax(n_outputs=3)]

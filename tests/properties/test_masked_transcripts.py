@@ -20,8 +20,8 @@ from masked_sites import ALL, KEYS, MASKED, MASKING, OWNER, ROSTER, N, masked_st
 from neighbours import Seen, allowed_steps, steps_between, watched
 from scipy.stats import chisquare
 
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import Release
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.masking import Masks, bitmap_of

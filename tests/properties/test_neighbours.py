@@ -9,13 +9,13 @@ from neighbours import allowed_steps, steps_between
 from scipy.sparse import csr_array
 from statistic_cases import grid_of, parameters_for
 
-from dpadmm.data import Dataset
 from dpadmm import kernels
+from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.data import Dataset
 from dpadmm.losses import Logistic, Squared
+from dpadmm.queries import STATISTICS, make_statistic
 from dpadmm.queries.problem import Problem, make_rows
 from dpadmm.regularizers import L2
-from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.queries import STATISTICS, make_statistic
 from dpadmm.training.simulate import simulate
 from dpadmm.trusted.discrete_gaussian import quantise
 

@@ -26,7 +26,6 @@ from guards import memory_folder
 from looping import case
 
 from dpadmm.federation.demo import new_site
-from dpadmm.federation.transport.link import Link, SiteLink
 from dpadmm.federation.protocol import (
     HEAD,
     MAGIC,
@@ -41,6 +40,7 @@ from dpadmm.federation.protocol import (
 )
 from dpadmm.federation.site.lease import Lease
 from dpadmm.federation.site.responder import Responder
+from dpadmm.federation.transport.link import Link, SiteLink
 from dpadmm.queries.problem import PublicSizes
 from dpadmm.sites.agent import Agent
 from dpadmm.sites.site import read_site

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.matrices.features import Features, layout
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.losses import Huber
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import Features, layout
 
 N, D = 7, 3
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32", "coded-f64", "coded-f32"]

@@ -32,13 +32,13 @@ from neighbours import LONG, Seen, allowed_steps, dense, steps_between, watched
 from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
 from statistic_cases import all_statistics, grid_of, parameters_for
 
+from dpadmm.accounting.release_plan import gaussian, plan_from_json
 from dpadmm.federation.health import STATUS, write_status
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed, unpacked
 from dpadmm.federation.site.decisions import decide
 from dpadmm.federation.site.process import SiteProcess
-from dpadmm.accounting.release_plan import gaussian, plan_from_json
 from dpadmm.sites.accounts import of_account
 from dpadmm.sites.site import FORMAT, Site, read_site
 from dpadmm.studies.study import Study

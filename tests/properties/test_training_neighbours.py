@@ -22,8 +22,8 @@ from person_tables import COLUMNS, OUTCOMES, POLES, PersonTable, Row, person_stu
 from scipy.sparse import csr_array
 
 from dpadmm import Dataset, simulate
-from dpadmm.errors import PrivacyLeakWarning
 from dpadmm.cli.train import encode
+from dpadmm.errors import PrivacyLeakWarning
 from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
 from dpadmm.models.model import model_of
 from dpadmm.training.train import run_study

@@ -14,10 +14,10 @@ from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm.matrices import memmap
-from dpadmm.queries import preconditioner as shape_module
 from dpadmm.matrices.clipping import row_norms
-from dpadmm.queries.problem import make_rows
+from dpadmm.queries import preconditioner as shape_module
 from dpadmm.queries.preconditioner import Shape
+from dpadmm.queries.problem import make_rows
 
 
 @st.composite

@@ -11,10 +11,10 @@ from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm import simulate
-from dpadmm.matrices.arrays import Floats, aligned_empty
 from dpadmm.errors import DataError, StudyError
-from dpadmm.queries import problem as module
 from dpadmm.losses import Logistic, Loss, Poisson
+from dpadmm.matrices.arrays import Floats, aligned_empty
+from dpadmm.queries import problem as module
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L2
 

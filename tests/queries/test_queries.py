@@ -22,16 +22,11 @@ from scipy.sparse import csr_array
 from scipy.spatial.distance import pdist, squareform
 from statistic_cases import all_statistics, grid_of, parameters_for, shapes_and_points
 
-from dpadmm.matrices import memmap
-from dpadmm.errors import DataError, StudyError
 from dpadmm import kernels
-from dpadmm.queries import problem
-from dpadmm.queries import preconditioner as shape_module
+from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import Huber, Logistic, Loss, Poisson, Softmax, Squared
 from dpadmm.losses.poisson import coded as counted
-from dpadmm.queries.problem import Problem, Rows, make_rows
-from dpadmm.regularizers import L2
-from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.matrices import memmap
 from dpadmm.queries import (
     STATISTICS,
     Statistic,
@@ -39,14 +34,19 @@ from dpadmm.queries import (
     make_statistic,
     moments,
     newton_pair,
+    problem,
     score_histogram,
 )
+from dpadmm.queries import preconditioner as shape_module
 from dpadmm.queries.column_sums import ColumnSums
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.newton import CURVATURE, SHARES, NewtonPair
-from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
 from dpadmm.queries.preconditioned_gradient import MOST, ShapedGradient
+from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries.problem import Problem, Rows, make_rows
+from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
+from dpadmm.regularizers import L2
 from dpadmm.trusted.discrete_gaussian import Grid
 
 ATTACKED: list[Loss] = [

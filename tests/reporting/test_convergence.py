@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dpadmm.reporting.figures import convergence_figure, save_figure
 from dpadmm.engine.metrics import Trace
+from dpadmm.reporting.figures import convergence_figure, save_figure
 
 
 def trace(rounds: int, test: bool = True, level: float = 1.0) -> Trace:

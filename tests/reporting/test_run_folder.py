@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpadmm import simulate
+from dpadmm.accounting.events import PureRelease
+from dpadmm.accounting.release_plan import ReleasePlan
+from dpadmm.accounting.statement import read_statement
+from dpadmm.engine.metrics import Trace
 from dpadmm.errors import DataError
 from dpadmm.files.atomic import atomic_file
-from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.accounting.events import PureRelease
-from dpadmm.accounting.statement import read_statement
 from dpadmm.reporting.run_folder import (
     check_folder,
     end_values,
@@ -30,9 +31,8 @@ from dpadmm.reporting.run_folder import (
     used_settings,
     write_run,
 )
-from dpadmm.training.run import Result
 from dpadmm.studies.settings import settings_from
-from dpadmm.engine.metrics import Trace
+from dpadmm.training.run import Result
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,11 @@ from neighbours import allowed_steps, steps_between
 from person_tables import Neighbours, PersonTable, neighbours, person_study
 from statistic_cases import all_statistics, parameters_for
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.audit import trials
 from dpadmm.audit.run import Plan, run_audit
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoder import Report
+from dpadmm.errors import DataError, StudyError
 from dpadmm.sites import cluster as on_cluster
 from dpadmm.sites.cluster import persons_of
 from dpadmm.sites.site import read_site

@@ -10,8 +10,8 @@ import pytest
 from masked import NAMES, ROWS, MaskedSite, masked_study
 
 from dpadmm.errors import Refusal
-from dpadmm.sites.agent import Agent
 from dpadmm.methods.auto import PublicState
+from dpadmm.sites.agent import Agent
 from dpadmm.trusted.masking import bitmap_of
 
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm.errors import DataError, Refusal, StudyError
-from dpadmm.sites.notify_settings import NotifySettings
 from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.errors import DataError, Refusal, StudyError
 from dpadmm.sites.agent import Agent
+from dpadmm.sites.notify_settings import NotifySettings
 from dpadmm.sites.site import read_site, site_from
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.study import DEPLOYABLE as METHODS

@@ -9,12 +9,12 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from dpadmm.errors import DataError
 from dpadmm.data.schema import Category, Label, Number, Schema
+from dpadmm.errors import DataError
+from dpadmm.methods import Statistics
 from dpadmm.sites.table import SiteRows
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.methods import Statistics
 from dpadmm.trusted.unit import PrivacyUnit
 
 COLUMNS = Schema((Number("age", (0.0, 0.25)), Number("income", (0.0, 1.0)), Category("note", ("late", "x"))))

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Category
 from dpadmm.data.schema_file import ASK
+from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.studies.drafts import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.studies.drafts.table import friendly
 from dpadmm.studies.study import Study, study_from, study_problems

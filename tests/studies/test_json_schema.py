@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.data.schema_file import KINDS
+from dpadmm.errors import StudyError
 from dpadmm.studies.json_schema import study_schema
 from dpadmm.studies.settings import REGISTRIES, Training, flat_parameters
 from dpadmm.studies.study import TABLES, study_from

@@ -11,8 +11,9 @@ import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES
 
 from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import check_names, choices, nearest, parameters, wanted
 from dpadmm.losses import LOSSES, Huber, SmoothedHinge, Softmax, Squared
+from dpadmm.methods import METHODS
+from dpadmm.parameters.fields import check_names, choices, nearest, parameters, wanted
 from dpadmm.regularizers import REGULARIZERS, ElasticNet
 from dpadmm.studies.settings import (
     BUDGETS,
@@ -22,7 +23,6 @@ from dpadmm.studies.settings import (
     flat_parameters,
     settings_from,
 )
-from dpadmm.methods import METHODS
 
 KNOWN = flat_parameters(Settings)
 OWNERS = {

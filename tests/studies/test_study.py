@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from studies import DEPLOYABLE_OWNERS, FIXED, tables
 
-from dpadmm.errors import StudyError
-from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.losses import Huber, Logistic
 from dpadmm.accounting import exact_epsilon
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import Release
+from dpadmm.accounting.release_plan import ReleasePlan
+from dpadmm.errors import StudyError
+from dpadmm.losses import Huber, Logistic
+from dpadmm.matrices.clipping import INTERCEPT
+from dpadmm.methods import Auto, DpAdmm, DpAdmmRounds
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import DEPLOYABLE, FORMAT, Study, origins, read_study, study_from
-from dpadmm.methods import Auto, DpAdmm, DpAdmmRounds
+from studies import DEPLOYABLE_OWNERS, FIXED, tables
 
 CONSTANTS = [each.name for each in origins() if each.name in FIXED]
 ORIGINS = ("public", "assumed", "derived from public data")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm.errors import StudyError
 from dpadmm.data.schema import KINDS, Boolean, Category, Column, Label, Number, Ordinal, Plain, Schema
+from dpadmm.errors import StudyError
 from dpadmm.sites.site import read_site
 from dpadmm.studies.study import Study, study_from
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from looping import case
 
+from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
 from dpadmm.errors import StudyError
 from dpadmm.parameters.text import printable, text_problems
-from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Plain, Schema
 from dpadmm.studies.json_schema import study_schema
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.roster import RosterEntry

@@ -16,9 +16,9 @@ from cryptography import x509
 from nats.aio.client import Client
 from own_ca import BOTH, OwnCa
 
-from dpadmm.federation.transport.broker import nats_server, users_config
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import Identity, join, make_request, site_identity
+from dpadmm.federation.transport.broker import nats_server, users_config
 
 STUDY = "ab" * 32
 DOWN = f"dpadmm.{STUDY}.down"

@@ -11,12 +11,12 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.matrices.coded import CodedRows
 from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import parameters
 from dpadmm.losses import LOSSES, Loss
 from dpadmm.losses.poisson import coded as counted
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.parameters.fields import parameters
 from dpadmm.regularizers import REGULARIZERS, Regularizer
 
 

@@ -6,9 +6,9 @@ import numpy as np
 from cases import random_rows
 from scipy.special import softmax
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.losses import Loss, Squared
 from dpadmm.losses.poisson import coded
+from dpadmm.matrices.arrays import Floats
 from dpadmm.queries.problem import Rows, make_rows
 
 SIZES = (20, 40, 60, 30)

@@ -16,12 +16,12 @@ from forked import ForkedProgram
 from replays import replay
 
 from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, with_keys
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.process import begin, journal_of
-from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, with_keys
-from dpadmm.federation.transport.broker import Broker
-from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.site.decisions import accept
+from dpadmm.federation.transport.broker import Broker
 from dpadmm.sites.site import Site
 from dpadmm.studies.study import Study
 from dpadmm.trusted.ledger import read_ledger

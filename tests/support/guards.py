@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.errors import DataError, Refusal
-from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.losses import Logistic, Loss
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.queries import Statistic
 from dpadmm.queries.gradient import Gradient
 from dpadmm.sites.agent import Agent

@@ -6,10 +6,10 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import softmax
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.data.dataset import Dataset
-from dpadmm.matrices.storage import shrink_rows
 from dpadmm.losses import Loss, Squared, slopes
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.storage import shrink_rows
 
 
 def known_optimum(

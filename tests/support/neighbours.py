@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpadmm.engine.noise import ExactNoise, Question
 from dpadmm.errors import Refusal
 from dpadmm.queries.problem import Rows
-from dpadmm.engine.noise import ExactNoise, Question
 from dpadmm.trusted.discrete_gaussian import Grid, release_sum
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.queries.problem import Problem
 from dpadmm.engine.loop import RoundView
+from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import DpAdmmRounds
+from dpadmm.queries.problem import Problem
 
 CHANCE = 1e-8
 """How often a single comparison may fail by chance; a test makes a few dozen."""

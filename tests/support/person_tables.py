@@ -20,9 +20,9 @@ import pyarrow.parquet
 from hypothesis import strategies as st
 
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
+from dpadmm.methods import Evaluation, Statistics
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.methods import Evaluation, Statistics
 
 Cell = Any
 Row = tuple[Cell, ...]

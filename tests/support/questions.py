@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.losses import Loss
-from dpadmm.queries.problem import Rows
-from dpadmm.queries.gradient import Gradient
 from dpadmm.engine.noise import Question
+from dpadmm.losses import Loss
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.queries.gradient import Gradient
+from dpadmm.queries.problem import Rows
 
 
 def gradient_question(

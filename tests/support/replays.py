@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.federation import demo
-from dpadmm.federation.server.journal import Journal
-from dpadmm.queries.problem import Rows
-from dpadmm.sites.site import Site
 from dpadmm.engine.method import Gathered, Round
 from dpadmm.engine.noise import ExactNoise
+from dpadmm.federation import demo
+from dpadmm.federation.server.journal import Journal
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.queries.problem import Rows
+from dpadmm.sites.site import Site
 
 
 def replay(journal: Journal, sites: Mapping[str, Site]) -> demo.Replay:

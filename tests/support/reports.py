@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import AnyRelease
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.report import PrivacyReport
 
 

@@ -7,14 +7,14 @@ import math
 import numpy as np
 from neighbours import points_for
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.losses import Loss
-from dpadmm.queries.problem import Problem
-from dpadmm.regularizers import L2
+from dpadmm.matrices.arrays import Floats
 from dpadmm.queries import STATISTICS, Statistic, make_statistic
 from dpadmm.queries.newton import LOSSES, NewtonPair
-from dpadmm.queries.score_histogram import ScoreHistogram
 from dpadmm.queries.preconditioned_gradient import MOST, ShapedGradient
+from dpadmm.queries.problem import Problem
+from dpadmm.queries.score_histogram import ScoreHistogram
+from dpadmm.regularizers import L2
 from dpadmm.trusted.discrete_gaussian import Grid
 
 

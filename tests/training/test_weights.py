@@ -19,24 +19,24 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from typer.testing import CliRunner
 
 from dpadmm import Dataset, simulate
-from dpadmm.errors import DataError
 from dpadmm.cli import app
 from dpadmm.data import encoded
 from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.engine.noise import ExactNoise, SimulatedNoise
+from dpadmm.errors import DataError
 from dpadmm.experiments.results import data_stamp
+from dpadmm.losses.poisson import coded as counted
+from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.models.evaluate import evaluate, evaluation_study
 from dpadmm.models.explain import explain
-from dpadmm.matrices.clipping import clip_rows, with_intercept
-from dpadmm.losses.poisson import coded as counted
-from dpadmm.queries.problem import Rows, make_rows
-from dpadmm.training import train as in_one_process
 from dpadmm.planning.forecast import public_scenario, synthetic_scenarios
-from dpadmm.training.run import run
-from dpadmm.training.train import encode, prior_from, train
+from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.sites.site import FORMAT, read_site
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.engine.noise import ExactNoise, SimulatedNoise
+from dpadmm.training import train as in_one_process
+from dpadmm.training.run import run
+from dpadmm.training.train import encode, prior_from, train
 
 COLUMNS = tuple("abcd")
 SCHEMA = Schema(tuple(Number(name, (-1, 1)) for name in COLUMNS))

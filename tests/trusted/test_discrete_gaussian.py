@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from looping import case
 from scipy import stats
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import DataError, StudyError
 from dpadmm import kernels
-from dpadmm.losses import Logistic
-from dpadmm.queries.problem import make_rows
 from dpadmm.accounting import exact_delta
+from dpadmm.errors import DataError, StudyError
+from dpadmm.losses import Logistic
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.queries.problem import make_rows
 from dpadmm.studies.roster import MOST_SITES
 from dpadmm.trusted.discrete_gaussian import (
     MARGIN,

@@ -31,9 +31,9 @@ from guards import (
 from looping import case
 
 import dpadmm
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import Release
+from dpadmm.accounting.release_plan import ReleasePlan
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries import Statistic
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise

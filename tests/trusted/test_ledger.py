@@ -29,9 +29,9 @@ from hypothesis.stateful import (
 )
 from looping import case
 
-from dpadmm.errors import DpadmmError, Refusal
-from dpadmm.accounting.gaussian import Release, gaussian_mu
 from dpadmm.accounting.calibration import mu_from_epsilon, total_noise_multiplier
+from dpadmm.accounting.gaussian import Release, gaussian_mu
+from dpadmm.errors import DpadmmError, Refusal
 from dpadmm.trusted.ledger import DATABASE, MARK, Account, Ledger, LedgerState, Record, read_ledger
 
 A, B, C = (letter * 64 for letter in "abc")

@@ -30,10 +30,10 @@ from masked_sites import (
     unmasked,
 )
 
-from dpadmm.matrices.arrays import Integers
+from dpadmm.accounting.events import Release
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.accounting.events import Release
+from dpadmm.matrices.arrays import Integers
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
 from dpadmm.trusted.guard import Guard

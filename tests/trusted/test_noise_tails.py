@@ -19,12 +19,12 @@ from guards import STUDY, consensus, guarded, rows, tiny
 from looping import case
 from questions import gradient_question
 
-from dpadmm.matrices.arrays import Integers
-from dpadmm.losses import Logistic
-from dpadmm.queries.problem import make_rows
-from dpadmm.sites.agent import Agent
 from dpadmm.engine import noise as oracles
 from dpadmm.engine.noise import ExactNoise
+from dpadmm.losses import Logistic
+from dpadmm.matrices.arrays import Integers
+from dpadmm.queries.problem import make_rows
+from dpadmm.sites.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import CLOSE, REACH, STAIRS, TOP, Grid, quantise, release_sum
 

@@ -1,5 +1,14 @@
 """Privacy: sensitivity, from (ε, δ) to noise and back, and what releases cost together."""
 
+from dpadmm.accounting.calibration import (
+    exact_round_noise_multiplier,
+    mu_from_epsilon,
+    paper_noise_multiplier,
+    round_epsilon_from_noise,
+    total_noise_multiplier,
+)
+from dpadmm.accounting.composition import accountant_of, total_epsilon
+from dpadmm.accounting.events import AnyRelease, ObjectiveRelease, PureRelease, Release, SampledRelease
 from dpadmm.accounting.gaussian import (
     Accountant,
     affordable_rounds,
@@ -11,15 +20,6 @@ from dpadmm.accounting.gaussian import (
     pld_epsilon,
     rdp_epsilon,
 )
-from dpadmm.accounting.calibration import (
-    exact_round_noise_multiplier,
-    mu_from_epsilon,
-    paper_noise_multiplier,
-    round_epsilon_from_noise,
-    total_noise_multiplier,
-)
-from dpadmm.accounting.composition import accountant_of, total_epsilon
-from dpadmm.accounting.events import AnyRelease, ObjectiveRelease, PureRelease, Release, SampledRelease
 from dpadmm.accounting.sensitivity import mean_sensitivity, minimizer_sensitivity
 
 __all__ = [

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from threading import RLock
 from typing import Any, NamedTuple
 
-from dpadmm.parameters.checks import require_whole
-from dpadmm.errors import BudgetExceeded, StudyError
-from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.errors import BudgetExceeded, StudyError
+from dpadmm.parameters.checks import require_whole
 
 _LOCK = RLock()
 """One for all accountants, so that a fit is charged to several of them or to none."""

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from dpadmm.accounting.gaussian import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
+from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.parameters.checks import (
     Number,
@@ -20,8 +22,6 @@ from dpadmm.parameters.checks import (
     require_whole,
     unwrapped,
 )
-from dpadmm.errors import StudyError
-from dpadmm.accounting.gaussian import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
 
 
 def paper_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Number:

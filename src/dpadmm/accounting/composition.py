@@ -13,10 +13,6 @@ from typing import assert_never
 import numpy as np
 from scipy.special import erf, gammaln, log_ndtr
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.parameters.checks import require_delta, require_whole
-from dpadmm.accounting.gaussian import ROUND_UP, exact_epsilon, gaussian_mu, paper_epsilon
-from dpadmm.accounting.release_plan import Tally
 from dpadmm.accounting.events import (
     AnyRelease,
     ObjectiveRelease,
@@ -25,6 +21,10 @@ from dpadmm.accounting.events import (
     SampledRelease,
     UnpricedRelease,
 )
+from dpadmm.accounting.gaussian import ROUND_UP, exact_epsilon, gaussian_mu, paper_epsilon
+from dpadmm.accounting.release_plan import Tally
+from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.checks import require_delta, require_whole
 
 _FFT_SLACK = 1e-11
 """More than the rounding error of a convolution by FFT of 10⁴ rounds (absolute, whatever δ): taken off δ.

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr, ndtri
 
+from dpadmm.accounting.events import Release
+from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.checks import (
     Number,
@@ -30,8 +32,6 @@ from dpadmm.parameters.checks import (
     require_whole,
     unwrapped,
 )
-from dpadmm.errors import StudyError
-from dpadmm.accounting.events import Release
 
 Accountant = Literal["exact", "paper"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.parameters.checks import require_whole
-from dpadmm.errors import StudyError
 from dpadmm.accounting.events import AnyRelease, Release
+from dpadmm.errors import StudyError
+from dpadmm.parameters.checks import require_whole
 
 MAX_RELEASES = 8
 """Different releases that a plan of a study may have, and a statement can list."""

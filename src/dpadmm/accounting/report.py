@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.accounting.gaussian import exact_epsilon, gaussian_mu
 from dpadmm.accounting.calibration import round_epsilon_from_noise
 from dpadmm.accounting.composition import accountant_of, tally_epsilon, tally_paper_epsilon
-from dpadmm.accounting.release_plan import Tally
 from dpadmm.accounting.events import PureRelease, Release, UnpricedRelease
+from dpadmm.accounting.gaussian import exact_epsilon, gaussian_mu
+from dpadmm.accounting.release_plan import Tally
+from dpadmm.matrices.arrays import Floats, Integers
 
 GUARANTEE = (
     "with secret, exact noise of this size: for any one row of an agent replaced by any other (number of "

@@ -25,11 +25,11 @@ from itertools import accumulate, islice
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.parameters.checks import require, require_delta, require_whole
-from dpadmm.accounting.gaussian import ROUND_UP, exact_delta, smallest_true
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.composition import ORDERS, epsilon_from_renyi
+from dpadmm.accounting.gaussian import ROUND_UP, exact_delta, smallest_true
+from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.checks import require, require_delta, require_whole
 
 MOST_RUNS = 100
 

@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpadmm.errors import StudyError
+from dpadmm.accounting.events import Release
 from dpadmm.accounting.gaussian import exact_epsilon, group_mu, paper_epsilon
 from dpadmm.accounting.release_plan import MAX_RELEASES, Tally
-from dpadmm.accounting.events import Release
 from dpadmm.accounting.report import PrivacyReport
+from dpadmm.errors import StudyError
 
 FORMAT = "dpadmm-statement/1"
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)

@@ -35,16 +35,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.audit.formulas import CUTS, FORMULAS, LARGEST_COUNT, N_FEATURES, Formula
 from dpadmm.data.schema import Label, Plain, Schema
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import KINDS
+from dpadmm.methods.auto import PublicState
+from dpadmm.methods.newton import Inferred
 from dpadmm.queries.preconditioner import Shape
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.methods import KINDS
-from dpadmm.methods.auto import PublicState
-from dpadmm.methods.newton import Inferred
 
 N_ROUNDS = 3
 """Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""

@@ -24,11 +24,11 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom, chi2, ks_1samp, kstwo
 
-from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit.game import IDLE, Game, Part
 from dpadmm.audit.trials import Seen
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.matrices.arrays import Floats, Integers
 
 POWER = 0.9
 """The share of ε that an audit of a sound agent must find, or it would not find a leak either."""

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import dpadmm
-from dpadmm.parameters.checks import require_delta
-from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import for_json
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit.formulas import N_FEATURES
 from dpadmm.audit.game import GAMES, N_ROUNDS, Game
 from dpadmm.audit.gates import Gate, Guesses, LowerBound, all_guesses, judge, lower_bound, sharpness, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
 from dpadmm.engine.workers import in_processes
-from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.errors import StudyError
+from dpadmm.parameters.checks import require_delta
+from dpadmm.parameters.fields import for_json
 
 LEAST_TRIALS = 40
 

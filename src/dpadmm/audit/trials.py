@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import Refusal
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit.formulas import Formula
 from dpadmm.audit.game import GAMES, N_ROUNDS, Game, Role
-from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.errors import Refusal
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.queries.problem import Problem, Rows
-from dpadmm.regularizers import NoRegularizer
 from dpadmm.accounting.events import Release
-from dpadmm.engine.method import Gathered, MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.requirements import need_solvable
 from dpadmm.baselines.solved_rounds import SolvedAdmm
+from dpadmm.engine.method import Gathered, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.matrices.arrays import Floats
+from dpadmm.queries.problem import Problem, Rows
+from dpadmm.regularizers import NoRegularizer
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.queries.problem import Problem, Rows
-from dpadmm.engine.method import Mechanism, MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.solved_rounds import PerturbedObjective, SolvedAdmm, SolverState
+from dpadmm.engine.method import Mechanism, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.matrices.arrays import Floats
+from dpadmm.queries.problem import Problem, Rows
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

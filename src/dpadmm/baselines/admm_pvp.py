@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.queries.problem import Problem, Rows
 from dpadmm.accounting.events import Release
-from dpadmm.engine.method import MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.requirements import need_monotone_slopes, need_smooth
 from dpadmm.baselines.solved_rounds import NoisyMinimizers, SolvedAdmm, SolverState
+from dpadmm.engine.method import MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.matrices.arrays import Floats
+from dpadmm.queries.problem import Problem, Rows
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

@@ -14,12 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpadmm.parameters.checks import require, require_delta, require_epsilon, require_whole
-from dpadmm.errors import StudyError
 from dpadmm.accounting.calibration import mu_from_epsilon, paper_noise_multiplier, total_noise_multiplier
 from dpadmm.accounting.composition import ORDERS, argmin_renyi, epsilon_from_renyi, total_epsilon
 from dpadmm.accounting.events import ObjectiveRelease, PureRelease, SampledRelease
 from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.errors import StudyError
+from dpadmm.parameters.checks import require, require_delta, require_epsilon, require_whole
 
 _LEAST_SAMPLED = 0.1
 

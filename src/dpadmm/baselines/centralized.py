@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import scipy  # its parts load when they are first used
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import ConvergenceWarning
 from dpadmm import kernels
-from dpadmm.losses import Hinge, SmoothedHinge, curvatures
-from dpadmm.queries.problem import Problem, Rows
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import Release
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.method import Method, MethodSettings, NoState, Round
+from dpadmm.errors import ConvergenceWarning
+from dpadmm.losses import Hinge, SmoothedHinge, curvatures
+from dpadmm.matrices.arrays import Floats
+from dpadmm.queries.problem import Problem, Rows
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

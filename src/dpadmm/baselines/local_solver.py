@@ -25,12 +25,12 @@ import numpy as np
 import scipy  # its parts load when they are first used
 from numpy.typing import NDArray
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import DpadmmError, StudyError
 from dpadmm import kernels
-from dpadmm.queries.problem import Problem, Rows
 from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.baselines.centralized import data_hessian
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.queries.problem import Problem, Rows
 
 MEMORY = 8
 """Pairs of steps and gradient changes that the quasi-Newton model is made of."""

@@ -12,13 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import StudyError
-from dpadmm.matrices.clipping import NORM_SLACK
-from dpadmm.queries.problem import Problem, Rows
-from dpadmm.baselines.calibration import ObjectivePlan
 from dpadmm.accounting.events import AnyRelease, PureRelease, Release
 from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.baselines.calibration import ObjectivePlan
 from dpadmm.baselines.requirements import (
     need_convex,
     need_monotone_slopes,
@@ -26,6 +22,10 @@ from dpadmm.baselines.requirements import (
     need_smooth,
 )
 from dpadmm.engine.noise import Noise, release, spherical
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.clipping import NORM_SLACK
+from dpadmm.queries.problem import Problem, Rows
 
 ROUNDING = 20.0
 """Noise multiplier of the covering noise over that of a plain Gaussian release: it costs 1/400 of its μ²."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dpadmm.queries.problem import Problem, Rows
-from dpadmm.engine.method import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.solved_rounds import AloneState, PerturbedObjective, SolvedAlone
+from dpadmm.engine.method import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
+from dpadmm.queries.problem import Problem, Rows
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.queries.problem import Problem, Rows
 from dpadmm.accounting.events import PureRelease, Release
-from dpadmm.engine.method import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.requirements import need_convex, need_monotone_slopes, need_solvable
 from dpadmm.baselines.solved_rounds import AloneState, NoisyMinimizers, SolvedAlone
+from dpadmm.engine.method import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
 from dpadmm.engine.noise import spherical
+from dpadmm.matrices.arrays import Floats
+from dpadmm.queries.problem import Problem, Rows
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

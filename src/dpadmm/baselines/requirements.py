@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.errors import StudyError
 from dpadmm.losses import Loss
 from dpadmm.losses.base import slopes
+from dpadmm.matrices.arrays import Floats
 from dpadmm.queries.problem import Problem
 
 _SIZES = np.array([0.0, 1e-3, 0.1, 0.5, 100.0, 600.0, 708.0, 709.9, 746.0, 1e3, 1e5, 1e9, 1e20, 1e100, 1e300])

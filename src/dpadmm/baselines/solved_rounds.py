@@ -8,16 +8,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.queries.problem import Problem, Rows
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import AnyRelease
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.sensitivity import minimizer_sensitivity
-from dpadmm.engine.method import Method, Round, S, check_noise, keep_absent, zero_models
-from dpadmm.methods.dp_admm import AdmmState, next_dual, upload
 from dpadmm.baselines.local_solver import LocalProblems, solve
 from dpadmm.baselines.objective_noise import ObjectiveNoise
+from dpadmm.engine.method import Method, Round, S, check_noise, keep_absent, zero_models
 from dpadmm.engine.noise import release
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods.dp_admm import AdmmState, next_dual, upload
+from dpadmm.queries.problem import Problem, Rows
 
 
 class SolvedRounds(Method[S]):

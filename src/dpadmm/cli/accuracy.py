@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.cli.reproduce import RESULTS, run_with_progress
 from dpadmm.cli.screen import echo_json, say, say_path, show_table
+from dpadmm.errors import DataError, StudyError
 from dpadmm.experiments import accuracy
 from dpadmm.experiments.accuracy import CONTENDERS, Line
 from dpadmm.reporting.accuracy import page

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer import Argument, Option
 
-from dpadmm.errors import Refusal, StudyError
-from dpadmm.parameters.text import printable
 from dpadmm.cli.screen import (
     AsJson,
     LogForm,
@@ -34,7 +32,9 @@ from dpadmm.cli.screen import (
     show_table,
     write,
 )
+from dpadmm.errors import Refusal, StudyError
 from dpadmm.federation.site import decisions
+from dpadmm.parameters.text import printable
 from dpadmm.sites.accounts import broken_promises
 from dpadmm.sites.site import Site, counted, read_site
 from dpadmm.studies.study import Study, read_study
@@ -162,8 +162,8 @@ def offer(
 
     Nothing is accepted yet: review the study that comes back with the keys of all sites.
     """
-    from dpadmm.federation.offers import Offer
     from dpadmm.federation.identity.joining import site_identity
+    from dpadmm.federation.offers import Offer
 
     study, site = read_study(draft), _opened(site_file)
     if study.training.trust != "secure_aggregation":

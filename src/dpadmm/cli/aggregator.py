@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer import Argument, Option
 
-from dpadmm.errors import StudyError
 from dpadmm.cli import Interrupted
 from dpadmm.cli.screen import (
     AsJson,
@@ -32,14 +31,15 @@ from dpadmm.cli.screen import (
     write,
     write_json,
 )
+from dpadmm.errors import StudyError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from dpadmm.federation.identity.authority import Authority
     from dpadmm.federation.server.coordinator import Coordinator
     from dpadmm.federation.server.journal import FederatedResult
     from dpadmm.federation.server.process import Server
-    from dpadmm.federation.identity.authority import Authority
 
 T = TypeVar("T")
 
@@ -119,8 +119,8 @@ def install(
     folder: Folder = HERE,
 ) -> None:
     """Use a certificate of your own CA for the broker or the aggregator. A running broker loads it at once."""
-    from dpadmm.federation.transport.broker import Broker
     from dpadmm.federation.identity.private_files import read_short
+    from dpadmm.federation.transport.broker import Broker
 
     authority = _authority(folder)
     try:
@@ -315,8 +315,8 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
 
     Of several studies without STUDY: one line each.
     """
-    from dpadmm.federation.server.process import alarms_of, journals, overview, status_of
     from dpadmm.federation.health import STATUS, AggregatorStatus, command_line, is_live, read_status
+    from dpadmm.federation.server.process import alarms_of, journals, overview, status_of
 
     authority = _authority(folder)
     hub, found = read_status(folder / STATUS, AggregatorStatus), journals(folder)
@@ -421,8 +421,8 @@ SHORT = 16
 
 def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> Path:
     """The journal of a study, by its file, name or hash; without one, that of the only (unfinished) study."""
-    from dpadmm.federation.server.process import journal_of, journals, overview
     from dpadmm.federation.health import command_line
+    from dpadmm.federation.server.process import journal_of, journals, overview
     from dpadmm.studies.study import read_study
 
     if study is not None and study.is_file():
@@ -455,9 +455,9 @@ def _log(form: str) -> logging.Logger:
 
 def _run(server: Server, page_port: int | None) -> None:
     """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
-    from dpadmm.federation.server.process import page_snapshot
     from dpadmm.federation.health import command_line
     from dpadmm.federation.server.page import Page
+    from dpadmm.federation.server.process import page_snapshot
 
     here = server.journal.parent.name, "--folder", server.authority.folder
     with ExitStack() as resources, progress_bar(quiet=False) as bar:

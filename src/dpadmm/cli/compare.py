@@ -17,7 +17,8 @@ import numpy as np
 from rich.text import Text
 from typer import Option
 
-from dpadmm.errors import DIVERGED, StudyError
+from dpadmm.accounting.calibration import total_noise_multiplier
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.cli import reproduce
 from dpadmm.cli.reproduce import RESULTS, Restart, Scheduler, Workers
 from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, screen_width, show_table
@@ -34,18 +35,17 @@ from dpadmm.cli.simulate_options import (
     parameters,
 )
 from dpadmm.data import Dataset
+from dpadmm.engine.metrics import spread
+from dpadmm.errors import DIVERGED, StudyError
 from dpadmm.experiments.grid import DATA_KEYS, grid_from
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
 from dpadmm.losses import LOSSES
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.calibration import total_noise_multiplier
+from dpadmm.methods import METHODS as REGISTERED
 from dpadmm.reporting.series import METHODS, ONE_MODEL
-from dpadmm.training.simulate import settings_of
 from dpadmm.studies import settings as of_runs
 from dpadmm.studies.settings import Settings, settings_from
 from dpadmm.studies.study import Study
-from dpadmm.methods import METHODS as REGISTERED
-from dpadmm.engine.metrics import spread
+from dpadmm.training.simulate import settings_of
 
 COMPARED = "auto,dp_admm,dp_sgd,admm_pvp"
 NOT_PRIVATE = tuple(name for name, method in REGISTERED.items() if not method.private)

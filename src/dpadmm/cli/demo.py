@@ -10,19 +10,19 @@ from typing import Any, Literal
 
 from typer import Option
 
-from dpadmm.errors import DataError
+from dpadmm.accounting.calibration import paper_noise_multiplier
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.cli import Interrupted
 from dpadmm.cli.screen import AsJson, Row, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table, waiting
 from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.wheels import MOST_SECONDS
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.calibration import paper_noise_multiplier
+from dpadmm.errors import DataError
 from dpadmm.reporting.figures import convergence_figure, save_figure
 from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
+from dpadmm.studies.settings import Settings
 from dpadmm.training.preparation import as_dataset
 from dpadmm.training.run import Result
-from dpadmm.studies.settings import Settings
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3

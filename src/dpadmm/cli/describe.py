@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.text import Text
 from typer import Argument, Option
 
-from dpadmm.errors import StudyError
 from dpadmm.cli import owner_report
 from dpadmm.cli.screen import (
     TABLE_KINDS,
@@ -24,10 +23,11 @@ from dpadmm.cli.screen import (
     write_json,
 )
 from dpadmm.cli.train import ADDS_UP, EXPERIMENT, statement_beside
-from dpadmm.models.description import ColumnSummary, Description, TwoWay, description_of, load_description
-from dpadmm.training.train import encode, run_study
-from dpadmm.studies.study import read_study, study_warnings
+from dpadmm.errors import StudyError
 from dpadmm.methods import Statistics
+from dpadmm.models.description import ColumnSummary, Description, TwoWay, description_of, load_description
+from dpadmm.studies.study import read_study, study_warnings
+from dpadmm.training.train import encode, run_study
 
 FIGURE = "statistics"
 MOST_VALUES, MOST_ACROSS = 12, 7

@@ -18,8 +18,8 @@ import typer
 from typer import Option
 
 import dpadmm
-from dpadmm.errors import DpadmmError
 from dpadmm.cli.screen import AsJson, echo_json, say, say_path
+from dpadmm.errors import DpadmmError
 
 SITE_LEAVES_OUT = ("numba", "matplotlib", "jinja2")
 """Packages without which a site works: docs/decisions/0002-dependencies.md."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import typer
 from typer import Option
 
-from dpadmm.errors import StudyError
 from dpadmm.cli.screen import epsilon_text, progress_bar, say, say_path, show_table
+from dpadmm.errors import StudyError
 
 if TYPE_CHECKING:
     from dpadmm.federation.demo import Summary

@@ -13,14 +13,14 @@ import typer
 from typer import Argument, Option
 
 import dpadmm
-from dpadmm.parameters.checks import require_delta
-from dpadmm.errors import DataError, DpadmmError, StudyError
-from dpadmm.parameters.suggestions import first_of
-from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
-from dpadmm.federation.site.lifecycle import participation
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian, plan_from_json
 from dpadmm.accounting.statement import Statement
+from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
+from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.federation.site.lifecycle import participation
+from dpadmm.parameters.checks import require_delta
+from dpadmm.parameters.suggestions import first_of
 from dpadmm.sites.accounts import of_account
 from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
 

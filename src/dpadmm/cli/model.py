@@ -14,9 +14,7 @@ from typing import IO, Annotated, Any
 from rich.text import Text
 from typer import Argument, Option
 
-from dpadmm.errors import DataError, StudyError
-from dpadmm.files.atomic import atomic_file
-from dpadmm.parameters.text import FORMULA, NUMBER, csv_cell
+from dpadmm.accounting.report import privacy_sentence
 from dpadmm.cli import owner_report
 from dpadmm.cli.screen import (
     TABLE_KINDS,
@@ -37,6 +35,8 @@ from dpadmm.cli.screen import (
 )
 from dpadmm.cli.train import ADDS_UP, statement_beside
 from dpadmm.data.encoder import Report
+from dpadmm.errors import DataError, StudyError
+from dpadmm.files.atomic import atomic_file
 from dpadmm.models.evaluate import (
     NOT_TO_PUBLISH,
     Evaluation,
@@ -50,7 +50,7 @@ from dpadmm.models.explain import AGAINST_AVERAGE, COUNTED, PER_UNIT, Coefficien
 from dpadmm.models.explain import explain as explanation_of
 from dpadmm.models.file import load_model
 from dpadmm.models.model import Model, Scorer
-from dpadmm.accounting.report import privacy_sentence
+from dpadmm.parameters.text import FORMULA, NUMBER, csv_cell
 
 ModelFile = Annotated[Path, Argument(help="The model's file.", metavar="MODEL")]
 PREDICTION = "prediction"

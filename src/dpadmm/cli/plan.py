@@ -14,8 +14,7 @@ from rich.filesize import decimal
 from rich.text import Text
 from typer import Option
 
-from dpadmm.matrices.arrays import Integers
-from dpadmm.errors import StudyError
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.cli import Interrupted, screen
 from dpadmm.cli.screen import (
     WEIGHTS,
@@ -31,17 +30,18 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.leakage import leakage_warnings
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Integers
+from dpadmm.methods.auto import MOST_NOISE, Auto
 from dpadmm.models.description import load_description
-from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.planning import forecast
 from dpadmm.planning import plan as planning
 from dpadmm.planning.intervals import forecast_intervals
 from dpadmm.planning.measures import MEASURES, value_text
 from dpadmm.planning.plan import Alternative, Plan
-from dpadmm.training.train import with_public_table
+from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.studies.study import Study, read_study, study_warnings
-from dpadmm.methods.auto import MOST_NOISE, Auto
+from dpadmm.training.train import with_public_table
 
 ROUNDS = (50, 200, 800)
 FEW_ROUNDS = 5

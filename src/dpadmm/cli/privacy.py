@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from typer import Option
 
-from dpadmm.parameters import checks
-from dpadmm.errors import StudyError
-from dpadmm.cli.screen import AsJson, Row, echo_json, say, show_table
-from dpadmm.accounting import gaussian as accounting
 from dpadmm.accounting import calibration as noise
+from dpadmm.accounting import gaussian as accounting
 from dpadmm.accounting.events import Release
 from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.cli.screen import AsJson, Row, echo_json, say, show_table
+from dpadmm.errors import StudyError
+from dpadmm.parameters import checks
 
 Calibration = Literal["paper", "exact"]
 

@@ -14,16 +14,16 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Argument, Option
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.cli.screen import AsJson, CtrlC, Interrupted, echo_json, progress_bar, say, say_path, show_table
 from dpadmm.cli.simulate_options import open_dataset
 from dpadmm.data import Dataset
+from dpadmm.errors import DataError, StudyError
 from dpadmm.experiments.grid import Grid, read_grid
 from dpadmm.experiments.results import REFUSED, Results, read_results
 from dpadmm.experiments.runner import Progress, run_grid
+from dpadmm.methods.prior import Prior
 from dpadmm.paper import paper_grid
 from dpadmm.reporting.run_folder import check_folder, write_text
-from dpadmm.methods.prior import Prior
 
 RESULTS = "results.parquet"
 Workers = Annotated[int | None, Option(help="Processes, one core each.", show_default="all cores")]

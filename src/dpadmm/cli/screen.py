@@ -21,16 +21,16 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from dpadmm.cli import Interrupted as Interrupted
 from dpadmm.errors import StudyError
 from dpadmm.files.atomic import atomic_file
 from dpadmm.parameters.text import printable
-from dpadmm.cli import Interrupted as Interrupted
 
 if TYPE_CHECKING:
-    from dpadmm.federation.health import Alarm
     from dpadmm.accounting.report import PrivacyReport
-    from dpadmm.planning.plan import Costs
     from dpadmm.engine.loop import Observer, RoundView
+    from dpadmm.federation.health import Alarm
+    from dpadmm.planning.plan import Costs
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="The study's TOML file.", metavar="STUDY")]

@@ -13,21 +13,21 @@ from typing import Any
 
 from typer import Option
 
-from dpadmm.errors import Diverged, StudyError
 from dpadmm.cli import screen, simulate_options
 from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, say, say_path, show_table
 from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, numbers
 from dpadmm.data import Dataset
+from dpadmm.engine.noise import fresh_seed
+from dpadmm.errors import Diverged, StudyError
+from dpadmm.methods import METHODS
+from dpadmm.methods.prior import Prior
 from dpadmm.reporting import run_folder
 from dpadmm.reporting.run_folder import end_values, finished, measures
+from dpadmm.studies.settings import BUDGETS, Settings, settings_from
+from dpadmm.studies.study import Study
 from dpadmm.training.preparation import prepare
 from dpadmm.training.run import Result
 from dpadmm.training.simulate import run_prepared, said_by, settings_of
-from dpadmm.studies.settings import BUDGETS, Settings, settings_from
-from dpadmm.studies.study import Study
-from dpadmm.methods import METHODS
-from dpadmm.engine.noise import fresh_seed
-from dpadmm.methods.prior import Prior
 
 
 def simulate(

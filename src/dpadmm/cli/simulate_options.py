@@ -12,17 +12,17 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from dpadmm.data import Dataset, read_table
 from dpadmm.errors import DataError, StudyError
+from dpadmm.files.toml import read_toml
+from dpadmm.methods.prior import Prior
 from dpadmm.parameters.fields import check_names, choices
 from dpadmm.parameters.fields import parameters as fields_of
-from dpadmm.files.toml import read_toml
-from dpadmm.data import Dataset, read_table
+from dpadmm.studies.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
+from dpadmm.studies.study import Study, read_study
 from dpadmm.training.preparation import as_dataset
 from dpadmm.training.simulate import rows_of
 from dpadmm.training.train import prior_from, with_public_table
-from dpadmm.studies.settings import PRIVACY, REGISTRIES, Settings, flat_parameters
-from dpadmm.studies.study import Study, read_study
-from dpadmm.methods.prior import Prior
 
 NAMED = ("adult", "synthetic")
 RUN_OPTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer import Argument, Option
 
-from dpadmm.errors import DpadmmError, StudyError
-from dpadmm.parameters.fields import parameters
-from dpadmm.parameters.suggestions import first_of
-from dpadmm.files.toml import read_toml
+from dpadmm.accounting.composition import tally_paper_epsilon
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.release_plan import gaussian
 from dpadmm.cli.screen import (
     TABLE_KINDS,
     AsJson,
@@ -32,9 +31,10 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.schema import Category, Column, Interaction, Number, Ordinal, Schema
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.composition import tally_paper_epsilon
-from dpadmm.accounting.release_plan import gaussian
+from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.files.toml import read_toml
+from dpadmm.parameters.fields import parameters
+from dpadmm.parameters.suggestions import first_of
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.settings import REGISTRIES
 from dpadmm.studies.study import (
@@ -190,8 +190,8 @@ def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -
 
 def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path | None, label: str | None) -> Draft:
     """A draft from a table, a dictionary or private statistics, whichever is given."""
-    from dpadmm.parameters.suggestions import listed
     from dpadmm.data.reader import column_names
+    from dpadmm.parameters.suggestions import listed
     from dpadmm.studies.drafts import draft_from_dictionary, draft_from_table
 
     if dictionary is not None:

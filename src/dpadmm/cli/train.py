@@ -7,7 +7,6 @@ from typing import Any
 
 from typer import Option
 
-from dpadmm.errors import StudyError
 from dpadmm.cli import Interrupted, owner_report, screen
 from dpadmm.cli.screen import (
     AsJson,
@@ -25,10 +24,11 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.encoded import EncodedTable
+from dpadmm.errors import StudyError
 from dpadmm.planning.intervals import unlikely_intervals
+from dpadmm.studies.study import read_study, study_warnings
 from dpadmm.training.run import Result
 from dpadmm.training.train import agent_sizes, encode, prior_from, run_study, with_public_table
-from dpadmm.studies.study import read_study, study_warnings
 
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."
 EXPERIMENT = "The noise was simulated from a seed: a reproducible experiment without any protection."

@@ -7,10 +7,10 @@ from typing import Any
 
 from typer import Argument, Option
 
-from dpadmm.errors import StudyError
-from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, rounded_up, say, say_path, show_table
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import SIMULATED, Check, Statement, Verified, cross_checks, read_statement
+from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, rounded_up, say, say_path, show_table
+from dpadmm.errors import StudyError
 from dpadmm.sites.accounts import of_account
 from dpadmm.trusted.ledger import read_ledger
 

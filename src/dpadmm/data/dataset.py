@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.errors import DataError, StudyError
-from dpadmm.matrices.features import Features
 from dpadmm.losses.base import Task
 from dpadmm.losses.poisson import coded
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.features import Features
 
 _BINARY_CLASSES = (-1, 1)
 _HOW_TO_DECLARE = "declare the classes with classes=(...) or --classes"

@@ -14,17 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from dpadmm.matrices.arrays import Floats, Integers, flush_subnormals
-from dpadmm.errors import DataError, DpadmmError
-from dpadmm.matrices.features import Features
-from dpadmm.matrices.memmap import MEMORY_BYTES
-from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, WordCache, as_numbers, as_words, placed, word_codes
 from dpadmm.data.encoder import ENCODERS, Encoder, Report, Tally, much, tallied
-from dpadmm.matrices.storage import GrowingArray
 from dpadmm.data.reader import ahead, column_names, known_count, line_warnings, open_batches
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
+from dpadmm.errors import DataError, DpadmmError
 from dpadmm.losses.poisson import coded
+from dpadmm.matrices.arrays import Floats, Integers, flush_subnormals
+from dpadmm.matrices.features import Features
+from dpadmm.matrices.memmap import MEMORY_BYTES
+from dpadmm.matrices.storage import GrowingArray
+from dpadmm.parameters.suggestions import unknown_name
 
 
 @dataclass(frozen=True, eq=False)

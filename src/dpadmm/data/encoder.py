@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from dpadmm.matrices.arrays import LINE, flush_subnormals
-from dpadmm.matrices.coded import CodedRows, code_type
-from dpadmm.errors import DataError
-from dpadmm.matrices.features import Features
 from dpadmm.data.cells import WordCache, as_numbers, word_codes
 from dpadmm.data.schema import OTHERS, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
+from dpadmm.errors import DataError
+from dpadmm.matrices.arrays import LINE, flush_subnormals
 from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT
+from dpadmm.matrices.coded import CodedRows, code_type
+from dpadmm.matrices.features import Features
 
 Values = NDArray[np.float32]
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")

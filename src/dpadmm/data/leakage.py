@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.matrices.arrays import Integers
 from dpadmm.data.cells import as_numbers, as_words
 from dpadmm.data.reader import open_batches
+from dpadmm.matrices.arrays import Integers
 
 LEAST_ROWS = 50
 LEAST_RARE = 5

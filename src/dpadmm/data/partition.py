@@ -10,8 +10,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.errors import DataError, StudyError
+from dpadmm.matrices.arrays import Floats, Integers
 
 _MOST_CLASSES = 1000
 _LABEL_BINS = 10

@@ -23,10 +23,10 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from dpadmm.errors import DataError
-from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.data.cells import NoNumber, as_numbers, no_number
 from dpadmm.data.sources import advice, check_no_address, read_database_table
+from dpadmm.errors import DataError
+from dpadmm.parameters.suggestions import unknown_name
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from dpadmm.data.schema import KINDS, Column, Label, Schema
 from dpadmm.errors import StudyError
 from dpadmm.parameters.fields import nearest
 from dpadmm.parameters.suggestions import first_of
-from dpadmm.data.schema import KINDS, Column, Label, Schema
 
 IDENTIFIER = re.compile(
     r"(?:.*[_\s.-])?(?:id|uuid|guid|ssn|iban|email|e-mail|phone|telephone|passport|surname|firstname|lastname)s?",

@@ -30,10 +30,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dpadmm.errors import DataError, StudyError
-from dpadmm.parameters.fields import check_names
 from dpadmm.files.atomic import expanded
-from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.files.toml import read_toml
+from dpadmm.parameters.fields import check_names
+from dpadmm.parameters.suggestions import unknown_name
 
 ENTRIES = ("database", "database_env", "database_file", "table", "query", "order_by", "driver")
 POSTGRESQL = "adbc_driver_postgresql"

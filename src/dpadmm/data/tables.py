@@ -16,18 +16,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm.files.archives import BROKEN_ARCHIVE, check_claim
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError, StudyError
-from dpadmm.matrices.features import Features
-from dpadmm.files.atomic import StrPath, expanded
-from dpadmm.parameters.suggestions import listed, unknown_name
 from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
-from dpadmm.matrices.storage import compact_csr
 from dpadmm.data.reader import ARROW, DATABASE, column_names, open_batches, reason_of, repeated, table_format
 from dpadmm.data.sources import advice, check_no_address
+from dpadmm.errors import DataError, StudyError
+from dpadmm.files.archives import BROKEN_ARCHIVE, check_claim
+from dpadmm.files.atomic import StrPath, expanded
 from dpadmm.losses.base import Task
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.features import Features
+from dpadmm.matrices.storage import compact_csr
+from dpadmm.parameters.suggestions import listed, unknown_name
 
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
 

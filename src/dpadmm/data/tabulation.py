@@ -17,9 +17,9 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
 from dpadmm.errors import StudyError
 from dpadmm.parameters.suggestions import unknown_name
-from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
 
 OTHER, MISSING = "(other)", "(missing)"
 MOST_CELLS = 100_000

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import Diverged, StudyError
-from dpadmm.queries.problem import Problem, Rows, Sizes
 from dpadmm.accounting.release_plan import ReleasePlan, Tally
 from dpadmm.engine.method import Gathered, Method, Round, State, keep_absent
 from dpadmm.engine.noise import Noise, Pooled, Streamed
+from dpadmm.errors import Diverged, StudyError
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.queries.problem import Problem, Rows, Sizes
 
 AverageName = Literal["last", "all", "tail"]
 AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")

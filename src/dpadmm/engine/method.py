@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Pr
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers, kinds
-from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import Positive, check
 from dpadmm import kernels
-from dpadmm.queries.problem import Problem, Rows, Sizes
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import AnyRelease, Release
+from dpadmm.accounting.release_plan import ReleasePlan
+from dpadmm.engine.noise import Noise, Question, SimulatedNoise, Streamed
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers, kinds
+from dpadmm.parameters.fields import Positive, check
 from dpadmm.queries import make_statistic
 from dpadmm.queries.gradient import Gradient
-from dpadmm.engine.noise import Noise, Question, SimulatedNoise, Streamed
+from dpadmm.queries.problem import Problem, Rows, Sizes
 
 if TYPE_CHECKING:
     from dpadmm.methods.prior import Prior

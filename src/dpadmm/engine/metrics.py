@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dpadmm import kernels
+from dpadmm.engine.loop import AverageName, Averages, RoundView
+from dpadmm.losses.base import Loss
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.features import Features
-from dpadmm import kernels
-from dpadmm.losses.base import Loss
 from dpadmm.queries.problem import Problem, Rows
-from dpadmm.engine.loop import AverageName, Averages, RoundView
 
 COLUMNS = {
     "round": "round k",

@@ -15,13 +15,13 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import StudyError
-from dpadmm.queries.problem import Rows
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.events import AnyRelease, UnpricedRelease
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries import Statistic
+from dpadmm.queries.problem import Rows
 from dpadmm.trusted.discrete_gaussian import Draw, Grid, as_mean, discrete_gaussian, release_sum
 
 BATCH = 2**16

@@ -20,25 +20,25 @@ from sklearn.base import BaseEstimator, check_is_fitted
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError, PrivacyLeakWarning, StudyError
-from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
-from dpadmm.data import Dataset
-from dpadmm.estimators.encoding import Encoding, encoding_of, validated
-from dpadmm.estimators.validation import positive
-from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
-from dpadmm.models.model import Model
-from dpadmm.matrices.clipping import row_norms
-from dpadmm.regularizers import ElasticNet
 from dpadmm.accounting.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.accounting.events import Release
+from dpadmm.data import Dataset
+from dpadmm.engine.noise import ExactNoise, fresh_seed
+from dpadmm.errors import DataError, PrivacyLeakWarning, StudyError
+from dpadmm.estimators.encoding import Encoding, encoding_of, validated
+from dpadmm.estimators.validation import positive
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.clipping import row_norms
+from dpadmm.methods.prior import Prior, prior_of
+from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
+from dpadmm.models.model import Model
+from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
 from dpadmm.queries import make_statistic
+from dpadmm.regularizers import ElasticNet
+from dpadmm.studies.settings import Settings
 from dpadmm.training.preparation import Prepared, prepare
 from dpadmm.training.run import Result, need_honest
 from dpadmm.training.simulate import run_prepared
-from dpadmm.studies.settings import Settings
-from dpadmm.engine.noise import ExactNoise, fresh_seed
-from dpadmm.methods.prior import Prior, prior_of
 from dpadmm.trusted.discrete_gaussian import Grid
 
 _ONE_AT_A_TIME = Lock()

@@ -16,12 +16,12 @@ import numpy as np
 from scipy.sparse import csr_array
 from sklearn.utils.validation import validate_data
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.errors import DataError, StudyError
+from dpadmm.estimators.validation import positive
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
 from dpadmm.matrices.features import Features
 from dpadmm.parameters.fields import nearest
-from dpadmm.estimators.validation import positive
-from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, as_matrix, row_norms
 
 _MISSING = (
     "Input X contains NaN, and a cell must be a number: fill missing ones with the middle of their public "

@@ -13,16 +13,16 @@ from sklearn.metrics import d2_tweedie_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError, StudyError
-from dpadmm.parameters.fields import NotNegative, Positive
 from dpadmm.data import Dataset, encode_labels
+from dpadmm.errors import DataError, StudyError
 from dpadmm.estimators.base import Checked, PrivateLinearModel, as_groups, hinted, owned
 from dpadmm.estimators.encoding import label_scale, validated
 from dpadmm.estimators.validation import check_parameters, positive
 from dpadmm.losses import Poisson
 from dpadmm.losses.base import Task
 from dpadmm.losses.poisson import LARGEST_SCORE, coded
+from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.fields import NotNegative, Positive
 
 LEAST_RATE = 1e-300
 

@@ -10,8 +10,8 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, 
 from sklearn.utils import check_array
 
 from dpadmm.errors import StudyError
-from dpadmm.matrices.features import Features
 from dpadmm.estimators.encoding import Encoding, encoding_of, refusal, validated
+from dpadmm.matrices.features import Features
 
 
 @dataclass(eq=False, repr=False)

@@ -15,15 +15,15 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, check_is_fitted, clo
 from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.metaestimators import available_if
 
-from dpadmm.matrices.arrays import Floats
+from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.selection import draw_runs, expected_runs, run_mu, selection_epsilon
 from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import Count, Delta, Positive, nearest
 from dpadmm.estimators.base import PrivateLinearModel, told
 from dpadmm.estimators.linear_models import DPADMMClassifier
 from dpadmm.estimators.validation import check_parameters
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.calibration import mu_from_epsilon
-from dpadmm.accounting.selection import draw_runs, expected_runs, run_mu, selection_epsilon
+from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.fields import Count, Delta, Positive, nearest
 from dpadmm.trusted.discrete_gaussian import Draw, Grid, as_mean, release_sum
 
 SCORE_SHARE = 0.1

@@ -20,15 +20,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError, StudyError
-from dpadmm.files.atomic import atomic_file
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.synthetic import Family, family
 from dpadmm.data.datasets.tables import load_table, tables
+from dpadmm.errors import DataError, StudyError
 from dpadmm.experiments.grid import Grid, grid_from
 from dpadmm.experiments.results import DONE, Results, read_results, write_results
+from dpadmm.files.atomic import atomic_file
 from dpadmm.losses.base import Task
+from dpadmm.matrices.arrays import Floats
 
 AGENTS = (1, 10, 100)
 EPSILONS = (0.3, 1.0, 3.0)

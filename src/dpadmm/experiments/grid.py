@@ -21,9 +21,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import Count, Parameter, check_names
-from dpadmm.files.toml import read_toml
 from dpadmm.experiments.results import grid_digest, settings_columns
+from dpadmm.files.toml import read_toml
+from dpadmm.parameters.fields import Count, Parameter, check_names
 from dpadmm.studies.settings import Settings, flat_parameters
 
 FORMAT = 1

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import dpadmm
-from dpadmm.errors import DataError
-from dpadmm.matrices.features import layout
-from dpadmm.files.atomic import atomic_file
 from dpadmm.data import Dataset
+from dpadmm.errors import DataError
+from dpadmm.files.atomic import atomic_file
+from dpadmm.matrices.features import layout
 from dpadmm.studies.settings import Settings, flat_parameters
 
 FORMAT = 1

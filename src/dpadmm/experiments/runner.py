@@ -23,21 +23,21 @@ from typing import Any
 import pyarrow as pa
 
 import dpadmm
-from dpadmm.data.cluster import Cluster
-from dpadmm.errors import DataError, DpadmmError
+from dpadmm.accounting.events import Release
+from dpadmm.accounting.gaussian import exact_epsilon, paper_epsilon
 from dpadmm.data import Dataset
+from dpadmm.data.cluster import Cluster
+from dpadmm.engine.workers import in_processes, n_cores, on_cluster
+from dpadmm.errors import DataError, DpadmmError
 from dpadmm.experiments import results
 from dpadmm.experiments.grid import Cell, Grid
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, SCHEMA, Results, read_results, settings_columns
-from dpadmm.engine.workers import in_processes, n_cores, on_cluster
+from dpadmm.methods.prior import Prior
 from dpadmm.methods.theory import nonsmooth_bound, smooth_bound
-from dpadmm.accounting.gaussian import exact_epsilon, paper_epsilon
-from dpadmm.accounting.events import Release
+from dpadmm.studies.settings import Settings
 from dpadmm.training.preparation import Prepared, prepare
 from dpadmm.training.run import Result
 from dpadmm.training.simulate import run_prepared
-from dpadmm.studies.settings import Settings
-from dpadmm.methods.prior import Prior
 
 WRITE_EVERY = 2.0
 """Seconds between two writes; a kill loses at most what was finished in between."""

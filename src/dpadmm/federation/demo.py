@@ -32,33 +32,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import DataError, DpadmmError, StudyError
-from dpadmm.files.atomic import atomic_file
+from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.statement import cross_checks, read_statement
 from dpadmm.data.datasets.adult import COLUMNS, Row, adult_rows
 from dpadmm.data.schema import Category, Column, Label, Number, Schema
+from dpadmm.engine.loop import PlannedParticipation, train
+from dpadmm.engine.noise import ExactNoise, Noise, Pooled
+from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.joining import join, make_request
 from dpadmm.federation.server.coordinator import Coordinator
 from dpadmm.federation.server.journal import Journal, result_of
 from dpadmm.federation.server.process import Server, begin
+from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import until_one_ends
-from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.identity.joining import join, make_request
-from dpadmm.federation.site.decisions import accept
+from dpadmm.files.atomic import atomic_file
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.clipping import clip_rows, stacked
 from dpadmm.models.evaluate import evaluate
 from dpadmm.models.file import load_model
 from dpadmm.models.model import model_of
-from dpadmm.matrices.clipping import clip_rows, stacked
 from dpadmm.queries.problem import PublicSizes, Rows, make_rows
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.calibration import mu_from_epsilon
-from dpadmm.accounting.statement import cross_checks, read_statement
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.engine.loop import PlannedParticipation, train
-from dpadmm.engine.noise import ExactNoise, Noise, Pooled
 from dpadmm.trusted.discrete_gaussian import as_mean
 from dpadmm.trusted.guard import Enrolled, questions_of
 from dpadmm.trusted.ledger import read_ledger

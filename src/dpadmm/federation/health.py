@@ -25,9 +25,9 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 import msgspec
 
 from dpadmm.errors import StudyError
-from dpadmm.files.atomic import atomic_file
 from dpadmm.federation.protocol import SILENT_AFTER, Seen
 from dpadmm.federation.states import CANNOT_CONTINUE, SiteState, StudyState, refusal_text
+from dpadmm.files.atomic import atomic_file
 
 STATUS = "status.json"
 STALE_AFTER = 10.0

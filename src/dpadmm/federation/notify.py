@@ -19,8 +19,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal, NamedTuple, Self
 
-from dpadmm.sites.notify_settings import NotifySettings
 from dpadmm.federation.health import Alarm, now_text
+from dpadmm.sites.notify_settings import NotifySettings
 
 FORMAT = "dpadmm-event/1"
 EventKind = Literal[

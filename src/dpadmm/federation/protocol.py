@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.matrices.arrays import Floats, Integers
 
 AGGREGATOR = "aggregator"
 AGGREGATOR_USER = "aggregator@dpadmm"

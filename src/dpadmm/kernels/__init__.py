@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpadmm.losses.base import Loss, slopes
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import layout, products, weighted_sum
 from dpadmm.matrices.memmap import portions
-from dpadmm.losses.base import Loss, slopes
 
 if TYPE_CHECKING:
     from dpadmm.queries.problem import Rows

@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.kernels.compiler import numba
+from dpadmm.matrices.arrays import Floats, Integers
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE_BITS = np.uint64(0x3FF0000000000000)  # of the number 1.0

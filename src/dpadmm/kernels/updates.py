@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.kernels.compiler import numba
 from dpadmm.kernels.normals import fill_one, key_of
+from dpadmm.matrices.arrays import Floats, Integers
 
 ALONE = 20_000
 """So many numbers are one thread's work: to wake a second takes about as long."""

@@ -1,6 +1,5 @@
 """Losses, one file each; ``LOSSES`` names them for files and the command line."""
 
-from dpadmm.parameters.fields import registered
 from dpadmm.losses.base import Loss, Task, curvatures, slopes
 from dpadmm.losses.hinge import Hinge
 from dpadmm.losses.huber import Huber
@@ -9,6 +8,7 @@ from dpadmm.losses.poisson import Poisson
 from dpadmm.losses.smoothed_hinge import SmoothedHinge
 from dpadmm.losses.softmax import Softmax
 from dpadmm.losses.squared import Squared
+from dpadmm.parameters.fields import registered
 
 LOSSES = registered(
     __name__,

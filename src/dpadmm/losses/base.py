@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats
 
 Task = Literal["binary", "multiclass", "regression", "count"]
 

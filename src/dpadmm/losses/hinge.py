@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.losses.base import Index, Task
+from dpadmm.matrices.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import numpy as np
 from msgspec import Meta
 from scipy.special import xlogy
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import NOT_IN_FILE, check
 from dpadmm.losses.base import Index, Task, exp
+from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.fields import NOT_IN_FILE, check
 
 STEPS = 2.0**26
 """Counts are multiples of 1/STEPS, and exposures are known to about as much."""

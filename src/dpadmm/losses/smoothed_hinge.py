@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from dpadmm.losses.base import Index, Task
 from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.fields import Positive, check
-from dpadmm.losses.base import Index, Task
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import logsumexp
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import NOT_IN_FILE
 from dpadmm.losses.base import Index, Task, exp
+from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.fields import NOT_IN_FILE
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from dpadmm.losses.base import Index, Task
 from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.fields import check
-from dpadmm.losses.base import Index, Task
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, diags_array, hstack, vstack
 
+from dpadmm.errors import DataError
 from dpadmm.matrices.arrays import Floats, flush_subnormals, has_subnormals
 from dpadmm.matrices.coded import CodedRows
-from dpadmm.errors import DataError
 from dpadmm.matrices.features import Features, layout, row_sums, squared
 from dpadmm.matrices.memmap import row_portions
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Integers
-from dpadmm.matrices.coded import CodedRows
 from dpadmm.errors import DataError
+from dpadmm.matrices.arrays import Integers
+from dpadmm.matrices.clipping import row_norms
+from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import Features
 from dpadmm.matrices.memmap import MEMORY_BYTES, row_portions
-from dpadmm.matrices.clipping import row_norms
 
 _PIECE = 2**20
 _LONGEST = np.iinfo(np.int32).max

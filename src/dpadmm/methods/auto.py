@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.engine.method import Gathered, MethodSettings, NoState, ServerSideMethod
 from dpadmm.errors import StudyError
-from dpadmm.matrices.clipping import INTERCEPT
 from dpadmm.losses.base import Loss
 from dpadmm.losses.poisson import Poisson
-from dpadmm.queries.problem import Problem
-from dpadmm.queries.preconditioner import WIDEST, Shape
-from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.clipping import INTERCEPT
+from dpadmm.methods import newton
 from dpadmm.queries.moments import LABEL_WEIGHT, Moments
 from dpadmm.queries.preconditioned_gradient import ShapedGradient
-from dpadmm.methods import newton
-from dpadmm.engine.method import Gathered, MethodSettings, NoState, ServerSideMethod
+from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries.problem import Problem
 
 if TYPE_CHECKING:
     from dpadmm.methods.prior import Prior

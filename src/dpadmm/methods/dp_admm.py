@@ -10,13 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.parameters.fields import Positive
 from dpadmm import kernels
-from dpadmm.queries.problem import Problem, Sizes
-from dpadmm.methods.theory import Constant, Schedule, theorem_schedule
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.queries.gradient import Gradient
 from dpadmm.engine.method import (
     DeployableMethod,
     MethodSettings,
@@ -27,6 +22,11 @@ from dpadmm.engine.method import (
 )
 from dpadmm.engine.method import consensus_step as consensus_step
 from dpadmm.engine.noise import SimulatedNoise, Streamed
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods.theory import Constant, Schedule, theorem_schedule
+from dpadmm.parameters.fields import Positive
+from dpadmm.queries.gradient import Gradient
+from dpadmm.queries.problem import Problem, Sizes
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

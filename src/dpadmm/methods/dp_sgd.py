@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import Positive, Probability
 from dpadmm import kernels
-from dpadmm.queries.problem import Problem
 from dpadmm.accounting.events import AnyRelease, SampledRelease
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.queries.gradient import Gradient
 from dpadmm.engine.method import Gathered, MethodSettings, NoState, Round, ServerSideMethod, check_noise
 from dpadmm.engine.noise import Streamed, release
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.fields import Positive, Probability
+from dpadmm.queries.gradient import Gradient
+from dpadmm.queries.problem import Problem
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

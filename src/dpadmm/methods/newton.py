@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import StudyError
-from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.losses.poisson import Poisson
-from dpadmm.queries.problem import Problem
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.queries.newton import NewtonPair
 from dpadmm.engine.method import Gathered, NoState, ServerSideMethod
+from dpadmm.errors import StudyError
+from dpadmm.losses.poisson import Poisson
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.clipping import INTERCEPT
+from dpadmm.queries.newton import NewtonPair
+from dpadmm.queries.problem import Problem
 
 if TYPE_CHECKING:
     from dpadmm.methods.prior import Prior

@@ -11,15 +11,15 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import DataError
-from dpadmm.matrices.features import squared, weighted_sum
 from dpadmm import kernels
+from dpadmm.baselines.centralized import minimizer
+from dpadmm.errors import DataError
 from dpadmm.losses.poisson import decoded
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.features import squared, weighted_sum
+from dpadmm.methods.auto import usual_shrink
 from dpadmm.queries.problem import Problem, Rows
 from dpadmm.regularizers import L2
-from dpadmm.methods.auto import usual_shrink
-from dpadmm.baselines.centralized import minimizer
 
 RIDGE = 0.5
 """Weight of ½‖w‖² beside the sum of the losses of the public rows, unless less of it is better."""

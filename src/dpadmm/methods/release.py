@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import StudyError
 from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.engine.method import Gathered, MethodSettings, NoState, ServerSideMethod
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries import Statistic, make_statistic
 from dpadmm.queries.column_sums import ColumnSums
 from dpadmm.queries.score_histogram import ScoreHistogram
-from dpadmm.engine.method import Gathered, MethodSettings, NoState, ServerSideMethod
 
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup

@@ -9,10 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers, kinds
-from dpadmm.errors import StudyError
-from dpadmm.queries.problem import Problem, Sizes
-from dpadmm.methods.theory import Constants, constants_of
+from dpadmm.accounting.calibration import (
+    exact_round_noise_multiplier,
+    paper_noise_multiplier,
+    total_noise_multiplier,
+)
+from dpadmm.accounting.events import ObjectiveRelease, PureRelease
+from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.baselines.calibration import (
     ObjectivePlan,
     objective_plan,
@@ -21,13 +24,6 @@ from dpadmm.baselines.calibration import (
     pure_round_epsilon,
     sampled_noise_multiplier,
 )
-from dpadmm.accounting.calibration import (
-    exact_round_noise_multiplier,
-    paper_noise_multiplier,
-    total_noise_multiplier,
-)
-from dpadmm.accounting.events import ObjectiveRelease, PureRelease
-from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.baselines.objective_noise import (
     PURE_ROUNDING,
     ROUNDING,
@@ -35,6 +31,10 @@ from dpadmm.baselines.objective_noise import (
     objective_smoothness,
 )
 from dpadmm.baselines.requirements import need_convex, need_one_score, need_smooth
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers, kinds
+from dpadmm.methods.theory import Constants, constants_of
+from dpadmm.queries.problem import Problem, Sizes
 
 Budget = float | Sequence[float] | None
 

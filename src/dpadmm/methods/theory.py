@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import Problem
 
 

@@ -23,18 +23,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError, DpadmmError, StudyError
-from dpadmm.parameters.suggestions import first_of, unknown_name
+from dpadmm.accounting.report import privacy_sentence
 from dpadmm.data.schema import Boolean, Category, Number, Ordinal
 from dpadmm.data.schema_file import RELEASED, schema_as_json
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
+from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import Released, ReleaseRounds, Statistics
 from dpadmm.models.file import require_texts
 from dpadmm.models.model import Finished
-from dpadmm.accounting.report import privacy_sentence
+from dpadmm.parameters.suggestions import first_of, unknown_name
 from dpadmm.studies.drafts import Draft, DraftColumn
 from dpadmm.studies.study import Study, study_from
-from dpadmm.methods import Released, ReleaseRounds, Statistics
 
 FORMAT = "dpadmm-description/1"
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)

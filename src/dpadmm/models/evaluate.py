@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import expit, softmax
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import DataError
-from dpadmm.parameters.fields import parameters
+from dpadmm.accounting.report import privacy_sentence
 from dpadmm.data.cells import NoNumber, as_numbers
 from dpadmm.data.encoded import encode_labels_of, row_weights_of
 from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.reader import column_names
 from dpadmm.data.schema import Label
-from dpadmm.models.description import released_by
-from dpadmm.models.model import PROBABILITIES, Finished, Model, Scorer, score_file
+from dpadmm.errors import DataError
 from dpadmm.losses import LOSSES, Poisson
 from dpadmm.losses.poisson import LARGEST_SCORE, decoded
-from dpadmm.accounting.report import privacy_sentence
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods import Evaluation as EvaluationRelease
+from dpadmm.models.description import released_by
+from dpadmm.models.model import PROBABILITIES, Finished, Model, Scorer, score_file
+from dpadmm.parameters.fields import parameters
 from dpadmm.queries.score_histogram import EDGES
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.methods import Evaluation as EvaluationRelease
 
 BINS = 10
 NOT_TO_PUBLISH = (

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
-from dpadmm.models.model import Model
+from dpadmm.errors import DataError
+from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT
+from dpadmm.models.model import Model
 
 PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step"
 TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"

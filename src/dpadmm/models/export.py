@@ -12,14 +12,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.errors import DataError
-from dpadmm.matrices.features import Features
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Schema
+from dpadmm.errors import DataError
+from dpadmm.matrices.clipping import as_matrix, clip_rows, stacked
+from dpadmm.matrices.coded import CodedRows
+from dpadmm.matrices.features import Features
 from dpadmm.models.file import require_finite
 from dpadmm.models.model import Model, batches_of, is_table
-from dpadmm.matrices.clipping import as_matrix, clip_rows, stacked
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin

@@ -17,17 +17,17 @@ from zipfile import ZipInfo
 
 import numpy as np
 
-from dpadmm.files.archives import BROKEN_ARCHIVE, check_claim
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError
-from dpadmm.parameters.fields import for_json
-from dpadmm.files.atomic import StrPath, atomic_file
-from dpadmm.parameters.suggestions import first_of
-from dpadmm.parameters.text import text_problems
 from dpadmm.data.schema import Label
 from dpadmm.data.schema_file import label_as_json, label_from, schema_as_json, schema_from
-from dpadmm.models.model import Model
+from dpadmm.errors import DataError
+from dpadmm.files.archives import BROKEN_ARCHIVE, check_claim
+from dpadmm.files.atomic import StrPath, atomic_file
+from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import INTERCEPT
+from dpadmm.models.model import Model
+from dpadmm.parameters.fields import for_json
+from dpadmm.parameters.suggestions import first_of
+from dpadmm.parameters.text import text_problems
 
 FORMAT = "dpadmm-model/2"
 

@@ -17,20 +17,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError
-from dpadmm.matrices.features import Features
-from dpadmm.parameters.fields import hash_of
-from dpadmm.files.atomic import StrPath
-from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.data.cells import as_numbers, placed
 from dpadmm.data.encoded import plain_schema
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.reader import column_names, open_batches
 from dpadmm.data.schema import Label, Number, Plain, Schema
-from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, as_matrix, clip_rows, with_intercept
+from dpadmm.errors import DataError
+from dpadmm.files.atomic import StrPath
 from dpadmm.losses.base import Task
 from dpadmm.losses.poisson import LARGEST_SCORE
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, as_matrix, clip_rows, with_intercept
+from dpadmm.matrices.features import Features
+from dpadmm.parameters.fields import hash_of
+from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:

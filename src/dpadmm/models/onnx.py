@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.errors import DataError
-from dpadmm.files.atomic import atomic_file
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Schema
+from dpadmm.errors import DataError
+from dpadmm.files.atomic import atomic_file
 from dpadmm.models.file import require_finite
 from dpadmm.models.model import Model
 

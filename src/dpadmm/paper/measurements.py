@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
+from dpadmm.engine.metrics import spread
 from dpadmm.experiments.results import Results
+from dpadmm.matrices.arrays import Floats
 from dpadmm.reporting import series
 from dpadmm.reporting.series import Curve, at_end, distinct, done, measure, split, where
-from dpadmm.engine.metrics import spread
 
 PAPER_SECONDS = {
     ("admm", 0.01): 67.242, ("admm_pvp", 0.01): 102.282, ("admm_dvp", 0.01): 59.743, ("dp_admm", 0.01): 6.937,

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from dpadmm.parameters.suggestions import first_of
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.experiments.results import Results
 from dpadmm.losses import LOSSES
 from dpadmm.paper.measurements import gaps, rounds_to_settle, times
-from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.parameters.suggestions import first_of
 from dpadmm.reporting import series
 from dpadmm.reporting.series import at_end, budget_column, distinct, mean_std, measure, need, split, where
 from dpadmm.reporting.style import power

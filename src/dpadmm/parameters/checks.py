@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpadmm.matrices.arrays import Floats
 from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats
 
 Number = TypeVar("Number", float, Floats)
 """One number, or one for every agent."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, softmax
 
+from dpadmm.losses import Loss, Poisson
 from dpadmm.matrices.arrays import Floats
 from dpadmm.models.evaluate import auc
 from dpadmm.models.model import PROBABILITIES
-from dpadmm.losses import Loss, Poisson
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import StudyError
-from dpadmm.models.model import PROBABILITIES
-from dpadmm.queries.problem import Problem, PublicSizes
-from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.composition import tally_paper_epsilon
-from dpadmm.queries import make_statistic
-from dpadmm.queries.gradient import Gradient
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.engine.noise import ExactNoise, Question
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods.auto import MOST_NOISE, noise_per_unit
+from dpadmm.models.model import PROBABILITIES
 from dpadmm.planning.forecast import Grid, Outlook, Pool, Values
 from dpadmm.planning.intervals import Intervals
 from dpadmm.planning.measures import MEASURES, Measure, difference_text, value_text
+from dpadmm.queries import make_statistic
+from dpadmm.queries.gradient import Gradient
+from dpadmm.queries.problem import Problem, PublicSizes
 from dpadmm.studies.settings import BUDGETS, Training
 from dpadmm.studies.study import Study
-from dpadmm.methods.auto import MOST_NOISE, noise_per_unit
-from dpadmm.engine.noise import ExactNoise, Question
 
 NUMBER_BYTES = 8
 MEASURED_ROWS = 20_000

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.parameters.fields import registered
 from dpadmm.queries.problem import Problem, Rows
 

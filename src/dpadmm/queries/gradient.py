@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm import kernels
 from dpadmm.losses.base import Loss
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import Problem, Rows
 
 

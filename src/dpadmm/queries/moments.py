@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.matrices.features import Features, row_sums, squared, weighted_sum
 from dpadmm.losses.base import Loss
 from dpadmm.losses.poisson import Poisson, decoded
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.features import Features, row_sums, squared, weighted_sum
 from dpadmm.queries.problem import Problem, Rows
 
 LABEL_WEIGHT = float(np.sqrt(3.0))

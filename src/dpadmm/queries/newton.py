@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.errors import StudyError
-from dpadmm.matrices.features import products, row_sums, squared, weighted_sum
 from dpadmm.losses.base import Loss
 from dpadmm.losses.poisson import LARGEST_SCORE, Poisson, decoded
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.features import products, row_sums, squared, weighted_sum
 from dpadmm.queries.problem import Problem, Rows
 
 LOSSES = ("logistic", "squared", "poisson")

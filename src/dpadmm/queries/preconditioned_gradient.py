@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm import kernels
 from dpadmm.losses.base import Loss
-from dpadmm.queries.problem import Problem, Rows
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries.problem import Problem, Rows
 
 MOST = 1e9
 """Bound of every public number of a shape and a point; scales lie between 1/MOST and MOST."""

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Floats, Integers, aligned_empty, flushed
-from dpadmm.matrices.coded import CodedRows
+from dpadmm import kernels
 from dpadmm.errors import DataError, StudyError
+from dpadmm.losses.base import Loss
+from dpadmm.matrices.arrays import Floats, Integers, aligned_empty, flushed
+from dpadmm.matrices.clipping import as_matrix, check_norms, row_norms, without_subnormals
+from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import Features, layout, row_entries
 from dpadmm.matrices.memmap import is_nameless, portions
-from dpadmm import kernels
-from dpadmm.matrices.clipping import as_matrix, check_norms, row_norms, without_subnormals
-from dpadmm.losses.base import Loss
-from dpadmm.regularizers.base import Regularizer
 from dpadmm.queries.preconditioner import PORTION, Shape
+from dpadmm.regularizers.base import Regularizer
 
 LEAST_NORM = 1e-150
 """Norms are taken to be at least this: squares of smaller numbers vanish, and with them the clipping."""

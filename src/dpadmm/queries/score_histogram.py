@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.features import products, row_sums, squared
 from dpadmm.queries.problem import Problem, Rows
 

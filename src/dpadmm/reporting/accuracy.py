@@ -11,6 +11,8 @@ import jinja2
 import numpy as np
 
 import dpadmm
+from dpadmm.accounting.calibration import total_noise_multiplier
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.experiments.accuracy import (
     AGENTS,
     CHOSE_CONSTANTS,
@@ -32,8 +34,6 @@ from dpadmm.experiments.accuracy import (
     sets,
     standard_error,
 )
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.calibration import total_noise_multiplier
 
 PEERS = {
     "opacus_curator": "Opacus, one curator",

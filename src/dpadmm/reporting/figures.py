@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from scipy.special import betainccinv, betaincinv, ndtr, ndtri
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.files.atomic import atomic_file
+from dpadmm.engine.metrics import Trace, spread
 from dpadmm.experiments.results import Results
+from dpadmm.files.atomic import atomic_file
+from dpadmm.matrices.arrays import Floats
 from dpadmm.models.description import ColumnSummary, Description
 from dpadmm.models.explain import Coefficient, Explanation, alike
 from dpadmm.reporting import series, style
 from dpadmm.reporting.series import BUDGETS, METHODS, Curve, distinct, done, where
 from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, legend, new_figure, steps
-from dpadmm.engine.metrics import Trace, spread
 
 if TYPE_CHECKING:
     from dpadmm.planning.forecast import Outlook

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 import dpadmm
-from dpadmm.errors import DataError, StudyError
-from dpadmm.parameters.fields import for_json
-from dpadmm.files.atomic import atomic_file
 from dpadmm.accounting.statement import Statement, canonical, of_report
-from dpadmm.training.run import Result
 from dpadmm.engine.metrics import spread
+from dpadmm.errors import DataError, StudyError
+from dpadmm.files.atomic import atomic_file
+from dpadmm.parameters.fields import for_json
+from dpadmm.training.run import Result
 
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> Path:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from dpadmm.matrices.arrays import Floats
+from dpadmm.engine.metrics import spread
 from dpadmm.experiments.results import Results
 from dpadmm.losses import LOSSES
-from dpadmm.studies.settings import Settings, flat_parameters
+from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import METHODS as REGISTERED
-from dpadmm.engine.metrics import spread
+from dpadmm.studies.settings import Settings, flat_parameters
 
 BUDGETS = {"round_epsilon": "ε per round", "epsilon": "total ε", "noise_multiplier": "noise multiplier z"}
 """Columns that say how much noise there is, in words; a run has one of them."""

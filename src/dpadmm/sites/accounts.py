@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dpadmm.errors import StudyError
 from dpadmm.accounting.release_plan import plan_from_json
+from dpadmm.errors import StudyError
 from dpadmm.trusted.ledger import Account, LedgerState
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.errors import Refusal
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import PublicSizes
 from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import as_mean

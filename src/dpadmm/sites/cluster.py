@@ -17,13 +17,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.data.cluster import Cluster
-from dpadmm.errors import DataError, DpadmmError
-from dpadmm.matrices.features import layout
 from dpadmm.data.encoded import EncodedTable, Survey, read_owners, survey_table
 from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.reader import column_names, line_warnings, open_batches, parts
+from dpadmm.errors import DataError, DpadmmError
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.features import layout
 from dpadmm.queries import Statistic
 from dpadmm.sites.table import SiteRows
 from dpadmm.studies.study import Study

@@ -15,15 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dpadmm.sites.addresses import check_urls
 from dpadmm.errors import Refusal, StudyError
-from dpadmm.parameters.fields import check_names, nearest
 from dpadmm.files.atomic import StrPath, atomic_file, expanded
-from dpadmm.sites.notify_settings import NotifySettings, notify_settings
 from dpadmm.files.toml import read_toml
 from dpadmm.losses import LOSSES
-from dpadmm.studies.study import DEPLOYABLE, Study
 from dpadmm.methods import KINDS
+from dpadmm.parameters.fields import check_names, nearest
+from dpadmm.sites.addresses import check_urls
+from dpadmm.sites.notify_settings import NotifySettings, notify_settings
+from dpadmm.studies.study import DEPLOYABLE, Study
 from dpadmm.trusted.guard import Enrolled, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
 from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data.dataset import encode_labels
 from dpadmm.data.encoded import EncodedTable, Survey, encode_table, plain_schema, read_owners, survey_table
 from dpadmm.data.encoder import Report, much
 from dpadmm.data.reader import has_named_columns, line_warnings
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.tables import RawTable, read_columns
+from dpadmm.errors import DataError, StudyError
 from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.sites.site import counted
 from dpadmm.studies.study import Study

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any
 
-from dpadmm.parameters.fields import Parameter, parameters
-from dpadmm.parameters.text import MAX_TEXT, PATTERN
 from dpadmm.data.schema import KINDS, ROW_NORMS, Label
 from dpadmm.data.schema_file import MOST_COLUMNS, RELEASED
 from dpadmm.matrices.clipping import INTERCEPT
+from dpadmm.methods import KINDS as RELEASES
+from dpadmm.methods import Statistics
+from dpadmm.parameters.fields import Parameter, parameters
+from dpadmm.parameters.text import MAX_TEXT, PATTERN
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.roster import roster_schema
 from dpadmm.studies.settings import REGISTRIES
 from dpadmm.studies.study import ADJACENCY, FORMAT, TABLES, TRAINING, Study, origins, table_parameters
-from dpadmm.methods import KINDS as RELEASES
-from dpadmm.methods import Statistics
 
 PUBLIC = {
     "const": True,

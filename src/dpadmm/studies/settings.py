@@ -14,8 +14,14 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from msgspec import Meta
 
-from dpadmm.matrices.arrays import Integers
+from dpadmm.data.schema import Label
+from dpadmm.engine.loop import AverageName
 from dpadmm.errors import StudyError
+from dpadmm.losses import LOSSES, Logistic, Loss, Poisson
+from dpadmm.losses.base import check_loss
+from dpadmm.matrices.arrays import Integers
+from dpadmm.methods import METHODS, Auto, DpAdmm, Method, MethodSettings
+from dpadmm.methods.setup import Setup
 from dpadmm.parameters.fields import (
     Count,
     Delta,
@@ -29,14 +35,8 @@ from dpadmm.parameters.fields import (
     chosen,
     parameters,
 )
-from dpadmm.data.schema import Label
-from dpadmm.losses import LOSSES, Logistic, Loss, Poisson
-from dpadmm.losses.base import check_loss
 from dpadmm.queries.problem import Problem, Sizes
 from dpadmm.regularizers import L2, REGULARIZERS, Regularizer
-from dpadmm.engine.loop import AverageName
-from dpadmm.methods import METHODS, Auto, DpAdmm, Method, MethodSettings
-from dpadmm.methods.setup import Setup
 
 BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
 """Ways to say how much may be spent; a private method takes exactly one."""

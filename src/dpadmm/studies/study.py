@@ -16,12 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 import numpy as np
 from msgspec import Meta
 
-from dpadmm.errors import StudyError
-from dpadmm.parameters.fields import Parameter, check_names, for_json, hash_of, nearest, parameters, problems
-from dpadmm.files.atomic import StrPath
-from dpadmm.parameters.suggestions import first_of
-from dpadmm.parameters.text import text_problems
-from dpadmm.files.toml import read_toml
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.release_plan import MAX_RELEASES, gaussian
 from dpadmm.data.dataset import resolve_classes
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.schema_file import (
@@ -34,16 +30,20 @@ from dpadmm.data.schema_file import (
 )
 from dpadmm.data.schema_file import problems as rows_problems
 from dpadmm.data.tabulation import tabulated
+from dpadmm.errors import StudyError
+from dpadmm.files.atomic import StrPath
+from dpadmm.files.toml import read_toml
 from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.queries.problem import Problem, PublicSizes
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.release_plan import MAX_RELEASES, gaussian
+from dpadmm.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, Statistics
+from dpadmm.methods.newton import NewtonRounds
+from dpadmm.parameters.fields import Parameter, check_names, for_json, hash_of, nearest, parameters, problems
+from dpadmm.parameters.suggestions import first_of
+from dpadmm.parameters.text import text_problems
 from dpadmm.queries import make_statistic
+from dpadmm.queries.problem import Problem, PublicSizes
 from dpadmm.studies.public_rows import PublicRows, is_unconfirmed, public_rows_from, public_rows_problems
 from dpadmm.studies.roster import RosterEntry, roster_from
 from dpadmm.studies.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
-from dpadmm.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, Statistics
-from dpadmm.methods.newton import NewtonRounds
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.policy import MaskingTerms, Terms
 

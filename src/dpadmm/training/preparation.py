@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpadmm import data as sources
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import DataError, StudyError
 from dpadmm.data import Dataset, Partition
-from dpadmm.matrices.clipping import as_matrix, clip_rows, with_intercept
+from dpadmm.engine.metrics import TestRows
+from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import Loss
 from dpadmm.losses.poisson import STEPS
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.clipping import as_matrix, clip_rows, with_intercept
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.studies.settings import Settings
-from dpadmm.engine.metrics import TestRows
 
 DataSource = Dataset | str | tuple[Any, Any]
 

@@ -14,16 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import StudyError
-from dpadmm.data import Dataset
-from dpadmm.models.model import Model, model_of
-from dpadmm.queries.problem import Problem, Rows, Sizes
-from dpadmm.methods.theory import Constants, constants_of
 from dpadmm.accounting.report import PrivacyReport
 from dpadmm.accounting.statement import Statement, of_report
-from dpadmm.studies.settings import Settings, Training
-from dpadmm.studies.study import Study
+from dpadmm.data import Dataset
 from dpadmm.engine.loop import (
     Averages,
     Observer,
@@ -34,11 +27,18 @@ from dpadmm.engine.loop import (
     tallies,
     train,
 )
-from dpadmm.methods import Method
 from dpadmm.engine.method import plans_of
 from dpadmm.engine.metrics import Trace
 from dpadmm.engine.noise import Noise, Pooled, priced
+from dpadmm.errors import StudyError
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods import Method
 from dpadmm.methods.prior import Prior
+from dpadmm.methods.theory import Constants, constants_of
+from dpadmm.models.model import Model, model_of
+from dpadmm.queries.problem import Problem, Rows, Sizes
+from dpadmm.studies.settings import Settings, Training
+from dpadmm.studies.study import Study
 from dpadmm.version import VERSION
 
 

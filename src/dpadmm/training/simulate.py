@@ -15,17 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError, StudyError
-from dpadmm.parameters.fields import check_names, parameters
-from dpadmm.files.atomic import StrPath
 from dpadmm.data import Dataset
-from dpadmm.models.model import Model
-from dpadmm.training.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
-from dpadmm.training.run import Result, run
-from dpadmm.training.train import encode, prior_from, with_public_table
-from dpadmm.studies.settings import Settings, Training, flat_parameters, settings_from
-from dpadmm.studies.study import Study, read_study
 from dpadmm.engine.loop import (
     Averages,
     Observer,
@@ -37,7 +27,17 @@ from dpadmm.engine.loop import (
 )
 from dpadmm.engine.metrics import Metrics
 from dpadmm.engine.noise import ExactNoise, Noise, SimulatedNoise, fresh_seed
+from dpadmm.errors import DataError, StudyError
+from dpadmm.files.atomic import StrPath
+from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.prior import Prior
+from dpadmm.models.model import Model
+from dpadmm.parameters.fields import check_names, parameters
+from dpadmm.studies.settings import Settings, Training, flat_parameters, settings_from
+from dpadmm.studies.study import Study, read_study
+from dpadmm.training.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
+from dpadmm.training.run import Result, run
+from dpadmm.training.train import encode, prior_from, with_public_table
 
 
 def simulate(

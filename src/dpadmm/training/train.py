@@ -16,21 +16,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.matrices.arrays import Integers
-from dpadmm.errors import DataError, StudyError
-from dpadmm.files.atomic import StrPath
-from dpadmm.matrices.memmap import is_mapped
 from dpadmm.data.encoded import EncodedTable, encode_table
-from dpadmm.matrices.storage import grouped, moved
 from dpadmm.data.partition import equal_owners, numbered, of_codes
-from dpadmm.queries.problem import Rows, make_rows
-from dpadmm.planning.intervals import unlikely_intervals
-from dpadmm.training.run import Result, run
-from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.study import TRAINING, Study, read_study
 from dpadmm.engine.loop import Observer
 from dpadmm.engine.noise import ExactNoise, Noise, SimulatedNoise
+from dpadmm.errors import DataError, StudyError
+from dpadmm.files.atomic import StrPath
+from dpadmm.matrices.arrays import Integers
+from dpadmm.matrices.memmap import is_mapped
+from dpadmm.matrices.storage import grouped, moved
 from dpadmm.methods.prior import Prior, prior_of
+from dpadmm.planning.intervals import unlikely_intervals
+from dpadmm.queries.problem import Rows, make_rows
+from dpadmm.studies.public_rows import PublicRows
+from dpadmm.studies.study import TRAINING, Study, read_study
+from dpadmm.training.run import Result, run
 
 
 def train(

@@ -17,10 +17,10 @@ from functools import cached_property
 
 import numpy as np
 
+from dpadmm.accounting.sensitivity import mean_sensitivity
+from dpadmm.errors import DataError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.parameters.checks import require, require_whole
-from dpadmm.errors import DataError, StudyError
-from dpadmm.accounting.sensitivity import mean_sensitivity
 
 MARGIN = 1e-6
 """Relative extra noise; it pays for the discrete Gaussian not being the continuous one, and for rounding."""

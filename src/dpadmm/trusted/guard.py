@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import Refusal, StudyError
-from dpadmm.accounting.release_plan import gaussian
 from dpadmm.accounting.events import AnyRelease, Release
+from dpadmm.accounting.release_plan import gaussian
+from dpadmm.errors import Refusal, StudyError
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.trusted.discrete_gaussian import Grid, with_noise
 from dpadmm.trusted.ledger import Ending, Ledger, LedgerState
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms

@@ -40,8 +40,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dpadmm.errors import Refusal
 from dpadmm.accounting.release_plan import fits
+from dpadmm.errors import Refusal
 
 START = "0" * 64
 Ending = Literal["close", "finish", "end"]

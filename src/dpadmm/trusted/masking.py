@@ -35,8 +35,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Integers
 from dpadmm.errors import Refusal, StudyError
+from dpadmm.matrices.arrays import Integers
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey

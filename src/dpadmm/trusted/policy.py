@@ -9,11 +9,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpadmm.errors import Refusal
-from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.calibration import mu_from_epsilon
-from dpadmm.accounting.release_plan import ReleasePlan, fits, gaussian
 from dpadmm.accounting.events import AnyRelease
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.release_plan import ReleasePlan, fits, gaussian
+from dpadmm.errors import Refusal
 from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.matrices.coded import CodedRows
 from dpadmm.errors import DataError
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.clipping import clip_rows
+from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import Features, layout
 from dpadmm.matrices.memmap import row_portions
-from dpadmm.matrices.clipping import clip_rows
-from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.queries import Statistic
+from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.trusted.discrete_gaussian import Grid, quantise
 from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 

@@ -32,9 +32,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpadmm.errors import DataError
 from dpadmm.matrices.arrays import Integers
 from dpadmm.parameters.checks import require_whole
-from dpadmm.errors import DataError
 
 NO_ID = frozenset({"", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none"})
 """What stands where an id is missing, after normalisation."""

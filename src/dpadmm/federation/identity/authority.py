@@ -21,16 +21,16 @@ from typing import Annotated
 
 from msgspec import Meta, ValidationError, convert
 
-from dpadmm.sites.addresses import check_urls
 from dpadmm.errors import StudyError, Unavailable
-from dpadmm.sites.notify_settings import NotifySettings, notify_settings
-from dpadmm.files.toml import read_toml
 from dpadmm.federation.identity import certificates as forms
 from dpadmm.federation.identity import private_files
 from dpadmm.federation.identity.certificates import x509
 from dpadmm.federation.identity.joining import Invitation, Request, client_context
 from dpadmm.federation.identity.private_files import check_private, read_fields, read_short, write_private
 from dpadmm.federation.protocol import AGGREGATOR, AGGREGATOR_USER, check_name, user_of
+from dpadmm.files.toml import read_toml
+from dpadmm.sites.addresses import check_urls
+from dpadmm.sites.notify_settings import NotifySettings, notify_settings
 
 FORMAT = "dpadmm-aggregator/1"
 LOOPBACK = "127.0.0.1"

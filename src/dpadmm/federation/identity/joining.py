@@ -16,12 +16,12 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from dpadmm.sites.addresses import check_urls, host_and_port
 from dpadmm.errors import StudyError
 from dpadmm.federation.identity import certificates as forms
 from dpadmm.federation.identity import private_files
 from dpadmm.federation.identity.private_files import check_private, read_fields, read_short, write_private
 from dpadmm.federation.protocol import check_name, user_of
+from dpadmm.sites.addresses import check_urls, host_and_port
 
 REQUEST_FORMAT = "dpadmm-request/1"
 INVITATION_FORMAT = "dpadmm-invitation/1"

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.statement import MAX_MU, ROW_GROUPS
+from dpadmm.engine.method import PATIENCE, Gathered
 from dpadmm.errors import DpadmmError, Unavailable
-from dpadmm.federation.server.journal import Journal, Received, Stall
 from dpadmm.federation.health import now_text, sign_of_life
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.protocol import (
@@ -36,6 +37,7 @@ from dpadmm.federation.protocol import (
     packed,
     unpacked,
 )
+from dpadmm.federation.server.journal import Journal, Received, Stall
 from dpadmm.federation.states import (
     CANNOT_CONTINUE,
     FAILURES,
@@ -45,9 +47,7 @@ from dpadmm.federation.states import (
     site_state,
     study_state,
 )
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.statement import MAX_MU, ROW_GROUPS
-from dpadmm.engine.method import PATIENCE, Gathered
+from dpadmm.matrices.arrays import Floats
 
 PERMANENT = (
     "study-closed", "study-changed", "round-forked", "round-old", "round-gap", "round-over",

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpadmm.errors import DpadmmError
-from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.protocol import Kind, Message, packed, requests_of
+from dpadmm.federation.server.journal import Journal
 
 ANNOUNCE_EVERY = 10.0
 """Seconds between messages about a study that is over."""

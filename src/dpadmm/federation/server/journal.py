@@ -21,17 +21,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.errors import DataError, DpadmmError, StudyError
-from dpadmm.files.atomic import atomic_file
-from dpadmm.federation.health import command_line
 from dpadmm.accounting.release_plan import Tally
 from dpadmm.accounting.report import PrivacyReport
 from dpadmm.accounting.statement import EXACT, AgentGroup, Statement, stated_releases
-from dpadmm.studies.study import Study, study_from
 from dpadmm.engine.loop import Averages, RoundView
+from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.federation.health import command_line
+from dpadmm.files.atomic import atomic_file
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import DeployableMethod
 from dpadmm.methods.prior import Prior
+from dpadmm.studies.study import Study, study_from
 from dpadmm.version import VERSION
 
 FAMILY, VERSION_HERE = "dpadmm-journal/", 1

@@ -19,13 +19,7 @@ from logging import Logger, getLevelNamesMapping
 from pathlib import Path
 from typing import TypeVar
 
-from dpadmm.sites.addresses import check_urls
 from dpadmm.errors import DpadmmError, StudyError
-from dpadmm.federation.server.coordinator import Coordinator, run_rounds
-from dpadmm.federation.server.endings import announce
-from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.leases import Leases
-from dpadmm.federation.server.sums import coordinator_of, snapshot_of_journal
 from dpadmm.federation.health import (
     STATUS,
     AggregatorStatus,
@@ -45,14 +39,20 @@ from dpadmm.federation.health import (
     study_samples,
     write_status,
 )
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.logs import Repeats
+from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
+from dpadmm.federation.server.coordinator import Coordinator, run_rounds
+from dpadmm.federation.server.endings import announce
+from dpadmm.federation.server.journal import Journal
+from dpadmm.federation.server.leases import Leases
+from dpadmm.federation.server.sums import coordinator_of, snapshot_of_journal
+from dpadmm.federation.states import FAILURES, StudyState, headline, study_state
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import HubLink, NatsTransport, cancelled, until_one_ends
-from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
-from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.states import FAILURES, StudyState, headline, study_state
-from dpadmm.training.train import prior_from
+from dpadmm.sites.addresses import check_urls
 from dpadmm.studies.study import Study
+from dpadmm.training.train import prior_from
 
 T = TypeVar("T")
 

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.matrices.arrays import Integers
-from dpadmm.federation.server.coordinator import Coordinator, Member, Stopped, Uploads
-from dpadmm.federation.server.journal import Journal, Opening, Void
-from dpadmm.federation.protocol import BadMessage, Kind, Message, digest_of, packed
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian
 from dpadmm.accounting.statement import ROW_GROUPS
 from dpadmm.engine.method import Gathered
 from dpadmm.engine.noise import pooled_mean
+from dpadmm.federation.protocol import BadMessage, Kind, Message, digest_of, packed
+from dpadmm.federation.server.coordinator import Coordinator, Member, Stopped, Uploads
+from dpadmm.federation.server.journal import Journal, Opening, Void
+from dpadmm.matrices.arrays import Integers
 from dpadmm.trusted.discrete_gaussian import Grid
 from dpadmm.trusted.masking import bitmap_of, members_of
 

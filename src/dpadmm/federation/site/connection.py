@@ -15,14 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dpadmm.sites.addresses import endpoints, host_and_port
 from dpadmm.errors import StudyError
 from dpadmm.federation.health import CERTIFICATE_DAYS, clock_alarms, days_left
-from dpadmm.federation.transport.link import DATES, OTHER_HOST, close_client, connect, reason_of
-from dpadmm.federation.transport.transports import DIAL_TIMEOUT, HttpProxy, proxy_for, tunnel
 from dpadmm.federation.identity.certificates import x509
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.protocol import BadMessage, beat_subjects_of, clock_of_beat
+from dpadmm.federation.transport.link import DATES, OTHER_HOST, close_client, connect, reason_of
+from dpadmm.federation.transport.transports import DIAL_TIMEOUT, HttpProxy, proxy_for, tunnel
+from dpadmm.sites.addresses import endpoints, host_and_port
 
 CHECKS = ("name", "port", "TLS", "certificate", "permission", "round trip", "clock")
 

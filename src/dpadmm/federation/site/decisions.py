@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpadmm.errors import DataError, DpadmmError, Refusal, StudyError
-from dpadmm.files.atomic import atomic_file
 from dpadmm.federation.health import STATUS, now_text, read_status
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
+from dpadmm.files.atomic import atomic_file
 from dpadmm.sites.site import Site
 from dpadmm.studies.study import Study, study_from
 from dpadmm.trusted.guard import PrivateRows

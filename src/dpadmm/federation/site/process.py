@@ -19,15 +19,15 @@ from pathlib import Path
 
 from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.federation.health import Status, agent_alarms, agent_samples, metrics_server, now_text, write_status
-from dpadmm.federation.transport.link import SiteLink, until_one_ends
-from dpadmm.federation.notify import Notifier, StudyNotice
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
+from dpadmm.federation.notify import Notifier, StudyNotice
 from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER
 from dpadmm.federation.site.decisions import Decision, decisions
 from dpadmm.federation.site.lease import Lease
 from dpadmm.federation.site.lifecycle import Participation, participation
 from dpadmm.federation.site.responder import Responder, refusal_of
+from dpadmm.federation.transport.link import SiteLink, until_one_ends
 from dpadmm.sites.site import Site
 
 CHECK_EVERY = 1.0

@@ -18,10 +18,8 @@ from datetime import UTC, datetime
 from logging import INFO, WARNING, Logger
 from typing import TYPE_CHECKING, Any, Self
 
-from dpadmm.sites.addresses import endpoints
 from dpadmm.errors import DpadmmError
 from dpadmm.federation.logs import Repeats
-from dpadmm.federation.transport.transports import dialled
 from dpadmm.federation.protocol import (
     AGGREGATOR,
     BEAT_EVERY,
@@ -43,6 +41,8 @@ from dpadmm.federation.protocol import (
     unpacked_grant,
     unpacked_proposal,
 )
+from dpadmm.federation.transport.transports import dialled
+from dpadmm.sites.addresses import endpoints
 
 try:
     import nats

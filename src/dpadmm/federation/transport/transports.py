@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
-from dpadmm.sites.addresses import host_and_port
 from dpadmm.errors import StudyError
 from dpadmm.federation.protocol import MissingPackages
+from dpadmm.sites.addresses import host_and_port
 
 try:
     from nats.aio.transport import Transport

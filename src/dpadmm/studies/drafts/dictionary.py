@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpadmm.errors import DataError
-from dpadmm.parameters.suggestions import listed, near_name, unknown_name
 from dpadmm.data.reader import column_names, repeated
 from dpadmm.data.schema import OTHERS
 from dpadmm.data.schema_file import is_identifier, is_label_like
+from dpadmm.errors import DataError
+from dpadmm.parameters.suggestions import listed, near_name, unknown_name
 from dpadmm.studies.drafts.draft import Draft, DraftColumn, check_name
 
 HEADINGS = ("name", "kind", "low", "high", "values", "description", "role", "transform", "missing")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpadmm.data.schema_file import ASK
 from dpadmm.errors import DataError
 from dpadmm.parameters.suggestions import unknown_name
-from dpadmm.data.schema_file import ASK
 from dpadmm.studies.public_rows import PublicRows
 
 

@@ -22,14 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpadmm.errors import DataError
-from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.leakage import leaky_columns
 from dpadmm.data.reader import DATABASE, column_names, column_types, open_batches, repeated, table_format
 from dpadmm.data.schema import MOST_REACH, OTHER, OTHERS, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
+from dpadmm.errors import DataError
+from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.studies.drafts.draft import Draft, DraftColumn, check_name
 from dpadmm.studies.public_rows import LEAST_PUBLIC, PublicRows
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from dpadmm.errors import StudyError
 from dpadmm.data.schema_file import problems
+from dpadmm.errors import StudyError
 from dpadmm.studies.drafts.draft import Draft, DraftColumn
 from dpadmm.studies.study import FORMAT, Study, table_parameters
 
