@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 
 from dpadmm import train
-from dpadmm.baselines.centralized import minimizer
 from dpadmm.data.datasets.adult import COLUMNS, adult_rows
 from dpadmm.data.datasets.tables import tables
 from dpadmm.data.schema import Number
 from dpadmm.data.schema_file import ASK
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.errors import DpadmmError
 from dpadmm.experiments.accuracy import MOST_ROWS
 from dpadmm.models.evaluate import evaluate

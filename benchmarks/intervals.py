@@ -24,9 +24,9 @@ from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
 from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
+from dpadmm.models.run import run
 from dpadmm.queries.problem import make_rows
 from dpadmm.studies.settings import Training
-from dpadmm.training.run import run
 
 Numbers = NDArray[np.float64]
 Z = 1.959964

@@ -45,7 +45,8 @@ IN_SDIST = (
     "docs/explanation/threat-model.md", "examples/tutorial.py", "release/make.py", "PKG-INFO",
 )  # fmt: skip
 IN_WHEEL = (
-    "dpadmm/py.typed", "dpadmm/paper/grid.toml", "dpadmm/federation/server/live/live.html", "dpadmm/data/datasets/tables.toml",
+    "dpadmm/py.typed", "dpadmm/paper/grid.toml", "dpadmm/federation/server/live/live.html",
+    "dpadmm/data/datasets/tables.toml",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.losses import Logistic
-from dpadmm.training.run import run
+from dpadmm.models.run import run
 from federation.test_in_process import NAMES, SIZES, Sites, study
 
 SOURCES = Path(dpadmm.__file__).parent
@@ -27,7 +27,10 @@ PAGE = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").
 ON_THE_WIRE = {"federation/transport/link.py"}
 """What is between the two ends of a real deployment, and not in a process that holds both."""
 
-MOST_FILES = 20
+SUPPORT = ("matrices", "parameters", "files", "errors.py")
+"""Packages without a step of their own in a round."""
+
+MAX_FILES = 20
 
 
 class Visited:
@@ -38,7 +41,7 @@ class Visited:
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         file = Path(frame.f_code.co_filename)
-        if event == "call" and file.is_relative_to(SOURCES) and not file.is_relative_to(SOURCES / "_base"):
+        if event == "call" and file.is_relative_to(SOURCES) and file.relative_to(SOURCES).parts[0] not in SUPPORT:
             self.files.add(str(file.relative_to(SOURCES)))
 
 
@@ -72,7 +75,7 @@ def test_a_round_of_train_goes_through_the_files_of_the_walk() -> None:
     finally:
         sys.setprofile(None)
     page = walked("One round of `train`, file by file")
-    assert len(page) == len(set(page)) <= MOST_FILES
+    assert len(page) == len(set(page)) <= MAX_FILES
     assert visited.files == set(page)
 
 
@@ -102,7 +105,7 @@ def test_a_federated_round_goes_through_the_files_of_the_walk(tmp_path: Path) ->
         for responder in sites.responders.values():
             responder.close()
     page = walked("One federated round, file by file")
-    assert len(page) == len(set(page)) <= MOST_FILES
+    assert len(page) == len(set(page)) <= MAX_FILES
     assert visited.files | ON_THE_WIRE == set(page)
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         unequal,
     )
     from dpadmm.engine.metrics import Trace
+    from dpadmm.engine.minimizer import minimizer
     from dpadmm.errors import (
         BudgetExceeded,
         ConvergenceWarning,
@@ -56,14 +57,13 @@ if TYPE_CHECKING:
         PublicScaler,
     )
     from dpadmm.losses import Hinge, Huber, Logistic, Loss, Poisson, SmoothedHinge, Softmax, Squared
-    from dpadmm.methods import minimizer
     from dpadmm.models.file import load_model
     from dpadmm.models.model import Model
+    from dpadmm.models.run import Result
     from dpadmm.queries.problem import Problem, Rows, make_rows
     from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
     from dpadmm.studies.settings import Settings, Training
     from dpadmm.studies.study import Study, read_study
-    from dpadmm.training.run import Result
     from dpadmm.training.simulate import simulate
     from dpadmm.training.train import train
 
@@ -131,7 +131,7 @@ __all__ = [
     "unequal",
 ]
 
-_HOMES = {
+_LAZY_IMPORTS = {
     "dpadmm.data": (
         "Dataset",
         "Partition",
@@ -163,7 +163,7 @@ _HOMES = {
         "PublicScaler",
     ),
     "dpadmm.losses": ("Hinge", "Huber", "Logistic", "Loss", "Poisson", "SmoothedHinge", "Softmax", "Squared"),
-    "dpadmm.methods": ("minimizer",),
+    "dpadmm.engine.minimizer": ("minimizer",),
     "dpadmm.engine.metrics": ("Trace",),
     "dpadmm.models.model": ("Model",),
     "dpadmm.models.file": ("load_model",),
@@ -181,7 +181,7 @@ _HOMES = {
     "dpadmm.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
     "dpadmm.studies.settings": ("Settings", "Training"),
     "dpadmm.studies.study": ("Study", "read_study"),
-    "dpadmm.training.run": ("Result",),
+    "dpadmm.models.run": ("Result",),
     "dpadmm.training.simulate": ("simulate",),
     "dpadmm.training.train": ("train",),
 }
@@ -189,13 +189,13 @@ _HOMES = {
 and scikit-learn is needed by nothing but the estimators."""
 
 _PACKAGES = {
+    "accounting": "dpadmm.accounting",
     "data": "dpadmm.data",
     "losses": "dpadmm.losses",
     "methods": "dpadmm.methods",
-    "privacy": "dpadmm.accounting",
     "regularizers": "dpadmm.regularizers",
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = {name: module for module, names in _LAZY_IMPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

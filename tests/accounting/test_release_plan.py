@@ -141,10 +141,10 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
     from dpadmm.engine.noise import SimulatedNoise
     from dpadmm.losses import Logistic
     from dpadmm.methods import DpSgdRounds
+    from dpadmm.models.run import Result
     from dpadmm.queries.problem import Problem
     from dpadmm.regularizers import L2
     from dpadmm.studies.settings import Settings
-    from dpadmm.training.run import Result
 
     problem, rows = Problem(Logistic(), L2(), 0.1), cohort(Logistic())
     n = rows.n_agents
@@ -221,8 +221,8 @@ def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
 
     from dpadmm.engine.noise import ExactNoise
     from dpadmm.losses import Logistic
+    from dpadmm.models.run import run
     from dpadmm.studies.settings import Training
-    from dpadmm.training.run import run
 
     plan = ReleasePlan.constant(Release(5.0), 3)
     for rounds in ([4], [0], [-1, 1], range(1, 5)):

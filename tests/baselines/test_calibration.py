@@ -9,6 +9,7 @@ import pytest
 from looping import case
 
 from dpadmm.accounting import total_noise_multiplier
+from dpadmm.accounting.calibration import sampled_noise_multiplier
 from dpadmm.accounting.composition import total_epsilon
 from dpadmm.accounting.events import ObjectiveRelease, PureRelease, SampledRelease
 from dpadmm.baselines.calibration import (
@@ -16,7 +17,6 @@ from dpadmm.baselines.calibration import (
     objective_round_plan,
     pure_objective_plan,
     pure_round_epsilon,
-    sampled_noise_multiplier,
 )
 from dpadmm.errors import StudyError
 

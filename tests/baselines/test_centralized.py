@@ -14,12 +14,13 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 
-from dpadmm.baselines import centralized
+from dpadmm.baselines import CentralizedRounds, centralized
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import ConvergenceWarning
 from dpadmm.losses import Hinge, Logistic, SmoothedHinge, Softmax, Squared
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import CentralizedRounds, Round, minimizer
+from dpadmm.methods import Round
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer
 

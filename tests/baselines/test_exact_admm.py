@@ -17,24 +17,16 @@ from scipy import stats
 
 from dpadmm import kernels
 from dpadmm.accounting.events import ObjectiveRelease, PureRelease, Release
+from dpadmm.baselines import Admm, AdmmDvp, AdmmDvpRounds, AdmmPvp, AdmmPvpRounds, AdmmRounds
 from dpadmm.baselines.calibration import ObjectivePlan
 from dpadmm.baselines.objective_noise import PURE_ROUNDING, ROUNDING, ObjectiveNoise
 from dpadmm.engine.loop import Outcome, RandomParticipation, train
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import SimulatedNoise, spherical
 from dpadmm.errors import StudyError
 from dpadmm.losses import Huber, Logistic, Loss, SmoothedHinge, Softmax, Squared
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import (
-    Admm,
-    AdmmDvp,
-    AdmmDvpRounds,
-    AdmmPvp,
-    AdmmPvpRounds,
-    AdmmRounds,
-    Method,
-    Round,
-    minimizer,
-)
+from dpadmm.methods import Method, Round
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer
 from dpadmm.studies.settings import Settings

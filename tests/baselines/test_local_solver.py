@@ -12,12 +12,12 @@ from cohorts import cohort
 from looping import case
 from scipy.optimize import minimize
 
-from dpadmm.baselines import local_solver
+from dpadmm.baselines import ALL_METHODS, local_solver
 from dpadmm.baselines.local_solver import LocalProblems, NotSolved, solve, tolerances
 from dpadmm.errors import StudyError
 from dpadmm.losses import Logistic, Loss, SmoothedHinge, Squared
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import METHODS, DpAdmmRounds, DpSgdRounds
+from dpadmm.methods import DpAdmmRounds, DpSgdRounds
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, NoRegularizer, Regularizer
 from dpadmm.studies.study import DEPLOYABLE, Study
@@ -146,16 +146,16 @@ def test_a_curvature_that_cannot_be_factored_is_no_message_of_its_own(
 
 def test_no_method_that_solves_can_be_deployed() -> None:
     """Whether a solve ends well depends on rows; a study's agents must not be able to say so."""
-    solving = [name for name in METHODS if name not in DEPLOYABLE]
+    solving = [name for name in ALL_METHODS if name not in DEPLOYABLE]
     assert {"admm", "admm_pvp", "admm_dvp", "output_perturbation", "objective_perturbation"} < set(solving)
     for method in (DpAdmmRounds, DpSgdRounds):
         assert method.name in DEPLOYABLE
         assert not {"solve", "LocalProblems", "minimizer"} & vars(sys.modules[method.__module__]).keys()
     for name in solving:
-        budget = {} if not METHODS[name].private else {"epsilon": 1.0}
+        budget = {} if not ALL_METHODS[name].private else {"epsilon": 1.0}
         with pytest.raises(StudyError, match=f"agents can answer for auto, dp_admm and dp_sgd, not for {name}"):
             Study(name="s", features=("x",), training={"method": name, "delta": 1e-6, **budget})
-    for name in (name for name in solving if METHODS[name].private):
+    for name in (name for name in solving if ALL_METHODS[name].private):
         with pytest.raises(StudyError, match="exact noise is for sums over all rows"):
             simulate("synthetic", method=name, epsilon=1.0, reg_share=0.1, n_rounds=2, exact_noise=True)
 

@@ -151,7 +151,8 @@ def test_a_bad_output_folder(cli, tmp_path):
 @pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize("when", ["optimum", "first run", "second run"])
 def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
-    from dpadmm.methods import CentralizedRounds, DpAdmmRounds
+    from dpadmm.baselines import CentralizedRounds
+    from dpadmm.methods import DpAdmmRounds
 
     method, at = {
         "optimum": (CentralizedRounds, 1),

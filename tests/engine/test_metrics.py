@@ -10,7 +10,7 @@ from looping import case
 
 from dpadmm import simulate
 from dpadmm.engine.metrics import COLUMNS
-from dpadmm.training.run import Result
+from dpadmm.models.run import Result
 
 OPTIONS = {"n_agents": 4, "n_rounds": 10, "seed": 1, "epsilon": 2.0, "reg_share": 0.05, "test_rows": 0.2}
 

@@ -24,7 +24,7 @@ from dpadmm.trusted.masking import bitmap_of
 
 SOURCE, TESTS = Path(dpadmm.__file__).parent, Path(__file__).parent.parent
 TABLE = TESTS.parent / "docs" / "explanation" / "threat-model.md"
-GUARDED = ("site/agent", "trusted/guard", "trusted/masking", "trusted/policy", "trusted/ledger")
+GUARDED = ("sites/agent", "trusted/guard", "trusted/masking", "trusted/policy", "trusted/ledger")
 FAMILIES = "budget|data|ledger|members|policy|release|request|roster|round|study"
 HASH, POINT = STUDY.hash, np.zeros((D, 1))
 
@@ -275,4 +275,4 @@ def test_codes_are_found():
     assert len(CASES) > 20
     assert codes()["trusted/policy"] >= {"policy-method", "policy-loss", "policy-rounds", "policy-rows"}
     assert codes()["trusted/ledger"] >= {"budget-cap", "budget-reservation"}
-    assert "request-malformed" in codes()["site/agent"]
+    assert "request-malformed" in codes()["sites/agent"]

@@ -13,14 +13,16 @@ from scipy import stats
 
 from dpadmm import simulate
 from dpadmm.accounting.events import ObjectiveRelease, PureRelease, Release
+from dpadmm.baselines import ObjectivePerturbationRounds, OutputPerturbationRounds
 from dpadmm.baselines.calibration import ObjectivePlan
 from dpadmm.baselines.objective_noise import PURE_ROUNDING, ObjectiveNoise
 from dpadmm.engine.loop import Outcome, train
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.losses import Logistic
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import Method, ObjectivePerturbationRounds, OutputPerturbationRounds, minimizer
+from dpadmm.methods import Method
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L2
 

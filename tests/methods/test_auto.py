@@ -29,12 +29,12 @@ from dpadmm.losses.base import slopes
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import Auto, AutoRounds, Gathered, Round
 from dpadmm.methods.auto import LEAST_KNOWN, PublicState
+from dpadmm.models.run import Result
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.preconditioner import WIDEST, Shape
 from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.regularizers import L2
 from dpadmm.studies.settings import Settings, Training
-from dpadmm.training.run import Result
 
 N, D = len(SIZES), 5
 MEANT = {"test_rows": 0, "metrics_every": 0}

@@ -12,11 +12,12 @@ from looping import case
 
 from dpadmm.accounting.gaussian import Release
 from dpadmm.engine.loop import Averages, Outcome, RandomParticipation, train
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic, Loss, Softmax
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmm, DpAdmmRounds, Round, minimizer
+from dpadmm.methods import DpAdmm, DpAdmmRounds, Round
 from dpadmm.methods import theory as bounds
 from dpadmm.methods.theory import Constant, constants_of, theorem_schedule
 from dpadmm.queries.problem import Problem, Rows, make_rows

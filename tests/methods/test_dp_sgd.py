@@ -13,11 +13,12 @@ from looping import case
 from dpadmm import kernels, simulate
 from dpadmm.accounting.events import Release, SampledRelease
 from dpadmm.engine.loop import train
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import SimulatedNoise, Streamed
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpSgd, DpSgdRounds, Round, minimizer
+from dpadmm.methods import DpSgd, DpSgdRounds, Round
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L2
 

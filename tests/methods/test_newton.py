@@ -23,12 +23,12 @@ from dpadmm.losses.poisson import coded, decoded
 from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
 from dpadmm.methods.newton import MOST_COLUMNS, ROUNDS, Inferred
 from dpadmm.methods.prior import CLIPS, Prior, usual_shrink
+from dpadmm.models.run import run
 from dpadmm.queries.problem import make_rows
 from dpadmm.studies.settings import Settings, Training
 from dpadmm.studies.study import Study
-from dpadmm.training.run import run
 
-BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 with pytest.MonkeyPatch.context() as path:
     path.syspath_prepend(BENCHMARKS)
     from intervals import LARGEST_COUNT, LOSSES, Cell, coverage, data

@@ -19,10 +19,10 @@ from dpadmm.losses import Logistic, Loss, Softmax, Squared
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.auto import PublicState, usual_shrink
 from dpadmm.methods.prior import CLIPS, FOLDS, LEAST_SHRINK, RIDGE, prior_of
+from dpadmm.models.run import Result, run
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2
 from dpadmm.studies.settings import Training
-from dpadmm.training.run import Result, run
 
 LOSSES: tuple[Loss, ...] = (Logistic(), Softmax(n_outputs=3), Squared())
 TASKS = {"binary": LOSSES[0], "multiclass": LOSSES[1], "regression": LOSSES[2]}

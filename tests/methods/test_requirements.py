@@ -13,6 +13,7 @@ from cohorts import SIZES, cohort
 from looping import case
 
 from dpadmm.accounting.events import PureRelease
+from dpadmm.baselines import AdmmDvpRounds, AdmmPvpRounds, ObjectivePerturbationRounds, OutputPerturbationRounds
 from dpadmm.baselines.calibration import ObjectivePlan, objective_plan, pure_objective_plan
 from dpadmm.baselines.objective_noise import ObjectiveNoise
 from dpadmm.baselines.requirements import need_monotone_slopes, need_smooth, need_solvable
@@ -20,12 +21,6 @@ from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic
 from dpadmm.losses.base import Index, Task
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import (
-    AdmmDvpRounds,
-    AdmmPvpRounds,
-    ObjectivePerturbationRounds,
-    OutputPerturbationRounds,
-)
 from dpadmm.queries.problem import Problem
 from dpadmm.regularizers import L1, L2
 

@@ -23,10 +23,10 @@ from dpadmm.models.description import (
     not_negative,
     with_margins,
 )
+from dpadmm.models.run import Result
 from dpadmm.studies.drafts import study_text
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study, read_study, study_from
-from dpadmm.training.run import Result
 from dpadmm.training.train import encode, run_study
 
 N = 3000

@@ -23,9 +23,9 @@ from dpadmm.errors import DataError
 from dpadmm.models import file as model_file
 from dpadmm.models.file import FORMAT, load_model
 from dpadmm.models.model import Model, model_of
+from dpadmm.models.run import Result
 from dpadmm.parameters.fields import hash_of
 from dpadmm.studies.study import Study, study_from
-from dpadmm.training.run import Result
 from dpadmm.training.train import run_study
 from dpadmm.version import VERSION
 

@@ -45,7 +45,7 @@ Kill = tuple[Mutant, bool, str]
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutation", description=__doc__)
-    parser.add_argument("--files", nargs="+", default=[], metavar="GLOB", help="targets, such as 'privacy/*'")
+    parser.add_argument("--files", nargs="+", default=[], metavar="GLOB", help="targets, such as 'accounting/*'")
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="mutants whose identity has this in it")
     parser.add_argument("--rerun-survivors", action="store_true", help="those that the last runs left")
     parser.add_argument("--changed", metavar="BASE", help="targets changed since a commit, if there are any")

@@ -33,9 +33,11 @@ from dpadmm.queries import (
     column_sums,
     make_statistic,
     moments,
-    newton_pair,
     problem,
     score_histogram,
+)
+from dpadmm.queries import (
+    newton as newton_pair,
 )
 from dpadmm.queries import preconditioner as shape_module
 from dpadmm.queries.column_sums import ColumnSums

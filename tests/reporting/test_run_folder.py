@@ -20,6 +20,7 @@ from dpadmm.accounting.statement import read_statement
 from dpadmm.engine.metrics import Trace
 from dpadmm.errors import DataError
 from dpadmm.files.atomic import atomic_file
+from dpadmm.models.run import Result
 from dpadmm.reporting.run_folder import (
     check_folder,
     end_values,
@@ -32,7 +33,6 @@ from dpadmm.reporting.run_folder import (
     write_run,
 )
 from dpadmm.studies.settings import settings_from
-from dpadmm.training.run import Result
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from cases import LOSS_CASES, REGULARIZER_CASES
 
+from dpadmm.baselines import ALL_METHODS
 from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Huber, SmoothedHinge, Softmax, Squared
-from dpadmm.methods import METHODS
 from dpadmm.parameters.fields import check_names, choices, nearest, parameters, wanted
 from dpadmm.regularizers import REGULARIZERS, ElasticNet
 from dpadmm.studies.settings import (
@@ -40,7 +40,7 @@ NAMES = [name for name, each in KNOWN.items() if each.base is str]
 
 
 def made(**changes: Any) -> Settings:
-    method = METHODS.get(str(changes.get("method")))
+    method = ALL_METHODS.get(str(changes.get("method")))
     if not set(BUDGETS) & set(changes) and (method is None or method.private):
         changes["epsilon"] = 1.0
     return Settings(**changes)
@@ -196,7 +196,7 @@ def test_losses_and_regularizers_get_their_parameters() -> None:
 
 def test_a_parameter_goes_to_the_methods_that_have_it() -> None:
     given = {"rho": 0.3, "solver_tolerance": 0.5, "learning_rate": 2.0, "mechanism": "pure"}
-    for name, method in METHODS.items():
+    for name, method in ALL_METHODS.items():
         chosen = made(method=name, **given).method
         own = {each.name for each in parameters(method)}
         assert {key: getattr(chosen, key) for key in own & given.keys()} == {
@@ -206,7 +206,7 @@ def test_a_parameter_goes_to_the_methods_that_have_it() -> None:
 
 def test_names_and_objects_are_the_same() -> None:
     by_name = made(loss="huber", loss_delta=0.5, regularizer="elastic_net", method="dp_sgd", learning_rate=2.0)
-    by_object = made(loss=Huber(0.5), regularizer=ElasticNet(), method=METHODS["dp_sgd"](learning_rate=2.0))
+    by_object = made(loss=Huber(0.5), regularizer=ElasticNet(), method=ALL_METHODS["dp_sgd"](learning_rate=2.0))
     assert by_name == by_object
     assert by_name.changed(loss_delta=0.25).loss == Huber(0.25)
     assert by_name.changed(loss="logistic").flat()["loss"] == "logistic"

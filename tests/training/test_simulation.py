@@ -16,9 +16,9 @@ from scipy.sparse import csr_array
 from dpadmm import Settings, simulate, synthetic
 from dpadmm.accounting import exact_epsilon, exact_round_noise_multiplier, paper_noise_multiplier
 from dpadmm.engine.loop import RoundView
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.errors import DataError, Diverged, StudyError
-from dpadmm.methods import minimizer
-from dpadmm.training.run import Result
+from dpadmm.models.run import Result
 
 BINARY = synthetic("binary", n_rows=600, n_features=6, seed=1)
 CLASSES = synthetic("multiclass", n_rows=600, n_features=6, n_classes=4, seed=1)

@@ -29,13 +29,13 @@ from dpadmm.losses.poisson import coded as counted
 from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.models.evaluate import evaluate, evaluation_study
 from dpadmm.models.explain import explain
+from dpadmm.models.run import run
 from dpadmm.planning.forecast import public_scenario, synthetic_scenarios
 from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.sites.site import FORMAT, read_site
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
 from dpadmm.training import train as in_one_process
-from dpadmm.training.run import run
 from dpadmm.training.train import encode, prior_from, train
 
 COLUMNS = tuple("abcd")

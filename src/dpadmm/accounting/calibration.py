@@ -5,12 +5,17 @@ Exact calibrations are safe to the last bit: ``exact_epsilon`` of what they retu
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from dpadmm.accounting.composition import total_epsilon
+from dpadmm.accounting.events import SampledRelease
 from dpadmm.accounting.gaussian import LOG_DELTA_SLACK, ROUND_UP, log_delta, smallest_true
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
@@ -22,6 +27,8 @@ from dpadmm.parameters.checks import (
     require_whole,
     unwrapped,
 )
+
+MIN_SAMPLED_MULTIPLIER = 0.1
 
 
 def paper_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Number:
@@ -122,3 +129,50 @@ def mu_from_epsilon(epsilon: Number, delta: Number | float) -> Number:
     # δ ≤ Φ(−a), and for a < 0 also δ ≥ Φ(−a) − Φ(a) = 1 − 2Φ(a): the root lies between these
     low, high = ndtri(0.5 * (1.0 - leak)) - 1.0, np.maximum(0.0, -ndtri(leak)) + 1.0
     return cast(Number, unwrapped(np.asarray(spread(smallest_true(holds, low, high)) / ROUND_UP**4)))
+
+
+@lru_cache(maxsize=1024)
+def sampled_noise_multiplier(epsilon: float, delta: float, n_releases: int, sampling: float) -> float:
+    """The smallest z ≥ 0.1, to 0.1 %, with which t Poisson-sampled rounds together are (ε, δ)-private.
+
+    Where a row is drawn so rarely that δ alone would pay for showing it, no noise at all would do; that is
+    not what δ is for, so z stays at 0.1 or above.
+
+    Examples
+    --------
+    >>> round(sampled_noise_multiplier(0.5, 1e-3, 100, 0.1), 1)
+    4.6
+    """
+    plain = total_noise_multiplier(epsilon, delta, n_releases)
+    if SampledRelease(plain, sampling).sampling == 1.0:
+        return plain
+    # First guess: the loss of a round has a variance of about 4q² sinh(1/(4z²)), and t of them add up to μ²
+    share = mu_from_epsilon(epsilon, delta) / (2.0 * sampling)
+    guess = 0.5 / math.sqrt(math.asinh(share * share / n_releases))
+
+    def holds(z: float) -> bool:
+        return total_epsilon(SampledRelease(z, sampling), n_releases, delta) <= epsilon
+
+    if holds(MIN_SAMPLED_MULTIPLIER):
+        return MIN_SAMPLED_MULTIPLIER
+    guess = max(guess, MIN_SAMPLED_MULTIPLIER)
+    return smallest_that_holds(holds, guess=guess, enough=max(plain, guess), precision=1e-3)
+
+
+def smallest_that_holds(holds: Callable[[float], bool], *, guess: float, enough: float, precision: float) -> float:
+    """The smallest positive number that holds, to a relative precision and on the safe side.
+
+    ``enough`` is known to hold. A good ``guess`` saves evaluations: the bracket grows from 2 % around it.
+    """
+    low, high, factor = min(guess, enough), enough, 1.02
+    if holds(low):
+        while holds(low):
+            low, high, factor = low / factor, low, factor * factor
+    else:
+        while low * factor < high and not holds(low * factor):
+            low, factor = low * factor, factor * factor
+        high = min(high, low * factor)
+    while high > low * (1.0 + precision):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

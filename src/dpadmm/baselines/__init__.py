@@ -1,0 +1,31 @@
+"""Methods for comparison, one file each. They run in simulations only.
+
+``BASELINES`` lists them by name; ``ALL_METHODS`` adds the deployable methods.
+"""
+
+from dpadmm.baselines.admm import Admm, AdmmRounds
+from dpadmm.baselines.admm_dvp import AdmmDvp, AdmmDvpRounds
+from dpadmm.baselines.admm_pvp import AdmmPvp, AdmmPvpRounds
+from dpadmm.baselines.centralized import Centralized, CentralizedRounds
+from dpadmm.baselines.objective_perturbation import ObjectivePerturbation, ObjectivePerturbationRounds
+from dpadmm.baselines.output_perturbation import OutputPerturbation, OutputPerturbationRounds
+from dpadmm.methods import METHODS, MethodSettings
+from dpadmm.parameters.fields import registered
+
+BASELINES: dict[str, type[MethodSettings]] = registered(
+    __name__,
+    "admm",
+    "admm_pvp",
+    "admm_dvp",
+    "output_perturbation",
+    "objective_perturbation",
+    "centralized",
+    having="rounds",
+)
+ALL_METHODS = METHODS | BASELINES
+
+__all__ = [
+    "ALL_METHODS", "BASELINES", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds",
+    "Centralized", "CentralizedRounds", "ObjectivePerturbation", "ObjectivePerturbationRounds",
+    "OutputPerturbation", "OutputPerturbationRounds",
+]  # fmt: skip

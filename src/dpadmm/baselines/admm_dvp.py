@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
+from dpadmm.baselines.objective_noise import plan_objective_noise
 from dpadmm.baselines.solved_rounds import PerturbedObjective, SolvedAdmm, SolverState
 from dpadmm.engine.method import Mechanism, MethodSettings, Rho, Round, SolverTolerance
 from dpadmm.matrices.arrays import Floats
@@ -31,7 +32,7 @@ class AdmmDvp(MethodSettings):
     title: ClassVar[str] = "DVP"
 
     def rounds(self, setup: Setup) -> AdmmDvpRounds:
-        perturbation = setup.objective(self.name, rho=self.rho, pure=self.mechanism == "pure")
+        perturbation = plan_objective_noise(setup, self.name, rho=self.rho, pure=self.mechanism == "pure")
         return AdmmDvpRounds(self.rho, perturbation, self.solver_tolerance)
 
 

@@ -8,20 +8,21 @@ accountant to say. All are cached, because many agents have the same numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from dpadmm.accounting.calibration import mu_from_epsilon, paper_noise_multiplier, total_noise_multiplier
+from dpadmm.accounting.calibration import (
+    paper_noise_multiplier,
+    smallest_that_holds,
+    total_noise_multiplier,
+)
 from dpadmm.accounting.composition import ORDERS, argmin_renyi, epsilon_from_renyi, total_epsilon
-from dpadmm.accounting.events import ObjectiveRelease, PureRelease, SampledRelease
+from dpadmm.accounting.events import ObjectiveRelease, PureRelease
 from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.errors import StudyError
 from dpadmm.parameters.checks import require, require_delta, require_epsilon, require_whole
-
-_LEAST_SAMPLED = 0.1
 
 
 @dataclass(frozen=True)
@@ -35,34 +36,6 @@ class ObjectivePlan:
     release: ObjectiveRelease | PureRelease  # what one round gives away; Φ is in its curvature_ratio
     noise_scale: float  # Gaussian: σ, for ξ = σ·N(0, I). Pure: 1/ζ, for ξ = (1/ζ)·spherical(...)
     extra_ridge: float  # Φ ≥ 0
-
-
-@lru_cache(maxsize=1024)
-def sampled_noise_multiplier(epsilon: float, delta: float, n_releases: int, sampling: float) -> float:
-    """The smallest z ≥ 0.1, to 0.1 %, with which t Poisson-sampled rounds together are (ε, δ)-private.
-
-    Where a row is drawn so rarely that δ alone would pay for showing it, no noise at all would do; that is
-    not what δ is for, so z stays at 0.1 or above.
-
-    Examples
-    --------
-    >>> round(sampled_noise_multiplier(0.5, 1e-3, 100, 0.1), 1)
-    4.6
-    """
-    plain = total_noise_multiplier(epsilon, delta, n_releases)
-    if SampledRelease(plain, sampling).sampling == 1.0:
-        return plain
-    # First guess: the loss of a round has a variance of about 4q² sinh(1/(4z²)), and t of them add up to μ²
-    share = mu_from_epsilon(epsilon, delta) / (2.0 * sampling)
-    guess = 0.5 / math.sqrt(math.asinh(share * share / n_releases))
-
-    def holds(z: float) -> bool:
-        return total_epsilon(SampledRelease(z, sampling), n_releases, delta) <= epsilon
-
-    if holds(_LEAST_SAMPLED):
-        return _LEAST_SAMPLED
-    guess = max(guess, _LEAST_SAMPLED)
-    return _smallest_that_holds(holds, guess=guess, enough=max(plain, guess), precision=1e-3)
 
 
 @lru_cache(maxsize=1024)
@@ -86,7 +59,7 @@ def pure_round_epsilon(epsilon: float, delta: float, n_releases: int) -> float:
         return total_epsilon(PureRelease(1.0 / inverse), n_releases, delta) <= epsilon
 
     enough = (n_releases / epsilon) * (1.0 + 1e-12)  # basic composition
-    return 1.0 / _smallest_that_holds(holds, guess=enough, enough=enough, precision=1e-9)
+    return 1.0 / smallest_that_holds(holds, guess=enough, enough=enough, precision=1e-9)
 
 
 @lru_cache(maxsize=8192)
@@ -131,7 +104,7 @@ def objective_plan(
     if not curvature_holds(ridge):
         # t·ln(1 + β) = ε/2 is enough, by basic composition
         enough = 1.001 * smoothness / (n_rows * math.expm1(epsilon / 2.0 / n_releases))
-        ridge = _smallest_that_holds(curvature_holds, guess=enough, enough=enough, precision=1e-9)
+        ridge = smallest_that_holds(curvature_holds, guess=enough, enough=enough, precision=1e-9)
     ratio = curvature_ratio(smoothness, n_rows, strong_convexity + ridge)
 
     def holds(z: float) -> bool:
@@ -146,7 +119,7 @@ def objective_plan(
                 f"the noise for the solver's tolerance (multiplier {rounding_multiplier:g}) is too small, or "
                 "δ too large for the Rényi bound; use a smaller delta, or admm_pvp or dp_admm"
             )
-    z = _smallest_that_holds(holds, guess=guess, enough=enough, precision=1e-9)
+    z = smallest_that_holds(holds, guess=guess, enough=enough, precision=1e-9)
     scale = z * mean_sensitivity(lipschitz, n_rows)
     return ObjectivePlan(ObjectiveRelease(z, ratio, rounding_multiplier), scale, ridge)
 
@@ -209,22 +182,3 @@ def _require_loss(lipschitz: float, smoothness: float, n_rows: int, strong_conve
     require("smoothness", smoothness, lambda c: (c > 0.0) & np.isfinite(c), "a positive number")
     require_whole("n_rows", n_rows, least=1)
     require("strong_convexity", strong_convexity, lambda q: (q > 0.0) & np.isfinite(q), "a positive number")
-
-
-def _smallest_that_holds(holds: Callable[[float], bool], *, guess: float, enough: float, precision: float) -> float:
-    """The smallest positive number that holds, to a relative precision and on the safe side.
-
-    ``enough`` is known to hold. A good ``guess`` saves evaluations: the bracket grows from 2 % around it.
-    """
-    low, high, factor = min(guess, enough), enough, 1.02
-    if holds(low):
-        while holds(low):
-            low, high, factor = low / factor, low, factor * factor
-    else:
-        while low * factor < high and not holds(low * factor):
-            low, factor = low * factor, factor * factor
-        high = min(high, low * factor)
-    while high > low * (1.0 + precision):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high

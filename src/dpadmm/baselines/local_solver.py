@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dpadmm import kernels
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.baselines.centralized import data_hessian
+from dpadmm.engine.minimizer import data_hessian
 from dpadmm.errors import DpadmmError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import Problem, Rows

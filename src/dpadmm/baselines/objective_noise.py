@@ -7,14 +7,22 @@ release of its own, whose price is part of the total.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
-from dpadmm.accounting.events import AnyRelease, PureRelease, Release
+from dpadmm.accounting.calibration import paper_noise_multiplier, total_noise_multiplier
+from dpadmm.accounting.events import AnyRelease, ObjectiveRelease, PureRelease, Release
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.baselines.calibration import ObjectivePlan
+from dpadmm.baselines.calibration import (
+    ObjectivePlan,
+    objective_plan,
+    objective_round_plan,
+    pure_objective_plan,
+    pure_round_epsilon,
+)
 from dpadmm.baselines.requirements import (
     need_convex,
     need_monotone_slopes,
@@ -25,6 +33,7 @@ from dpadmm.engine.noise import Noise, release, spherical
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import NORM_SLACK
+from dpadmm.methods.setup import Setup, by_distinct_agent
 from dpadmm.queries.problem import Problem, Rows
 
 ROUNDING = 20.0
@@ -117,3 +126,44 @@ def _covers(plan: ObjectivePlan, curvature: float, sensitivity: float) -> bool:
         return bool(inside <= (1.0 - PURE_ROUNDING) * event.epsilon * slack)
     enough = plan.noise_scale * slack >= event.noise_multiplier * sensitivity
     return bool(enough and curvature <= event.curvature_ratio * slack)
+
+
+def pure_epsilons(setup: Setup) -> Floats:
+    """ε (n,) of one round of a pure mechanism."""
+    if setup.noise_multiplier is not None:
+        raise StudyError("the pure mechanism has no noise_multiplier; give epsilon or round_epsilon")
+    if setup.epsilon is None:
+        return setup.per_agent("round_epsilon")
+    totals = setup.per_agent("epsilon")
+    return by_distinct_agent(lambda e, k: pure_round_epsilon(e, setup.delta, int(k)), totals, setup.planned)
+
+
+def plan_objective_noise(setup: Setup, method: str, *, rho: float = 0.0, pure: bool = False) -> ObjectiveNoise:
+    """Plan ξ and Φ of a perturbed objective with penalty ρ (0: none)."""
+    problem, delta = setup.problem, setup.delta
+    need_smooth(problem, method)
+    need_one_score(problem, method)
+    need_convex(problem, method, rho)
+    own = rho + problem.reg_share * problem.regularizer.convexity
+    constants = {"lipschitz": problem.loss.lipschitz, "smoothness": objective_smoothness(problem)}
+
+    def plan(m: int, budget: float, rounds: int) -> ObjectivePlan:
+        arguments: dict[str, Any] = {**constants, "n_rows": m, "strong_convexity": own}
+        if pure:
+            inner = pure_objective_plan(**arguments, round_epsilon=budget * (1.0 - PURE_ROUNDING))
+            return replace(inner, release=PureRelease(budget))
+        if setup.noise_multiplier is not None:
+            event = ObjectiveRelease(budget, constants["smoothness"] / (m * own), ROUNDING * budget)
+            return ObjectivePlan(event, budget * mean_sensitivity(constants["lipschitz"], m), 0.0)
+        if setup.epsilon is None and setup.calibration == "paper":
+            rounding = ROUNDING * paper_noise_multiplier(budget, delta)
+            return objective_round_plan(**arguments, round_epsilon=budget, delta=delta, rounding_multiplier=rounding)
+        n = 1 if setup.epsilon is None else rounds
+        rounding = ROUNDING * total_noise_multiplier(budget, delta, n)
+        return objective_plan(**arguments, epsilon=budget, delta=delta, n_releases=n, rounding_multiplier=rounding)
+
+    names = (name for name in ("noise_multiplier", "epsilon") if getattr(setup, name) is not None)
+    budgets = pure_epsilons(setup) if pure else setup.per_agent(next(names, "round_epsilon"))
+    agents = zip(setup.sizes.n_rows.tolist(), budgets.tolist(), setup.planned.tolist(), strict=True)
+    cached_plan = lru_cache(maxsize=None)(plan)
+    return ObjectiveNoise(tuple(cached_plan(*agent) for agent in agents))

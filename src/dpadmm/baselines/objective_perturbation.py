@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
+from dpadmm.baselines.objective_noise import plan_objective_noise
 from dpadmm.baselines.solved_rounds import AloneState, PerturbedObjective, SolvedAlone
 from dpadmm.engine.method import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
 from dpadmm.queries.problem import Problem, Rows
@@ -29,7 +30,7 @@ class ObjectivePerturbation(MethodSettings):
     one_round: ClassVar[bool] = True
 
     def rounds(self, setup: Setup) -> ObjectivePerturbationRounds:
-        perturbation = setup.objective(self.name, pure=self.mechanism == "pure")
+        perturbation = plan_objective_noise(setup, self.name, pure=self.mechanism == "pure")
         return ObjectivePerturbationRounds(perturbation, self.solver_tolerance)
 
 

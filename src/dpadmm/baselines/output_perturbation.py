@@ -12,6 +12,7 @@ import numpy as np
 
 from dpadmm.accounting.events import PureRelease, Release
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
+from dpadmm.baselines.objective_noise import pure_epsilons
 from dpadmm.baselines.requirements import need_convex, need_monotone_slopes, need_solvable
 from dpadmm.baselines.solved_rounds import AloneState, NoisyMinimizers, SolvedAlone
 from dpadmm.engine.method import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
@@ -36,7 +37,7 @@ class OutputPerturbation(MethodSettings):
 
     def rounds(self, setup: Setup) -> OutputPerturbationRounds:
         pure = self.mechanism == "pure"
-        noise = 1.0 / setup.pure_epsilons() if pure else setup.gaussian()
+        noise = 1.0 / pure_epsilons(setup) if pure else setup.gaussian()
         return OutputPerturbationRounds(noise, pure, self.solver_tolerance)
 
 

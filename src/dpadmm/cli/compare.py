@@ -19,6 +19,7 @@ from typer import Option
 
 from dpadmm.accounting.calibration import total_noise_multiplier
 from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.baselines import ALL_METHODS
 from dpadmm.cli import reproduce
 from dpadmm.cli.reproduce import RESULTS, Restart, Scheduler, Workers
 from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, screen_width, show_table
@@ -40,7 +41,6 @@ from dpadmm.errors import DIVERGED, StudyError
 from dpadmm.experiments.grid import DATA_KEYS, grid_from
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
 from dpadmm.losses import LOSSES
-from dpadmm.methods import METHODS as REGISTERED
 from dpadmm.reporting.series import METHODS, ONE_MODEL
 from dpadmm.studies import settings as of_runs
 from dpadmm.studies.settings import Settings, settings_from
@@ -48,7 +48,7 @@ from dpadmm.studies.study import Study
 from dpadmm.training.simulate import settings_of
 
 COMPARED = "auto,dp_admm,dp_sgd,admm_pvp"
-NOT_PRIVATE = tuple(name for name, method in REGISTERED.items() if not method.private)
+NOT_PRIVATE = tuple(name for name, method in ALL_METHODS.items() if not method.private)
 BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
 EXPERIMENT = "comparison"
 LOCAL = {"trust": "local", "honest": None, "void_rounds": 0.0}
@@ -204,13 +204,13 @@ def _of_sums(names: list[str], shared: dict[str, Any]) -> dict[str, Any]:
     if shared.get("trust") != "secure_aggregation":
         return {}
     if not any(_sums_only(name) for name in names):
-        able = ", ".join(filter(_sums_only, REGISTERED))
+        able = ", ".join(filter(_sums_only, ALL_METHODS))
         raise StudyError(f"with secure_aggregation only the sum of all answers is seen; add a method for that: {able}")
     return {name: shared.pop(name) for name in ("trust", "honest", "void_rounds") if name in shared}
 
 
 def _sums_only(name: str) -> bool:
-    return name in REGISTERED and REGISTERED[name].sums_only
+    return name in ALL_METHODS and ALL_METHODS[name].sums_only
 
 
 def _budgets(names: list[str], **asked: str | None) -> dict[str, list[float]]:

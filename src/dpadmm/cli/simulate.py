@@ -13,20 +13,20 @@ from typing import Any
 
 from typer import Option
 
+from dpadmm.baselines import ALL_METHODS
 from dpadmm.cli import screen, simulate_options
 from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, say, say_path, show_table
 from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, numbers
 from dpadmm.data import Dataset
 from dpadmm.engine.noise import fresh_seed
 from dpadmm.errors import Diverged, StudyError
-from dpadmm.methods import METHODS
 from dpadmm.methods.prior import Prior
+from dpadmm.models.run import Result
 from dpadmm.reporting import run_folder
 from dpadmm.reporting.run_folder import end_values, finished, measures
 from dpadmm.studies.settings import BUDGETS, Settings, settings_from
 from dpadmm.studies.study import Study
 from dpadmm.training.preparation import prepare
-from dpadmm.training.run import Result
 from dpadmm.training.simulate import run_prepared, said_by, settings_of
 
 
@@ -132,7 +132,7 @@ def run_all(
 def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """The file's options with the line's on top; what the line says in another way goes out of the file."""
     replaced: set[str] = set()
-    method = METHODS.get(line.get("method", ""))
+    method = ALL_METHODS.get(line.get("method", ""))
     if (method and not method.private) or any(name in line for name in BUDGETS):
         replaced.update(BUDGETS)
     if "by" in line:

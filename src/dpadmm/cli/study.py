@@ -613,4 +613,8 @@ def write_template(kind: str, path: Path) -> None:
 
 def template(kind: str) -> str:
     """The packaged example of a study or a site."""
-    return files(f"dpadmm.{kind}").joinpath("templates", f"{kind}.toml").read_text(encoding="utf-8")
+    return (
+        files("dpadmm.studies" if kind == "study" else "dpadmm.sites")
+        .joinpath("templates", f"{kind}.toml")
+        .read_text(encoding="utf-8")
+    )

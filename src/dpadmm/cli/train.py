@@ -25,9 +25,9 @@ from dpadmm.cli.screen import (
 )
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.errors import StudyError
+from dpadmm.models.run import Result
 from dpadmm.planning.intervals import unlikely_intervals
 from dpadmm.studies.study import read_study, study_warnings
-from dpadmm.training.run import Result
 from dpadmm.training.train import agent_sizes, encode, prior_from, run_study, with_public_table
 
 ADDS_UP = "No ledger was kept: other releases from the same rows, including another training, add to this ε."

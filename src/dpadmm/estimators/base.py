@@ -32,12 +32,12 @@ from dpadmm.matrices.clipping import row_norms
 from dpadmm.methods.prior import Prior, prior_of
 from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
 from dpadmm.models.model import Model
+from dpadmm.models.run import Result, need_honest
 from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
 from dpadmm.queries import make_statistic
 from dpadmm.regularizers import ElasticNet
 from dpadmm.studies.settings import Settings
 from dpadmm.training.preparation import Prepared, prepare
-from dpadmm.training.run import Result, need_honest
 from dpadmm.training.simulate import run_prepared
 from dpadmm.trusted.discrete_gaussian import Grid
 

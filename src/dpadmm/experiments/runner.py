@@ -34,9 +34,9 @@ from dpadmm.experiments.grid import Cell, Grid
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, SCHEMA, Results, read_results, settings_columns
 from dpadmm.methods.prior import Prior
 from dpadmm.methods.theory import nonsmooth_bound, smooth_bound
+from dpadmm.models.run import Result
 from dpadmm.studies.settings import Settings
 from dpadmm.training.preparation import Prepared, prepare
-from dpadmm.training.run import Result
 from dpadmm.training.simulate import run_prepared
 
 WRITE_EVERY = 2.0

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 from dpadmm import kernels
-from dpadmm.baselines.centralized import minimizer
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.errors import DataError
 from dpadmm.losses.poisson import decoded
 from dpadmm.matrices.arrays import Floats, Integers

@@ -32,13 +32,13 @@ from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 from dpadmm.accounting.events import AnyRelease
-from dpadmm.baselines.centralized import minimizer
 from dpadmm.data.encoded import encode_table, row_weights_of
 from dpadmm.data.encoder import Encoder, Tally
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.engine.loop import RandomVoids
 from dpadmm.engine.metrics import spread as deviation
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import Question, SimulatedNoise, with_normals
 from dpadmm.errors import ConvergenceWarning, DataError, StudyError
 from dpadmm.losses import Poisson
@@ -49,13 +49,13 @@ from dpadmm.matrices.features import Features, row_entries
 from dpadmm.methods import Auto
 from dpadmm.methods.prior import Prior, need_every_class, prior_of
 from dpadmm.models.description import ColumnSummary, Description
+from dpadmm.models.run import Result
+from dpadmm.models.run import run as run_cohort
 from dpadmm.planning.measures import Figures, figures
 from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.regularizers import L2
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.training.run import Result
-from dpadmm.training.run import run as run_cohort
 
 LEAST_FOLDS = 3
 LEAST_FORECAST = 30

@@ -15,9 +15,9 @@ from dpadmm.matrices.arrays import Integers
 from dpadmm.methods import Auto
 from dpadmm.models.explain import explain
 from dpadmm.models.model import Model
+from dpadmm.models.run import Result
 from dpadmm.planning.forecast import LEAST_FOLDS, Scenario, public_scenario, run, synthetic_scenarios
 from dpadmm.studies.study import Study
-from dpadmm.training.run import Result
 
 LIKELY, MOST_TIMES = 0.8, 256
 """Share of runs with intervals from which they are likely; and the most that rows are multiplied by to get there."""

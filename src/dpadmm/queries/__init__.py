@@ -55,9 +55,9 @@ class Statistic(Protocol):
 STATISTICS: Mapping[str, Any] = registered(
     __name__,
     "gradient",
-    "shaped_gradient",
+    "preconditioned_gradient",
     "moments",
-    "newton_pair",
+    "newton",
     "column_sums",
     "score_histogram",
     having="sums",

@@ -22,8 +22,8 @@ MOST = 1e9
 class ShapedGradient:
     """``Σ_j ω_j·clip(ℓ'(B·a_j, b_j, θ), 1)`` for a public shape B and a public point θ (d, p).
 
-    Parameters are s and q of :class:`~dpadmm.queries.preconditioner.Shape` and θ, in this order, ``2d + dp`` numbers. A clip
-    C is part of the shape: ``clip(ℓ'(u, θ), C)/C`` is ``clip(ℓ'(u/C, Cθ), 1)``. The norm that clips is that of
+    Parameters are s and q of :class:`~dpadmm.queries.preconditioner.Shape` and θ, in this order, ``2d + dp`` numbers.
+    A clip C is part of the shape: ``clip(ℓ'(u, θ), C)/C`` is ``clip(ℓ'(u/C, Cθ), 1)``. The norm that clips is that of
     the very row ``B·a_j`` that is summed, and ω is the row's weight in [0, 1], or 1. So every row adds at most 1 and
     replacing one moves the sum by at most 2, whatever the shape and the point are: an aggregator cannot make it larger
     by what it sends.

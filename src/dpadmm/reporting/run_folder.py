@@ -26,8 +26,8 @@ from dpadmm.accounting.statement import Statement, canonical, of_report
 from dpadmm.engine.metrics import spread
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.atomic import atomic_file
+from dpadmm.models.run import Result
 from dpadmm.parameters.fields import for_json
-from dpadmm.training.run import Result
 
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> Path:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from dpadmm.baselines import ALL_METHODS
 from dpadmm.engine.metrics import spread
 from dpadmm.experiments.results import Results
 from dpadmm.losses import LOSSES
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import METHODS as REGISTERED
 from dpadmm.studies.settings import Settings, flat_parameters
 
 BUDGETS = {"round_epsilon": "ε per round", "epsilon": "total ε", "noise_multiplier": "noise multiplier z"}
@@ -106,7 +106,7 @@ def budget_column(results: Results) -> str:
     return next(used, "round_epsilon")
 
 
-METHODS = {name: method.title for name, method in REGISTERED.items()}
+METHODS = {name: method.title for name, method in ALL_METHODS.items()}
 """Display names of the methods, in display order."""
 
 _IN_WORDS: dict[str, Callable[[Any], str]] = {
@@ -145,7 +145,7 @@ def _setting_in_words(name: str, value: Any) -> str:
     return _IN_WORDS[name](value) if name in _IN_WORDS else f"{name.replace('_', ' ')} {value}"
 
 
-ONE_MODEL = tuple(name for name, method in REGISTERED.items() if not method.local_models)
+ONE_MODEL = tuple(name for name, method in ALL_METHODS.items() if not method.local_models)
 """Methods without local models; their single model is reported as the local one."""
 
 

@@ -14,13 +14,14 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from msgspec import Meta
 
+from dpadmm.baselines import ALL_METHODS
 from dpadmm.data.schema import Label
 from dpadmm.engine.loop import AverageName
 from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Logistic, Loss, Poisson
 from dpadmm.losses.base import check_loss
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods import METHODS, Auto, DpAdmm, Method, MethodSettings
+from dpadmm.methods import Auto, DpAdmm, Method, MethodSettings
 from dpadmm.methods.setup import Setup
 from dpadmm.parameters.fields import (
     Count,
@@ -67,7 +68,7 @@ def _check_kind(kind: type, what: str) -> Callable[[Any], None]:
 
 
 REGISTRIES: Mapping[str, Registry] = {
-    "method": Registry(METHODS, "", "Training method.", _check_kind(MethodSettings, "method")),
+    "method": Registry(ALL_METHODS, "", "Training method.", _check_kind(MethodSettings, "method")),
     "loss": Registry(LOSSES, "loss_", "Loss.", check_loss),
     "regularizer": Registry(REGULARIZERS, "regularizer_", "Regularizer.", _check_kind(Regularizer, "regularizer")),
 }
@@ -156,7 +157,7 @@ class Training:
                 "aggregator; the guarantee holds if there are so many"
             )
         if not self.method.sums_only:
-            able = ", ".join(name for name, each in METHODS.items() if each.sums_only)
+            able = ", ".join(name for name, each in ALL_METHODS.items() if each.sums_only)
             raise StudyError(
                 f"{self.method.name} needs the answer of every agent by itself, and with secure_aggregation only their "
                 f'sum is seen; choose {able}, or trust = "local"'

@@ -32,11 +32,11 @@ from dpadmm.files.atomic import StrPath
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.prior import Prior
 from dpadmm.models.model import Model
+from dpadmm.models.run import Result, run
 from dpadmm.parameters.fields import check_names, parameters
 from dpadmm.studies.settings import Settings, Training, flat_parameters, settings_from
 from dpadmm.studies.study import Study, read_study
 from dpadmm.training.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
-from dpadmm.training.run import Result, run
 from dpadmm.training.train import encode, prior_from, with_public_table
 
 

@@ -26,11 +26,11 @@ from dpadmm.matrices.arrays import Integers
 from dpadmm.matrices.memmap import is_mapped
 from dpadmm.matrices.storage import grouped, moved
 from dpadmm.methods.prior import Prior, prior_of
+from dpadmm.models.run import Result, run
 from dpadmm.planning.intervals import unlikely_intervals
 from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.study import TRAINING, Study, read_study
-from dpadmm.training.run import Result, run
 
 
 def train(

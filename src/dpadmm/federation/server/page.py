@@ -120,7 +120,7 @@ def document(name: str) -> str:
     """An HTML page of this package, with placeholders such as {{live.css}} replaced by the files."""
 
     def text(name: str) -> str:
-        return files("dpadmm.federation").joinpath("live", name).read_text(encoding="utf-8")
+        return files("dpadmm.federation.server").joinpath("live", name).read_text(encoding="utf-8")
 
     return re.sub(r"\{\{([a-z]+\.(?:css|js))\}\}", lambda found: text(found[1]), text(name))
 
