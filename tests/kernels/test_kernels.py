@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -32,6 +33,14 @@ from dpadmm.queries.problem import Rows, make_rows
 SIZES = (2, 3, 7, 64, 65, 300, 1000)
 D = 6
 STORAGE = ["dense-f64", "dense-f32", "csr-f64", "csr-f32", "coded-f64", "coded-f32"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_kernels() -> Iterator[None]:
+    """Compile the kernels for cohorts of any size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "MIN_COMPILED_ENTRIES", 0)
+        yield
 
 
 def stored(a: Floats, storage: str) -> Features:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 
+from dpadmm import kernels
 from dpadmm.engine.loop import RoundView, train
 from dpadmm.engine.method import LARGE, DeployableMethod
 from dpadmm.engine.noise import SimulatedNoise
@@ -27,6 +29,14 @@ from dpadmm.regularizers import L2
 SIZES = (3, 8, 5, 20)
 N, D, RHO, RADIUS, ROUNDS = len(SIZES), 4, 0.3, 5.0, 5
 Z = np.array([0.5, 2.0, 0.0, 7.0])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_kernels() -> Iterator[None]:
+    """Compile the kernels for cohorts of any size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "MIN_COMPILED_ENTRIES", 0)
+        yield
 
 
 def cohort(loss: Loss, seed: int = 0, sizes: tuple[int, ...] = SIZES) -> Rows:

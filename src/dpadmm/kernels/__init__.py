@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.losses.base import Loss, slopes
+from dpadmm.kernels import plain
+from dpadmm.losses.base import Loss
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.matrices.coded import CodedRows
-from dpadmm.matrices.features import layout, products, weighted_sum
+from dpadmm.matrices.features import layout, products
 from dpadmm.matrices.memmap import portions
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 ENTRIES_PER_BLOCK = 2**17
 """An agent with more feature entries than this is cut into several blocks."""
+
+MIN_COMPILED_ENTRIES = 10**6
+"""Cohorts with fewer stored entries are summed in NumPy, in at most about 10 ms."""
 
 SMALL = 2**23
 """Agents of at most so many feature entries, ``m·d``, are summed without the compiler by ``guarded_sums``."""
@@ -95,13 +98,15 @@ def gradient_sums(
 ) -> Floats:
     """The same without the division by m_i."""
     bound = loss.lipschitz if bound is None else bound
+    if is_small(rows):
+        return plain.cohort_sums(rows, points, loss, active, bound)
     blocks = rows.blocks
     if active is not None:
         chosen = np.isin(blocks[0], active)
         blocks = (blocks[0][chosen], blocks[1][chosen], blocks[2][chosen])
     sums = _block_sums(rows, blocks, points, loss, bound, rows.row_weights)
     if sums is None:
-        return _plain_sums(rows, points, loss, active, bound)
+        return plain.agent_sums(rows, points, loss, active, bound)
     if active is None and len(sums) == rows.n_agents:
         total = sums
     else:
@@ -123,6 +128,9 @@ def weighted_gradient(rows: Rows, point: Floats, loss: Loss, weights: Floats, *,
     factors = rows.row_weights
     if not alike:
         factors = np.repeat(each, rows.n_rows) * (1.0 if factors is None else factors)
+    if is_small(rows):
+        factors = np.ones(len(rows.labels)) if factors is None else factors
+        return plain.weighted_cohort_sum(rows, point, loss, factors, bound) * (each[0] if alike else 1.0)
     sums = _block_sums(rows, rows.even_blocks, point[None], loss, bound, factors)
     if sums is None:
         points = np.broadcast_to(point, (rows.n_agents, *point.shape))
@@ -159,6 +167,8 @@ def _block_sums(
 
 def scores(rows: Rows, points: Floats) -> Floats:
     """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
+    if is_small(rows):
+        return plain.cohort_scores(rows, points)
     if not can_compile():
         own = zip(rows.offsets[:-1], rows.offsets[1:], points, strict=True)
         return np.concatenate([products(rows.features[rows.order[a:b]], point) for a, b, point in own])
@@ -175,8 +185,13 @@ def scores(rows: Rows, points: Floats) -> Floats:
     return np.ascontiguousarray(out.T)
 
 
+def is_small(rows: Rows) -> bool:
+    """Whether NumPy sums these rows. The first use of a compiled kernel takes about ten seconds."""
+    return rows.n_entries < MIN_COMPILED_ENTRIES and not rows.in_file
+
+
 def can_compile() -> bool:
-    """Whether there is a compiler: the install of a site has none."""
+    """Whether the compiler is installed. A site can do without it."""
     return find_spec("numba") is not None
 
 
@@ -218,7 +233,7 @@ def guarded_sums(
         means = gradient(rows, points, loss, alike, bound=float(each))
         out[alike] = means[alike] * rows.n_rows[alike, None, None]
     for i in agents[small]:
-        out[i] = _plain_sum(rows, int(i), points[i], loss, float(bounds[i]))
+        out[i] = plain.agent_sum(rows, int(i), points[i], loss, float(bounds[i]))
     return out
 
 
@@ -232,40 +247,4 @@ def reference_gradient(
 ) -> Floats:
     """The same as ``gradient`` in plain NumPy."""
     bound = loss.lipschitz if bound is None else bound
-    return _plain_sums(rows, points, loss, active, bound) / np.maximum(rows.n_rows, 1)[:, None, None]
-
-
-def _plain_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None, bound: float) -> Floats:
-    out = np.zeros(points.shape)
-    for i in range(rows.n_agents) if active is None else active:
-        out[i] = _plain_sum(rows, int(i), points[i], loss, bound)
-    return out
-
-
-def _plain_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) -> Floats:
-    """The sum of an agent's clipped gradients, times the rows' weights if any, in NumPy, some rows at a time.
-
-    No BLAS: its sums depend on the number of threads.
-    """
-    first, last = int(rows.offsets[agent]), int(rows.offsets[agent + 1])
-    width = rows.features.n_stored if isinstance(rows.features, CodedRows) else rows.n_features
-    step, total = max(1, ENTRIES_PER_BLOCK // width), np.zeros(point.shape)
-    for start in range(first, last, step):
-        some = slice(start, min(start + step, last))
-        part = rows.features[rows.order[some]].astype(np.float64, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):  # scores overflow far out; clipping sees to it
-            slope = slopes(loss, rows.labels[some], products(part, point))
-            slope = _clipped(slope, rows.norms[some], bound)
-        if rows.row_weights is not None:
-            slope = slope * rows.row_weights[some, None]
-        total += weighted_sum(part, slope)
-    return total
-
-
-def _clipped(slope: Floats, norms: Floats, bound: float) -> Floats:
-    """``_clip`` in NumPy: slopes (rows, p)."""
-    slope = np.where(np.isfinite(slope).all(axis=1, keepdims=True), slope, 0.0)
-    largest = np.abs(slope).max(axis=1, keepdims=True)
-    unit = slope / np.where(largest > 0.0, largest, 1.0)
-    limit = bound / np.maximum(np.linalg.norm(unit, axis=1) * norms, np.finfo(float).tiny)[:, None]
-    return np.where(largest > limit, unit * np.minimum(limit, largest), slope)
+    return plain.agent_sums(rows, points, loss, active, bound) / np.maximum(rows.n_rows, 1)[:, None, None]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpadmm.kernels.compiled_normals import fill_one
 from dpadmm.kernels.compiler import numba
-from dpadmm.kernels.normals import fill_one, key_of
+from dpadmm.kernels.normals import key_of
 from dpadmm.matrices.arrays import Floats, Integers
 
 ALONE = 20_000

@@ -142,8 +142,8 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
         return state.released
 
     def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats | Streamed]:
-        """With simulated noise, all that follows the gradient is one compiled pass with the bits of ``advance``."""
-        if type(now.noise) is not SimulatedNoise or now.active is not None:
+        """Run one round; for large simulated cohorts in one compiled pass with the bits of ``advance``."""
+        if type(now.noise) is not SimulatedNoise or now.active is not None or kernels.is_small(now.rows):
             return super().step(state, now)
         from dpadmm.kernels.updates import admm_round
 

@@ -139,6 +139,22 @@ class Rows:
         return np.diff(self.offsets)
 
     @cached_property
+    def n_entries(self) -> int:
+        """Stored feature entries of all rows."""
+        stored = row_entries(self.features)
+        return (
+            int(stored[self.order].sum()) if isinstance(self.features, csr_array) else len(self.order) * int(stored[0])
+        )
+
+    @cached_property
+    def matrix(self) -> NDArray[np.float64] | csr_array:
+        """The features in the cohort's order, dense or CSR in float64: a copy, for small cohorts."""
+        features = self.features[self.order]
+        if not isinstance(features, np.ndarray):
+            features = features.tocsr()
+        return features.astype(np.float64, copy=False)
+
+    @cached_property
     def in_file(self) -> bool:
         """Whether features are in a nameless file, and so are worked on portion by portion."""
         return is_nameless(self.features)
