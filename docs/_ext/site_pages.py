@@ -21,6 +21,7 @@ PROJECT = {
     "SECURITY": "security",
     "CODE_OF_CONDUCT": "code-of-conduct",
     "release/README": "release",
+    "benchmarks/RESULTS": "benchmark-results",
 }
 """Files beside docs/ that are pages of the site, in docs/project/."""
 
