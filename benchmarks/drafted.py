@@ -7,7 +7,7 @@ loss on the test rows; what RUNS.csv has already is not run again.
 auto      the draft as it is: training starts from its public rows
 private   without them
 shuffled  drafted from public rows with shuffled labels: dummy rows
-dp_admm   as drafts were before ``auto``: the paper's method with constants (docs/decisions/0011), numbers scaled by
+dp_admm   as drafts were before ``auto``: the paper's method with constants (benchmarks/RESULTS.md), numbers scaled by
           their bounds
 public    a plain model of the public rows alone
 optimum   without privacy: a model of the private rows, all in one place

@@ -230,7 +230,7 @@ def test_a_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: 
 
 
 def allowance(parameters: Any, d: int, n_rows: int) -> Fraction:
-    """``(1 + k)(1 + 2m(k + rmu))`` of the decision record, in fractions but for r."""
+    """``(1 + k)(1 + 2m(k + rmu))`` of docs/explanation/proofs.md, in fractions but for r."""
     spread = Fraction(float(np.sqrt(1.0 + np.sum(np.square(parameters[d : 2 * d])))))
     of_shape = spread * (3 * d + 16) / 2**53
     return (1 + of_shape) * (1 + 2 * n_rows * (of_shape + spread * n_rows / 2**53))

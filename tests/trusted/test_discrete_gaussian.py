@@ -230,7 +230,7 @@ def test_step_and_scale_are_what_the_formulas_say(grid: Grid, z: float) -> None:
 
 
 def test_a_grid_is_what_exact_arithmetic_says() -> None:
-    """For a whole √(dp) all of the decision record can be computed in fractions."""
+    """For a whole √(dp) all of docs/explanation/proofs.md can be computed in fractions."""
     for c1, (root, n_rows) in product([1.0, 0.25], [(1, 1), (3, 400), (10, 2**12), (1000, 10**6), (10**4, 10**8)]):
         with case(c1, root, n_rows):
             grid, rows, unit = Grid(c1, root**2, n_rows), 2 * Fraction(c1), Fraction(1, 2**53)

@@ -163,8 +163,7 @@ def _loss_grid(z: float, q: float) -> float:
 def objective_renyi(release: ObjectiveRelease, orders: Floats) -> Floats:
     """A bound of the Rényi divergence of ``argmin_w f(w) + ⟨ξ, w⟩``, ``ξ ~ N(0, σ²I)``, at every order α > 1.
 
-    It holds in both directions. Derivation and limits: ``docs/decisions/0005-accounting-of-baselines.md``;
-    the tests compare it with exact divergences.
+    It holds in both directions. Proof: ``docs/explanation/proofs.md``. The tests compare it with exact divergences.
 
     With ``s = α − 1``, ``μ = 1/z``, ``e = ln(1 + β)`` and ``κ = min(β²/(1 + β), μ√(2/π) + e)`` it is
 

@@ -109,7 +109,7 @@ class Contender:
 
 
 def _drafted(entry: Entry) -> dict[str, Any]:
-    """As ``study new`` drafts it (docs/decisions/0011)."""
+    """The defaults of drafts before ``auto`` (benchmarks/RESULTS.md)."""
     if entry.task == "regression":
         return {"method": "dp_admm"}
     return {"method": "dp_admm", "n_rounds": 200, "rho": 0.01, "weight_radius": 10.0 * math.sqrt(entry.columns)}

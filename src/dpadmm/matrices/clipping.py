@@ -28,7 +28,7 @@ INTERCEPT, BESIDE_INTERCEPT = 0.28, 0.96
 """The constant column's value, and what all other features are multiplied by: their squares add up to 1.
 
 Rows seldom come near their bound, the constant always does: with an equal share for both, noise and steps are
-made for the constant, and features learn slowly (docs/decisions/0011)."""
+made for the constant, and features learn slowly (docs/decisions/0009-tables.md)."""
 
 
 def as_matrix(features: Features) -> Features:

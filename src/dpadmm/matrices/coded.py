@@ -147,7 +147,7 @@ class Transposed:
         Every column is added up in the order of the rows: no BLAS, whose sums depend on the number of threads. What a
         row adds to a column is rounded once as a product and once with every other row that sets this column, so
         at most m times for m rows: no more than with dense rows, which the bound of the sum's error is for
-        (docs/decisions/0007-exact-noise.md).
+        (docs/explanation/proofs.md).
         """
         values, codes, width = self.rows.values, self.rows.codes, self.rows.width
         by_output = np.asarray(slopes, dtype=np.float64).reshape(len(values), -1)

@@ -56,7 +56,7 @@ class ShapedGradient:
         """``B·Σ_j clip(ℓ'(a_j, b_j, Bᵀθ))``: no row ``B·a_j`` is kept, only its norm.
 
         B can make the rounding of the sum larger, by ``r = √(1 + ‖q‖²)`` at most. Gradients are clipped to so much
-        less, by public numbers alone: docs/decisions/0007-exact-noise.md.
+        less, by public numbers alone: docs/explanation/proofs.md.
         """
         shape, points = self._asked(parameters)
         of_shape = shape.spread * (3 * self.n_features + 16) * 2.0**-53

@@ -3,7 +3,7 @@
 No floating point between the rounded sum and the upload, none that decides about noise unless by a proved margin,
 and no state between two releases: every bit comes fresh from the operating system, so a forked or restored process
 never draws the same noise again.
-Proofs: docs/decisions/0007-exact-noise.md, and 0017-secure-aggregation.md for shares of it.
+Decision: docs/decisions/0007-exact-noise.md; proofs: docs/explanation/proofs.md.
 """
 
 from __future__ import annotations
