@@ -126,7 +126,7 @@ S = TypeVar("S", bound=State)
 
 
 PATIENCE = 10
-"""An agent that answered in none of so many rounds leaves the mean until it answers again (docs/decisions/0012-federation.md)."""
+"""Rounds without an answer after which an agent leaves the mean until it answers again (decision 12)."""
 
 
 @dataclass(frozen=True)
