@@ -10,6 +10,10 @@ trained on many. To first order in 1/rows both are off by the same amount (for a
 right model), so the forecast lies half-way between them, or less where the plan has hardly more rows. With
 few rows for every weight it lies closer to other rows: wrong labels there have an upper limit, a guess, while
 own rows are told ever better.
+
+Where ``train`` starts from public rows, so does a forecast: from a prior of the training rows of the fold. These rows
+also stand for the private ones, and the rows tested on are in neither. What the prior contributes has the error of the
+public rows, however many private ones there are, so its weight in the model is measured (:func:`prior_weight`).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +41,21 @@ from dpadmm.engine.metrics import spread as deviation
 from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import Question, SimulatedNoise, with_normals
 from dpadmm.errors import ConvergenceWarning, DataError, StudyError
-from dpadmm.losses import Loss, Poisson
+from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.matrices.features import Features, row_entries
 from dpadmm.methods import Auto
-from dpadmm.methods.prior import need_every_class, plain_model
+from dpadmm.methods.prior import Prior, need_every_class, prior_of
 from dpadmm.models.description import ColumnSummary, Description
-from dpadmm.models.evaluate import auc
-from dpadmm.models.explain import explain
-from dpadmm.models.model import PROBABILITIES, Model
+from dpadmm.models.run import Result
+from dpadmm.models.run import run as run_cohort
+from dpadmm.planning.measures import Figures, figures
 from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.regularizers import L2
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
-from dpadmm.training.run import Result
-from dpadmm.training.run import run as run_cohort
 
 LEAST_FOLDS = 3
 LEAST_FORECAST = 30
@@ -74,8 +77,9 @@ LABEL_SPREAD = 0.4
 WEAK = 1e-6
 """Weight of an L2 penalty for the model without privacy: as good as none, where there are many rows."""
 
-SHRUNK = 0.5
-"""Of the way to own rows, for ``auto``: a shrunk model fits its own rows better by more than it does others worse."""
+SHRUNK, SHRUNK_TO_PRIOR = 0.5, 0.75
+"""Of the way to own rows, for ``auto`` without and with a prior: a shrunk model fits its own rows better by more than
+it does others worse."""
 
 MOST_AGENTS = 200
 """Agents that are computed with. Of more, this many stand for all, each with noise that is smaller by the
@@ -87,37 +91,8 @@ MOST_WEIGHTS, LEAST_AGENTS = 500_000, 10
 MOST_ENTRIES, MOST_POOLED = 200_000, 1_000_000
 """Numbers in the rows of all agents that are computed with; and where these are pooled."""
 
-LIKELY, MOST_TIMES = 0.8, 256
-"""Share of runs with intervals from which they are likely; and the most that rows are multiplied by to get there."""
-
 LEAST_ROWS = 50
 """Rows of every agent that are computed with, if it has as many."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Something that is forecast: its title, whether more is better, and whether it is a share."""
-
-    title: str
-    higher: bool
-    percent: bool = False
-
-    def gain(self, value: float, other: float) -> float:
-        """By how much a value is better than another."""
-        return value - other if self.higher else other - value
-
-
-MEASURES: Mapping[str, Measure] = {
-    "accuracy": Measure("accuracy", higher=True, percent=True),
-    "auc": Measure("AUC", higher=True),
-    "log_loss": Measure("log-loss", higher=False),
-    "sensitivity": Measure("sensitivity", higher=True, percent=True),
-    "overconfidence": Measure("overconfidence", higher=False, percent=True),
-    "rmse": Measure("root mean square error", higher=False),
-    "deviance": Measure("mean deviance", higher=False),
-}
-"""All that is forecast, where a study's loss has it. The sensitivity is that for the second class, where its chance is
-above one half; overconfidence is the mean probability of the predicted class less the share of right ones."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +101,15 @@ class Value:
 
     ``luck`` is the standard deviation over noise and splits, ``sampling`` the standard error due to the
     number of distinct rows that it was tested on, ``spread`` the standard deviation of one run from both.
-    ``paired`` is the standard error of the difference from a constant guess on the same rows.
+    ``paired`` is the standard error of the difference from a constant guess on the same rows, ``from_public`` that of
+    the difference from the model of the public rows alone.
     """
 
     mean: float
     luck: float = 0.0
     sampling: float = 0.0
     paired: float = 0.0
+    from_public: float = 0.0
 
     @property
     def spread(self) -> float:
@@ -148,9 +125,10 @@ Values = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is reached with a total ε in so many rounds (``cells``), without privacy, and by a constant guess.
+    """Forecasts for a total ε and a number of rounds (``cells``), without noise, and of a constant prediction.
 
-    ``alone`` is what a model of the public rows reaches, which takes no private row.
+    ``alone`` is the model of the public rows alone. ``rarest`` is the number of rows of the rarest class that were
+    tested on; None for numbers.
     """
 
     name: str
@@ -159,6 +137,7 @@ class Outlook:
     baseline: Mapping[str, float]
     rows: int
     alone: Values | None = None
+    rarest: int | None = None
 
     def at(self, epsilon: float, n_rounds: int) -> Values:
         """The forecast of one cell."""
@@ -167,6 +146,7 @@ class Outlook:
     def as_json(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
+            "rows_of_rarest_class": self.rarest,
             "baseline": dict(self.baseline),
             "ceiling": _as_json(self.ceiling),
             "public_rows_alone": None if self.alone is None else _as_json(self.alone),
@@ -236,24 +216,39 @@ class PlannedNoise:
 class Scenario:
     """Stand-in rows, dealt into (training, test) pairs, one per repeat.
 
+    ``priors`` are those of the training rows of every fold, for public rows, which ``train`` starts from as well.
     ``telling`` are columns of a public table that alone tell its label.
     """
 
     name: str
     folds: tuple[tuple[Pool, Pool], ...]
-    public: bool = False
+    priors: tuple[Prior, ...] = ()
     telling: tuple[LeakyColumn, ...] = ()
+
+    @property
+    def public(self) -> bool:
+        return bool(self.priors)
+
+    def prior(self, fold: int) -> Prior | None:
+        """The start of a fold's runs; None for synthetic rows."""
+        return self.priors[fold] if self.priors else None
 
     @property
     def tested(self) -> int:
         """How many different rows a forecast rests on."""
         return sum(len(test) for _, test in self.folds)
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of a fold, to train and to test on: of public rows, all."""
+        return sum(map(len, self.folds[0]))
+
 
 def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Scenario:
     """A public table, dealt into folds: each repeat is tested on rows that it was not trained on.
 
-    With as many repeats as folds every public row is tested exactly once.
+    With as many repeats as folds every public row is tested exactly once. All folds have about the same share of every
+    class.
     """
     if study.schema is None or study.label is None:
         raise StudyError(
@@ -267,16 +262,29 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
             f"{table} has {n} rows, too few for a forecast; it needs at least {LEAST_FORECAST} "
             "(with --no-public, made-up rows are used)"
         )
-    need_every_class(study.problem, encoded.labels)
+    _need_two_of_every_class(study.problem, encoded.labels)
     rng = np.random.default_rng(seed)
     pool = Pool(encoded.features, encoded.labels, encoded.row_weights).take(rng.permutation(n)[:MOST_PUBLIC])
-    parts = np.array_split(np.arange(len(pool)), max(LEAST_FOLDS, repeats))
+    n_folds = max(LEAST_FOLDS, repeats)
+    by_label = np.argsort(pool.labels, kind="stable")
+    parts = [by_label[k::n_folds] for k in range(n_folds)]
     folds = [(pool.take(np.concatenate([*parts[:k], *parts[k + 1 :]])), pool.take(parts[k])) for k in range(repeats)]
     numbers = [each.name for each in study.schema.columns if isinstance(each, Number)]
     numbers += [study.label.column] if study.label.classes is None else []
     names = [each.name for each in study.schema.columns]
     telling = leaky_columns(table, names, study.label.column, numbers=numbers, n_rows=n)
-    return Scenario("public rows", tuple(folds), public=True, telling=tuple(telling))
+    priors = tuple(prior_of(study.problem, _fitted_rows(train).rows()) for train, _ in folds)
+    return Scenario("public rows", tuple(folds), priors, tuple(telling))
+
+
+def _need_two_of_every_class(problem: Problem, labels: Floats) -> None:
+    """Refuse public rows of which a fold could lack a class."""
+    need_every_class(problem, labels)
+    if problem.loss.task in ("binary", "multiclass") and np.unique(labels, return_counts=True)[1].min() < 2:
+        raise DataError(
+            "the public rows have only one row of a class, too few for a forecast: add rows, or use synthetic ones "
+            "(--no-public)"
+        )
 
 
 def synthetic_scenarios(
@@ -377,16 +385,16 @@ def synthetic_labels(
 
 
 def run(
-    training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int, void_rounds: float = 0.0
-) -> Floats:
-    """The weights (d, p) that agents of these sizes would end with, were their rows like the pool's."""
-    return _result(training, problem, pool, sizes, seed=seed, void_rounds=void_rounds).weights
-
-
-def _result(
-    training: Training, problem: Problem, pool: Pool, sizes: Integers, *, seed: int, void_rounds: float = 0.0
+    training: Training,
+    problem: Problem,
+    pool: Pool,
+    sizes: Integers,
+    *,
+    seed: int,
+    void_rounds: float = 0.0,
+    prior: Prior | None = None,
 ) -> Result:
-    """The run itself.
+    """The run of agents of these sizes, were their rows like the pool's.
 
     ``auto`` uses nothing but the mean over all rows, whose noise is that of one agent with ``Σm/√n`` rows, or
     ``Σm/√(n/h)`` where secure aggregation relies on h honest agents.
@@ -404,63 +412,7 @@ def _result(
     shape = (rows.n_features, problem.loss.n_outputs)
     noise = PlannedNoise(SimulatedNoise(seed, len(chosen), shape), chosen, scale)
     planned, voids = PublicSizes(chosen, rows.n_features), RandomVoids(void_rounds, seed) if void_rounds else None
-    return run_cohort(training, problem, rows, noise, sizes=planned, voids=voids)
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """In how many of the runs every column had confidence intervals, and the total of rows with which that is likely.
-
-    ``rows`` is the planned total, or that times a power of two; None where :data:`MOST_TIMES` that would not do.
-    """
-
-    having: int
-    runs: int
-    rows: int | None
-
-    @property
-    def likely(self) -> bool:
-        return self.having >= LIKELY * self.runs
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "likely": self.likely}
-
-
-def intervals(study: Study, scenarios: Sequence[Scenario], sizes: Integers, *, seed: int) -> Intervals:
-    """Whether a study that asks for intervals will have them, from runs with the noise of the planned rows."""
-    folds = [(k, train) for each in scenarios for k, (train, _) in enumerate(each.folds)]
-
-    def having(times: int) -> int:
-        ran = (_result(study.training, study.problem, train, times * sizes, seed=seed + k) for k, train in folds)
-        return sum(_has_intervals(study, each) for each in ran)
-
-    planned, n = having(1), int(sizes.sum())
-    if planned >= LIKELY * len(folds):
-        return Intervals(planned, len(folds), n)
-    more = (2**k for k in range(1, MOST_TIMES.bit_length()))
-    enough = next((times for times in more if having(times) >= LIKELY * len(folds)), None)
-    return Intervals(planned, len(folds), None if enough is None else enough * n)
-
-
-def _has_intervals(study: Study, result: Result) -> bool:
-    """Whether all columns have intervals, but for those with values that no public row had."""
-    clearance, covariance = result.inferred
-    found = explain(
-        Model(
-            result.weights,
-            task=study.problem.loss.task,
-            loss=study.problem.loss.name,
-            intercept=study.training.intercept,
-            feature_names=study.features,
-            schema=study.schema,
-            label=study.label,
-            covariance=covariance,
-            clearance=clearance,
-        )
-    )
-    unseen = {each.column for each in found.coefficients if each.unseen}
-    told = {each.column for each in found.coefficients if each.interval()}
-    return not found.unknown and told | unseen >= {each.column for each in found.coefficients}
+    return run_cohort(training, problem, rows, noise, sizes=planned, voids=voids, prior=prior)
 
 
 def stand_ins(sizes: Integers, n_weights: int = 1) -> Integers:
@@ -529,14 +481,11 @@ def outlook(
         made[epsilon, rounds] = reached(study, settings, scenario, sizes, seed=seed, finished=finished)
     optima, plain, guess = [], [], _guess(study, scenario)
     weak = Problem(study.problem.loss, L2(), WEAK)
-    for train, test in scenario.folds:
-        optima.append(_on_both(study, train, test, _unprotected(weak, train, minimizer), guess))
-        if scenario.public:
-            plain.append(
-                _on_both(
-                    study, train, test, _unprotected(study.problem, train, lambda *given: plain_model(*given)[0]), guess
-                )
-            )
+    for k, (train, test) in enumerate(scenario.folds):
+        optima.append(_on_both(study, train, test, _optimum(weak, train), guess))
+        prior = scenario.prior(k)
+        if prior is not None:
+            plain.append(_on_both(study, train, test, prior.weights, guess))
         finished()
     labels = np.concatenate([test.labels for _, test in scenario.folds])
     constant = figures(study.problem.loss, labels, np.broadcast_to(guess, (len(labels), len(guess))), guess)
@@ -546,8 +495,16 @@ def outlook(
         ceiling=_values(study, scenario, optima, sizes, noise=False),
         baseline={name: _scaled(study, name, figure[0])[0] for name, figure in constant.items()},
         rows=scenario.tested,
-        alone=_values(study, scenario, plain, None, noise=False) if plain else None,
+        alone=_values(study, scenario, plain, sizes, noise=False, from_prior=1.0) if plain else None,
+        rarest=_rarest(study, labels),
     )
+
+
+def _rarest(study: Study, labels: Floats) -> int | None:
+    """Rows of the rarest class; None for numbers."""
+    if study.problem.loss.task not in ("binary", "multiclass"):
+        return None
+    return int(np.unique(labels, return_counts=True)[1].min())
 
 
 def reached(
@@ -561,66 +518,30 @@ def reached(
     finished: Callable[[], None] = lambda: None,
 ) -> Values:
     """What these settings reach on the folds of a scenario; ``finished`` is called after each of them."""
-    found, guess = [], _guess(study, scenario)
+    found, guess, from_prior = [], _guess(study, scenario), 0.0
     for k, (train, test) in enumerate(scenario.folds):
-        weights = run(training, study.problem, train, sizes, seed=seed + k, void_rounds=void_rounds)
-        found.append(_on_both(study, train, test, weights, guess))
+        prior = scenario.prior(k)
+        ran = partial(run, training, study.problem, train, sizes, seed=seed + k, void_rounds=void_rounds)
+        weights = ran(prior=prior).weights
+        if prior is not None and k == 0:
+            other = scenario.priors[1]
+            changed = ran(prior=replace(prior, weights=other.weights)).weights
+            from_prior = prior_weight(train, changed - weights, other.weights - prior.weights)
+        found.append(_on_both(study, train, test, weights, guess, None if prior is None else prior.weights))
         finished()
-    return _values(study, scenario, found, sizes)
+    return _values(study, scenario, found, sizes, from_prior=from_prior)
+
+
+def prior_weight(pool: Pool, moved: Floats, change: Floats) -> float:
+    """The weight of a prior in a model, from 0 to 1: how far a change of its weights moves the model's predictions."""
+    scores, wanted = (np.asarray(pool.features @ each, dtype=float) for each in (moved, change))
+    size = float(np.sum(np.square(wanted)))
+    return min(max(float(np.sum(scores * wanted)) / size, 0.0), 1.0) if size else 1.0
 
 
 def n_runs(scenarios: Sequence[Scenario], grid: Grid, more: int = 0) -> int:
     """How often ``finished`` will be called, with so many settings beside the grid's."""
     return sum(len(each.folds) for each in scenarios) * (len(grid.cells) + 1 + more)
-
-
-Figures = Mapping[str, tuple[float, float, float]]
-"""By measure: the mean over rows, its variance, and that of the difference from a constant guess."""
-
-
-def figures(loss: Loss, labels: Floats, scores: Floats, guess: Floats) -> Figures:
-    """What these scores (rows, p) are worth beside those of a constant guess (p,)."""
-    rows, guessed = (_of_rows(loss, labels, each) for each in (scores, np.broadcast_to(guess, scores.shape)))
-    found = {
-        name: (float(each.mean()), float(each.var() / len(each)), float((each - guessed[name]).var() / len(each)))
-        for name, each in rows.items()
-    }
-    if loss.task in ("regression", "count"):
-        return found
-    if loss.task == "binary":
-        areas = [_area(labels > 0.0, scores[:, 0])]
-    else:  # as probabilities, which can be compared between rows
-        areas = [_area(labels == k, softmax(scores, axis=1)[:, k]) for k in np.unique(labels.astype(int))]
-    mean, variance = np.mean(areas, axis=0).tolist()
-    return found | {"auc": (mean, variance, variance)}
-
-
-def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
-    """What is averaged over rows; the sensitivity over those of the second class."""
-    if loss.task == "regression":
-        return {"rmse": np.square(scores[:, 0] - labels)}
-    if isinstance(loss, Poisson):
-        return {"deviance": 2.0 / loss.unit * loss.value(labels, scores)}
-    binary = loss.task == "binary"
-    right = (scores[:, 0] > 0.0) == (labels > 0.0) if binary else scores.argmax(axis=1) == labels
-    found = {"accuracy": right.astype(float)}
-    if loss.name in PROBABILITIES:
-        found["log_loss"] = loss.value(labels, scores)
-        chances = expit(np.abs(scores)) if binary else softmax(scores, axis=1)
-        found["overconfidence"] = chances.max(axis=1) - found["accuracy"]
-    if binary:
-        found["sensitivity"] = right[labels > 0.0].astype(float) if np.any(labels > 0.0) else np.zeros(1)
-    return found
-
-
-def _area(positive: Any, scores: Floats) -> tuple[float, float]:
-    """AUC and its variance (Hanley and McNeil); ½ where rows of one class leave nothing to rank."""
-    area, n, m = auc(positive, scores), int(positive.sum()), int((~positive).sum())
-    if area is None:
-        return 0.5, 0.25
-    first, second = area / (2.0 - area), 2.0 * area**2 / (1.0 + area)
-    spread = area * (1.0 - area) + (n - 1) * (first - area**2) + (m - 1) * (second - area**2)
-    return area, max(spread, 0.25 / (n + m)) / (n * m)
 
 
 def _guess(study: Study, scenario: Scenario) -> Floats:
@@ -638,48 +559,58 @@ def _guess(study: Study, scenario: Scenario) -> Floats:
     return np.asarray(np.diff(logits) if loss.task == "binary" else logits)
 
 
-def _on_both(study: Study, train: Pool, test: Pool, weights: Floats, guess: Floats) -> tuple[Figures, Figures]:
-    """On the rows tested on, and on those trained on."""
-    on_test, on_train = (
-        figures(study.problem.loss, pool.labels, np.asarray(pool.features @ weights, dtype=float), guess)
-        for pool in (test, train)
-    )
-    return on_test, on_train
+def _on_both(
+    study: Study, train: Pool, test: Pool, weights: Floats, guess: Floats, public: Floats | None = None
+) -> tuple[Figures, Figures]:
+    """On the rows tested on, and on those trained on; ``public`` are the weights of the public model."""
+
+    def of(pool: Pool) -> Figures:
+        scores, others = (
+            None if each is None else np.asarray(pool.features @ each, dtype=float) for each in (weights, public)
+        )
+        assert scores is not None
+        return figures(study.problem.loss, pool.labels, scores, guess, others)
+
+    return of(test), of(train)
 
 
-def _unprotected(problem: Problem, train: Pool, fitted: Callable[[Problem, Rows], Floats]) -> Floats:
-    """A model without privacy."""
-    train = train.take(np.arange(min(len(train), max(LEAST_ROWS, int(MOST_POOLED / _entries(train))))))
+def _fitted_rows(train: Pool) -> Pool:
+    """The rows that models without noise are fitted on: all, or the first of very many."""
+    return train.take(np.arange(min(len(train), max(LEAST_ROWS, int(MOST_POOLED / _entries(train))))))
+
+
+def _optimum(problem: Problem, train: Pool) -> Floats:
+    """A model without noise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a forecast needs no ten digits
-        return fitted(problem, train.rows())
+        return minimizer(problem, _fitted_rows(train).rows())
 
 
 def _values(
     study: Study,
     scenario: Scenario,
     found: Sequence[tuple[Figures, Figures]],
-    sizes: Integers | None,
+    sizes: Integers,
     *,
     noise: bool = True,
+    from_prior: float = 0.0,
 ) -> Values:
-    """From the measure on other rows towards that on own ones, as far as :func:`way_to_own_rows` says.
-
-    Without sizes: of the rows that a scenario has, and no more.
-    """
+    """From the measure on other rows towards that on own ones, as far as :func:`way_to_own_rows` says."""
     tested = np.array([len(pool) for _, pool in scenario.folds])
     trained = np.array([len(pool) for pool, _ in scenario.folds])
     out = {}
     for name in found[0][0]:
         on_test, on_train = (np.array([both[k][name] for both in found]) for k in (0, 1))
         test, train = on_test[:, 0], on_train[:, 0]
-        way = 0.0 if sizes is None else way_to_own_rows(study, name, int(trained[0]), int(sizes.sum()))
-        way *= SHRUNK if noise and isinstance(study.training.method, Auto) else 1.0
+        shares = int(trained[0]) / scenario.n_rows, min(1.0, int(trained[0]) / int(sizes.sum()))
+        way = way_to_own_rows(study, name, int(trained[0]), shares, from_prior)
+        if noise and isinstance(study.training.method, Auto):
+            way *= SHRUNK_TO_PRIOR if scenario.public else SHRUNK
         # On all rows of a scenario the folds differ by their noise, hardly by who was tested
         luck = float(deviation((test * tested + train * trained) / (tested + trained))) if noise else 0.0
-        sampling, paired = np.sqrt(on_test[:, 1:].mean(axis=0) / len(found)).tolist()
+        sampling, paired, from_public = np.sqrt(on_test[:, 1:].mean(axis=0) / len(found)).tolist()
         mean, slope = _scaled(study, name, float(test.mean() - way * (test.mean() - train.mean())))
-        out[name] = Value(mean, slope * luck, slope * sampling, slope * paired)
+        out[name] = Value(mean, *(slope * each for each in (luck, sampling, paired, from_public)))
     return out
 
 
@@ -692,13 +623,17 @@ def _scaled(study: Study, name: str, mean: float) -> tuple[float, float]:
     return unit * root, unit / (2.0 * root) if root else 0.0
 
 
-def way_to_own_rows(study: Study, measure: str, n_rows: int, n_planned: int) -> float:
-    """``½·(1 − rows/planned)``, and divided by ``1 + weights/rows`` for what has a limit on other rows.
+def way_to_own_rows(
+    study: Study, measure: str, n_rows: int, shares: tuple[float, float], from_prior: float = 0.0
+) -> float:
+    """``½·(1 − a²·s − (1 − a)²·t)``, and divided by ``1 + weights/rows`` for what has a limit on other rows.
 
-    In 300 trials on tables of 60 to 1,500 rows the divisor took away most of what was too hopeful on 200 rows
-    and fewer, and changed nothing from 500 rows on (docs/decisions/0010-forecasts.md).
+    A prior of weight a has the squared error of the public rows, of which the share s was trained on, and the rest that
+    of the planned rows, for which these rows stand with the share t. In 300 trials on tables of 60 to 1,500 rows the
+    divisor took away most of what was too hopeful on 200 rows and fewer, and changed nothing from 500 rows on
+    (docs/decisions/0010-forecasts.md).
     """
-    way = 0.5 * (1.0 - min(1.0, n_rows / n_planned))
+    way = 0.5 * (1.0 - from_prior**2 * shares[0] - (1.0 - from_prior) ** 2 * shares[1])
     if measure in ("rmse", "log_loss", "deviance"):
         return way
     d, p = study.shape
