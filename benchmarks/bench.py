@@ -32,7 +32,7 @@ from dpadmm.losses import Loss, Softmax
 from dpadmm.matrices.arrays import aligned_empty
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import layout
-from dpadmm.methods import Auto, DpAdmmRounds, Gathered, Round
+from dpadmm.methods import Auto, DpAdmmRounds, Round, RoundResult
 from dpadmm.methods.dp_admm import consensus_step
 from dpadmm.methods.setup import Setup
 from dpadmm.methods.theory import constants_of, theorem_schedule
@@ -104,7 +104,7 @@ def server_round_of(rows: Rows) -> Callable[[], object]:
     def one_round() -> None:
         k = held["round"] = held["round"] + 1
         _, sent = method.step(state, Round(k, problem, rows, held["broadcast"], noise))
-        held["broadcast"] = method.aggregate(Gathered(sent, held["broadcast"], k, problem, rows.n_rows))
+        held["broadcast"] = method.aggregate(RoundResult(sent, held["broadcast"], k, problem, rows.n_rows))
 
     one_round()
     return one_round

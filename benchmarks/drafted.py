@@ -37,7 +37,7 @@ from dpadmm.data.datasets.tables import tables
 from dpadmm.data.schema import Number
 from dpadmm.data.schema_file import ASK
 from dpadmm.engine.minimizer import minimizer
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 from dpadmm.experiments.accuracy import MOST_ROWS
 from dpadmm.models.evaluate import evaluate
 from dpadmm.queries.problem import Problem, make_rows
@@ -143,7 +143,7 @@ def few_public_rows(name: str, split: int) -> Iterator[None]:
     """A handful of public rows may lack a class, or make a number look like one: a person would correct the draft."""
     try:
         yield
-    except DpadmmError as error:
+    except DPADMMError as error:
         print(f"{name}, split {split}: {error}", file=sys.stderr)
 
 

@@ -28,7 +28,7 @@ from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
+from dpadmm.trusted.discrete_gaussian import Lattice, discrete_gaussian
 
 START_LIMIT = 1.5
 LIMITS = {(10, 104): 0.050, (50, 104): 0.250, (10, 100_000): 2.0}
@@ -130,7 +130,7 @@ def measure(n_sites: int, d: int, n_rounds: int, honest: int | None = None) -> f
 
 
 def _noise_seconds(study: Study, n_rows: int) -> float:
-    grid = Grid(float(study.problem.loss.lipschitz), study.shape[0], n_rows)
+    grid = Lattice(float(study.problem.loss.lipschitz), study.shape[0], n_rows)
     scale, times = grid.noise_scale(study.noise_multiplier), []
     for _ in range(5):
         before = time.perf_counter()

@@ -36,7 +36,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from dpadmm import BudgetAccountant, BudgetExceeded, DPADMMClassifier, load_model
+from dpadmm import BudgetAccountant, BudgetExceededError, DPADMMClassifier, load_model
 
 kept = tempfile.TemporaryDirectory(prefix="dpadmm-tutorial-")  # it goes when we are done
 folder = Path(kept.name)
@@ -302,7 +302,7 @@ with warnings.catch_warnings(), BudgetAccountant(epsilon=1.2, delta=1e-5):
     private.fit(X, y, groups=hospital)
     try:
         private.fit(X, y, groups=hospital)
-    except BudgetExceeded as refusal:
+    except BudgetExceededError as refusal:
         print("refused:", refusal)
     else:
         raise AssertionError("the second fit is beyond the budget")

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from dpadmm import simulate
 from dpadmm.cli import app
 from dpadmm.experiments import runner
-from dpadmm.queries import STATISTICS
+from dpadmm.queries import QUERIES
 from dpadmm.studies.study import read_study
 
 
@@ -68,7 +68,7 @@ for exact in (False, True):
     assert (first.statistic, once, later.statistic, thrice) == ("label_sums", 1, "gradient", 3)
     shares = np.array([1.0 / first.noise_multiplier**2, 3.0 / later.noise_multiplier**2])
     assert np.allclose(shares / shares.sum(), [0.25, 0.75])
-assert list(STATISTICS)[-2:] == ["score_histogram", "label_sums"]
+assert list(QUERIES)[-2:] == ["score_histogram", "label_sums"]
 
 # a study: check, train, evaluate
 rng = np.random.default_rng(0)

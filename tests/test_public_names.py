@@ -12,15 +12,15 @@ from dpadmm import losses, methods, regularizers
 
 NAMES = [
     "BudgetAccountant",
-    "BudgetExceeded",
+    "BudgetExceededError",
     "ConvergenceWarning",
     "DPADMMClassifier",
     "DPADMMPoissonRegressor",
     "DPADMMRegressor",
     "DataError",
     "Dataset",
-    "Diverged",
-    "DpadmmError",
+    "DivergenceError",
+    "DPADMMError",
     "ElasticNet",
     "Hinge",
     "Huber",

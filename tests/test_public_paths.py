@@ -152,5 +152,5 @@ def test_messages_show_the_path_itself(folder: Path) -> None:
         (lambda path: dpadmm.train(folder / "study.toml", path, public=folder / "t.csv"), "t.csv"),
         (lambda path: [*dpadmm.load_model(folder / "m.dpadmm").predict_batches(path, keep=["no"])], "t.csv"),
     ]:
-        with case(name), pytest.raises(dpadmm.DpadmmError, match=re.escape(str(folder / name))):
+        with case(name), pytest.raises(dpadmm.DPADMMError, match=re.escape(str(folder / name))):
             call(OtherPath(folder / name))

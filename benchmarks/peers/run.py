@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dpadmm.experiments import accuracy
-from dpadmm.training.preparation import Prepared, prepare
+from dpadmm.training.preparation import PreparedData, prepare
 
 HERE = Path(__file__).resolve().parent
 PEERS = {
@@ -55,7 +55,7 @@ def export(entry: accuracy.Entry, splits: int, folder: Path) -> None:
         save(prepare(dataset, cell.settings), folder / f"{entry.name}-{n}-{seed}.npz")
 
 
-def save(prepared: Prepared, path: Path) -> None:
+def save(prepared: PreparedData, path: Path) -> None:
     """Rows by agent, and test rows."""
     rows, test = prepared.rows, prepared.test
     assert test is not None

@@ -395,7 +395,7 @@ def verdicts() -> str:
         "CLONED": "Another agent of the site is there, too.",
         "BEHIND": "The ledger lacks records that the aggregator knows of.",
     }
-    return "\n".join(f"- {each.value} `{each.name}`: {words[each.name]}" for each in protocol.Verdict)
+    return "\n".join(f"- {each.value} `{each.name}`: {words[each.name]}" for each in protocol.LeaseReply)
 
 
 def subjects() -> str:

@@ -6,7 +6,7 @@ LONGEST = 1600
 """Characters of a message; one that quotes a huge value loses the middle of it."""
 
 
-class DpadmmError(Exception):
+class DPADMMError(Exception):
     """Base of every error that a user of dpadmm can cause or cure."""
 
     def __str__(self) -> str:
@@ -14,19 +14,19 @@ class DpadmmError(Exception):
         return text if len(text) <= LONGEST else f"{text[: LONGEST - 400]} … {text[-390:]}"
 
 
-class StudyError(DpadmmError, ValueError):
+class StudyError(DPADMMError, ValueError):
     """A setting is missing, unknown, out of range, or promises privacy that would not hold."""
 
 
-class Unavailable(DpadmmError):
+class ServiceUnavailableError(DPADMMError):
     """Something is not there now and may be later: the same command can succeed without any change."""
 
 
-class DataError(DpadmmError, ValueError):
+class DataError(DPADMMError, ValueError):
     """The rows or labels cannot be used as they are."""
 
 
-class Refusal(DpadmmError):
+class RefusalError(DPADMMError):
     """An agent, or the ledger of its data, says no.
 
     ``code`` is fixed and short, for programs; the text is for people. What an agent says to a request depends
@@ -46,7 +46,7 @@ class Refusal(DpadmmError):
         return self.code
 
 
-class BudgetExceeded(DpadmmError):
+class BudgetExceededError(DPADMMError):
     """A fit asks for more ε than its accountant has left; nothing was released.
 
     ``asked``, ``allowed`` and ``left`` are total ε at the accountant's δ.
@@ -63,7 +63,7 @@ class BudgetExceeded(DpadmmError):
         )
 
 
-class Diverged(DpadmmError, ArithmeticError):
+class DivergenceError(DPADMMError, ArithmeticError):
     """Training ran away: its weights are no longer finite numbers, and there is no model to keep.
 
     It is seen in the consensus of a round, which is public: ``round`` tells no more of rows than that does.

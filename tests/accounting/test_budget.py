@@ -16,7 +16,7 @@ from looping import case
 from dpadmm.accounting.budget import BudgetAccountant, charge_all, open_accountants
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.errors import BudgetExceeded, DpadmmError, StudyError
+from dpadmm.errors import BudgetExceededError, DPADMMError, StudyError
 
 DELTA = 1e-5
 
@@ -36,7 +36,7 @@ def test_the_whole_budget_can_be_spent_at_once_and_then_nothing() -> None:
     accountant = BudgetAccountant(1.0, DELTA)
     accountant.charge(1.0, DELTA)
     assert accountant.left == (0.0, DELTA)
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceededError):
         accountant.charge(1e-6, DELTA)
 
 
@@ -57,7 +57,7 @@ def test_what_remains_for_n_fits_is_enough_for_n_and_not_for_one_more(
         accountant.charge(*each)
     assert accountant.spent.epsilon <= epsilon
     assert accountant.spent.epsilon == pytest.approx(epsilon, rel=1e-5)
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceededError):
         accountant.charge(*each)
 
 
@@ -81,10 +81,10 @@ def test_a_refused_fit_is_not_charged_and_the_refusal_says_what_is_left() -> Non
     accountant = BudgetAccountant(2.0, DELTA)
     accountant.charge(1.0, DELTA)
     before = accountant.spent
-    with pytest.raises(BudgetExceeded, match=r"asked ε = 1.9, allowed ε = 2, left ε = 1.658") as refusal:
+    with pytest.raises(BudgetExceededError, match=r"asked ε = 1.9, allowed ε = 2, left ε = 1.658") as refusal:
         accountant.charge(1.9, DELTA)
     error = refusal.value
-    assert isinstance(error, DpadmmError)
+    assert isinstance(error, DPADMMError)
     assert (round(error.asked, 6), error.allowed, error.left) == (1.9, 2.0, accountant.left.epsilon)
     assert accountant.spent == before
     again = pickle.loads(pickle.dumps(error))  # as a worker process sends it
@@ -93,7 +93,7 @@ def test_a_refused_fit_is_not_charged_and_the_refusal_says_what_is_left() -> Non
 
 def test_several_accountants_are_charged_all_or_none() -> None:
     wide, narrow = BudgetAccountant(5.0, DELTA), BudgetAccountant(0.5, DELTA)
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceededError):
         charge_all([wide, narrow], 1.0, DELTA)
     assert (len(wide), len(narrow)) == (0, 0)
     charge_all([wide, narrow], 0.25, DELTA)
@@ -127,7 +127,7 @@ def test_threads_never_spend_more_than_there_is() -> None:
     def try_it(_: int) -> bool:
         try:
             accountant.charge(*each)
-        except BudgetExceeded:
+        except BudgetExceededError:
             return False
         return True
 

@@ -17,7 +17,7 @@ from dpadmm.accounting.events import PureRelease, Release, SampledRelease, Unpri
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import ReleasePlan, gaussian, plan_from_json
 from dpadmm.errors import StudyError
-from dpadmm.queries import STATISTICS, make_statistic
+from dpadmm.queries import QUERIES, make_query
 
 RELEASES = st.sampled_from([None, Release(5.0), Release(20.0), Release(20.0, statistic="moments")])
 
@@ -115,9 +115,9 @@ def test_the_list_of_statistics_is_closed() -> None:
 
     problem = Problem(Logistic(), L2(), 0.1)
     with pytest.raises(StudyError, match="there is no statistic 'rows'; agents can answer for gradient"):
-        make_statistic("rows", problem, 3)
-    for name in STATISTICS:
-        assert make_statistic(name, problem, 3).name == name
+        make_query("rows", problem, 3)
+    for name in QUERIES:
+        assert make_query(name, problem, 3).name == name
 
 
 @dataclass(frozen=True)

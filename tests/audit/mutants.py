@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm.audit import Plan, run_audit
+from dpadmm.audit import AuditPlan, run_audit
 from dpadmm.audit.game import AUTO, GAMES
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import dp_admm
 from dpadmm.methods.dp_admm import AdmmState, DpAdmmRounds
-from dpadmm.queries import newton as newton_pair
+from dpadmm.queries import newton as newton
 from dpadmm.queries import problem
 from dpadmm.queries.moments import Moments
-from dpadmm.queries.newton import NewtonPair
+from dpadmm.queries.newton import NewtonQuery
 from dpadmm.sites import agent as agent_module
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
@@ -37,7 +37,7 @@ from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.masking import Mask, Masks
 from dpadmm.trusted.private_rows import CheckedRows
 
-SHORT = Plan(trials=40, mu=4.75, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
+SHORT = AuditPlan(trials=40, mu=4.75, workers=1, confidence=1.0 - 1e-7, false_alarm=1e-7)
 """Few trials, hardly a false alarm, and little noise, beside which a row more or less is easily seen."""
 
 Patch = pytest.MonkeyPatch
@@ -54,8 +54,8 @@ def factor_2_missing(patch: Patch) -> None:
 
 
 def variance_for_deviation(patch: Patch) -> None:
-    sound = exact_noise.Grid.noise_scale
-    patch.setattr(exact_noise.Grid, "noise_scale", lambda self, z, shares=1: sound(self, z**2, shares))
+    sound = exact_noise.Lattice.noise_scale
+    patch.setattr(exact_noise.Lattice, "noise_scale", lambda self, z, shares=1: sound(self, z**2, shares))
 
 
 def noise_reused(patch: Patch) -> None:
@@ -102,7 +102,7 @@ def noise_on_the_wire_only(patch: Patch) -> None:
 
 
 def clipping_off(patch: Patch) -> None:
-    patch.setattr(exact_noise.Grid, "row_bound", 1e100)
+    patch.setattr(exact_noise.Lattice, "row_bound", 1e100)
 
 
 def one_row_too_many(patch: Patch) -> None:
@@ -127,7 +127,7 @@ def fresh_noise_on_retransmission(patch: Patch) -> None:
     def lenient(self: Ledger, *arguments: Any, **named: Any) -> None:
         try:
             spend(self, *arguments, **named)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             if refusal.code != "round-old":
                 raise
 
@@ -176,12 +176,12 @@ def moments_not_clipped(patch: Patch) -> None:
 
 def moments_sensitivity_halved(patch: Patch) -> None:
     """Noise for rows of norm 1, and rows of norm 2."""
-    sound = exact_noise.Grid.noise_scale
+    sound = exact_noise.Lattice.noise_scale
 
-    def noise_scale(self: exact_noise.Grid, z: float, shares: int = 1) -> int:
+    def noise_scale(self: exact_noise.Lattice, z: float, shares: int = 1) -> int:
         return sound(self, z, shares) // (2 if self.row_norm == Moments.row_norm else 1)
 
-    patch.setattr(exact_noise.Grid, "noise_scale", noise_scale)
+    patch.setattr(exact_noise.Lattice, "noise_scale", noise_scale)
 
 
 def norm_before_shaping(patch: Patch) -> None:
@@ -191,13 +191,13 @@ def norm_before_shaping(patch: Patch) -> None:
 
 def shape_kept(patch: Patch) -> None:
     """Rows keep the norms of the shape that was asked for first."""
-    patch.setattr("dpadmm.queries.preconditioner.Shape.same", lambda self, other: True)
+    patch.setattr("dpadmm.queries.preconditioner.Preconditioner.same", lambda self, other: True)
 
 
 def clip_after_the_sum(patch: Patch) -> None:
     """The sum of m rows is shortened to m times what one row may be long."""
 
-    def total(self: CheckedRows, what: Any, parameters: Floats, grid: exact_noise.Grid) -> Integers:
+    def total(self: CheckedRows, what: Any, parameters: Floats, grid: exact_noise.Lattice) -> Integers:
         out = what.sums(self._rows, parameters[None], bound=1e100)[0]
         return exact_noise.quantise(out * min(1.0, self.n_rows * grid.row_bound / np.linalg.norm(out)), grid)
 
@@ -240,7 +240,7 @@ def silent_labels_counted(patch: Patch) -> None:
 
 def counts_at_full_length(patch: Patch) -> None:
     """Gradient and Hessian have the norm 1 each, and √2 together."""
-    patch.setattr(newton_pair, "COUNT_SHARES", (1.0, 1.0))
+    patch.setattr(newton, "COUNT_SHARES", (1.0, 1.0))
     clipping_off(patch)
 
 
@@ -267,11 +267,11 @@ def constant_of_silent_rows(patch: Patch) -> None:
 
 def _rewritten(patch: Patch, old: str, new: str) -> None:
     """The sum over counts with other words in it, and rows that nothing shortens afterwards."""
-    source = dedent(inspect.getsource(NewtonPair._sum_of_counts))
+    source = dedent(inspect.getsource(NewtonQuery._sum_of_counts))
     assert source.count(old) == 1
     found: dict[str, Any] = {}
-    exec(source.replace(old, new), vars(newton_pair), found)
-    patch.setattr(NewtonPair, "_sum_of_counts", found["_sum_of_counts"])
+    exec(source.replace(old, new), vars(newton), found)
+    patch.setattr(NewtonQuery, "_sum_of_counts", found["_sum_of_counts"])
     clipping_off(patch)
 
 
@@ -280,8 +280,8 @@ def _rewritten(patch: Patch, old: str, new: str) -> None:
 
 def shares_too_small(patch: Patch) -> None:
     """σ/h in place of σ/√h."""
-    sound = exact_noise.Grid.noise_scale
-    patch.setattr(exact_noise.Grid, "noise_scale", lambda self, z, shares=1: sound(self, z, shares**2))
+    sound = exact_noise.Lattice.noise_scale
+    patch.setattr(exact_noise.Lattice, "noise_scale", lambda self, z, shares=1: sound(self, z, shares**2))
 
 
 def one_share_left_out(patch: Patch) -> None:
@@ -335,7 +335,7 @@ def second_members_answered(patch: Patch) -> None:
             bare[id(self), study, round] = np.frombuffer(ready.numbers, "<i8")
         try:
             return sound(self, study, round, request, members)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             if refusal.code != "round-forked":
                 raise
             numbers = bare[id(self), study, round]

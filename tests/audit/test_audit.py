@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.audit import Audit, Plan, games_of, run_audit
+from dpadmm.audit import Audit, AuditPlan, games_of, run_audit
 from dpadmm.audit import run as run_module
 from dpadmm.audit.formulas import FORMULAS, N_FEATURES
 from dpadmm.audit.game import AUTO, AUTO_COALITION, DP_ADMM, GAMES, IDLE, MOST_ROWS, N_ROUNDS, N_USED, Game
@@ -32,11 +32,11 @@ from dpadmm.audit.gates import (
     statistical_gates,
     threshold,
 )
-from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, play, world_of
+from dpadmm.audit.trials import PER_LEDGER, Batch, TrialOutcomes, play, world_of
 from dpadmm.errors import StudyError
-from dpadmm.queries import STATISTICS
+from dpadmm.queries import QUERIES
 from dpadmm.queries.problem import PublicSizes, make_rows
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 
 MU, DELTA = 2.0, 1e-5
 STUDIES = {name: game.study("test", mu=MU, delta=DELTA) for name, game in GAMES.items()}
@@ -57,10 +57,10 @@ def asked(game: Game, role: int, round: int):
 
 def test_every_statistic_of_the_closed_list_is_attacked():
     """Whoever adds a statistic writes its formula down once more, and a game that asks for it."""
-    assert {name.split(" of ")[0] for name in FORMULAS} == STATISTICS.keys()
+    assert {name.split(" of ")[0] for name in FORMULAS} == QUERIES.keys()
     assert {id(round.formula) for game in GAMES.values() for round in game.rounds} == set(map(id, FORMULAS.values()))
-    assert {name for game in GAMES.values() for name in game.statistics} == STATISTICS.keys()
-    assert set(run_audit(Plan(trials=40, workers=1)).statistics) == STATISTICS.keys()
+    assert {name for game in GAMES.values() for name in game.statistics} == QUERIES.keys()
+    assert set(run_audit(AuditPlan(trials=40, workers=1)).statistics) == QUERIES.keys()
 
 
 @every_game
@@ -73,7 +73,7 @@ def test_grid_and_noise_are_those_of_the_guard(game):
         assert release.noise_multiplier == pytest.approx(game.exposure * (z := round.noise_multiplier(MU)), rel=1e-14)
         assert (formula.size, formula.row_norm) == (np.prod(statistic.shape), statistic.row_norm)
         for role in game.roles:
-            grid = Grid(formula.row_norm, formula.size, MOST_ROWS if game.coalition else role.n_rows)
+            grid = Lattice(formula.row_norm, formula.size, MOST_ROWS if game.coalition else role.n_rows)
             assert formula.grid_step == grid.step
             share = grid.noise_scale(release.noise_multiplier, game.shares)
             left = share * (game.coalition.honest if game.coalition else 1) ** 0.5
@@ -99,14 +99,16 @@ def test_sums_are_those_of_the_statistics():
             with case(kind, role.name, world, scale):
                 features, labels = role.rows(world)
                 parameters = scale * rng.standard_normal(statistic.parameter_shape)
-                if name == "shaped_gradient":
+                if name == "preconditioned_gradient":
                     parameters[:N_FEATURES] = np.abs(parameters[:N_FEATURES]) + 0.1
                     parameters[N_FEATURES : 2 * N_FEATURES][N_USED:] = 0.0
                 if game.label:
                     parameters[-1] = abs(parameters[-1]) + 0.01  # the cap
                 total = formula.total(features, labels, parameters.ravel())
                 sums = statistic.sums(make_rows(features, labels), parameters[None], bound=statistic.row_norm)
-                near = 1e-8 if name == "shaped_gradient" else 1e-12  # a wide shape is clipped shorter (decision 7)
+                near = (
+                    1e-8 if name == "preconditioned_gradient" else 1e-12
+                )  # a wide shape is clipped shorter (decision 7)
                 np.testing.assert_allclose(total, sums.ravel(), rtol=near, atol=1e-10)
                 assert not total[IDLE].any()
 
@@ -224,13 +226,13 @@ def test_four_thousand_trials_find_nine_tenths_mostly_and_ten_thousand_surely():
 
     needed = mu_from_epsilon(0.9 * exact_epsilon(MU, DELTA), DELTA)
     assert 0.05 < misses(4300) < 0.15
-    assert misses(Plan().trials) < 2e-4
+    assert misses(AuditPlan().trials) < 2e-4
 
 
 # --- gates --------------------------------------------------------------------------------------------------
 
 
-def imagined(n: int, seed: int, game: Game = AUTO) -> Seen:
+def imagined(n: int, seed: int, game: Game = AUTO) -> TrialOutcomes:
     """What sound code would show, from seeded noise."""
     rng = np.random.default_rng(seed)
     worlds = np.array([[world_of(k, i) for i in (0, 1)] for k in range(n)]).reshape(n, 2)
@@ -247,7 +249,7 @@ def imagined(n: int, seed: int, game: Game = AUTO) -> Seen:
         for part in game.parts
     ]
     none = np.array([0])
-    return Seen(
+    return TrialOutcomes(
         worlds,
         noise,
         rng.uniform(-0.5, 0.5, noise.shape if game.coalition else (n, 2, 0)),
@@ -262,13 +264,13 @@ def imagined(n: int, seed: int, game: Game = AUTO) -> Seen:
     )
 
 
-def gates(seen: Seen, false_alarm: float = 1e-6, game: Game = AUTO) -> dict[str, Gate]:
+def gates(seen: TrialOutcomes, false_alarm: float = 1e-6, game: Game = AUTO) -> dict[str, Gate]:
     found = judge([(game, seen)], mu=MU, delta=DELTA, confidence=0.99, false_alarm=false_alarm)
     assert len({gate.name for gate in found}) == len(found)
     return {gate.name: gate for gate in found}
 
 
-def red(seen: Seen, game: Game = AUTO) -> set[str]:
+def red(seen: TrialOutcomes, game: Game = AUTO) -> set[str]:
     return {name for name, gate in gates(seen, game=game).items() if gate.red}
 
 
@@ -374,7 +376,7 @@ def test_an_attack_that_finds_little_is_red_only_with_enough_trials():
     assert gates(many)["the audit has power"].passed is True
     blunt = gates(replace(many, scores=many.scores - 0.5 * many.worlds[..., None]))
     assert blunt["the audit has power"].red
-    assert blunt["shaped_gradient: power"].red
+    assert blunt["preconditioned_gradient: power"].red
     assert "moments: power" not in blunt  # with so little of μ, 10,000 trials cannot tell
 
 
@@ -387,7 +389,7 @@ def test_numpys_false_is_red():
 
 
 def test_nothing_but_refusals_is_red():
-    nobody = Seen.joined([imagined(0, 1)])
+    nobody = TrialOutcomes.joined([imagined(0, 1)])
     assert red(replace(nobody, refusals=("budget-cap",))) == {"requests are answered"}
 
 
@@ -416,7 +418,7 @@ def test_games_are_judged_together_and_one_by_one():
 def test_workers_play_every_study_once_and_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "memory_folder", lambda: str(tmp_path))
     heard = []
-    plan = Plan(trials=91, workers=2, false_alarm=1e-7, confidence=1.0 - 1e-7)
+    plan = AuditPlan(trials=91, workers=2, false_alarm=1e-7, confidence=1.0 - 1e-7)
     audit = run_audit(plan, watch=heard.append)
     assert audit.outcome == "inconclusive"
     assert sorted(heard) == heard
@@ -433,20 +435,20 @@ def test_workers_play_every_study_once_and_leave_nothing(tmp_path, monkeypatch):
 
 
 def test_an_audit_can_be_stopped():
-    audit = run_audit(Plan(trials=1000, workers=1), stop=iter([False, True]).__next__)
+    audit = run_audit(AuditPlan(trials=1000, workers=1), stop=iter([False, True]).__next__)
     assert audit.n_studies == PER_LEDGER
     with pytest.raises(KeyboardInterrupt):
-        run_audit(Plan(trials=1000, workers=1), stop=lambda: True)
+        run_audit(AuditPlan(trials=1000, workers=1), stop=lambda: True)
 
 
 def test_a_refused_study_is_told_and_does_not_stop_the_others(monkeypatch):
     sound = run_module.play
 
-    def with_a_study_too_many(batch: Batch) -> Seen:
+    def with_a_study_too_many(batch: Batch) -> TrialOutcomes:
         return replace(sound(batch), refusals=("budget-cap",))
 
     monkeypatch.setattr(run_module, "play", with_a_study_too_many)
-    audit = run_audit(Plan(trials=40, workers=1))
+    audit = run_audit(AuditPlan(trials=40, workers=1))
     assert audit.outcome == "failed"
     assert "budget-cap" in next(gate.sentence for gate in audit.gates if gate.red)
 
@@ -454,17 +456,17 @@ def test_a_refused_study_is_told_and_does_not_stop_the_others(monkeypatch):
 def test_what_is_not_a_number_is_null_in_json(monkeypatch):
     sound = run_module.play
 
-    def without_noise(batch: Batch) -> Seen:
+    def without_noise(batch: Batch) -> TrialOutcomes:
         seen = sound(batch)
         return replace(seen, residuals=np.full_like(seen.residuals, np.nan))
 
     monkeypatch.setattr(run_module, "play", without_noise)
-    audit = run_audit(Plan(trials=40, workers=1))
+    audit = run_audit(AuditPlan(trials=40, workers=1))
     assert audit.outcome == "failed"
     assert json.loads(json.dumps(audit.as_json(), allow_nan=False))["outcome"] == "failed"
 
 
-AUDIT = Audit(Plan(), {}, LowerBound(0.5, 1.0, 0.5, 1.0, 0.0, 0.0), (), 0.0)
+AUDIT = Audit(AuditPlan(), {}, LowerBound(0.5, 1.0, 0.5, 1.0, 0.0, 0.0), (), 0.0)
 
 
 def test_one_failed_gate_is_worse_than_an_undecided_one():
@@ -519,4 +521,4 @@ def test_a_plan_that_cannot_be():
         {"false_alarm": 0.0},
     ]:
         with case(wrong), pytest.raises(StudyError, match=next(iter(wrong))):
-            Plan(**wrong)
+            AuditPlan(**wrong)

@@ -13,10 +13,10 @@ from guards import D, Z, memory_folder
 from masked_sites import ALL, HONEST, KEYS, MASKED, MASKING, OWNER, POINT, ROSTER, N, masked_study, site, sites
 
 from audit.mutants import Patch, spend_after_send
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Integers
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.masking import Mask, Masks, bitmap_of, members_of
 from dpadmm.trusted.policy import Terms
@@ -42,7 +42,7 @@ def answered(folder: Path, members: bytes, *then: bytes) -> bool:
             request = guard.prepare(HASH, 1, POINT)
             try:
                 guard.masked(HASH, 1, request, each)
-            except Refusal:
+            except RefusalError:
                 return False
     return True
 
@@ -53,7 +53,7 @@ def sound_noise(folder: Path) -> bool:
     with pytest.MonkeyPatch.context() as patch, site(folder) as guard:
         patch.setattr(exact_noise, "discrete_gaussian", lambda scale, n: drawn.append(scale) or np.zeros(n, np.int64))
         guard.prepare(HASH, 1, POINT)
-    grid = Grid(1.0, D, MASKING.most_rows)
+    grid = Lattice(1.0, D, MASKING.most_rows)
     whole = Z * grid.sensitivity / grid.step
     return 1.0 <= HONEST * (drawn[0] / whole) ** 2 < 1.001
 
@@ -137,8 +137,8 @@ def sign_flipped(patch: Patch) -> None:
 
 def share_by_h(patch: Patch) -> None:
     """σ/h in place of σ/√h."""
-    sound = Grid.noise_scale
-    patch.setattr(Grid, "noise_scale", lambda self, z, shares=1: sound(self, z, shares**2))
+    sound = Lattice.noise_scale
+    patch.setattr(Lattice, "noise_scale", lambda self, z, shares=1: sound(self, z, shares**2))
 
 
 def second_answer(patch: Patch) -> None:
@@ -148,7 +148,7 @@ def second_answer(patch: Patch) -> None:
     def replay(self: Ledger, *asked: Any, **named: Any) -> Any:
         try:
             return sound(self, *asked, **named)
-        except Refusal as refused:
+        except RefusalError as refused:
             if refused.code == "round-forked":
                 return bytes(8 * D)
             raise

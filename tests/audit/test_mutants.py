@@ -10,7 +10,7 @@ from looping import case
 from audit.mutants import MUTANTS, SHORT, Mutant, red_gates
 from dpadmm.audit import run_audit
 from dpadmm.audit.game import GAMES
-from dpadmm.queries import STATISTICS
+from dpadmm.queries import QUERIES
 
 
 def test_the_code_that_ships_is_green() -> None:
@@ -22,7 +22,7 @@ def test_the_code_that_ships_is_green() -> None:
     assert played.keys() == GAMES.keys()
     assert min(played.values()) > SHORT.trials // 3
     assert sum(played.values()) == len(GAMES) * SHORT.trials
-    assert set(audit.statistics) == set(STATISTICS)
+    assert set(audit.statistics) == set(QUERIES)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

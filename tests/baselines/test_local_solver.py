@@ -13,7 +13,7 @@ from looping import case
 from scipy.optimize import minimize
 
 from dpadmm.baselines import ALL_METHODS, local_solver
-from dpadmm.baselines.local_solver import LocalProblems, NotSolved, solve, tolerances
+from dpadmm.baselines.local_solver import LocalProblems, NotSolvedError, solve, tolerances
 from dpadmm.errors import StudyError
 from dpadmm.losses import Logistic, Loss, SmoothedHinge, Squared
 from dpadmm.matrices.arrays import Floats
@@ -125,7 +125,7 @@ def test_a_problem_that_is_not_solved_says_so_in_the_same_words_whosever_it_is(
         problems = problems_of(Problem(Logistic(), regularizer, 0.1), rows, pull=0.1)
         problems.tolerance[:] = 1e6  # solved where they start, all but one
         problems.tolerance[bad] = 1e-10
-        with pytest.raises(NotSolved, match="was not solved to its tolerance in 1 passes; use a") as caught:
+        with pytest.raises(NotSolvedError, match="was not solved to its tolerance in 1 passes; use a") as caught:
             solve(problems, problems.centers)
         said.add(str(caught.value))
     assert len(said) == 1

@@ -23,10 +23,10 @@ RARE = 1e-9
 
 @pytest.fixture
 def rarely(monkeypatch):
-    from dpadmm.audit import Plan
+    from dpadmm.audit import AuditPlan
 
     for name, value in (("confidence", 1.0 - RARE), ("false_alarm", RARE)):
-        position = Plan.__init__.__kwdefaults__
+        position = AuditPlan.__init__.__kwdefaults__
         monkeypatch.setitem(position, name, value)
 
 
@@ -68,9 +68,9 @@ def test_a_short_audit_is_inconclusive_and_says_what_to_do(cli, tmp_path):
     assert numbers["game"]["studies"] == 40
     assert numbers["statistics"] == [
         "moments",
-        "shaped_gradient",
+        "preconditioned_gradient",
         "gradient",
-        "newton_pair",
+        "newton",
         "column_sums",
         "score_histogram",
     ]
@@ -119,7 +119,7 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
         (
             "auto",
             ["auto", "auto_inference", "auto_counts", "auto_times"],
-            ["moments", "shaped_gradient", "newton_pair"],
+            ["moments", "preconditioned_gradient", "newton"],
         ),
         ("dp_admm", ["dp_admm"], ["gradient"]),
     ],

@@ -16,7 +16,7 @@ from looping import case
 import dpadmm
 from dpadmm.cli import main
 from dpadmm.cli.simulate_options import RUN_OPTIONS
-from dpadmm.errors import Refusal, StudyError, Unavailable
+from dpadmm.errors import RefusalError, ServiceUnavailableError, StudyError
 from dpadmm.federation.server.journal import JournalError
 
 OPTIONS = {
@@ -131,13 +131,13 @@ def test_the_exit_code_tells_what_may_heal_from_what_a_person_has_to_cure(cli, m
     """Services are started again after 75, and not after 2."""
 
     def refusal(code, cause=None):
-        error = Refusal(code, "no")
+        error = RefusalError(code, "no")
         error.__cause__ = cause
         return error
 
     full, gone = database_error("CREATE TABLE t (a); INSERT INTO t VALUES (zeroblob(100000))"), database_error("wrong")
     for error, code in [
-        (Unavailable("two sites are missing"), 75),
+        (ServiceUnavailableError("two sites are missing"), 75),
         (journal_error(full), 75),
         (journal_error(gone), 2),
         (journal_error(sqlite3.DatabaseError("damaged")), 2),

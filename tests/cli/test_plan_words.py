@@ -12,13 +12,13 @@ from looping import case
 from printed import printed
 
 from dpadmm.cli.plan import other_rounds, show, time_in_words
-from dpadmm.planning.forecast import Grid, Outlook, Value
+from dpadmm.planning.forecast import ForecastGrid, Outlook, Value
 from dpadmm.planning.intervals import Intervals
 from dpadmm.planning.plan import Goal, Plan, costs_of
 from dpadmm.studies.study import study_from
 
 SIZES = np.array([400] * 5)
-GRID = Grid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))
+GRID = ForecastGrid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))
 
 
 def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, sensitivity=0.6, alone: float | None = None) -> Plan:

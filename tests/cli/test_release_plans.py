@@ -62,7 +62,7 @@ def planned(place):
     later = N_ROUNDS - 1
     return [
         ("moments", (SHARE * mu_squared) ** -0.5, 1),
-        ("shaped_gradient", ((1.0 - SHARE) * mu_squared / later) ** -0.5, later),
+        ("preconditioned_gradient", ((1.0 - SHARE) * mu_squared / later) ** -0.5, later),
     ]
 
 
@@ -80,12 +80,12 @@ def narrow(answer) -> str:
 def test_study_review_and_training_say_what_is_released_with_which_noise(cli, place, planned):
     (_, first, _), (_, later, _) = planned
     cli("agent", "begin", "site.toml").succeeded()
-    noise = f"{first:.4f} in round 1 (moments), {later:.4f} from round 2 on (shaped_gradient)"
+    noise = f"{first:.4f} in round 1 (moments), {later:.4f} from round 2 on (preconditioned_gradient)"
     for words in (("study", "show", "study.toml"), ("agent", "review", "study.toml")):
         text = narrow(cli(*words))
         assert noise in text
         assert "in one round the sum of the moments" in text
-        assert "once in each of 19 rounds the sum of the shaped_gradient" in text
+        assert "once in each of 19 rounds the sum of the preconditioned_gradient" in text
     train, plan = (
         ("train", "study.toml", "--data", "table.csv", "-o", "model"),
         ("plan", "study.toml", "--repeats", "2"),
@@ -93,7 +93,7 @@ def test_study_review_and_training_say_what_is_released_with_which_noise(cli, pl
     for words in (train, (*plan, "--agents", "2", "--rows", "100", "--rounds", "20")):
         text = narrow(cli(*words))
         assert f"{first:.4f} in round 1 (moments), {later:.4f}" in text
-        assert "from round 2 on (shaped_gradient)" in text
+        assert "from round 2 on (preconditioned_gradient)" in text
 
 
 def test_the_statement_of_a_training_lists_both_releases_and_is_verified(cli, place, planned):
@@ -129,8 +129,8 @@ def test_the_ledger_shows_the_plan_and_the_statement_agrees_with_it(cli, place, 
     assert [each.statistic for each in read_statement(place / "said.json").statement.groups[0].releases] == [
         name for name, _, _ in planned
     ]
-    lie = (place / "said.json").read_text().replace("shaped_gradient", "gradient")
+    lie = (place / "said.json").read_text().replace("preconditioned_gradient", "gradient")
     (place / "lie.json").write_text(lie)
     answer = cli("verify", "lie.json", "--ledger", "ledger")
     assert answer.code == 2
-    assert "it has statistic ['moments', 'gradient'], the ledger ['moments', 'shaped_gradient']" in answer.err
+    assert "it has statistic ['moments', 'gradient'], the ledger ['moments', 'preconditioned_gradient']" in answer.err

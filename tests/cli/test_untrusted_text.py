@@ -29,7 +29,7 @@ HOSTILE = "\x1b[2J\u202e\u200b"
 SHOWN = r"\x1b[2J\u202e\u200b"
 MARKUP = "[red]x[/red] [/] :smile:"
 
-STATISTICS = """
+QUERIES = """
 format = "dpadmm-study/2"
 kind = "statistics"
 name = "counts"
@@ -58,7 +58,7 @@ def files(once) -> Path:
 
         study = small_study(5)
         (folder / "study.toml").write_text(to_toml(study))
-        (folder / "statistics.toml").write_text(STATISTICS)
+        (folder / "statistics.toml").write_text(QUERIES)
         write_rows(folder / "table.csv", 1, 200)
         result = run_study(study, encode_table(folder / "table.csv", study.schema, study.label), seed=1)
         save_model(model_of(result), folder / "m.dpadmm")

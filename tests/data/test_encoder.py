@@ -24,7 +24,7 @@ from dpadmm import Logistic, kernels, make_rows
 from dpadmm.data.encoded import EncodedTable, encode_table, survey_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import ROW_NORMS, Boolean, Category, Label, Number, Ordinal, Plain, Schema
-from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import row_norms
 from dpadmm.matrices.coded import CodedRows
@@ -324,7 +324,7 @@ def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path_factory: py
     ]:
         with case(text, words):
             tmp_path = tmp_path_factory.mktemp("case")
-            with pytest.raises(DpadmmError, match=words) as refused:
+            with pytest.raises(DPADMMError, match=words) as refused:
                 encoded(tmp_path, text)
             assert "\n" not in str(refused.value)
 
@@ -361,7 +361,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "wrong.parquet").write_text("age,y\n1,yes\n")
     (tmp_path / "table.txt").write_text("age,y\n1,yes\n")
     for name in ("utf16.csv", "wrong.parquet", "table.txt", "missing.csv", "."):
-        with pytest.raises(DpadmmError):
+        with pytest.raises(DPADMMError):
             encode_table(tmp_path / name, DENSE, LABEL)
     with pytest.raises(DataError, match="cannot be a feature too"):
         encode_table(tmp_path / "table.csv", DENSE, Label("age", bounds=(0, 1)))

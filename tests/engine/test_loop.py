@@ -23,7 +23,7 @@ from dpadmm.engine.loop import (
 from dpadmm.engine.method import PATIENCE
 from dpadmm.engine.metrics import Metrics, TestRows, error
 from dpadmm.engine.noise import SimulatedNoise
-from dpadmm.errors import Diverged, StudyError
+from dpadmm.errors import DivergenceError, StudyError
 from dpadmm.losses import Hinge, Logistic
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import DpAdmmRounds, DpSgdRounds
@@ -60,7 +60,7 @@ def runaway(n_rounds: int = 400, **options: Any) -> Outcome:
 
 def test_a_run_that_diverges_is_refused_with_its_round_and_a_way_out() -> None:
     seen: list[RoundView] = []
-    with pytest.raises(Diverged, match=r"^dp_sgd diverged in round \d+ of 400: .*use a smaller l") as caught:
+    with pytest.raises(DivergenceError, match=r"^dp_sgd diverged in round \d+ of 400: .*use a smaller l") as caught:
         runaway(observers=[seen.append])
     assert caught.value.round == len(seen) + 1
     assert all(np.isfinite(view.consensus).all() for view in seen)
@@ -73,7 +73,7 @@ def test_a_mean_that_overflows_is_refused_though_every_round_is_finite() -> None
     problem = Problem(Logistic(), L2(), 0.0)
     method = DpSgdRounds(1e8, np.full(N, 1e300))
     seen: list[RoundView] = []
-    with pytest.raises(Diverged, match="diverged in round"):
+    with pytest.raises(DivergenceError, match="diverged in round"):
         train(method, problem, ROWS, n_rounds=500, noise=SimulatedNoise(1, N, (5, 1)), observers=[seen.append])
     np.testing.assert_array_less(np.abs(seen[-1].consensus), 1e308)
 

@@ -20,11 +20,11 @@ from scipy.sparse import csr_array
 from dpadmm.accounting.events import Release, UnpricedRelease
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.noise import (
+    CohortQuery,
     ExactNoise,
-    Pooled,
-    Question,
+    LazyAnswers,
+    SecureSumNoise,
     SimulatedNoise,
-    Streamed,
     fresh_seed,
     priced,
     release,
@@ -37,7 +37,7 @@ from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.queries import moments
 from dpadmm.queries.gradient import Gradient
-from dpadmm.queries.preconditioned_gradient import ShapedGradient
+from dpadmm.queries.preconditioned_gradient import PreconditionedGradient
 from dpadmm.queries.problem import make_rows
 from dpadmm.trusted.discrete_gaussian import Draw
 
@@ -49,16 +49,16 @@ SEVEN = [  # seed 7, round 3, in streams 0, 1 and 2
 ]
 
 
-def clean(asked: Question) -> Floats:
+def clean(asked: CohortQuery) -> Floats:
     """The means without noise."""
     return asked.statistic.means(asked.rows, asked.parameters, asked.active)
 
 
-def sums(asked: Question) -> Floats:
+def sums(asked: CohortQuery) -> Floats:
     return asked.statistic.sums(asked.rows, asked.parameters, asked.active, bound=1.0)
 
 
-def wanted(active: Integers | None = None) -> Question:
+def wanted(active: Integers | None = None) -> CohortQuery:
     """Of agents with two, three and four rows, in round 4; all of them unless ``active`` says otherwise."""
     features = np.linspace(-0.5, 0.4, 18).reshape(9, 2)
     rows = make_rows(features, np.resize([1.0, -1.0], 9), offsets=np.array([0, 2, 5, 9]))
@@ -160,7 +160,7 @@ def test_a_seed_means_the_same_numbers_in_every_version() -> None:
 
 @pytest.mark.parametrize("compute", [clean, sums])
 def test_of_agents_that_do_not_take_part_nothing_is_computed(
-    compute: Callable[[Question], Floats],
+    compute: Callable[[CohortQuery], Floats],
 ) -> None:
     everyone, some = compute(wanted()), compute(wanted(np.array([0, 2])))
     np.testing.assert_array_equal(some[[0, 2]], everyone[[0, 2]])
@@ -278,7 +278,7 @@ class Moments:
 
 def test_answers_have_the_shape_of_their_statistic_and_noise_of_its_own_bound() -> None:
     moments, noise = Moments(), SimulatedNoise(1, 3, (2, 1))
-    asked = Question(wanted().rows, moments, np.zeros((3, 0)), np.array([0.5, 1.0, 3.0]), 4)
+    asked = CohortQuery(wanted().rows, moments, np.zeros((3, 0)), np.array([0.5, 1.0, 3.0]), 4)
     assert asked.active is None
     std = (asked.noise_multiplier * 2.0 * 2.0 / np.array([2, 3, 4]))[:, None]
     expected = np.arange(9.0).reshape(3, 3) / 10.0 + std * noise.draw(4, shape=(3,))
@@ -289,7 +289,7 @@ def test_answers_have_the_shape_of_their_statistic_and_noise_of_its_own_bound() 
 @pytest.mark.parametrize("noise", [SimulatedNoise(1, 3, (2, 1)), ExactNoise()])
 def test_only_those_who_take_part_are_computed(noise: Any) -> None:
     moments, some = Moments(), np.array([0, 2])
-    noise.answer(Question(wanted().rows, moments, np.zeros((3, 0)), np.ones(3), 4, some))
+    noise.answer(CohortQuery(wanted().rows, moments, np.zeros((3, 0)), np.ones(3), 4, some))
     assert moments.active == [some]
 
 
@@ -311,14 +311,16 @@ def test_a_plan_has_the_prices_that_the_noise_states() -> None:
 def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_read() -> None:
     """As a guard does, and only for those who take part."""
     loss = Logistic()
-    rows, statistic = cohort(loss, sizes=(20, 30)), ShapedGradient(loss, 5)
+    rows, statistic = cohort(loss, sizes=(20, 30)), PreconditionedGradient(loss, 5)
     asked = np.tile(np.concatenate([np.ones(5), np.zeros(10)]), (2, 1))
     asked[1, -1] = 1.1e9
     unread = replace(rows, features=None)
     for active in (None, np.array([1])):
-        with pytest.raises(StudyError, match="round 3 asks for a shaped_gradient with numbers that agents refuse"):
-            ExactNoise().answer(Question(unread, statistic, asked, np.ones(2), 3, active))
-    told = ExactNoise().answer(Question(rows, statistic, asked, np.ones(2), 3, np.array([0])))
+        with pytest.raises(
+            StudyError, match="round 3 asks for a preconditioned_gradient with numbers that agents refuse"
+        ):
+            ExactNoise().answer(CohortQuery(unread, statistic, asked, np.ones(2), 3, active))
+    told = ExactNoise().answer(CohortQuery(rows, statistic, asked, np.ones(2), 3, np.array([0])))
     assert told[0].any()
     assert not told[1].any()
 
@@ -344,21 +346,21 @@ def test_the_weighted_mean_of_streamed_answers_is_that_of_the_answers(monkeypatc
         noise, point = SimulatedNoise(3, len(sizes), (5, p)), rng.standard_normal((5, p))
         questions = (
             (Gradient(loss, 5), point),
-            (ShapedGradient(loss, 5), np.concatenate([*shape, point.ravel()])),
+            (PreconditionedGradient(loss, 5), np.concatenate([*shape, point.ravel()])),
             (moments.Moments(loss, 5), np.zeros(0)),
             (Unstreamed(loss, 5), np.zeros(0)),
         )
         for (statistic, parameters), active in product(questions, (None, np.array([1, 70, 149]))):
             with case(loss, type(features), statistic, active):
                 asked = np.broadcast_to(parameters, (len(sizes), *parameters.shape))
-                question = Question(rows, statistic, asked, z, 4, active)
+                question = CohortQuery(rows, statistic, asked, z, 4, active)
                 assert question.at_one_point
                 agents = np.arange(len(sizes)) if active is None else active
                 for weights in (np.full(len(agents), 0.5), sizes[agents] / 9.0):
                     expected = np.tensordot(weights, noise.answer(question)[agents], 1)
-                    found = Streamed(question, noise).mean(weights)
+                    found = LazyAnswers(question, noise).mean(weights)
                     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
-                np.testing.assert_array_equal(Streamed(question, noise).each(), noise.answer(question))
+                np.testing.assert_array_equal(LazyAnswers(question, noise).each(), noise.answer(question))
 
 
 class Unstreamed:
@@ -371,7 +373,7 @@ class Unstreamed:
 
 def test_the_sum_of_shares_is_streamed_at_one_point_for_all_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, noise = wanted(), SimulatedNoise(3, 3, (2, 1))
-    pooled = Pooled(noise, 2, asked.rows.n_rows, 4)
+    pooled = SecureSumNoise(noise, 2, asked.rows.n_rows, 4)
     apart = replace(asked, parameters=np.arange(6.0).reshape(3, 2, 1))
     alike = replace(asked, parameters=np.broadcast_to(asked.parameters[0], asked.parameters.shape))
     assert [each.at_one_point for each in (asked, apart, alike)] == [False, False, True]
@@ -379,7 +381,7 @@ def test_the_sum_of_shares_is_streamed_at_one_point_for_all_and_nowhere_else(mon
     expected = np.tensordot(np.array([2, 3, 4]) / 9, noise.answer(shares), 1)
     np.testing.assert_allclose(pooled.answer(apart), expected[None], rtol=1e-12)
     kept = pooled.answer(asked)
-    np.testing.assert_array_equal(Pooled(Unweighted(3, 3, (2, 1)), 2, asked.rows.n_rows, 4).answer(alike), kept)
+    np.testing.assert_array_equal(SecureSumNoise(Unweighted(3, 3, (2, 1)), 2, asked.rows.n_rows, 4).answer(alike), kept)
     calm = np.tensordot(np.ones(3), clean(alike), 1)
     monkeypatch.delattr(SimulatedNoise, "answer")  # nobody's answer is made
     monkeypatch.delattr(Gradient, "means")
@@ -391,5 +393,5 @@ def test_the_sum_of_shares_is_streamed_at_one_point_for_all_and_nowhere_else(mon
 class Unweighted(SimulatedNoise):
     """Noise of one's own, which knows single answers only."""
 
-    def weighted_mean(self, asked: Question, weights: Floats) -> Floats:
+    def weighted_mean(self, asked: CohortQuery, weights: Floats) -> Floats:
         raise NotImplementedError

@@ -13,9 +13,9 @@ import pytest
 from dpadmm import simulate
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import of_report
-from dpadmm.engine.noise import ExactNoise, Pooled, Question, SimulatedNoise, _batched
+from dpadmm.engine.noise import CohortQuery, ExactNoise, SecureSumNoise, SimulatedNoise, _batched
 from dpadmm.errors import StudyError
-from dpadmm.trusted.discrete_gaussian import LEAST_SHARE, SHARE_MARGIN, Grid
+from dpadmm.trusted.discrete_gaussian import LEAST_SHARE, SHARE_MARGIN, Lattice
 
 COMMON = {"method": "auto", "n_agents": 6, "epsilon": 1.0, "seed": 3, "metrics_every": 0, "n_rounds": 7}
 
@@ -39,15 +39,15 @@ class Cohort:
     n_agents, n_rows = 8, np.array([100, 200, 300, 400, 100, 200, 300, 400])
 
 
-def asked(z: float = 5.0, round: int = 1, active=None) -> Question:
+def asked(z: float = 5.0, round: int = 1, active=None) -> CohortQuery:
     n = Cohort.n_agents
-    return Question(Cohort(), Nothing(), np.zeros((n, 0)), np.full(n, z), round, active)  # type: ignore[arg-type]
+    return CohortQuery(Cohort(), Nothing(), np.zeros((n, 0)), np.full(n, z), round, active)  # type: ignore[arg-type]
 
 
 def test_the_shares_of_the_honest_are_the_noise_of_a_release_and_those_of_others_come_on_top() -> None:
     for noise in (ExactNoise(), SimulatedNoise(1, 8, (40, 1))):
         for honest, active in ((8, None), (3, None), (2, np.array([1, 4, 6]))):
-            pooled = Pooled(noise, honest, Cohort.n_rows, 400)
+            pooled = SecureSumNoise(noise, honest, Cohort.n_rows, 400)
             answers = np.array([pooled.answer(asked(round=k, active=active)) for k in range(1, 61)])
             members = np.arange(8) if active is None else active
             stated = 5.0 * 2.0 * math.sqrt(len(members) / honest) / Cohort.n_rows[members].sum()
@@ -57,7 +57,7 @@ def test_the_shares_of_the_honest_are_the_noise_of_a_release_and_those_of_others
 
 
 def test_a_share_is_never_smaller_than_its_part_of_the_noise() -> None:
-    grid = Grid(1.0, 104, 1000)
+    grid = Lattice(1.0, 104, 1000)
     whole = grid.sensitivity / grid.step
     for honest in (2, 5, 100):
         share = grid.noise_scale(7.0, honest)
@@ -65,7 +65,7 @@ def test_a_share_is_never_smaller_than_its_part_of_the_noise() -> None:
         assert share >= LEAST_SHARE
     assert grid.noise_scale(7.0, 1) == grid.noise_scale(7.0)
     with pytest.raises(StudyError, match="too small"):
-        Grid(1.0, 1, 10).noise_scale(0.1, 10**9)
+        Lattice(1.0, 1, 10).noise_scale(0.1, 10**9)
 
 
 def test_one_share_for_all_is_local_trust_of_one_agent() -> None:
@@ -107,9 +107,9 @@ def test_exact_shares_of_unequal_agents_add_up_on_one_grid() -> None:
     rng = np.random.default_rng(5)
     noise = {(i, k): rng.integers(-(10**6), 10**6, 40) for i in range(8) for k in (1, 2)}
     source = ExactNoise(lambda i, k: lambda scale, count: noise[i, k])
-    pooled = Pooled(source, 3, Cohort.n_rows, 1000)
+    pooled = SecureSumNoise(source, 3, Cohort.n_rows, 1000)
     total = sum(noise[i, 2] for i in range(8))
-    step = Grid(1.0, 40, 1000).step
+    step = Lattice(1.0, 40, 1000).step
     assert np.array_equal(pooled.answer(asked(round=2)).ravel(), total * step / Cohort.n_rows.sum())
     assert source.whole(asked(round=2), Cohort.n_rows).dtype == np.int64
 
@@ -117,15 +117,15 @@ def test_exact_shares_of_unequal_agents_add_up_on_one_grid() -> None:
 def test_agents_with_budgets_of_their_own_have_no_common_noise() -> None:
     unequal = replace(asked(), noise_multiplier=np.array([5.0] * 7 + [6.0]))
     with pytest.raises(StudyError, match="all agents have the same budget"):
-        Pooled(ExactNoise(), 4, Cohort.n_rows, 400).answer(unequal)
+        SecureSumNoise(ExactNoise(), 4, Cohort.n_rows, 400).answer(unequal)
 
 
 def test_what_is_drawn_beside_answers_is_the_noise_it_was_made_of() -> None:
     noise = SimulatedNoise(1, 8, (40, 1))
-    pooled = Pooled(noise, 4, Cohort.n_rows, 400)
+    pooled = SecureSumNoise(noise, 4, Cohort.n_rows, 400)
     assert np.array_equal(pooled.draw(3), noise.draw(3))
     assert np.array_equal(pooled.draw(3, 2, (5,)), noise.draw(3, 2, (5,)))
-    assert [Pooled(each, 4, Cohort.n_rows, 400).exact for each in (noise, ExactNoise())] == [False, True]
+    assert [SecureSumNoise(each, 4, Cohort.n_rows, 400).exact for each in (noise, ExactNoise())] == [False, True]
 
 
 def test_noise_that_is_drawn_in_portions_is_drawn_once() -> None:
@@ -143,7 +143,7 @@ def test_absent_agents_add_no_share_and_too_few_are_not_asked() -> None:
     assert there[there > 0].min() >= 4
     assert result.privacy.epsilon < 1.0
     with pytest.raises(StudyError, match="relies on 4 honest"):
-        Pooled(ExactNoise(), 4, Cohort.n_rows, 400).answer(asked(active=np.array([0, 1, 2])))
+        SecureSumNoise(ExactNoise(), 4, Cohort.n_rows, 400).answer(asked(active=np.array([0, 1, 2])))
 
 
 def test_void_rounds_are_charged_and_the_run_goes_on_even_without_its_first() -> None:

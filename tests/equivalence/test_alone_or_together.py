@@ -18,7 +18,7 @@ from dpadmm.engine.loop import PlannedParticipation, RoundView, train
 from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.losses import Logistic
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmmRounds, Gathered, Method, Round
+from dpadmm.methods import DpAdmmRounds, Method, Round, RoundResult
 from dpadmm.methods.theory import constants_of, theorem_schedule
 from dpadmm.queries import moments, problem
 from dpadmm.queries import preconditioner as shape_module
@@ -99,7 +99,7 @@ def check_alone(
             uploads[i] = np.full(sent.shape[1:], np.nan)  # which must not be used
         active = np.flatnonzero(mask[k - 1])
         answered[active] = k
-        broadcast = whole.aggregate(Gathered(np.stack(uploads), broadcast, k, task, rows.n_rows, active, answered))
+        broadcast = whole.aggregate(RoundResult(np.stack(uploads), broadcast, k, task, rows.n_rows, active, answered))
         np.testing.assert_array_equal(together[k - 1].consensus, whole.model(broadcast))
         for i in range(N) if methods[0].local_models else ():
             np.testing.assert_array_equal(together[k - 1].released[i], states[i].released[0])

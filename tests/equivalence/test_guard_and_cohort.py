@@ -20,7 +20,7 @@ from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm.engine.noise import ExactNoise
 from dpadmm.losses import LOSSES, Logistic, Loss, Softmax, Squared
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.methods import Gathered, Round
+from dpadmm.methods import Round, RoundResult
 from dpadmm.parameters.fields import parameters
 from dpadmm.queries.newton import LOSSES as PAIRED
 from dpadmm.queries.problem import Rows, make_rows
@@ -96,7 +96,7 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
         uploads = sent if uploads.shape != sent.shape else uploads
         uploads[active] = sent[active]
         said.append(uploads.copy())
-        consensus = method.aggregate(Gathered(uploads, consensus, k, study.problem, rows.n_rows, active))
+        consensus = method.aggregate(RoundResult(uploads, consensus, k, study.problem, rows.n_rows, active))
     return said
 
 
@@ -167,7 +167,7 @@ def check_same_bits(
                 turn[:] = [99, 99]  # other noise, had there been any in the reply to the same again
                 assert np.array_equal(agents[i].step(k, consensus), uploads[i])
             assert np.array_equal(uploads, expected[k - 1])
-            consensus = whole.aggregate(Gathered(uploads, consensus, k, study.problem, rows.n_rows, active))
+            consensus = whole.aggregate(RoundResult(uploads, consensus, k, study.problem, rows.n_rows, active))
 
 
 def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from dpadmm import BudgetAccountant, BudgetExceeded, DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
+from dpadmm import BudgetAccountant, BudgetExceededError, DPADMMClassifier, DPADMMRegressor, PrivacyLeakWarning
 from dpadmm.errors import StudyError
 
 RNG = np.random.default_rng(2)
@@ -35,7 +35,7 @@ def test_a_fit_is_charged_and_the_one_too_many_refused_before_it_starts() -> Non
     model = DPADMMClassifier(1.0, accountant=accountant, **KNOWN).fit(X, Y)
     weights = model.coef_
     assert accountant.spent.epsilon == pytest.approx(1.0, rel=1e-9)
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceededError):
         model.set_params(epsilon=1.9).fit(X, Y)
     assert model.coef_ is weights
     assert len(accountant) == 1
@@ -59,7 +59,7 @@ def test_a_block_is_the_default_and_nested_blocks_all_count() -> None:
         DPADMMClassifier(0.3, **KNOWN).fit(X, Y)
         with budget(0.5) as inner:
             DPADMMClassifier(0.3, **KNOWN).fit(X, Y)
-            with pytest.raises(BudgetExceeded, match=r"allowed ε = 0\.5"):
+            with pytest.raises(BudgetExceededError, match=r"allowed ε = 0\.5"):
                 DPADMMClassifier(0.5, **KNOWN).fit(X, Y)
         own = budget()
         DPADMMClassifier(0.3, accountant=own, **KNOWN).fit(X, Y)
@@ -88,7 +88,7 @@ def test_a_search_is_charged_for_every_fit_and_says_so() -> None:
     assert len(accountant) == 5
     assert accountant.spent.epsilon == pytest.approx(2.0, rel=1e-5)
     assert search.predict(X).shape == Y.shape
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceededError):
         clone(model).fit(X, Y)
 
 
@@ -102,7 +102,7 @@ def test_without_an_accountant_a_search_is_warned_about() -> None:
 def test_a_search_that_is_too_long_does_not_spend_more_than_there_is() -> None:
     accountant = budget(1.0)
     model = DPADMMClassifier(0.5, accountant=accountant, **KNOWN)
-    with pytest.warns(FitFailedWarning, match="BudgetExceeded"):
+    with pytest.warns(FitFailedWarning, match="BudgetExceededError"):
         scores = cross_val_score(model, X, Y, cv=6)
     assert np.isfinite(scores).sum() == len(accountant) == 3
     assert accountant.spent.epsilon <= 1.0

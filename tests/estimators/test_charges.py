@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm import BudgetAccountant, BudgetExceeded, Dataset, DPADMMClassifier, DPADMMRegressor
+from dpadmm import BudgetAccountant, BudgetExceededError, Dataset, DPADMMClassifier, DPADMMRegressor
 from dpadmm.accounting import exact_epsilon
 from dpadmm.accounting.budget import Budget
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.engine import noise as noise
-from dpadmm.queries import STATISTICS
+from dpadmm.queries import QUERIES
 from dpadmm.queries.problem import Rows
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 
 RNG = np.random.default_rng(2)
 X = RNG.uniform(-1.0, 1.0, (90, 3))
@@ -47,7 +47,7 @@ class Watch:
 
     accountants: list[BudgetAccountant] = field(default_factory=list)
     spent: list[list[Budget]] = field(default_factory=list)
-    used: list[tuple[Grid, int]] = field(default_factory=list)
+    used: list[tuple[Lattice, int]] = field(default_factory=list)
     fail_at: int = 0
     error: type[BaseException] = RuntimeError
 
@@ -56,7 +56,7 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     seen = Watch()
 
-    def release_sum(total: Any, grid: Grid, z: float, **more: Any) -> Any:
+    def release_sum(total: Any, grid: Lattice, z: float, **more: Any) -> Any:
         seen.spent.append([each.spent for each in seen.accountants])
         if len(seen.spent) == seen.fail_at:
             raise seen.error("in the middle")
@@ -100,7 +100,7 @@ def test_a_fit_that_fails_or_is_interrupted_keeps_its_charge(
         assert len(each) == 1
         assert each.spent.epsilon == pytest.approx(0.8, rel=1e-9)
     watch.fail_at = 0
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceededError):
         model.fit(X, Y, groups=OWNERS)
     model.set_params(epsilon=0.3).fit(X, Y, groups=OWNERS)  # the rest is still there
     assert len(accountant) == 2
@@ -123,9 +123,9 @@ def test_where_one_of_several_refuses_none_is_charged_and_no_row_touched(watch: 
         with ExitStack() as stack:
             for each in order:
                 stack.enter_context(each)
-            with pytest.raises(BudgetExceeded, match=r"allowed ε = 0\.5"):
+            with pytest.raises(BudgetExceededError, match=r"allowed ε = 0\.5"):
                 MAKERS["classifier"](0.7).fit(X, Y)
-    with wide, pytest.raises(BudgetExceeded):
+    with wide, pytest.raises(BudgetExceededError):
         MAKERS["classifier"](0.7, accountant=narrow).fit(X, Y)
     assert (len(wide), len(narrow), watch.spent) == (0, 0, [])
 
@@ -171,7 +171,7 @@ def test_rows_are_summed_after_the_charge(monkeypatch: pytest.MonkeyPatch, kind:
 
         return sums
 
-    for statistic in STATISTICS.values():
+    for statistic in QUERIES.values():
         monkeypatch.setattr(statistic, "sums", watch(statistic.sums))
     MAKERS[kind](0.7, accountant=accountant).fit(X, Y)
     assert at == [1] * ROUNDS

@@ -32,7 +32,7 @@ from dpadmm.engine import noise as oracles
 from dpadmm.estimators import search as searching
 from dpadmm.estimators.search import private_score
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 
 RNG = np.random.default_rng(4)
 X = RNG.uniform(-1.0, 1.0, (200, 3))
@@ -52,7 +52,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Of every release in the order of time: how far one row can move the sum, over the noise that was really drawn."""
     seen: list[float] = []
 
-    def release_sum(total: Any, grid: Grid, z: float, **more: Any) -> Any:
+    def release_sum(total: Any, grid: Lattice, z: float, **more: Any) -> Any:
         def draw(scale: int, count: int) -> Any:
             seen.append(2.0 * grid.row_norm / grid.step / scale)
             return exact_noise.discrete_gaussian(scale, count)
@@ -97,7 +97,7 @@ def test_replacing_a_row_moves_a_score_by_its_sensitivity_at_most_and_an_adversa
     model = clone(MODEL).fit(X, Y) if kind == "classes" else clone(NUMBERS).fit(X, X[:, 0])
     totals: list[float] = []
 
-    def release_sum(total: Any, grid: Grid, z: float, **more: Any) -> Any:
+    def release_sum(total: Any, grid: Lattice, z: float, **more: Any) -> Any:
         assert (grid.row_norm, grid.size, grid.n_rows) == (0.5, 1, len(X))
         assert z == 7.0
         totals.append(float(total[0]))
@@ -113,7 +113,7 @@ def test_replacing_a_row_moves_a_score_by_its_sensitivity_at_most_and_an_adversa
             changed[5], rows[5] = other, row
             private_score(model, rows, changed, 7.0)
             largest = max(largest, abs(totals[0] - totals[-1]))
-    assert largest == 1.0 < Grid(0.5, 1, len(X)).sensitivity
+    assert largest == 1.0 < Lattice(0.5, 1, len(X)).sensitivity
 
 
 def test_the_number_of_runs_does_not_depend_on_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 from dpadmm.experiments.grid import Cell, grid_from, read_grid
 from dpadmm.methods import DpAdmm
 from dpadmm.paper import paper_grid
@@ -118,7 +118,7 @@ def test_a_mistake_is_told_with_its_place():
         ((*BLOCK, "round_epsilon"), 0.1, "give exactly one of epsilon"),
     ]:
         with case(path, value, says):
-            with pytest.raises(DpadmmError, match=says) as refused:
+            with pytest.raises(DPADMMError, match=says) as refused:
                 grid_from(_changed(path, value), "my.toml")
             assert str(refused.value).startswith("my.toml")
             assert "\n" not in str(refused.value)
@@ -132,12 +132,12 @@ def test_files_that_are_no_grid_are_refused(tmp_path):
         ("bad.toml", "not valid TOML"),
         ("bytes.toml", "text file"),
     ):
-        with pytest.raises(DpadmmError, match=says):
+        with pytest.raises(DPADMMError, match=says):
             read_grid(tmp_path / name)
 
 
 def test_an_unknown_experiment_is_refused_with_the_nearest():
-    with pytest.raises(DpadmmError, match="no experiment 'fig8'; there are fig1, fig2"):
+    with pytest.raises(DPADMMError, match="no experiment 'fig8'; there are fig1, fig2"):
         paper_grid().cells(["fig8"])
 
 
@@ -190,5 +190,5 @@ def test_an_experiments_shared_settings_are_those_of_its_runs_unless_a_run_says_
     settings = [cell.settings for cell in grid_from(grid).cells()]
     assert [(each.method.rho, each.n_rounds) for each in settings] == [(0.1, 7), (0.2, 7), (0.3, 7)]
     grid["experiments"]["a"]["shared"] = {"rho": [0.1, 0.2]}
-    with pytest.raises(DpadmmError, match="experiment a, shared: rho must be one value"):
+    with pytest.raises(DPADMMError, match="experiment a, shared: rho must be one value"):
         grid_from(grid)

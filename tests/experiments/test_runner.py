@@ -10,7 +10,7 @@ import pytest
 from grids import N_CELLS, SMALL, small_rows, without_times
 from quick_workers import quick_workers
 
-from dpadmm.engine.workers import WorkerDied
+from dpadmm.engine.workers import WorkerDiedError
 from dpadmm.errors import DataError
 from dpadmm.experiments.grid import grid_from
 from dpadmm.experiments.results import read_results
@@ -91,7 +91,7 @@ def test_a_worker_that_dies_is_told_in_one_sentence(tmp_path):
         if progress.done == 2:
             os.kill(psutil_children()[0].pid, signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match=r"ended by SIGKILL.*run the same command again") as died:
+    with pytest.raises(WorkerDiedError, match=r"ended by SIGKILL.*run the same command again") as died:
         run_grid(grid_from(SMALL), small_rows(), path, names=["agents"], workers=1, watch=kill)
     assert "\n" not in str(died.value)
     assert len(read_results(path).cells) in (2, 3)  # it may finish its next cell before the signal comes

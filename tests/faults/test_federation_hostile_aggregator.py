@@ -16,9 +16,9 @@ from dpadmm.federation.protocol import (
     HEAD,
     Grant,
     Kind,
+    LeaseReply,
     Mark,
     Message,
-    Verdict,
     digest_of,
     grants_of,
     packed,
@@ -46,7 +46,7 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
 
                 async def grant(message: Msg) -> None:
                     claim = unpacked_claim(message.data)
-                    grant = Grant(Verdict.GRANTED, claim.instance, claim.number, Mark())
+                    grant = Grant(LeaseReply.GRANTED, claim.instance, claim.number, Mark())
                     await boss.client.publish(grants_of("a"), packed_grant(grant))
 
                 await boss.client.subscribe(f"{CLAIMS}.a", cb=grant)

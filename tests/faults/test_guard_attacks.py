@@ -42,7 +42,7 @@ from masked_sites import MASKING
 
 from dpadmm.accounting.events import Release
 from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.errors import DpadmmError, Refusal
+from dpadmm.errors import DPADMMError, RefusalError
 from dpadmm.losses import Huber, Logistic
 from dpadmm.queries.gradient import Gradient
 from dpadmm.sites.agent import Agent
@@ -111,7 +111,7 @@ def test_of_many_forked_requests_at_once_one_is_answered(guard):
     def ask(i: int) -> bytes | str:
         try:
             return guard.answer(HASH, 1, POINT + i % 4).tobytes()
-        except Refusal as refused:
+        except RefusalError as refused:
             return refused.code
 
     with ThreadPoolExecutor(8) as pool:
@@ -130,7 +130,7 @@ def test_two_guards_on_one_ledger_cannot_both_answer_a_round(folder):
         def ask(guard: Guard, round: int) -> bytes | str:
             try:
                 return guard.answer(HASH, round, POINT + guards.index(guard)).tobytes()
-            except Refusal as refused:
+            except RefusalError as refused:
                 return refused.code
 
         for round in range(1, ROUNDS + 1):
@@ -301,7 +301,7 @@ def test_a_study_with_anything_changed_is_another_study(guard, name):
     before = books(guard)
     try:
         other = changed_studies()[name]()
-    except DpadmmError:
+    except DPADMMError:
         assert name == "schedule", "this change should make a study"
         return
     assert other.hash != HASH
@@ -309,7 +309,7 @@ def test_a_study_with_anything_changed_is_another_study(guard, name):
     code = ""
     try:
         guard.enrol(other)
-    except Refusal as refused:
+    except RefusalError as refused:
         code = refused.code
     if code:
         assert code in ("study-unfit", "budget-cap", "policy-loss", "policy-method")
@@ -435,7 +435,7 @@ def test_three_rows_of_a_person_cost_nine_times_as_much(folder):
         assert float(guard._ledger.status().spent) == pytest.approx(3 * 9 / Z**2)
 
 
-@pytest.mark.parametrize("error", [DpadmmError, ValueError, KeyError, OSError, MemoryError])
+@pytest.mark.parametrize("error", [DPADMMError, ValueError, KeyError, OSError, MemoryError])
 def test_what_is_wrong_with_rows_is_not_said(folder, error):
     def unreadable(study: Any) -> Any:
         raise error("row 17 has 0.7263")
@@ -447,7 +447,7 @@ def test_what_is_wrong_with_rows_is_not_said(folder, error):
         assert not guard._ledger.status().accounts
 
 
-@pytest.mark.parametrize("error", [DpadmmError, FloatingPointError, MemoryError, KeyError])
+@pytest.mark.parametrize("error", [DPADMMError, FloatingPointError, MemoryError, KeyError])
 def test_a_gradient_that_fails_is_refused_unspent_and_says_nothing(guard, monkeypatch, error):
     def fail(*_: object) -> None:
         raise error("row 17 has 0.7263")
@@ -565,7 +565,7 @@ def test_under_a_flipped_bit_or_a_cut_file_nothing_changes_or_all_is_refused(who
                 book = guard._ledger.status()
                 assert (book.fingerprint, book.spent) == (truth.fingerprint, truth.spent), what
                 agent.step(6, consensus(6))
-        except Refusal as refused:
+        except RefusalError as refused:
             ended[refused.code] += 1
         else:
             assert guard_runs.check(copy, sent) == 6, what

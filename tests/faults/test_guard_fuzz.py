@@ -24,11 +24,11 @@ from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm.data.schema import Label, Plain, Schema
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.losses import LOSSES
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import REACH, Grid
+from dpadmm.trusted.discrete_gaussian import REACH, Lattice
 from dpadmm.trusted.guard import MAX_MEMO, Guard
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
@@ -68,11 +68,11 @@ def ask(guard: Guard, study: Any, round: Any, point: Any, memo: Any) -> str:
     before = guard._ledger.status().seq
     try:
         answer = guard.answer(study, round, point, memo)
-    except Refusal as refused:
+    except RefusalError as refused:
         code = refused.code
     else:
         code = "released"
-        grid = Grid(1.0, D, 8)
+        grid = Lattice(1.0, D, 8)
         assert answer.dtype == np.int64
         assert np.abs(answer).max() <= grid.largest + REACH * grid.noise_scale(FUZZED.noise_multiplier)
     assert code in ({"released"} | ABOUT_ROUNDS if good else MALFORMED)
@@ -350,7 +350,7 @@ def test_an_agent_that_hears_absurd_numbers_says_some_or_refuses_and_restarts_th
                 for round, words in spoken.items():
                     try:
                         said[round] = agent.step(round, words).tobytes()
-                    except Refusal as refused:
+                    except RefusalError as refused:
                         codes.add(refused.code)
             assert codes <= {"request-malformed", "round-gap"}
             assert said

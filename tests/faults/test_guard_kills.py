@@ -16,7 +16,7 @@ from guard_runs import STUDY, check
 from guards import consensus, guarded, memory_folder, play, process, refusal
 from ledgers import Fault, failing
 
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted.ledger import Ledger
 from support import guard_runs, ledgers
@@ -77,7 +77,7 @@ def test_a_write_that_fails_is_a_refusal_and_a_restart_goes_on(folder, kind):
         try:
             with failing(fault):
                 scenario(here, sent)
-        except Refusal as refused:
+        except RefusalError as refused:
             code = refused.code
         assert code in (None, "ledger-failed")
         failed += code is not None
@@ -131,7 +131,7 @@ def test_interrupted_around_the_record_nothing_is_answered_twice(folder, monkeyp
         with pytest.raises(interrupt):
             agent.step(2, consensus(2))
         monkeypatch.undo()
-        with suppress(Refusal):  # in doubt about the mark, it waits for a restart
+        with suppress(RefusalError):  # in doubt about the mark, it waits for a restart
             sent[2] = agent.step(2, consensus(2)).tobytes()
         assert (2 in sent) == (step == "spend")
     assert check(folder, sent) == 2

@@ -18,7 +18,7 @@ import ledgers
 import pytest
 from ledgers import CAP, ROUND_COST, STUDY, Fault, answer, check, digest, failing, opened, scenario
 
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.trusted.ledger import DATABASE, LINE, MARK, Ledger, read_ledger
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
@@ -70,7 +70,7 @@ def test_a_write_that_fails_is_a_refusal_and_the_next_opening_goes_on(folder, ki
         try:
             with failing(fault):
                 scenario(here, sent)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             code = refusal.code
         assert code in (None, "ledger-failed")
         failed += code is not None
@@ -89,7 +89,7 @@ def test_a_write_that_fails_is_a_refusal_and_the_next_opening_goes_on(folder, ki
 def test_after_a_failed_write_nothing_is_answered_until_the_ledger_is_opened_again(folder):
     with opened(folder) as ledger:
         first = answer(ledger, 1)
-        with pytest.raises(Refusal), failing(Fault("EIO", 1)):
+        with pytest.raises(RefusalError), failing(Fault("EIO", 1)):
             answer(ledger, 2)
         for act in (
             lambda: answer(ledger, 2),
@@ -97,7 +97,7 @@ def test_after_a_failed_write_nothing_is_answered_until_the_ledger_is_opened_aga
             ledger.status,
             lambda: ledger.close_study(STUDY),
         ):
-            with pytest.raises(Refusal, match="open it again") as refused:
+            with pytest.raises(RefusalError, match="open it again") as refused:
                 act()
             assert refused.value.code == "ledger-failed"
     check(folder, {1: first})
@@ -113,7 +113,7 @@ def test_interrupted_between_commit_and_mark_the_spend_counts(folder, monkeypatc
         with pytest.raises(interrupt):
             answer(ledger, 1)
         monkeypatch.undo()
-        with pytest.raises(Refusal, match="earlier write"):
+        with pytest.raises(RefusalError, match="earlier write"):
             answer(ledger, 1)
     assert check(folder, {}) == 1
 
@@ -164,7 +164,7 @@ def test_a_flipped_bit_or_a_cut_file_is_refused_or_harmless(whole, folder, name)
         before = {path.name: path.read_bytes() for path in copy.iterdir() if not path.name.endswith("-shm")}
         try:
             ledger = Ledger.open(copy, cap=CAP)
-        except Refusal:
+        except RefusalError:
             refused += 1
             after = {path.name: path.read_bytes() for path in copy.iterdir() if path.name in before}
             assert after == before, what  # what is damaged is left to look at
@@ -188,7 +188,7 @@ def test_every_bit_of_the_mark_counts(whole, folder):
         flipped = bytearray(data)
         flipped[i // 8] ^= 1 << i % 8
         (copy / MARK).write_bytes(flipped)
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RefusalError) as refused:
             Ledger.open(copy, cap=CAP)
         assert refused.value.code == "ledger-damaged", i
 
@@ -205,7 +205,7 @@ def test_a_mark_cut_by_more_than_its_last_line_is_refused_and_by_less_completed(
             assert (copy / MARK).read_bytes() == data
     for cut in (LINE + 1, 2 * LINE, len(data)):
         (copy / MARK).write_bytes(data[:-cut])
-        with pytest.raises(Refusal, match="mark"):
+        with pytest.raises(RefusalError, match="mark"):
             Ledger.open(copy, cap=CAP, create=True)
 
 
@@ -235,7 +235,7 @@ def test_records_changed_by_hand_are_noticed(whole, folder):
         with sqlite3.connect(copy / DATABASE) as database:
             database.execute(change)
         database.close()
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RefusalError) as refused:
             Ledger.open(copy, cap=CAP, create=True)
         assert refused.value.code == "ledger-damaged"
 
@@ -246,7 +246,7 @@ def test_damage_that_no_record_shows_is_found_by_sqlite_itself(whole, folder):
     with (folder / "copy" / DATABASE).open("r+b") as file:
         file.seek(36)  # SQLite's count of free pages
         file.write(b"\0\0\0\1")
-    with pytest.raises(Refusal, match="SQLite finds damage"):
+    with pytest.raises(RefusalError, match="SQLite finds damage"):
         Ledger.open(folder / "copy", cap=CAP)
 
 
@@ -255,7 +255,7 @@ def test_a_reservation_beyond_what_others_may_learn_together_is_refused_even_wit
         monkeypatch.setattr("dpadmm.trusted.ledger.LedgerState.check", lambda *_: None)
         ledger.reserve(ledgers.OTHER, 0.1 * CAP, about={}, shares=10)
     monkeypatch.undo()
-    with pytest.raises(Refusal, match="all other sites working together"):
+    with pytest.raises(RefusalError, match="all other sites working together"):
         Ledger.open(folder, cap=CAP)
 
 
@@ -269,7 +269,7 @@ def test_records_against_the_rules_are_refused_even_with_good_hashes(folder, mon
         ledger.spend(ledgers.OTHER, 1, **more | {"mu_squared": ROUND_COST})
         ledger.spend(ledgers.OTHER, round, **more)
     monkeypatch.undo()
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RefusalError) as refused:
         Ledger.open(folder, cap=CAP)
     assert refused.value.code == "ledger-damaged"
 
@@ -286,7 +286,7 @@ def test_an_old_database_under_a_newer_mark_is_refused(folder):
         answer(ledger, 2)
     shutil.copy(old / DATABASE, live / DATABASE)
     for create in (False, True):
-        with pytest.raises(Refusal, match="lost or changed") as refused:
+        with pytest.raises(RefusalError, match="lost or changed") as refused:
             Ledger.open(live, cap=CAP, create=create)
         assert refused.value.code == "ledger-damaged"
 
@@ -300,7 +300,7 @@ def test_a_copy_that_went_its_own_way_is_refused(folder):
         with opened(place) as ledger:
             answer(ledger, 2)
     shutil.copy(fork / DATABASE, live / DATABASE)
-    with pytest.raises(Refusal, match="lost or changed"):
+    with pytest.raises(RefusalError, match="lost or changed"):
         Ledger.open(live, cap=CAP)
 
 
@@ -316,7 +316,7 @@ def test_a_lost_database_comes_back_from_a_copy_as_new_as_the_mark_only(folder):
     for copy in (None, old):
         if copy:
             shutil.copy(copy / DATABASE, live / DATABASE)
-        with pytest.raises(Refusal, match=f"put back a copy of {DATABASE} with all records"):
+        with pytest.raises(RefusalError, match=f"put back a copy of {DATABASE} with all records"):
             Ledger.open(live, cap=CAP)
     shutil.copy(new / DATABASE, live / DATABASE)
     assert check(live, {2: reply}) == 2
@@ -328,7 +328,7 @@ def test_half_a_ledger_is_no_ledger(folder, missing):
         answer(ledger, 1)
     (folder / missing).unlink()
     for create in (False, True):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RefusalError) as refused:
             Ledger.open(folder, cap=CAP, create=create)
         assert refused.value.code == "ledger-damaged"
 
@@ -355,7 +355,7 @@ def test_a_mark_replaced_under_a_running_ledger_stops_it(folder):
         copy = folder / "copy"
         shutil.copy(folder / MARK, copy)
         copy.replace(folder / MARK)
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RefusalError) as refused:
             answer(ledger, 2)
         assert refused.value.code == "ledger-damaged"
 
@@ -368,7 +368,7 @@ def test_one_process_holds_it_others_may_read_and_its_death_frees_it(folder):
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout.readline() == "1\n"
-            with pytest.raises(Refusal) as refused:
+            with pytest.raises(RefusalError) as refused:
                 Ledger.open(folder, cap=CAP, create=True)
             assert refused.value.code == "ledger-locked"
             seen = [1]
@@ -381,7 +381,7 @@ def test_one_process_holds_it_others_may_read_and_its_death_frees_it(folder):
 
 
 def test_one_process_cannot_open_it_twice(folder):
-    with opened(folder), pytest.raises(Refusal) as refused:
+    with opened(folder), pytest.raises(RefusalError) as refused:
         Ledger.open(folder, cap=CAP)
     assert refused.value.code == "ledger-locked"
     opened(folder).close()

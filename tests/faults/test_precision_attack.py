@@ -15,7 +15,7 @@ from scipy import stats
 
 from dpadmm.accounting import exact_epsilon
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.trusted.discrete_gaussian import Grid, as_mean, discrete_gaussian, release_sum
+from dpadmm.trusted.discrete_gaussian import Lattice, as_mean, discrete_gaussian, release_sum
 
 TRIALS = 10**6
 DELTA = 1e-3
@@ -60,9 +60,9 @@ def test_float_noise_is_told_apart_and_a_sum_of_four_is_no_cure(parts: int) -> N
 
 
 @pytest.fixture(scope="module")
-def uploads() -> tuple[Grid, Integers, Integers]:
+def uploads() -> tuple[Lattice, Integers, Integers]:
     """A million trials at once: coordinates are independent, and each plays the game by itself."""
-    grid = Grid(1.0, TRIALS, 400)
+    grid = Lattice(1.0, TRIALS, 400)
     z = 1.0 / MU
     return (
         grid,
@@ -71,7 +71,7 @@ def uploads() -> tuple[Grid, Integers, Integers]:
     )
 
 
-def test_exact_noise_is_not_told_apart(uploads: tuple[Grid, Integers, Integers]) -> None:
+def test_exact_noise_is_not_told_apart(uploads: tuple[Lattice, Integers, Integers]) -> None:
     grid, zero, moved = uploads
     noise_std = grid.noise_scale(1.0 / MU) * grid.step / grid.n_rows
     gaps = [in_a_gap(as_mean(upload, grid), noise_std) for upload in (zero, moved)]
@@ -86,7 +86,7 @@ def test_exact_noise_is_not_told_apart(uploads: tuple[Grid, Integers, Integers])
     assert not breaks_the_promise(zero % 2 == 0, moved % 2 == 0)
 
 
-def test_the_promise_is_tight_enough_to_be_broken(uploads: tuple[Grid, Integers, Integers]) -> None:
+def test_the_promise_is_tight_enough_to_be_broken(uploads: tuple[Lattice, Integers, Integers]) -> None:
     """The best test of all, on the size of what is seen, reaches what the budget allows and no more."""
     grid, zero, moved = uploads
     shift = round(2.0 * grid.row_bound / grid.step)

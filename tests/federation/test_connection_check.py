@@ -23,7 +23,7 @@ from tls_servers import failure, listening, tls_server
 from dpadmm.federation.demo import new_site
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import read_invitation
-from dpadmm.federation.site.connection import CHECKS, Check, check_connections
+from dpadmm.federation.site.connection import CHECKS, ConnectionCheck, check_connections
 from dpadmm.federation.transport.broker import Broker, broker_config, nats_server
 
 DAY = timedelta(days=1)
@@ -48,7 +48,7 @@ def broker(hub: Authority, site: Path) -> Iterator[Broker]:
     made.stop()
 
 
-def checked(site: Path, url: str) -> list[Check]:
+def checked(site: Path, url: str) -> list[ConnectionCheck]:
     """The checks of a site whose invitation has another address."""
     path = site / "network" / "invitation.json"
     before = path.read_bytes()

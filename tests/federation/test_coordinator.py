@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.errors import DataError, StudyError, Unavailable
-from dpadmm.federation.protocol import Kind, Message, Seen, digest_of, packed, unpacked
+from dpadmm.errors import DataError, ServiceUnavailableError, StudyError
+from dpadmm.federation.protocol import Kind, LastContact, Message, digest_of, packed, unpacked
 from dpadmm.federation.server import journal as journals
-from dpadmm.federation.server.coordinator import Stopped, Uploads
+from dpadmm.federation.server.coordinator import StudyStoppedError, Uploads
 from dpadmm.federation.server.journal import Journal, JournalError, result_of
 from dpadmm.matrices.arrays import Floats
 from dpadmm.studies.study import Study
@@ -225,7 +225,7 @@ def test_refusals_that_last_and_those_that_do_not(make: Any) -> None:
     assert table.run.over(0.0)
     table.run.close_round(0.1)
     table.refuse("c", "study-closed")
-    with pytest.raises(Stopped, match="only 1 of 3 sites can still answer, but the quorum is 2"):
+    with pytest.raises(StudyStoppedError, match="only 1 of 3 sites can still answer, but the quorum is 2"):
         table.run.over(0.0)
 
 
@@ -310,7 +310,7 @@ def test_absurd_uploads_stop_the_study_with_a_reason(make: Any) -> None:
     table.begin("a", "b", "c")
     for site in "abc":
         table.say(site, 1.7e308)
-    with np.errstate(over="ignore"), pytest.raises(Stopped, match="too large"):
+    with np.errstate(over="ignore"), pytest.raises(StudyStoppedError, match="too large"):
         table.run.close_round(0.1)
 
 
@@ -427,9 +427,11 @@ def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(
     assert run.over(60.0)
     clock.now = 5.0  # all are silent now
     table.refuse("b", "ledger-failed")
-    run.seen = {"b": Seen(5.0, 0.0), "c": Seen(5.0, 0.0)}
+    run.seen = {"b": LastContact(5.0, 0.0), "c": LastContact(5.0, 0.0)}
     assert not run.over(59.9)
-    with pytest.raises(Unavailable, match="after 60 seconds 0 of 3 sites are there, and 2 are needed") as told:
+    with pytest.raises(
+        ServiceUnavailableError, match="after 60 seconds 0 of 3 sites are there, and 2 are needed"
+    ) as told:
         run.over(60.0)
     assert "a: silent since 20" in str(told.value)
     assert "b: refused: ledger-failed; c: connected, but has not answered: it may not have accepted the study" in str(
@@ -456,7 +458,7 @@ def test_a_round_is_stalled_once_too_many_are_silent_or_refuse_or_it_takes_too_l
     run.opened = 1.0
 
     def at(seconds: float, **seen: float) -> tuple[str, ...]:
-        clock.now, run.seen = seconds, {name: Seen(when, 0.0) for name, when in seen.items()}
+        clock.now, run.seen = seconds, {name: LastContact(when, 0.0) for name, when in seen.items()}
         run.watch()
         return run.stalled
 

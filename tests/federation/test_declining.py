@@ -13,7 +13,7 @@ from federations import small_study, write_rows
 from guards import STUDY, guarded
 from guards import study as other_study
 
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.federation.demo import free_port, invite, new_site
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.protocol import Kind, Message, packed, unpacked
@@ -116,8 +116,8 @@ def test_while_the_ledger_cannot_be_used_it_is_not_answered_and_tried_again(
 ) -> None:
     responder.accept(STUDY)
     assert said(responder, STUDY, request(1, STUDY)) == "UPLOAD"
-    responder._close_failed_ledger(Refusal("ledger-failed", "a full disk, say"))
-    with pytest.raises(Refusal, match="not open"):
+    responder._close_failed_ledger(RefusalError("ledger-failed", "a full disk, say"))
+    with pytest.raises(RefusalError, match="not open"):
         responder.leave(STUDY, declined=True)
     assert said(responder, STUDY, call(STUDY)) in (None, "study-closed")
     assert not read_ledger(tmp_path).accounts[STUDY.hash].closed
@@ -226,7 +226,7 @@ def test_after_a_ledger_that_failed_a_declined_study_does_not_come_back(
 ) -> None:
     accept(site, small)
     with Running(site) as agent:
-        agent.responder._close_failed_ledger(Refusal("ledger-failed", "a full disk, say"))
+        agent.responder._close_failed_ledger(RefusalError("ledger-failed", "a full disk, say"))
         decide(site.path.parent, small, "declined")
         agent.heed()
         assert said(agent.responder, small, call(small)) in (None, "study-closed")

@@ -319,9 +319,9 @@ def test_missing_packages_are_one_sentence():
         with case(module):
             code = (
                 "import sys; sys.modules['cryptography'] = None\n"
-                "from dpadmm.errors import DpadmmError\n"
+                "from dpadmm.errors import DPADMMError\n"
                 f"try: import dpadmm.federation.{module}\n"
-                "except DpadmmError as error: print(error)"
+                "except DPADMMError as error: print(error)"
             )
             said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
             assert said == "federation needs more packages: pip install 'dpadmm[federation]'\n"

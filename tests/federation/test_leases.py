@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from looping import case
 
-from dpadmm.federation.protocol import LEASE_FREE_AFTER, LEASE_HOLDS, Grant, Mark, Verdict
+from dpadmm.federation.protocol import LEASE_FREE_AFTER, LEASE_HOLDS, Grant, LeaseReply, Mark
 from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.site import lease as lease_module
 from dpadmm.federation.site.lease import Lease
@@ -188,7 +188,7 @@ def test_an_old_copy_is_refused_until_the_latest_ledger_is_back_or_its_owner_say
     assert hub.asked(snapshot) is not None
     assert (snapshot.state, snapshot.held) == ("behind", False)
     assert hub.leases.doubts(clock.now) == {"a": "ledger-behind"}
-    assert Hub(tmp_path / "hub", clock).asked(agent_of(old)).verdict is Verdict.BEHIND  # type: ignore[union-attr]
+    assert Hub(tmp_path / "hub", clock).asked(agent_of(old)).verdict is LeaseReply.BEHIND  # type: ignore[union-attr]
     spend(old, 1, 2, 3)  # as many records and more, with other noise: found out by its chain
     forked = agent_of(old)
     hub.asked(forked)
@@ -240,7 +240,7 @@ def test_who_was_deaf_takes_no_silence_for_an_answer(tmp_path: Path, clock: Cloc
     hub, site, clone = Hub(tmp_path / "hub", clock), agent_of(ledger), agent_of(copied(ledger, "copy"))
     hub.seconds(2, site)
     clock.now += 60.0  # the aggregator's line was down, and the site may have been granted by another process
-    assert hub.asked(clone).verdict is Verdict.WAIT  # type: ignore[union-attr]
+    assert hub.asked(clone).verdict is LeaseReply.WAIT  # type: ignore[union-attr]
 
 
 def test_without_a_mark_or_an_open_ledger_nothing_is_claimed(tmp_path: Path, clock: Clock) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from guards import POLICY, STUDY, guarded, refusal, rows, tiny
 
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.federation.protocol import Kind, Message, packed, unpacked
 from dpadmm.federation.site.lifecycle import Participation, participation
 from dpadmm.federation.site.responder import ALARM_AFTER_FAILURE, REOPEN_AFTER, Responder
@@ -212,7 +212,7 @@ def test_an_end_that_cannot_be_recorded_stops_the_answers_and_is_recorded_later(
     site.answer(1)
 
     def fail(*_: object) -> None:
-        raise Refusal("ledger-failed", "the disk is full")
+        raise RefusalError("ledger-failed", "the disk is full")
 
     with monkeypatch.context() as broken:
         broken.setattr(Ledger, "close_study", fail)
@@ -271,7 +271,7 @@ def test_a_ledger_that_cannot_be_written_is_an_obstacle_until_a_write_succeeds_o
     site.responder.accept(GAPS)
 
     def fail(*_: object, **__: object) -> None:
-        raise Refusal("ledger-failed", "the disk is full")
+        raise RefusalError("ledger-failed", "the disk is full")
 
     for written in (True, False):
         with monkeypatch.context() as broken:
@@ -298,7 +298,7 @@ def test_an_enrolment_that_the_ledger_cannot_record_is_repeated(site: Site, monk
     monkeypatch.setattr("dpadmm.federation.site.responder.monotonic", lambda: now)
 
     def fail(*_: object, **__: object) -> None:
-        raise Refusal("ledger-failed", "the disk is full")
+        raise RefusalError("ledger-failed", "the disk is full")
 
     with monkeypatch.context() as broken:
         broken.setattr(Ledger, "reserve", fail)

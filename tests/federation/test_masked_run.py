@@ -16,7 +16,7 @@ from masked import MOST_ROWS, NAMES, ROUNDS, ROWS, D, MaskedSite, masked_study
 
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.engine.loop import PlannedParticipation, train
-from dpadmm.engine.noise import ExactNoise, Pooled
+from dpadmm.engine.noise import ExactNoise, SecureSumNoise
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import Journal
@@ -113,7 +113,7 @@ def reference(study: Study, rows: Rows, mask: np.ndarray, voids: set[int]) -> np
     history: list[np.ndarray] = []
     train(
         study.method(*ROWS.values()), study.problem, rows, n_rounds=ROUNDS,
-        noise=Pooled(ExactNoise(seeded), 2, rows.n_rows, MOST_ROWS),
+        noise=SecureSumNoise(ExactNoise(seeded), 2, rows.n_rows, MOST_ROWS),
         participation=PlannedParticipation(mask), voids=lambda round: round in voids,
         observers=[lambda view: history.append(np.array(view.broadcast))],
     )  # fmt: skip

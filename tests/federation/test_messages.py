@@ -16,7 +16,7 @@ from dpadmm.federation.protocol import (
     HEAD,
     MAX_BODY,
     NO_DIGEST,
-    BadMessage,
+    BadMessageError,
     Kind,
     Message,
     digest_of,
@@ -69,7 +69,7 @@ def test_a_round_has_a_bit_for_every_site() -> None:
                 if n_bytes == math.ceil(n_sites / 8):
                     assert read(data, False, n_sites).body == bytes(n_bytes)
                 else:
-                    with pytest.raises(BadMessage, match="unexpected body"):
+                    with pytest.raises(BadMessageError, match="unexpected body"):
                         read(data, False, n_sites)
 
 
@@ -88,15 +88,15 @@ def test_what_was_packed_comes_back() -> None:
 
 def test_nobody_speaks_for_the_other_side() -> None:
     for message, from_site, n_sites in of_both():
-        with case(message), pytest.raises(BadMessage, match="is not allowed from this sender"):
+        with case(message), pytest.raises(BadMessageError, match="is not allowed from this sender"):
             read(packed(message), not from_site, n_sites)
 
 
 def test_a_study_has_masked_answers_or_plain_ones() -> None:
     for message in (MASKED_DOWN[3], MASKED_UP[1], MASKED_UP[2]):
-        with case(message), pytest.raises(BadMessage, match="is not allowed from this sender"):
+        with case(message), pytest.raises(BadMessageError, match="is not allowed from this sender"):
             read(packed(message), message.kind > 16)
-    with pytest.raises(BadMessage, match="is not allowed from this sender"):
+    with pytest.raises(BadMessageError, match="is not allowed from this sender"):
         read(packed(UP[1]), True, N)
 
 
@@ -104,15 +104,15 @@ def test_members_and_tags_have_the_length_of_the_roster() -> None:
     mask, present, ready, _, _ = (MASKED_DOWN[3], *MASKED_UP)
     for message in (mask, present, ready):
         for body in (message.body[:-1], message.body + b"\0", b""):
-            with case(message, body), pytest.raises(BadMessage, match="unexpected body"):
+            with case(message, body), pytest.raises(BadMessageError, match="unexpected body"):
                 read(packed(message._replace(body=body)), message is not mask, N)
     for message in (mask, ready):
-        with case(message), pytest.raises(BadMessage, match="expected a round"):
+        with case(message), pytest.raises(BadMessageError, match="expected a round"):
             read(packed(message._replace(round=0)), message is not mask, N)
 
 
 def test_another_study_is_refused() -> None:
-    with pytest.raises(BadMessage, match="another study"):
+    with pytest.raises(BadMessageError, match="another study"):
         unpacked(packed(DOWN[1]), study="00" * 32, shape=lambda _: SHAPE, from_site=False)
 
 
@@ -121,38 +121,38 @@ def test_numbers_are_finite() -> None:
         with case(bad):
             values = VALUES.copy()
             values[1, 1] = bad
-            with pytest.raises(BadMessage, match="not finite"):
+            with pytest.raises(BadMessageError, match="not finite"):
                 read(packed(UP[1]._replace(values=values)), True)
 
 
 def test_another_shape_is_refused() -> None:
     for shape in [(2, 3), (3, 1), (1, 6), (3, 3)]:
-        with case(shape), pytest.raises(BadMessage, match="shape"):
+        with case(shape), pytest.raises(BadMessageError, match="shape"):
             read(packed(UP[1]._replace(values=np.zeros(shape))), True)
 
 
 def test_a_head_that_promises_much_allocates_nothing() -> None:
     head = HEAD.pack(b"dpAM", 1, Kind.UPLOAD, 0, bytes.fromhex(STUDY), bytes(32), 1, 2**32 - 1, 2**32 - 1, 1, 1, 2**63)
-    with pytest.raises(BadMessage, match="length"):
+    with pytest.raises(BadMessageError, match="length"):
         read(head, True)
 
 
 def test_too_much_is_refused_unread() -> None:
-    with pytest.raises(BadMessage, match="a message cannot have"):
+    with pytest.raises(BadMessageError, match="a message cannot have"):
         read(bytes(HEAD.size + MAX_BODY + 1), True)
-    with pytest.raises(BadMessage, match="8 MB"):
+    with pytest.raises(BadMessageError, match="8 MB"):
         packed(Message(Kind.REQUEST, STUDY, 1, np.zeros((MAX_BODY // 8 + 1, 1))))
 
 
 def test_sites_say_how_many_rows_they_have() -> None:
     for rows in [{"n_rows": 0}, {"rows_per_person": 0}, {"n_rows": 10**13}]:
-        with case(rows), pytest.raises(BadMessage, match="number of rows"):
+        with case(rows), pytest.raises(BadMessageError, match="number of rows"):
             read(packed(UP[1]._replace(**rows)), True)
 
 
 def test_codes_are_short_and_plain() -> None:
     for code in ["", "Round-Forked", "a" * 41, "x y", "<b>"]:
-        with case(code), pytest.raises(BadMessage, match="code"):
+        with case(code), pytest.raises(BadMessageError, match="code"):
             read(packed(UP[2]._replace(code=code)), True)
 
 
@@ -209,7 +209,7 @@ WRONG = [
 
 def test_every_field_that_does_not_fit_is_refused() -> None:
     for fields, complaint in WRONG:
-        with case(fields, complaint), pytest.raises(BadMessage, match=complaint):
+        with case(fields, complaint), pytest.raises(BadMessageError, match=complaint):
             read(raw(**fields), fields.get("kind", Kind.CALL) > 16)
 
 
@@ -222,7 +222,7 @@ def test_limits_of_messages_include_their_last_value() -> None:
     values = unpacked(packed(largest), study=STUDY, shape=lambda _: (numbers, 1), from_site=False).values
     assert values is not None
     assert values.sum() == numbers
-    with pytest.raises(BadMessage, match="8 MB"):
+    with pytest.raises(BadMessageError, match="8 MB"):
         packed(largest._replace(values=np.ones((numbers + 1, 1))))
 
 
@@ -236,7 +236,7 @@ def test_flips_and_cuts_are_refused_or_are_messages(data: st.DataObject) -> None
     cut = bytes(whole[: data.draw(st.integers(0, len(whole)))]) if data.draw(st.booleans()) else bytes(whole)
     try:
         got = read(cut, from_site, n_sites)
-    except BadMessage:
+    except BadMessageError:
         return
     assert got.study == STUDY
     assert got.values is None or (got.values.shape == SHAPE and np.isfinite(got.values).all())
@@ -245,7 +245,7 @@ def test_flips_and_cuts_are_refused_or_are_messages(data: st.DataObject) -> None
 @prove
 @given(st.binary(max_size=400), st.booleans(), st.sampled_from([0, N]))
 def test_any_bytes_are_refused_or_are_messages(data: bytes, from_site: bool, n_sites: int) -> None:
-    with pytest.raises(BadMessage):
+    with pytest.raises(BadMessageError):
         read(data, from_site, n_sites)
 
 

@@ -17,7 +17,7 @@ from federations import NAMES, Federation, agent_process, small_study, write_row
 from looping import case
 from own_ca import BOTH, CLIENT, DAY, SERVER, OwnCa, install, join_with
 
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.demo import new_site
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request, read_invitation, site_identity
@@ -230,7 +230,7 @@ def test_certificates_that_nobody_here_can_renew_are_alarming_a_month_before(hub
         hub.install(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage, last=last))
     texts = [alarm.text for alarm in alarms_of(hub, []) if alarm.code == "certificate"]
     assert texts == [f"the certificate of the {who} expires in 28 days" for who in ("broker", "aggregator")]
-    with pytest.raises(DpadmmError, match=r"the certificate of the broker expired at .* a new one is needed"):
+    with pytest.raises(DPADMMError, match=r"the certificate of the broker expired at .* a new one is needed"):
         hub.renew_certificates(now=last)
 
 

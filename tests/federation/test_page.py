@@ -17,7 +17,7 @@ from live_run import LiveRun
 from looping import case
 from page_visits import TOKEN, ask, raw
 
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 from dpadmm.federation.server import page as page_module
 from dpadmm.federation.server.page import Page
 
@@ -270,11 +270,11 @@ def test_a_page_that_was_never_started_closes():
 
 
 def test_a_port_in_use_is_a_sentence(page, run):
-    with pytest.raises(DpadmmError, match=rf"cannot use port {page.port} .*choose another"):
+    with pytest.raises(DPADMMError, match=rf"cannot use port {page.port} .*choose another"):
         Page(run, port=page.port)
-    with pytest.raises(DpadmmError, match="choose one up to 65535"):
+    with pytest.raises(DPADMMError, match="choose one up to 65535"):
         Page(run, port=70000)
-    with pytest.raises(DpadmmError, match="16 to 200 letters"):
+    with pytest.raises(DPADMMError, match="16 to 200 letters"):
         Page(run, token="short")
 
 

@@ -16,12 +16,12 @@ from dpadmm.federation.protocol import (
     LEASE_FREE_AFTER,
     LEASE_HOLDS,
     SILENT_AFTER,
-    BadMessage,
-    Claim,
+    BadMessageError,
     Grant,
+    LeaseClaim,
+    LeaseReply,
     Mark,
-    MissingPackages,
-    Verdict,
+    MissingPackagesError,
     beat_subjects_of,
     check_name,
     clock_of_beat,
@@ -65,7 +65,7 @@ def test_sites_speak_to_the_aggregator_and_it_to_all() -> None:
 
 
 def test_missing_packages_say_what_to_install() -> None:
-    assert str(MissingPackages()) == "federation needs more packages: pip install 'dpadmm[federation]'"
+    assert str(MissingPackagesError()) == "federation needs more packages: pip install 'dpadmm[federation]'"
 
 
 def test_signs_of_life_have_subjects_that_the_broker_allows_and_no_study_can_have() -> None:
@@ -86,10 +86,10 @@ def test_a_sign_of_life_is_the_clock_in_16_bytes_and_anything_else_is_refused() 
         fine[:4] + b"\x02" + fine[5:],
         fine[:7] + b"\x01" + fine[8:],
     ):
-        with pytest.raises(BadMessage, match=r"^not a sign of life$"):
+        with pytest.raises(BadMessageError, match=r"^not a sign of life$"):
             clock_of_beat(wrong)
     for clock in (-1e-9, 1e11, float("nan"), float("inf")):
-        with pytest.raises(BadMessage, match=r"^no clock$"):
+        with pytest.raises(BadMessageError, match=r"^no clock$"):
             clock_of_beat(packed_beat(clock))
     assert (BEAT_EVERY, SILENT_AFTER) == (1.0, 3.5), "two that are lost are no silence"
 
@@ -97,14 +97,17 @@ def test_a_sign_of_life_is_the_clock_in_16_bytes_and_anything_else_is_refused() 
 def test_claims_and_grants_are_read_as_they_were_written_and_anything_else_is_refused() -> None:
     mark = Mark(3, 2**40, "cd" * 32)
     for leaving in (False, True):
-        claim = Claim("ab" * 16, 2**63, mark, "ef" * 32, leaving)
+        claim = LeaseClaim("ab" * 16, 2**63, mark, "ef" * 32, leaving)
         assert unpacked_claim(packed_claim(claim)) == claim
-    for verdict in Verdict:
-        grant = Grant(verdict, "ab" * 16, 7, mark, contested=verdict is Verdict.GRANTED)
+    for verdict in LeaseReply:
+        grant = Grant(verdict, "ab" * 16, 7, mark, contested=verdict is LeaseReply.GRANTED)
         assert unpacked_grant(packed_grant(grant)) == grant
-    assert Claim("ab" * 16, 1, Mark()) == ("ab" * 16, 1, (0, 0, "0" * 64), "0" * 64, False)
+    assert LeaseClaim("ab" * 16, 1, Mark()) == ("ab" * 16, 1, (0, 0, "0" * 64), "0" * 64, False)
     assert mark.place == (3, 2**40)
-    fine, granted = packed_claim(Claim("ab" * 16, 1, mark)), packed_grant(Grant(Verdict.WAIT, "ab" * 16, 1, mark))
+    fine, granted = (
+        packed_claim(LeaseClaim("ab" * 16, 1, mark)),
+        packed_grant(Grant(LeaseReply.WAIT, "ab" * 16, 1, mark)),
+    )
     assert (len(fine), len(granted)) == (108, 80)
     for read, data in ((unpacked_claim, fine), (unpacked_grant, granted)):
         for wrong in (
@@ -118,12 +121,12 @@ def test_claims_and_grants_are_read_as_they_were_written_and_anything_else_is_re
             data[:6] + b"\x00\x01" + data[8:],
             granted if data == fine else fine,
         ):
-            with pytest.raises(BadMessage, match=r"^not a message about a lease$"):
+            with pytest.raises(BadMessageError, match=r"^not a message about a lease$"):
                 read(wrong)
-    with pytest.raises(BadMessage, match=r"^not a message about a lease$"):
+    with pytest.raises(BadMessageError, match=r"^not a message about a lease$"):
         unpacked_claim(fine[:6] + b"\x02" + fine[7:])
     for wrong in (granted[:6] + b"\x00" + granted[7:], granted[:-4] + b"\x02\x00\x00\x00"):
-        with pytest.raises(BadMessage, match=r"^not a message about a lease$"):
+        with pytest.raises(BadMessageError, match=r"^not a message about a lease$"):
             unpacked_grant(wrong)
     assert (LEASE_HOLDS, LEASE_FREE_AFTER, BEAT_EVERY) == (2.5, 4.5, 1.0), "a claim that is lost loses no lease"
 
@@ -137,8 +140,8 @@ def test_leases_have_subjects_that_the_broker_allows_and_no_study_can_have() -> 
 def test_verdicts_have_numbers_that_stay() -> None:
     """Agents and aggregators of different versions talk to each other by them."""
     numbers = {"GRANTED": 1, "PROVE": 2, "WAIT": 3, "CLONED": 4, "BEHIND": 5}
-    assert {each.name: each.value for each in Verdict} == numbers
-    assert not Grant(Verdict.GRANTED, "ab" * 16, 7, Mark()).contested
+    assert {each.name: each.value for each in LeaseReply} == numbers
+    assert not Grant(LeaseReply.GRANTED, "ab" * 16, 7, Mark()).contested
 
 
 def test_a_proposal_is_the_hash_of_a_study_in_40_bytes_and_anything_else_is_refused() -> None:
@@ -153,5 +156,5 @@ def test_a_proposal_is_the_hash_of_a_study_in_40_bytes_and_anything_else_is_refu
         b"dpAN" + fine[4:],
         *(fine[:i] + b"\x07" + fine[i + 1 :] for i in range(8)),
     ):
-        with pytest.raises(BadMessage, match=r"^not a proposal$"):
+        with pytest.raises(BadMessageError, match=r"^not a proposal$"):
             unpacked_proposal(wrong)

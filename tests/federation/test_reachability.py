@@ -15,7 +15,7 @@ from looping import case
 from nats.aio.msg import Msg
 from proxies import ConnectProxy
 
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.demo import invite
 from dpadmm.federation.identity.authority import Authority, read_settings
 from dpadmm.federation.identity.joining import client_context
@@ -161,7 +161,7 @@ def test_a_port_for_websocket_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         web = int(taken.getsockname()[1])
         authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), websocket_port=web)
-        with pytest.raises(DpadmmError, match=f"port {web} is in use by another program"):
+        with pytest.raises(DPADMMError, match=f"port {web} is in use by another program"):
             Broker(authority).start()
 
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from federations import NAMES, Federation, small_study, wait_for
 
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation import health
 from dpadmm.federation.identity import certificates as forms
 from dpadmm.federation.identity.authority import Authority
@@ -134,7 +134,7 @@ def test_a_clock_outside_of_the_authoritys_time_changes_nothing_and_is_named(tmp
             lambda wrong=wrong: authority.renew_certificates(now=wrong),  # type: ignore[misc]
             lambda wrong=wrong: authority.approve(make_request(tmp_path / "a", "a"), now=wrong),  # type: ignore[misc]
         ):
-            with pytest.raises(DpadmmError, match=text) as refused:
+            with pytest.raises(DPADMMError, match=text) as refused:
                 does()
             assert f"shows {wrong:%Y-%m-%d}" in str(refused.value)
     assert {path: path.read_bytes() for path in before} == before

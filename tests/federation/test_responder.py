@@ -15,7 +15,7 @@ import pytest
 from guards import STUDY, guarded, refusal, rows, tiny
 from guards import study as other_study
 
-from dpadmm.errors import DataError, DpadmmError, Refusal, StudyError
+from dpadmm.errors import DataError, DPADMMError, RefusalError, StudyError
 from dpadmm.federation.logs import MAX_LINES, make_log
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed, unpacked
 from dpadmm.federation.site.decisions import decide, decisions
@@ -71,7 +71,7 @@ def test_reasons_about_rows_reach_neither_the_wire_nor_the_log(tmp_path: Path, h
 
     responder = responder_over(tmp_path, bad)
     refusal = responder.accept(STUDY)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, RefusalError)
     assert said(responder.answer(STUDY.hash, call())).code == "study-blocked"
     assert "777" not in " ".join(heard.lines)
     assert "run dpadmm agent review for the reason" in " ".join(heard.lines)
@@ -200,7 +200,7 @@ def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
     responder.accept(STUDY)
     responder.answer(STUDY.hash, request(1))
     clock.now = 10.0
-    failing(responder, Refusal(code, "the disk is full"))
+    failing(responder, RefusalError(code, "the disk is full"))
     assert said(responder.answer(STUDY.hash, request(2))).code == code
     assert heard.lines[-1] == "the ledger failed and is closed; it will be opened again: the disk is full"
     clock.now = 11.9
@@ -218,7 +218,7 @@ def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
     responder.close()
 
 
-@pytest.mark.parametrize("error", [Refusal("ledger-locked", "held by another"), OSError("no such disk")])
+@pytest.mark.parametrize("error", [RefusalError("ledger-locked", "held by another"), OSError("no such disk")])
 def test_a_ledger_that_cannot_be_opened_is_tried_every_two_seconds(
     heard: Listener, clock: Clock, error: Exception
 ) -> None:
@@ -232,7 +232,7 @@ def test_a_ledger_that_cannot_be_opened_is_tried_every_two_seconds(
     closed = responder.accept(STUDY)
     assert closed is not None
     assert closed.code == "ledger-closed"
-    code = error.code if isinstance(error, Refusal) else "ledger-failed"
+    code = error.code if isinstance(error, RefusalError) else "ledger-failed"
     for clock.now in (0.0, 0.5, 1.9, 2.0, 3.9, 4.0):
         assert said(responder.answer(STUDY.hash, call())).code == code
     assert tried == [0.0, 2.0, 4.0]
@@ -320,7 +320,7 @@ def test_a_study_is_answered_no_more_even_if_its_reservation_cannot_be_given_bac
     responder.accept(STUDY)
 
     def leave(*_: object) -> None:
-        raise Refusal("ledger-failed", "the disk is full")
+        raise RefusalError("ledger-failed", "the disk is full")
 
     with monkeypatch.context() as broken:
         broken.setattr(Guard, "leave", leave)
@@ -335,7 +335,7 @@ def test_a_study_is_answered_no_more_even_if_its_reservation_cannot_be_given_bac
 def test_a_study_can_be_left_as_soon_as_its_ledger_can_be_opened_again(tmp_path: Path, clock: Clock) -> None:
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
-    failing(responder, Refusal("ledger-failed", "the disk is full"))
+    failing(responder, RefusalError("ledger-failed", "the disk is full"))
     responder.answer(STUDY.hash, request(1))
     clock.now = 1.9
     assert refusal(responder.leave, STUDY).code == "ledger-closed"
@@ -385,7 +385,7 @@ def test_one_bad_decision_does_not_hide_the_others(tmp_path: Path) -> None:
     decide(tmp_path, STUDY, "accepted")
     (tmp_path / "studies" / "a.json").write_text("[" * 100_000)
     (tmp_path / "studies" / "b.json").write_text(json.dumps({"format": "other"}))
-    told: list[DpadmmError] = []
+    told: list[DPADMMError] = []
     assert [made.study.hash for made in decisions(tmp_path, told.append)] == [STUDY.hash]
     assert len(told) == 2
 
@@ -396,10 +396,10 @@ def test_a_copy_of_a_decision_under_another_name_is_none(tmp_path: Path) -> None
     made = tmp_path / "studies" / f"{STUDY.hash}.json"
     (tmp_path / "studies" / f"{STUDY.hash} copy.json").write_bytes(made.read_bytes())
     decide(tmp_path, STUDY, "left")
-    told: list[DpadmmError] = []
+    told: list[DPADMMError] = []
     assert [made.kind for made in decisions(tmp_path, told.append)] == ["left"]
     assert len(told) == 1
-    with pytest.raises(DpadmmError, match="its name is not the hash of its study"):
+    with pytest.raises(DPADMMError, match="its name is not the hash of its study"):
         decisions(tmp_path)
 
 

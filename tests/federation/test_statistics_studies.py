@@ -21,13 +21,13 @@ from masked import LOG, key
 from conftest import Cli
 from dpadmm.accounting.statement import read_statement
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
-from dpadmm.errors import Refusal, StudyError
+from dpadmm.errors import RefusalError, StudyError
 from dpadmm.federation.demo import with_keys
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import FederatedResult, Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.site.responder import Responder
-from dpadmm.methods import Evaluation, Statistics
+from dpadmm.methods import EvaluationRelease, StatisticsRelease
 from dpadmm.models.description import description_of
 from dpadmm.models.evaluate import auc, private_evaluation_of
 from dpadmm.sites.site import read_site
@@ -64,13 +64,13 @@ min_withstood = 1
 
 
 def statistics(**more: Any) -> Study:
-    method = Statistics(tables=(("ward", "ill"),), bins=5)
+    method = StatisticsRelease(tables=(("ward", "ill"),), bins=5)
     schema = Schema((*COLUMNS, Boolean("ill")))
     return Study(name="counts", schema=schema, training=Training(method=method, epsilon=4.0, delta=1e-5, **more))
 
 
 def evaluation(**more: Any) -> Study:
-    method = Evaluation(weights=(12.0, 0.0, 0.0, 0.0, 0.0))
+    method = EvaluationRelease(weights=(12.0, 0.0, 0.0, 0.0, 0.0))
     training = Training(loss="logistic", method=method, epsilon=4.0, delta=1e-5, intercept=True, **more)
     label = Label("ill", classes=("no", "yes"))
     return Study(name="how good", schema=Schema(COLUMNS), label=label, training=training)
@@ -192,7 +192,7 @@ def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> N
 def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None:
     made = Sites(tmp_path, methods='["auto"]')
     for study in (statistics(), evaluation()):
-        with case(study.kind), made.held, pytest.raises(Refusal, match=f"asked {study.kind}, allowed auto"):
+        with case(study.kind), made.held, pytest.raises(RefusalError, match=f"asked {study.kind}, allowed auto"):
             made._responder("a", study)
 
 
@@ -223,7 +223,7 @@ def test_a_study_whose_rounds_are_void_has_no_result(sites: Sites) -> None:
 
 def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli: Cli) -> None:
     columns = (Number("age", (0, 100)), Number("bmi", (10, 60)), Category("sick", ("no", "yes")))
-    training = Training(method=Statistics(bins=4), epsilon=3.0, delta=1e-5, trust="secure_aggregation", honest=2)
+    training = Training(method=StatisticsRelease(bins=4), epsilon=3.0, delta=1e-5, trust="secure_aggregation", honest=2)
     study = Study(name="small counts", schema=Schema(columns), training=training, most_rows=100)
     with Federation(tmp_path, small_study(most_rows=100, quorum=3)) as everyone:
         everyone.study = with_keys(study, everyone.sites)  # at sites that have a label for other studies

@@ -13,11 +13,11 @@ from masked import MOST_ROWS, NAMES, ROWS, key, masked_study
 
 from dpadmm.accounting.release_plan import gaussian
 from dpadmm.federation.protocol import Kind, Message, digest_of, packed
-from dpadmm.federation.server.coordinator import Stopped
+from dpadmm.federation.server.coordinator import StudyStoppedError
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import Sums
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.masking import Masks, bitmap_of
 
 STUDY = masked_study()
@@ -216,7 +216,7 @@ def test_after_a_second_void_round_a_site_is_out_and_saboteurs_void_two_rounds_e
     again.run.revoke("c")
     assert again.run.over(0.0), "a member that is out never answers"
     again.run.proceed(0.1)
-    with pytest.raises(Stopped, match="only 2 of 4 sites can still answer, but the quorum is 3"):
+    with pytest.raises(StudyStoppedError, match="only 2 of 4 sites can still answer, but the quorum is 3"):
         again.run.over(0.0)
 
 
@@ -343,10 +343,10 @@ def test_garbled_rounds_stop_a_study_before_they_use_up_its_budget(make: Any) ->
         table.opened(*NAMES)
         table.masked(*NAMES, masked=np.full(STUDY.upload_shape(k), 2**61))
         table.run.proceed(0.1)
-    with pytest.raises(Stopped, match="3 sums were garbled"):
+    with pytest.raises(StudyStoppedError, match="3 sums were garbled"):
         table.run.over(0.0)
     table.journal.close()
-    with pytest.raises(Stopped, match="before round 4"):  # whatever starts it again
+    with pytest.raises(StudyStoppedError, match="before round 4"):  # whatever starts it again
         make().run.over(0.0)
 
 
@@ -354,7 +354,7 @@ def test_the_bound_of_a_sum_is_that_of_its_members(make: Any) -> None:
     """Just within what rows and noise of so many sites can be, and just beyond."""
     release = gaussian(STUDY.terms.plan.at(1))
     size = int(np.prod(STUDY.upload_shape(1)))
-    grid = Grid(STUDY.terms.statistics[release.statistic].row_norm, size, MOST_ROWS)
+    grid = Lattice(STUDY.terms.statistics[release.statistic].row_norm, size, MOST_ROWS)
     most = 3 * (grid.largest + 64 * grid.noise_scale(release.noise_multiplier, 2))
     for beyond, voids in ((0, 0), (1, 1)):
         table = make()

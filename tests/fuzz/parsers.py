@@ -23,7 +23,7 @@ from dpadmm.accounting.statement import read_statement
 from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.experiments.grid import read_grid
 from dpadmm.federation.health import read_status
 from dpadmm.federation.identity.authority import all_approvals, read_settings
@@ -214,12 +214,12 @@ READERS: dict[str, Reader] = {
 }
 
 
-def outcome(name: str, data: bytes, folder: Path) -> DpadmmError | None:
+def outcome(name: str, data: bytes, folder: Path) -> DPADMMError | None:
     """What became of an input: None where it was accepted, else the refusal; NotKept where neither."""
     with _limited(name):
         try:
             READERS[name](data, folder)
-        except DpadmmError as refusal:
+        except DPADMMError as refusal:
             _check_text(str(refusal).replace(str(folder), ""))
             return refusal
         except (NotKept, KeyboardInterrupt):

@@ -19,7 +19,7 @@ from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import make_request
 from dpadmm.federation.offers import Offer
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed
-from dpadmm.methods import Released, Statistics
+from dpadmm.methods import Released, StatisticsRelease
 from dpadmm.models.description import Description
 from dpadmm.models.model import Model
 from dpadmm.studies.settings import Training
@@ -248,7 +248,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
 
 def _description() -> dict[str, Any]:
     """Private statistics of two columns."""
-    method = Statistics(tables=(("age", "smoker"),), bins=2)
+    method = StatisticsRelease(tables=(("age", "smoker"),), bins=2)
     training = Training(method=method, noise_multiplier=5.0)
     study = Study(name="counts", schema=Schema((Number("age", (0, 120)), Boolean("smoker"))), training=training)
     released = Released(90, 10.0, 20.0 * np.arange(study.shape[0]) / study.shape[0])

@@ -21,17 +21,17 @@ from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.release_plan import gaussian
 from dpadmm.data.datasets.synthetic import synthetic
 from dpadmm.engine.loop import tallies, train
-from dpadmm.engine.noise import ExactNoise, Question, SimulatedNoise
+from dpadmm.engine.noise import CohortQuery, ExactNoise, SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.kernels.compiler import numba
 from dpadmm.losses import Huber, Logistic, Loss, Softmax, Squared
 from dpadmm.losses.base import slopes
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import Auto, AutoRounds, Gathered, Round
+from dpadmm.methods import Auto, AutoRounds, Round, RoundResult
 from dpadmm.methods.auto import LEAST_KNOWN, PublicState
 from dpadmm.models.run import Result
 from dpadmm.queries.moments import Moments
-from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries.preconditioner import WIDEST, Preconditioner
 from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.regularizers import L2
 from dpadmm.studies.settings import Settings, Training
@@ -47,7 +47,7 @@ class Silent:
     def draw(self, *_: Any, **__: Any) -> Floats:
         raise AssertionError
 
-    def answer(self, asked: Question) -> Floats:
+    def answer(self, asked: CohortQuery) -> Floats:
         return asked.statistic.means(asked.rows, asked.parameters, asked.active)
 
 
@@ -120,7 +120,7 @@ def test_it_is_what_its_definition_says_in_other_coordinates(loss: Loss, mu: flo
 def test_what_is_broadcast_is_all_that_is_known() -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(D, 3)) for _ in range(4)]
-    shape = Shape(rng.uniform(1, 2, D), rng.normal(size=D))
+    shape = Preconditioner(rng.uniform(1, 2, D), rng.normal(size=D))
     state = PublicState(0.5, 2.0, 0.7, 4.0, 0.1, 0.0, 0.3, shape, *arrays)
     again = PublicState.unpacked(state.packed(), (D, 3))
     assert np.array_equal(again.packed(), state.packed())
@@ -143,12 +143,12 @@ def test_it_starts_from_public_weights() -> None:
     rows = cohort(loss, sizes=(400, 400))
     method = made(rows, loss, 9, noise_multiplier=1.0)
     assert np.array_equal(method.model(method.start((D, 1), warm)), warm)
-    sent = Silent().answer(Question(rows, Moments(loss, D), np.zeros((2, 0)), method.first, 1))
-    packed = method.aggregate(Gathered(sent, method.start((D, 1), warm), 1, method.problem, rows.n_rows))
+    sent = Silent().answer(CohortQuery(rows, Moments(loss, D), np.zeros((2, 0)), method.first, 1))
+    packed = method.aggregate(RoundResult(sent, method.start((D, 1), warm), 1, method.problem, rows.n_rows))
     after = PublicState.unpacked(packed, (D, 1))
     np.testing.assert_allclose(after.weights, warm, atol=1e-12)
     np.testing.assert_array_equal(after.origin, after.point)
-    packed = method.aggregate(Gathered(sent, method.start((D, 1)), 1, method.problem, rows.n_rows))
+    packed = method.aggregate(RoundResult(sent, method.start((D, 1)), 1, method.problem, rows.n_rows))
     assert PublicState.unpacked(packed, (D, 1)).shape.same(after.shape)
 
 
@@ -176,7 +176,7 @@ def test_an_agents_releases_add_up_to_its_budget_and_never_to_more(
     for i, epsilon in enumerate(epsilons):
         plan = method.plan(i, n_rounds)
         assert plan.n_rounds == plan.n_releases == n_rounds
-        assert [gaussian(each).statistic for each, _ in plan.runs] == ["moments", "shaped_gradient"]
+        assert [gaussian(each).statistic for each, _ in plan.runs] == ["moments", "preconditioned_gradient"]
         spent = sum(n / gaussian(each).noise_multiplier ** 2 for each, n in plan.tally(np.flatnonzero(mask[:, i]) + 1))
         most = float(mu_from_epsilon(epsilon, delta)) ** 2
         assert spent <= most
@@ -261,7 +261,7 @@ def test_answers_are_weighted_by_rows_and_budget_of_those_who_are_there() -> Non
         state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), clip=0.3, step=1.0)
         uploads = np.full((4, D, 1), np.nan)
         uploads[there] = rng.normal(size=(len(there), D, 1))
-        packed = method.aggregate(Gathered(uploads, state.packed(), 3, problem, sizes, active))
+        packed = method.aggregate(RoundResult(uploads, state.packed(), 3, problem, sizes, active))
         weights = (sizes * mus)[there] / np.sum((sizes * mus)[there])
         expected = 0.3 * np.tensordot(weights, uploads[there], axes=1)
         np.testing.assert_allclose(PublicState.unpacked(packed, (D, 1)).last, expected, rtol=1e-9)
@@ -317,8 +317,10 @@ def test_where_fewer_answer_a_step_is_as_much_shorter_as_the_noise_is_larger() -
     method = made(rows, Logistic(), 17, noise_multiplier=4.0)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
 
-    def gathered(round: int, consensus: Floats, uploads: Floats, *active: int) -> Gathered:
-        return Gathered(uploads, consensus, round, method.problem, rows.n_rows, np.array(active), rows.n_rows * 0 + 1)
+    def gathered(round: int, consensus: Floats, uploads: Floats, *active: int) -> RoundResult:
+        return RoundResult(
+            uploads, consensus, round, method.problem, rows.n_rows, np.array(active), rows.n_rows * 0 + 1
+        )
 
     moments = np.broadcast_to(0.1 * rng.normal(size=Moments(Logistic(), 4).shape), (3, *Moments(Logistic(), 4).shape))
     first = method.aggregate(gathered(1, method.start((4, 1)), moments, 0, 1))
@@ -366,7 +368,7 @@ def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
                 noise = SimulatedNoise(seed, 2, (D, loss.n_outputs))
                 outcome = train(method, method.problem, rows, n_rounds=1, noise=noise)
                 state = PublicState.unpacked(outcome.broadcast, (D, loss.n_outputs))
-                assert state.shape.same(Shape(np.ones(D), np.zeros(D)))
+                assert state.shape.same(Preconditioner(np.ones(D), np.zeros(D)))
                 curvature = 4.0 if loss.task == "regression" else 1.0
                 assert state.step == pytest.approx(min(16.0, 4.0 / (nu * D), 0.125 / nu) / curvature)
                 assert state.clip == 0.5 if loss.task != "regression" else state.clip <= 0.5
@@ -381,7 +383,7 @@ def test_wide_rows_get_a_diagonal_shape() -> None:
         problem = Problem(loss, L2(), 0.0)
         method = AutoRounds(problem, width, 9, np.full(1, 1e-3), np.full(1, 1e-3))
         told = np.concatenate([each[:width] for each in np.split(moments, 3)])[None]
-        packed = method.aggregate(Gathered(told, method.start((width, 1)), 1, problem, np.array([10**6])))
+        packed = method.aggregate(RoundResult(told, method.start((width, 1)), 1, problem, np.array([10**6])))
         assert PublicState.unpacked(packed, (width, 1)).shape.direction.any() == (width == WIDEST)
 
 
@@ -418,7 +420,7 @@ def test_a_sequence_that_would_diverge_comes_to_rest() -> None:
     for k in range(2, 41):
         now = Round(k, method.problem, rows, packed, Silent())
         _, sent = method.step(method.init(method.problem, rows), now)
-        packed = method.aggregate(Gathered(sent, packed, k, method.problem, rows.n_rows))
+        packed = method.aggregate(RoundResult(sent, packed, k, method.problem, rows.n_rows))
         steps.append(PublicState.unpacked(packed, (D, 1)).step)
     assert steps[-1] < 20.0
     objective = method.problem.objective(rows, PublicState.unpacked(packed, (D, 1)).point)

@@ -14,7 +14,7 @@ from dpadmm import kernels, simulate
 from dpadmm.accounting.events import Release, SampledRelease
 from dpadmm.engine.loop import train
 from dpadmm.engine.minimizer import minimizer
-from dpadmm.engine.noise import SimulatedNoise, Streamed
+from dpadmm.engine.noise import LazyAnswers, SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic
 from dpadmm.matrices.arrays import Floats
@@ -38,7 +38,7 @@ def uploads(method: DpSgdRounds, rows: Rows, *, round: int = 1, consensus: Float
             noise=SimulatedNoise(3, rows.n_agents, shape),
         ),
     )
-    return sent.each() if isinstance(sent, Streamed) else sent
+    return sent.each() if isinstance(sent, LazyAnswers) else sent
 
 
 def test_it_is_gradient_descent_as_written() -> None:

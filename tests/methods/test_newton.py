@@ -60,7 +60,7 @@ def test_the_last_round_has_most_of_the_budget_and_all_of_it_is_what_was_agreed(
     assert spent[-1] == pytest.approx(0.6 * sum(spent))
     assert spent[:-1] == pytest.approx([0.1 * sum(spent)] * 4)
     assert agreed.epsilon == pytest.approx(1.0)
-    assert set(agreed.terms.statistics) == {"newton_pair"}
+    assert set(agreed.terms.statistics) == {"newton"}
     assert agreed.hash != study(training={"inference": False}).hash
     assert agreed.as_json()["method"] == {"name": "auto", "inference": True}
     assert study(training={"inference": False}).as_json()["method"] == {"name": "auto"}  # as it was, and its hash

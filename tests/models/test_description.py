@@ -13,7 +13,7 @@ from looping import case
 
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.errors import DataError, StudyError
-from dpadmm.methods import Released, Statistics
+from dpadmm.methods import Released, StatisticsRelease
 from dpadmm.models.description import (
     Description,
     description_from,
@@ -34,7 +34,7 @@ COLUMNS = Schema((Number("age", (0.0, 100.0)), Category("ward", ("a", "b", "c"))
 
 
 def study(epsilon: float = 1.0, **more: Any) -> Study:
-    method = Statistics(tables=(("ward", "ill"),), bins=10)
+    method = StatisticsRelease(tables=(("ward", "ill"),), bins=10)
     return Study(
         name="ward book", schema=COLUMNS, training=Training(method=method, epsilon=epsilon, delta=1e-6), **more
     )

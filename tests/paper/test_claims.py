@@ -14,7 +14,7 @@ from scipy import stats
 from dpadmm.paper.claims import claims, few_splits, in_short, written_claims
 from dpadmm.paper.figures import PAPER
 from dpadmm.paper.report import claims_json, write_all
-from dpadmm.paper.rules import Verdict, by_share, decide, paired, tally
+from dpadmm.paper.rules import ClaimVerdict, by_share, decide, paired, tally
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,11 @@ def test_the_rule_for_several_comparisons():
     yes, no, turned = (paired(dict(enumerate(a)), {0: 1.0, 1: 1.0}) for a in ([2, 2.01], [0, 2.5], [0, 0.01]))
     assert (yes.clear, no.clear, turned.clear) == (True, False, False)
     assert (yes.reversed, no.reversed, turned.reversed) == (False, False, True)
-    assert decide([yes, yes]) is Verdict.HOLDS
-    assert decide([yes, no]) is decide([yes, yes, turned]) is Verdict.IN_PART
-    assert decide([yes, turned]) is decide([yes, no, turned, turned]) is Verdict.FAILS
-    assert decide([no, turned]) is Verdict.FAILS
-    assert decide([]) is by_share([]) is Verdict.UNMEASURED
+    assert decide([yes, yes]) is ClaimVerdict.HOLDS
+    assert decide([yes, no]) is decide([yes, yes, turned]) is ClaimVerdict.IN_PART
+    assert decide([yes, turned]) is decide([yes, no, turned, turned]) is ClaimVerdict.FAILS
+    assert decide([no, turned]) is ClaimVerdict.FAILS
+    assert decide([]) is by_share([]) is ClaimVerdict.UNMEASURED
     assert tally([yes, no, turned]).startswith("1 of 3 comparisons clear, 1 clearly reversed")
 
 
@@ -63,15 +63,15 @@ def test_real_results_decide_every_claim_they_have_runs_for(found):
     missing = {claim.key for claim, _ in written_claims()} - set(found)
     assert missing == {"data", "sampled-dpsgd"}  # not Adult, and no such runs in the small grid
     assert all(claim.evidence and all(claim.evidence) for claim in found.values())
-    assert Verdict.UNMEASURED not in {claim.verdict for claim in found.values()}
+    assert ClaimVerdict.UNMEASURED not in {claim.verdict for claim in found.values()}
 
 
 def test_the_papers_total_is_recomputed(found):
-    assert found["total-epsilon"].verdict is Verdict.HOLDS
+    assert found["total-epsilon"].verdict is ClaimVerdict.HOLDS
     assert "ε̄ = 0.5009" in found["total-epsilon"].evidence[0]
-    assert found["exact-epsilon"].verdict is Verdict.FAILS
+    assert found["exact-epsilon"].verdict is ClaimVerdict.FAILS
     assert "0.2772" in found["exact-epsilon"].evidence[0]
-    assert found["round-epsilon"].verdict is Verdict.HOLDS
+    assert found["round-epsilon"].verdict is ClaimVerdict.HOLDS
 
 
 def test_refusals_give_the_programs_reason(found, paper_results):
@@ -84,9 +84,9 @@ def test_one_model_of_two_is_in_part_and_the_tally_says_which():
     even = made_up(runs("fig7", "dp_admm"), runs("fig7", "admm_pvp", **local))
     turned = made_up(runs("fig7", "dp_admm"), runs("fig7", "admm_pvp", 0.0, **local))
     one, other = ({c.key: c for c in claims(each)}["beats-pvp"] for each in (even, turned))
-    assert one.verdict is Verdict.IN_PART
+    assert one.verdict is ClaimVerdict.IN_PART
     assert one.evidence[0].startswith("Local models: 2 of 2 comparisons clear; global model: 0 of 2")
-    assert other.verdict is Verdict.FAILS
+    assert other.verdict is ClaimVerdict.FAILS
     assert "global model: 0 of 2 comparisons clear, 2 clearly reversed" in other.evidence[0]
 
 
@@ -109,8 +109,8 @@ def test_results_of_another_grid_have_no_claims(tmp_path):
 
 
 def test_the_papers_claims_are_counted_apart_from_ours(found):
-    some = [replace(found["time"], verdict=verdict) for verdict in list(Verdict)[:4]]
-    ours = replace(found["alone"], verdict=Verdict.FAILS)
+    some = [replace(found["time"], verdict=verdict) for verdict in list(ClaimVerdict)[:4]]
+    ours = replace(found["alone"], verdict=ClaimVerdict.FAILS)
     assert in_short([*some, ours, ours]) == (
         "Of 4 claims of the paper, 1 holds, 1 holds in part, 1 does not hold, 1 is not applicable. "
         "Of 2 claims that we added, 2 do not hold."
@@ -122,7 +122,7 @@ def test_pages(found, paper_page):
     every = list(found.values())
     read = json.loads(claims_json(every))
     assert [row["key"] for row in read] == list(found)
-    assert {row["verdict"] for row in read} <= set(Verdict)
+    assert {row["verdict"] for row in read} <= set(ClaimVerdict)
     assert [row["from_paper"] for row in read] == [bool(row["quote"]) for row in read]
     assert 0 < unescape(paper_page).index("The paper's claims") < paper_page.index("Claims that we added")
 

@@ -25,7 +25,7 @@ from dpadmm.planning.forecast import (
     LEAST_ROWS,
     MOST_AGENTS,
     STRENGTHS,
-    Grid,
+    ForecastGrid,
     PlannedNoise,
     Pool,
     Scenario,
@@ -136,7 +136,7 @@ def test_too_few_public_rows_and_studies_without_columns_are_refused(study, tmp_
 
 def test_made_up_rows_have_the_strengths_they_are_said_to_have(study):
     scenarios = synthetic_scenarios(study, 8000, repeats=2, seed=1)
-    grid = Grid((1.0,), (1,), (1.0, 1))
+    grid = ForecastGrid((1.0,), (1,), (1.0, 1))
     ceilings = []
     for scenario in scenarios:
         train, _ = scenario.folds[0]
@@ -256,7 +256,7 @@ def test_figures_are_those_of_evaluation_and_are_paired_with_a_constant_guess():
 def test_a_constant_guess_and_the_optimum_are_the_best_of_their_kind(study, tmp_path):
     """What is reached without privacy does not depend on the study's own regularizer."""
     scenario = public_scenario(study, planned.table(tmp_path / "public.csv", 600), repeats=3, seed=1)
-    grid, sizes = Grid((1.0,), (5,), (1.0, 5)), np.full(4, 1000)
+    grid, sizes = ForecastGrid((1.0,), (5,), (1.0, 5)), np.full(4, 1000)
     found = outlook(study, scenario, sizes, grid, seed=1)
     heavy = study.training.changed(reg_share=0.5)
     provenance = {"reg_share": "assumed"}
@@ -391,7 +391,7 @@ def test_one_row_of_a_class_is_too_few_for_a_forecast(auto, tmp_path):
             with pytest.raises(DataError, match=r"only one row of a class, too few for a forecast.*--no-public"):
                 public_scenario(auto, few, repeats=3, seed=1)
     scenario = public_scenario(auto, few, repeats=3, seed=1)
-    grid, sizes = Grid((1.0,), (5,), (1.0, 5)), np.full(2, 100)
+    grid, sizes = ForecastGrid((1.0,), (5,), (1.0, 5)), np.full(2, 100)
     assert outlook(auto, scenario, sizes, grid, seed=1).rarest == 2
 
 
@@ -418,7 +418,7 @@ def test_differences_of_aucs_are_paired():
 
 def test_the_same_seed_gives_the_same_forecast_and_every_run_is_told(study, tmp_path):
     path = planned.table(tmp_path / "public.csv", 60)
-    grid, sizes, told = Grid((0.5, 1.0), (3, 20), (1.0, 20)), np.full(4, 50), []
+    grid, sizes, told = ForecastGrid((0.5, 1.0), (3, 20), (1.0, 20)), np.full(4, 50), []
     scenario = public_scenario(study, path, repeats=3, seed=1)
     first = outlook(study, scenario, sizes, grid, seed=1, finished=lambda: told.append(1))
     assert len(told) == n_runs([scenario], grid) == 15
@@ -440,7 +440,7 @@ def test_numbers_are_forecast_in_their_own_units(tmp_path):
 
 def test_the_grid_has_the_studys_own_numbers_once(study):
     grid = grid_of(study, 1.0, epsilons=[2.0, 1.0000001, 0.5], rounds=[50, 20, 5])
-    assert grid == Grid((0.5, 1.0, 2.0), (5, 20, 50), (1.0, 20))
+    assert grid == ForecastGrid((0.5, 1.0, 2.0), (5, 20, 50), (1.0, 20))
     assert len(grid.cells) == 9
 
 

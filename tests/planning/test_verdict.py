@@ -10,7 +10,7 @@ import pytest
 from looping import case
 
 from dpadmm.errors import StudyError
-from dpadmm.planning.forecast import Grid, Outlook, Value
+from dpadmm.planning.forecast import ForecastGrid, Outlook, Value
 from dpadmm.planning.plan import (
     Goal,
     best_rounds,
@@ -22,7 +22,7 @@ from dpadmm.planning.plan import (
 )
 from dpadmm.studies.study import study_from
 
-GRID = Grid((0.5, 1.0, 2.0), (10, 20), (1.0, 20))
+GRID = ForecastGrid((0.5, 1.0, 2.0), (10, 20), (1.0, 20))
 
 
 def outlook(own, *, spread=0.01, ceiling=0.9, baseline=0.5, others=None, name="accuracy", alone=None, paired=0.01):

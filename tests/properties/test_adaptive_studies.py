@@ -15,7 +15,7 @@ from guards import POLICY, STUDY, D, guarded, memory_folder
 from looping import case
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger
@@ -42,7 +42,7 @@ class Analyst:
             for _ in range(steps):
                 try:
                     self._act(guard, random.Random(sha256(self.seen).digest()))
-                except Refusal as refusal:
+                except RefusalError as refusal:
                     self.codes.add(refusal.code)
                 self.seen += b"."
         assert float(read_ledger(folder).spent) == pytest.approx(float(self.spent), rel=1e-12)

@@ -34,7 +34,7 @@ from dpadmm.queries.problem import make_rows
 from dpadmm.studies.study import Study
 from dpadmm.training.simulate import run_prepared as run
 from dpadmm.training.train import run_study
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 
 SIZES = (2, 5, 40, 300)
 ROUNDS, EPSILON, DELTA = 8, 1.0, 1e-5
@@ -65,7 +65,7 @@ def check_on_grid(noise: Floats, loss: str) -> None:
     c1 = problem_of(loss).lipschitz
     d, p = SHAPES[loss]
     z = float(total_noise_multiplier(EPSILON, DELTA, ROUNDS))
-    steps = noise * z * 2.0 * c1 / Grid(c1, d * p, 2).step
+    steps = noise * z * 2.0 * c1 / Lattice(c1, d * p, 2).step
     assert np.abs(steps).max() > 1e6
     assert np.abs(steps - np.rint(steps)).max() < 0.1
 
@@ -321,7 +321,7 @@ def test_every_agent_and_round_gets_the_scale_of_its_own_number_of_rows(active: 
         ExactNoise(source).answer(gradient_question(rows, loss, points, z, round, active))
     agents = range(len(SIZES)) if active is None else active.tolist()
     assert asked == {
-        (i, round): (Grid(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240) for i in agents for round in rounds
+        (i, round): (Lattice(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240) for i in agents for round in rounds
     }
 
 

@@ -22,7 +22,7 @@ from scipy.stats import chisquare
 
 from dpadmm.accounting.events import Release
 from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.masking import Masks, bitmap_of
 
@@ -102,7 +102,7 @@ def refused(seen: Seen, guard: Guard) -> None:
 
 
 def test_one_row_moves_the_masked_answers_of_its_site_by_what_it_adds_and_nothing_else() -> None:
-    grid = Grid(1.0, D, MASKING.most_rows)
+    grid = Lattice(1.0, D, MASKING.most_rows)
     with memory_folder() as folder:
         one, answers = played(folder, None)
     for neighbour in (*ROWS, "opposite"):

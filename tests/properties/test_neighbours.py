@@ -13,7 +13,7 @@ from dpadmm import kernels
 from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.data import Dataset
 from dpadmm.losses import Logistic, Squared
-from dpadmm.queries import STATISTICS, make_statistic
+from dpadmm.queries import QUERIES, make_query
 from dpadmm.queries.problem import Problem, make_rows
 from dpadmm.regularizers import L2
 from dpadmm.training.simulate import simulate
@@ -74,18 +74,18 @@ def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
     assert np.linalg.norm(one - other) <= limit * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", QUERIES)
 @pytest.mark.parametrize("storage", [np.asarray, csr_array, coded, np.float32])
 @prove
 @given(world=worlds(), place=st.integers(0, 7))
 def test_one_row_moves_every_statistic_by_at_most_its_sensitivity(name, storage, world, place):
     """Replaced, by what the grid's noise is for; silenced, which ids of others can do to a row, by half of that."""
     loss, features, labels, point, weights = world
-    if name == "newton_pair":
+    if name == "newton":
         loss = loss if loss.task == "count" else Logistic() if loss.task == "binary" else Squared()
     if name == "score_histogram":
         loss = Logistic()
-    statistic = make_statistic(name, Problem(loss, L2(), 0.0), 3)
+    statistic = make_query(name, Problem(loss, L2(), 0.0), 3)
     asked = parameters_for(statistic)
     asked = point[0] if name == "gradient" and place else asked[place % len(asked)]
     grid = grid_of(statistic, 4)

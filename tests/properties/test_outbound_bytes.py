@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger
 
@@ -168,7 +168,7 @@ def test_neighbours_differ_in_uploads_alone_and_by_at_most_the_sensitivity():
             with memory_folder() as folder:
                 other = played(folder, study, neighbour, sparse=sparse)
             assert other.said == one.said
-            grid = Grid(float(study.problem.loss.lipschitz), D * study.shape[1], M)
+            grid = Lattice(float(study.problem.loss.lipschitz), D * study.shape[1], M)
             moved = [steps_between(a, b) for a, b in zip(one.uploads, other.uploads, strict=True)]
             assert len(moved) > len(POINTS)
             assert max(moved) <= allowed_steps(grid)

@@ -45,7 +45,7 @@ from dpadmm.queries.problem import PublicSizes
 from dpadmm.sites.agent import Agent
 from dpadmm.sites.site import read_site
 from dpadmm.studies.roster import RosterEntry
-from dpadmm.trusted.discrete_gaussian import Grid, as_mean
+from dpadmm.trusted.discrete_gaussian import Lattice, as_mean
 from dpadmm.trusted.ledger import Ledger, read_ledger
 from dpadmm.trusted.masking import public_key
 from dpadmm.trusted.private_rows import CheckedRows
@@ -292,7 +292,7 @@ def test_every_byte_but_an_uploads_numbers_is_made_of_public_values() -> None:
 
 def expected_uploads(answers: list[Any]) -> dict[int, Any]:
     """Uploads from what the guard answered alone: nothing else is in them, not even in the last bits."""
-    grid = Grid(float(STUDY.problem.loss.lipschitz), STUDY.shape[0] * STUDY.shape[1], N_ROWS)
+    grid = Lattice(float(STUDY.problem.loss.lipschitz), STUDY.shape[0] * STUDY.shape[1], N_ROWS)
     method = STUDY.method(N_ROWS)
     state, out = method.init(STUDY.problem, PublicSizes(np.array([N_ROWS]), STUDY.shape[0])), {}
     for round, answer, memo in answers:
@@ -372,7 +372,7 @@ def test_of_masked_studies_neighbours_differ_in_masked_numbers_alone() -> None:
             assert a.masked is not None
             assert b.masked is not None
             statistic = MASKED.terms.statistics[list(MASKED.terms.statistics)[min(a.round, 2) - 1]]
-            grid = Grid(statistic.row_norm, a.masked.size, N_ROWS)
+            grid = Lattice(statistic.row_norm, a.masked.size, N_ROWS)
             moved = (a.masked - b.masked).astype(float) * grid.step  # the masks are the same
             assert np.linalg.norm(moved) <= grid.sensitivity
             differing += mine != theirs

@@ -42,8 +42,8 @@ from dpadmm.federation.site.process import SiteProcess
 from dpadmm.sites.accounts import of_account
 from dpadmm.sites.site import FORMAT, Site, read_site
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import Grid
-from dpadmm.trusted.guard import Enrolled, Guard
+from dpadmm.trusted.discrete_gaussian import Lattice
+from dpadmm.trusted.guard import EnrolledStudy, Guard
 from dpadmm.trusted.ledger import LedgerState, read_ledger
 
 brief = settings(prove, phases=set(Phase) - {Phase.explain})
@@ -151,7 +151,7 @@ class Heard(Seen):
 
     wire: list[bytes | None] = field(default_factory=list)
     facts: list[Any] = field(default_factory=list)
-    answers: list[tuple[Grid, Any]] = field(default_factory=list)
+    answers: list[tuple[Lattice, Any]] = field(default_factory=list)
 
     def hear(self, study: Study, said: bytes | None) -> None:
         """A message as it is; of an upload the head and the length, since numbers are noisy."""
@@ -277,7 +277,7 @@ def _kept(study: Study) -> dict[str, Any]:
     return {"classes": study.classes, "provenance": study.provenance}
 
 
-def _public(enrolled: Enrolled) -> Any:
+def _public(enrolled: EnrolledStudy) -> Any:
     return enrolled.terms, enrolled.question(1).grid, enrolled.rows.n_features, enrolled.rows.n_rows
 
 
@@ -301,7 +301,7 @@ def shaped_study(pair: Neighbours) -> Study:
     return replace(pair.study, name="shaped", training=pair.study.training.changed(method="auto"))
 
 
-def _comparable(guard: Guard, study: Study) -> list[tuple[Grid, Any]]:
+def _comparable(guard: Guard, study: Study) -> list[tuple[Lattice, Any]]:
     """Answers at points that both worlds have in common: later ones of DP-ADMM are the agent's own."""
     enrolled = guard.enrol(study)
     told = [(enrolled.question(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]

@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 from dpadmm.matrices import memmap
 from dpadmm.matrices.clipping import row_norms
 from dpadmm.queries import preconditioner as shape_module
-from dpadmm.queries.preconditioner import Shape
+from dpadmm.queries.preconditioner import Preconditioner
 from dpadmm.queries.problem import make_rows
 
 
@@ -30,7 +30,7 @@ def moments(draw: Any) -> tuple[Any, Any, float]:
     return variances, means, draw(st.sampled_from([1e-8, 1e-4, 0.03, 2.0]))
 
 
-def matrix(shape: Shape) -> Any:
+def matrix(shape: Preconditioner) -> Any:
     """B."""
     return shape.times(np.eye(len(shape.scale)))
 
@@ -39,7 +39,7 @@ def matrix(shape: Shape) -> Any:
 @given(moments())
 def test_it_makes_rows_of_this_second_moment_round(world: tuple[Any, Any, float]) -> None:
     variances, means, ridge = world
-    shape, d = Shape.of(variances, means, ridge), len(means)
+    shape, d = Preconditioner.of(variances, means, ridge), len(means)
     moment = np.diag(np.maximum(variances, 0.0)) + np.outer(means, means)
     b = matrix(shape)
     # What the smallest eigenvalue of a matrix of condition 1e8 allows
@@ -53,7 +53,7 @@ def test_it_makes_rows_of_this_second_moment_round(world: tuple[Any, Any, float]
 def test_products_with_it_are_those_with_its_matrix(
     world: tuple[Any, Any, float], seed: int, columns: int | None
 ) -> None:
-    shape, d = Shape.of(*world), len(world[0])
+    shape, d = Preconditioner.of(*world), len(world[0])
     rng, b = np.random.default_rng(seed), matrix(shape)
     x = rng.standard_normal(d if columns is None else (d, columns))
     size = np.abs(b).sum()
@@ -76,7 +76,7 @@ def test_what_is_filtered_is_what_dense_matrices_say(
 ) -> None:
     """``M(M + cI)⁻¹x`` with M = BKBᵀ: all of it where rows say much, none where K is zero."""
     variances, means, ridge = world
-    shape, d = Shape.of(variances, means, ridge), len(means)
+    shape, d = Preconditioner.of(variances, means, ridge), len(means)
     b, kernel = matrix(shape), np.diag(np.maximum(variances, 0.0)) + np.outer(means, means)
     x = np.random.default_rng(seed).standard_normal((d, columns))
     m = b @ kernel @ b.T
@@ -87,15 +87,18 @@ def test_what_is_filtered_is_what_dense_matrices_say(
 
 
 def test_without_doubt_nothing_is_filtered_and_with_much_nothing_is_left() -> None:
-    shape, x = Shape.of(np.array([0.3, 0.1, 0.02]), np.array([0.2, -0.5, 0.1]), 1e-3), np.arange(6.0).reshape(3, 2)
+    shape, x = (
+        Preconditioner.of(np.array([0.3, 0.1, 0.02]), np.array([0.2, -0.5, 0.1]), 1e-3),
+        np.arange(6.0).reshape(3, 2),
+    )
     np.testing.assert_allclose(shape.filtered(x, 1e-3, 1e-12), x, atol=1e-9)
     assert np.abs(shape.filtered(x, 1e-3, 1e9)).max() < 1e-8
 
 
 SHAPES = {
-    "diagonal": Shape(np.linspace(0.1, 3.0, 6), np.zeros(6)),
-    "turned": Shape(np.linspace(0.1, 3.0, 6), np.array([0.5, -1.0, 0.0, 2.0, 0.1, 0.0])),
-    "far": Shape(np.array([1e9, 1e-9, 1e9, 1.0, 1.0, 1e-9]), 1e9 * np.array([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])),
+    "diagonal": Preconditioner(np.linspace(0.1, 3.0, 6), np.zeros(6)),
+    "turned": Preconditioner(np.linspace(0.1, 3.0, 6), np.array([0.5, -1.0, 0.0, 2.0, 0.1, 0.0])),
+    "far": Preconditioner(np.array([1e9, 1e-9, 1e9, 1.0, 1.0, 1e-9]), 1e9 * np.array([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])),
 }
 
 
@@ -144,8 +147,8 @@ def test_rows_are_shaped_once_for_a_shape_and_anew_for_another() -> None:
         assert np.array_equal(made.features, shape.rows(rows.features))
         assert np.array_equal(made.norms, row_norms(made.features)[made.order])
         assert np.array_equal(made.labels, rows.labels)
-        other = Shape(np.nextafter(shape.scale, 2.0), shape.direction)
-        turned = Shape(other.scale, np.nextafter(shape.direction, 2.0))
+        other = Preconditioner(np.nextafter(shape.scale, 2.0), shape.direction)
+        turned = Preconditioner(other.scale, np.nextafter(shape.direction, 2.0))
         assert rows.shaped(other) is not made
         assert rows.shaped(turned) is not rows.shaped(other)
         assert np.array_equal(rows.shaped(turned).features, turned.rows(rows.features))
@@ -154,9 +157,9 @@ def test_rows_are_shaped_once_for_a_shape_and_anew_for_another() -> None:
 def test_a_caller_that_changes_its_arrays_gets_the_rows_of_the_new_shape() -> None:
     rows = make_rows(random_rows(np.random.default_rng(6), 12, 6), np.ones(12))
     scale, direction = np.ones(6), np.zeros(6)
-    before = rows.shaped(Shape(scale, direction)).features
+    before = rows.shaped(Preconditioner(scale, direction)).features
     scale[:] = 2.0
-    assert np.array_equal(rows.shaped(Shape(scale, direction)).features, 2.0 * before)
+    assert np.array_equal(rows.shaped(Preconditioner(scale, direction)).features, 2.0 * before)
 
 
 def test_one_agents_rows_are_not_anothers_and_no_longer_shaped_when_chosen_from() -> None:

@@ -28,28 +28,26 @@ from dpadmm.losses import Huber, Logistic, Loss, Poisson, Softmax, Squared
 from dpadmm.losses.poisson import coded as counted
 from dpadmm.matrices import memmap
 from dpadmm.queries import (
-    STATISTICS,
-    Statistic,
+    QUERIES,
+    Query,
     column_sums,
-    make_statistic,
+    make_query,
     moments,
+    newton,
     problem,
     score_histogram,
-)
-from dpadmm.queries import (
-    newton as newton_pair,
 )
 from dpadmm.queries import preconditioner as shape_module
 from dpadmm.queries.column_sums import ColumnSums
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.moments import Moments
-from dpadmm.queries.newton import CURVATURE, SHARES, NewtonPair
-from dpadmm.queries.preconditioned_gradient import MOST, ShapedGradient
-from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries.newton import CURVATURE, SHARES, NewtonQuery
+from dpadmm.queries.preconditioned_gradient import MOST, PreconditionedGradient
+from dpadmm.queries.preconditioner import WIDEST, Preconditioner
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
 from dpadmm.regularizers import L2
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 
 ATTACKED: list[Loss] = [
     *(Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5), Huber()),
@@ -58,7 +56,7 @@ ATTACKED: list[Loss] = [
 
 
 def contributions(
-    statistic: Statistic, features: Any, labels: Any, parameters: Any, bound: float, weights: Any = None
+    statistic: Query, features: Any, labels: Any, parameters: Any, bound: float, weights: Any = None
 ) -> Any:
     """What every row adds, (rows, size): each is an agent's, beside a row of zeros that adds nothing."""
     n, d = features.shape
@@ -72,7 +70,7 @@ def contributions(
 
 
 def attack(
-    statistic: Statistic, loss: Loss, parameters: Any, bound: float, *, turns: int = 6, weighted: bool = False
+    statistic: Query, loss: Loss, parameters: Any, bound: float, *, turns: int = 6, weighted: bool = False
 ) -> tuple[float, float]:
     """How far apart two rows were found to be, and how far from nothing one: by search from good places.
 
@@ -121,7 +119,7 @@ def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
             with case(loss, statistic.name):
                 # of a squared loss, rows of opposite gradients have the same Hessian and residual; of counts, rows
                 # that reach the bound have Hessians and labels of the same sign
-                known = {("newton_pair", "regression"): 0.6**0.5, ("newton_pair", "count"): 0.5**0.5}
+                known = {("newton", "regression"): 0.6**0.5, ("newton", "count"): 0.5**0.5}
                 most = {**known, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
                 # two cells of a histogram; S is for two rows of one cell that are silenced together
                 most = 0.5**0.5 if statistic.name == ScoreHistogram.name else most
@@ -186,7 +184,7 @@ def test_an_adversary_is_beyond_the_bound_where_rows_are_not_shortened() -> None
     """So what the test above finds to be kept is kept by shortening; some are short by themselves."""
     for loss in ATTACKED:
         for statistic in all_statistics(loss, 6):
-            short = (NewtonPair.name, ColumnSums.name, ScoreHistogram.name)
+            short = (NewtonQuery.name, ColumnSums.name, ScoreHistogram.name)
             declared = isinstance(loss, Squared | Poisson)
             if statistic.name in short or (statistic.name == Gradient.name and not declared):
                 continue
@@ -240,7 +238,7 @@ def test_rounding_that_a_shape_makes_larger_is_paid_by_shorter_gradients() -> No
     """Many equal rows along the direction of a shape, which turns what they round to elsewhere into much. One label is
     opposite. Clipped to no less than others, the two sums are further apart than noise is made for."""
     d, n_rows, loss, unpaid = 30, 500, Huber(), 0.0
-    statistic, grid = ShapedGradient(loss, d), Grid(1.0, d, n_rows)
+    statistic, grid = PreconditionedGradient(loss, d), Lattice(1.0, d, n_rows)
     labels = np.full(n_rows, -1e6)
     for seed in range(10):
         along = np.random.default_rng(seed).uniform(0.3, 1.0, d)
@@ -268,7 +266,7 @@ def test_gradients_are_shorter_by_what_the_decision_record_says_and_agents_by_th
     rows = cohort(Logistic(), sizes=(20, 41, 2))
     for parameters in shapes_and_points(5, 1):
         seen.clear()
-        ShapedGradient(Logistic(), 5).sums(rows, np.stack([parameters] * 3), bound=0.9)
+        PreconditionedGradient(Logistic(), 5).sums(rows, np.stack([parameters] * 3), bound=0.9)
         for found, m in zip(seen[0], (20, 41, 2), strict=True):
             assert abs(Fraction(found) * allowance(parameters, 5, m) / Fraction(0.9) - 1) < Fraction(1, 2**48)
 
@@ -279,9 +277,9 @@ def test_no_shaped_row_is_kept_beside_the_rows() -> None:
         before = set(rows.__dict__)
         for parameters in shapes_and_points(5, 1)[:3]:
             asked = np.stack([parameters] * 2)
-            ShapedGradient(Logistic(), 5).sums(rows, asked, bound=1.0)
+            PreconditionedGradient(Logistic(), 5).sums(rows, asked, bound=1.0)
             if storage is not np.asarray:
-                ShapedGradient(Logistic(), 5).means(rows, asked)
+                PreconditionedGradient(Logistic(), 5).means(rows, asked)
             (kept,) = set(rows.__dict__) - before - {"blocks", "n_rows", "n_features", "n_agents"}
             assert rows.__dict__[kept][1].features is rows.features
 
@@ -327,7 +325,7 @@ def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
     monkeypatch.setattr(memmap, "MEMORY_BYTES", 0)
     for module, name in (
         (kernels, "ENTRIES_PER_BLOCK"),
-        *((each, "PORTION") for each in (shape_module, moments, newton_pair, column_sums, score_histogram)),
+        *((each, "PORTION") for each in (shape_module, moments, newton, column_sums, score_histogram)),
     ):
         monkeypatch.setattr(module, name, 130)
     for loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5)):
@@ -349,9 +347,9 @@ def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
                             assert np.array_equal(statistic.sums(alone, asked[:1], bound=bound)[0], together[i])
 
 
-def rounding(statistic: Statistic, parameters: Any, n_rows: int) -> float:
+def rounding(statistic: Query, parameters: Any, n_rows: int) -> float:
     """What floats may do to a sum over so many rows: of shaped ones, the more the longer the direction."""
-    if statistic.name != ShapedGradient.name:
+    if statistic.name != PreconditionedGradient.name:
         return 0.0
     d = statistic.shape[0]
     spread = float(np.hypot(1.0, np.linalg.norm(parameters[d : 2 * d])))
@@ -405,13 +403,13 @@ def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
     """They are in studies, ledgers and statements, and noise is made for them."""
     agreed = {
         "gradient": (0.5, (4, 3), (4, 3)),
-        "shaped_gradient": (1.0, (20,), (4, 3)),
+        "preconditioned_gradient": (1.0, (20,), (4, 3)),
         "moments": (2.0, (0,), (20,)),
     }
     problem = Problem(Softmax(n_outputs=3), L2(), 0.0)
-    assert STATISTICS.keys() == {*agreed, "newton_pair", "column_sums", "score_histogram"}
+    assert QUERIES.keys() == {*agreed, "newton", "column_sums", "score_histogram"}
     for name, (row_norm, asked, told) in agreed.items():
-        made = make_statistic(name, problem, 4)
+        made = make_query(name, problem, 4)
         assert (made.name, made.n_features, made.parameter_shape, made.shape) == (name, 4, asked, told)
         assert made.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
     assert Moments(Squared(), 4).shape == (13,)
@@ -419,11 +417,11 @@ def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
     for loss, asked, told in [
         *((Logistic(), (4,), (14,)), (Squared(), (5,), (15,)), (Poisson(), (5,), (14,)), (cut, (7,), (27,)))
     ]:
-        pair = make_statistic("newton_pair", Problem(loss, L2(), 0.0), 4)
-        assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton_pair", 4, asked, told)
+        pair = make_query("newton", Problem(loss, L2(), 0.0), 4)
+        assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton", 4, asked, told)
         assert pair.row_norm == 1.0
     with pytest.raises(StudyError, match="intervals are for the losses logistic, squared and poisson, not for softmax"):
-        make_statistic("newton_pair", problem, 4)
+        make_query("newton", problem, 4)
 
 
 def test_the_hessian_is_free_beside_the_gradient_up_to_the_golden_ratio() -> None:
@@ -441,11 +439,11 @@ def test_the_hessian_is_free_beside_the_gradient_up_to_the_golden_ratio() -> Non
 def test_a_newton_pair_has_the_gradient_and_the_hessian_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a formula over all rows; and of rows that are a hair longer than 1, whose sum is shortened to the bound."""
     rng = np.random.default_rng(3)
-    monkeypatch.setattr(newton_pair, "PORTION", 16)
+    monkeypatch.setattr(newton, "PORTION", 16)
     for loss, clip in ((Logistic(), 1.0), (Squared(), 0.7), (Squared(), 50.0)):
         rows = cohort(loss, sizes=(30, 20), d=4)
         rows = replace(rows, labels=3.0 * rows.labels) if loss.task == "regression" else rows
-        pair, point = NewtonPair(loss, 4), rng.normal(size=4)
+        pair, point = NewtonQuery(loss, 4), rng.normal(size=4)
         asked = np.stack([np.append(point, clip)[: pair.parameter_shape[0]]] * 2)
         sums = pair.sums(rows, asked, bound=1.0)
         for i in range(2):
@@ -469,7 +467,7 @@ def test_a_newton_pair_has_the_gradient_and_the_hessian_of_the_loss(monkeypatch:
 
 def test_bounds_of_a_newton_pairs_point_and_clip() -> None:
     for loss in (Logistic(), Squared()):
-        pair = NewtonPair(loss, 2)
+        pair = NewtonQuery(loss, 2)
         numbers = loss.task == "regression"
         assert pair.accepts(np.append([MOST, -MOST], 1.0)[: 2 + numbers])
         beyond = float(np.nextafter(MOST, np.inf))
@@ -546,7 +544,7 @@ def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
     assert told.sum(axis=(1, 2)).tolist() == [30.0 * (1.0 - 2.0**-40), 20.0 * (1.0 - 2.0**-40)]
     assert statistic.sums(rows, np.stack([point, -point]), bound=5.0).sum() == 50.0  # a row adds no more than 1
     with pytest.raises(StudyError, match="for two classes, not for the loss squared"):
-        make_statistic("score_histogram", Problem(Squared(), L2(), 0.0), 2)
+        make_query("score_histogram", Problem(Squared(), L2(), 0.0), 2)
     assert statistic.accepts(np.array([MOST, -MOST]))
     assert not statistic.accepts(np.array([0.0, float(np.nextafter(MOST, np.inf))]))
     assert not statistic.accepts(np.array([float(np.nextafter(-MOST, -np.inf)), 0.0]))
@@ -558,7 +556,7 @@ def test_a_shaped_gradient_is_the_gradient_of_shaped_rows_over_the_clip(loss: Lo
     rng, clip = np.random.default_rng(2), 0.4
     rows = cohort(loss, sizes=(30,), d=4)
     features, labels = rows.features[rows.order], rows.labels
-    shape = Shape(rng.uniform(0.5, 3.0, 4), rng.normal(size=4))
+    shape = Preconditioner(rng.uniform(0.5, 3.0, 4), rng.normal(size=4))
     point = rng.normal(size=(4, loss.n_outputs))
     parameters = np.concatenate([shape.scale / clip, shape.direction, (clip * point).ravel()])
     expected = np.zeros(point.shape)
@@ -569,13 +567,13 @@ def test_a_shaped_gradient_is_the_gradient_of_shaped_rows_over_the_clip(loss: Lo
         )[0]
         gradient = 1e3 * gradient
         expected += gradient * min(1.0, clip / max(float(np.linalg.norm(gradient)), 1e-300))
-    told = ShapedGradient(loss, 4).sums(rows, parameters[None], bound=1.0)[0]
+    told = PreconditionedGradient(loss, 4).sums(rows, parameters[None], bound=1.0)[0]
     np.testing.assert_allclose(clip * told, expected, atol=1e-9)
 
 
 def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -> None:
     loss = Logistic()
-    rows, statistic = cohort(loss, sizes=(20, 30)), ShapedGradient(loss, 5)
+    rows, statistic = cohort(loss, sizes=(20, 30)), PreconditionedGradient(loss, 5)
     asked = np.stack([shapes_and_points(5, 1)[1]] * 2)
     asked[1, -1] += 1.0
     sums = statistic.sums(rows, asked, bound=1.0)
@@ -589,7 +587,7 @@ def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -
 
 
 def test_bounds_of_a_shape_and_a_point() -> None:
-    statistic = ShapedGradient(Softmax(n_outputs=3), 4)
+    statistic = PreconditionedGradient(Softmax(n_outputs=3), 4)
     good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
     assert all(statistic.accepts(each) for each in [good, *shapes_and_points(4, 3)])
     assert MOST == 1e9
@@ -602,8 +600,8 @@ def test_bounds_of_a_shape_and_a_point() -> None:
                 asked = good.copy()
                 asked[place] = value
                 assert not statistic.accepts(asked)
-    for name in STATISTICS:  # of which logistic loss has all
-        other = make_statistic(name, Problem(Logistic(), L2(), 0.0), 3)
+    for name in QUERIES:  # of which logistic loss has all
+        other = make_query(name, Problem(Logistic(), L2(), 0.0), 3)
         assert all(other.accepts(each) for each in parameters_for(other))
 
 
@@ -611,7 +609,7 @@ def test_wide_rows_may_be_scaled_and_not_turned() -> None:
     """A direction makes sparse rows dense, which takes rows times features of an agent's disk."""
     assert WIDEST == 2000
     for d in (WIDEST, WIDEST + 1):
-        statistic = ShapedGradient(Logistic(), d)
+        statistic = PreconditionedGradient(Logistic(), d)
         asked = np.concatenate([np.full(d, 3.0), np.zeros(d), np.ones(d)])
         assert statistic.accepts(asked)
         asked[d + 5] = 1e-300
@@ -619,8 +617,10 @@ def test_wide_rows_may_be_scaled_and_not_turned() -> None:
 
 
 def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(StudyError, match="no statistic 'median'; agents can answer for gradient, shaped_gradient, "):
-        make_statistic("median", Problem(Logistic(), L2(), 0.0), 3)
+    with pytest.raises(
+        StudyError, match="no statistic 'median'; agents can answer for gradient, preconditioned_gradient, "
+    ):
+        make_query("median", Problem(Logistic(), L2(), 0.0), 3)
 
 
 def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights: Any, cap: float) -> tuple[Any, Any]:
@@ -645,7 +645,7 @@ def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights:
 def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -> None:
     rng = np.random.default_rng(3)
     for loss in (Poisson(unit=0.125), Poisson(unit=0.02), Poisson(cuts=(0.25, 0.6))):
-        pair = NewtonPair(loss, 4)
+        pair = NewtonQuery(loss, 4)
         d = pair.n_weights
         for cap in (0.01, 0.3, 5.0):
             with case(loss, cap):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from dpadmm.planning.forecast import Grid, Outlook, Value
+from dpadmm.planning.forecast import ForecastGrid, Outlook, Value
 from dpadmm.planning.plan import Goal, Plan, costs_of
 from dpadmm.reporting.figures import forecast_figure
 from dpadmm.studies.study import Study
 
-GRID = Grid((0.5, 1.0), (10, 20), (1.0, 20))
+GRID = ForecastGrid((0.5, 1.0), (10, 20), (1.0, 20))
 
 
 def outlook(name, start):

@@ -16,7 +16,7 @@ import pytest
 from federations import small_study, write_rows
 from looping import case
 
-from dpadmm.errors import DataError, DpadmmError, Refusal, StudyError
+from dpadmm.errors import DataError, DPADMMError, RefusalError, StudyError
 from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
 from dpadmm.sites.agent import Agent
 from dpadmm.sites.backup import back_up, restore
@@ -53,7 +53,7 @@ def unchanged(site: Site) -> Iterator[None]:
 
 
 def refused(site: Site, study: Study) -> str:
-    with pytest.raises(Refusal) as error, site.guard() as guard:
+    with pytest.raises(RefusalError) as error, site.guard() as guard:
         guard.enrol(study)
     return error.value.code
 
@@ -134,12 +134,12 @@ def test_a_ledger_that_was_put_back_by_a_snapshot_is_charged_where_it_is(site: S
 def test_an_intact_ledger_and_one_in_use_are_left_alone(site: Site, tmp_path: Path) -> None:
     back_up(site.ledger, tmp_path / "copy")
     released(site, FIRST, 1)
-    with unchanged(site), pytest.raises(Refusal, match="is intact, and no copy is newer") as error:
+    with unchanged(site), pytest.raises(RefusalError, match="is intact, and no copy is newer") as error:
         restore(site, tmp_path / "copy", None)
     assert error.value.code == "ledger-exists"
     with site.guard():
         for copy in (tmp_path / "copy", None):
-            with pytest.raises(Refusal) as error:
+            with pytest.raises(RefusalError) as error:
                 restore(site, copy, None)
             assert error.value.code == "ledger-locked"
         back_up(site.ledger, tmp_path / "beside a running agent")
@@ -328,7 +328,7 @@ def test_what_is_no_copy_or_was_changed_is_one_sentence_and_changes_nothing(site
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as database:
         database.execute("CREATE TABLE t (a)")
     for name in ("text", "cut", "changed", "other", "other.sqlite", "nowhere"):
-        with case(name), pytest.raises((DpadmmError, OSError)) as error:
+        with case(name), pytest.raises((DPADMMError, OSError)) as error:
             restore(site, tmp_path / name, None)
         assert "\n" not in str(error.value)
         assert not site.ledger.exists()

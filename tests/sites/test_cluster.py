@@ -25,7 +25,7 @@ from person_tables import Neighbours, PersonTable, neighbours, person_study
 from statistic_cases import all_statistics, parameters_for
 
 from dpadmm.audit import trials
-from dpadmm.audit.run import Plan, run_audit
+from dpadmm.audit.run import AuditPlan, run_audit
 from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoder import Report
 from dpadmm.errors import DataError, StudyError
@@ -34,9 +34,9 @@ from dpadmm.sites.cluster import persons_of
 from dpadmm.sites.site import read_site
 from dpadmm.sites.table import SiteRows
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import Grid, quantise
+from dpadmm.trusted.discrete_gaussian import Lattice, quantise
 from dpadmm.trusted.ledger import LedgerState
-from dpadmm.trusted.private_rows import CheckedRows, Part, PartitionedRows, protect, silence
+from dpadmm.trusted.private_rows import CheckedRows, PartitionedRows, PartSummary, protect, silence
 from dpadmm.trusted.unit import ONE_ROW, Ids, PrivacyUnit
 
 
@@ -68,11 +68,11 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
     rows = site.open_rows(STUDY)
     assert (rows.n_features, rows.n_rows, rows.n_parts) == (held[0].n_features, len(CELLS), len(PARTS))
     for statistic in all_statistics(STUDY.problem.loss, STUDY.shape[0]):
-        grid = Grid(statistic.row_norm, int(np.prod(statistic.shape)), len(CELLS), len(PARTS))
+        grid = Lattice(statistic.row_norm, int(np.prod(statistic.shape)), len(CELLS), len(PARTS))
         for asked in parameters_for(statistic):
             expected = sum(part.total(statistic, asked, grid) for part in held)
             np.testing.assert_array_equal(rows.total(statistic, asked, grid), expected)
-    parts = [Part(part.n_rows, part.n_features, part.digest()) for part in held]
+    parts = [PartSummary(part.n_rows, part.n_features, part.digest()) for part in held]
     assert rows.digest() == PartitionedRows(parts, rows.unit, lambda *_: ()).digest()
     assert len(set(uploads(site))) == 3
     asked_for = site.rehearse(STUDY, LedgerState()).question(1)
@@ -109,11 +109,11 @@ def test_parts_of_a_table_have_its_weights(tmp_path: Path, monkeypatch: pytest.M
         mine = {"features": whole.features[a:b], "labels": whole.labels[a:b], "row_weights": given[a:b]}
         held.append(CheckedRows(replace(whole, **mine)))
     for statistic in all_statistics(study.problem.loss, study.shape[0]):
-        grid = Grid(statistic.row_norm, int(np.prod(statistic.shape)), len(cells), len(PARTS))
+        grid = Lattice(statistic.row_norm, int(np.prod(statistic.shape)), len(cells), len(PARTS))
         for asked in parameters_for(statistic):
             expected = sum(part.total(statistic, asked, grid) for part in held)
             np.testing.assert_array_equal(rows.total(statistic, asked, grid), expected)
-    parts = [Part(part.n_rows, part.n_features, part.digest()) for part in held]
+    parts = [PartSummary(part.n_rows, part.n_features, part.digest()) for part in held]
     assert rows.digest() == PartitionedRows(parts, rows.unit, lambda *_: ()).digest()
 
 
@@ -123,7 +123,7 @@ def test_a_part_that_was_read_again_must_be_what_it_was() -> None:
     table = EncodedTable(features, labels, None, (), report)
     part = on_cluster.hold(table, ONE_ROW, persons, on_cluster.digest_of(3, None))
     statistic = all_statistics(STUDY.problem.loss, 3)[0]
-    asked, grid = parameters_for(statistic)[0], Grid(statistic.row_norm, int(np.prod(statistic.shape)), 3)
+    asked, grid = parameters_for(statistic)[0], Lattice(statistic.row_norm, int(np.prod(statistic.shape)), 3)
     assert on_cluster.total(part, part.about.digest, statistic, asked, grid).dtype == np.int64
     with pytest.raises(DataError, match="is not what it was when the study was enrolled"):
         on_cluster.total(part, "0" * 64, statistic, asked, grid)
@@ -238,19 +238,19 @@ def test_a_person_with_rows_in_several_parts_moves_a_sum_by_at_most_what_is_char
     assert (one.n_rows, one.n_features, one.n_parts) == (other.n_rows, other.n_features, other.n_parts)
     assert (one.n_rows, one.n_parts) == (n, len(ends) - 1)
     for statistic in all_statistics(pair.study.problem.loss, pair.study.shape[0]):
-        grid = Grid(statistic.row_norm, int(np.prod(statistic.shape)), n, one.n_parts)
+        grid = Lattice(statistic.row_norm, int(np.prod(statistic.shape)), n, one.n_parts)
         for asked in parameters_for(statistic):
             assert steps_between(*(side.total(statistic, asked, grid) for side in sides)) <= allowed_steps(grid, pair.k)
 
 
 def test_who_leaves_one_part_and_comes_back_in_another_is_rounded_twice() -> None:
     """P's other spelling silenced R; Q silences nobody: R's row in one part and Q's in the other, for no row of P."""
-    together, apart = Grid(1.0 + 2.0**-21, 1, 4), Grid(1.0 + 2.0**-21, 1, 4, n_parts=2)
+    together, apart = Lattice(1.0 + 2.0**-21, 1, 4), Lattice(1.0 + 2.0**-21, 1, 4, n_parts=2)
     before = np.array([0.3 * apart.step])
     after = before + apart.row_bound
     moved = 2 * int((quantise(after, apart) - quantise(before, apart))[0])
     assert together.sensitivity / together.step < moved <= apart.sensitivity / apart.step
-    assert Grid(1.0, 9, 50, n_parts=1000).sensitivity == Grid(1.0, 9, 50, n_parts=2).sensitivity
+    assert Lattice(1.0, 9, 50, n_parts=1000).sensitivity == Lattice(1.0, 9, 50, n_parts=2).sensitivity
     assert apart.noise_scale(1.0) > together.noise_scale(1.0)
     assert apart.largest == together.largest + 1
 
@@ -264,16 +264,16 @@ def test_persons_are_those_of_the_table_as_a_whole() -> None:
 
 
 def test_the_digest_knows_every_part_and_their_order_and_no_sum_may_be_missing() -> None:
-    a, b, c = (Part(5, 3, f"{i:064d}") for i in range(3))
+    a, b, c = (PartSummary(5, 3, f"{i:064d}") for i in range(3))
 
-    def rows(*parts: Part, totals: Any = ()) -> PartitionedRows:
+    def rows(*parts: PartSummary, totals: Any = ()) -> PartitionedRows:
         return PartitionedRows(parts, ONE_ROW, lambda *_: totals)
 
     digests = {rows(*parts).digest() for parts in ((a, b), (b, a), (a, c), (a, b, c), (a,), (a, b, b))}
     assert len(digests) == 6
     assert (rows(a, b, c).n_rows, rows(a, b).n_parts) == (15, 2)
     assert (rows(a).n_features, rows(a).unit) == (3, ONE_ROW)
-    grid, one = Grid(1.0, 2, 10, 2), np.array([1, 2])
+    grid, one = Lattice(1.0, 2, 10, 2), np.array([1, 2])
     assert rows(a, b, totals=[one, 3 * one]).total(None, None, grid).tolist() == [4, 8]  # type: ignore[arg-type]
     for totals in ([one], [one] * 3):
         with pytest.raises(DataError, match="parts have a sum"):
@@ -289,7 +289,7 @@ def test_the_audit_finds_parts_sound_and_one_that_is_left_out() -> None:
             features, labels = site.rows[site.world]
             sides = [slice(0, len(labels) // 2), slice(len(labels) // 2, None)]
             held = [CheckedRows(protect(features[each], labels[each], ONE_ROW)) for each in sides]
-            parts = [Part(each.n_rows, each.n_features, each.digest()) for each in held]
+            parts = [PartSummary(each.n_rows, each.n_features, each.digest()) for each in held]
             summed = held[1:] * 2 if lost else held
             return PartitionedRows(parts, ONE_ROW, lambda *asked: [each.total(*asked) for each in summed])
 
@@ -298,5 +298,5 @@ def test_the_audit_finds_parts_sound_and_one_that_is_left_out() -> None:
     for lost in (False, True):
         with case(lost), pytest.MonkeyPatch.context() as patch:
             patch.setattr(trials._Site, "_open_rows", halves(lost))
-            audit = run_audit(Plan(games=("dp_admm",), trials=60, workers=1))
+            audit = run_audit(AuditPlan(games=("dp_admm",), trials=60, workers=1))
             assert (False in [gate.passed for gate in audit.gates]) is lost

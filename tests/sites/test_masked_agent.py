@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from masked import NAMES, ROWS, MaskedSite, masked_study
 
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.methods.auto import PublicState
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted.masking import bitmap_of
@@ -25,7 +25,7 @@ def test_a_masked_answer_moves_the_last_round_on_and_absurd_numbers_do_not_even_
         first = agent.masked(1, request, everyone)
         assert agent.last_round == 1
         absurd = replace(PublicState.unpacked(start, study.shape), clip=1e300, point=np.full(study.shape, 1e300))
-        with pytest.raises(Refusal):
+        with pytest.raises(RefusalError):
             agent.prepare(2, absurd.packed())
         assert (agent.masked(1, request, everyone) == first).all()
         assert agent.last_round == 1

@@ -19,7 +19,7 @@ from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm.accounting.calibration import mu_from_epsilon
-from dpadmm.errors import DataError, Refusal, StudyError
+from dpadmm.errors import DataError, RefusalError, StudyError
 from dpadmm.sites.agent import Agent
 from dpadmm.sites.notify_settings import NotifySettings
 from dpadmm.sites.site import read_site, site_from
@@ -143,7 +143,7 @@ def test_a_site_finds_its_own_key_in_a_roster(folder):
     assert book.cap_alone == site.policy.cap_alone > book.cap
     site.rehearse(replace(study, name="another"), book)
     dearer = replace(study, name="dearer", training=study.training.changed(epsilon=0.4))
-    with pytest.raises(Refusal) as caught:  # within the first limit, but not within that if all others collude
+    with pytest.raises(RefusalError) as caught:  # within the first limit, but not within that if all others collude
         site.rehearse(dearer, book)
     assert caught.value.code == "policy-alone"
 
@@ -155,7 +155,7 @@ def test_a_key_that_is_missing_or_not_secret_or_not_alone_is_none(folder):
     site.begin()
 
     def refused(asked=study):
-        with pytest.raises(Refusal) as caught, site.guard() as guard:
+        with pytest.raises(RefusalError) as caught, site.guard() as guard:
             guard.enrol(asked)
         assert caught.value.code == "roster-not-mine"
         return str(caught.value)
@@ -177,7 +177,7 @@ def test_a_study_that_its_owner_does_not_allow_masked_is_refused_before_rows_are
     study = masked_study(site)
     monkeypatch.setattr(type(site), "open_rows", None)
     site.begin()
-    with pytest.raises(Refusal) as caught, site.guard() as guard:
+    with pytest.raises(RefusalError) as caught, site.guard() as guard:
         guard.enrol(study)
     assert caught.value.code == "policy-trust"
 
@@ -566,7 +566,7 @@ def test_rows_that_do_not_fit_are_one_sentence_for_the_owner(folder, parts, stud
     assert "\n" not in str(caught.value)
     assert "--classes" not in str(caught.value)
     site.begin()
-    with site.guard() as guard, pytest.raises(Refusal) as refused:
+    with site.guard() as guard, pytest.raises(RefusalError) as refused:
         guard.enrol(a_study(**study))
     assert refused.value.code in ("study-unfit", "policy-loss")
     assert complaint not in str(refused.value)  # whoever asked learns no more than that
@@ -597,7 +597,7 @@ def test_rows_that_change_after_enrolment_are_refused(folder):
     text = (folder / "table.csv").read_text()
     for changed in (text.replace("0.31", "0.32"), text.replace("0.31,no", "0.31,yes"), text + "z,0,z,0,no\n"):
         (folder / "table.csv").write_text(changed)
-        with site.guard() as guard, pytest.raises(Refusal) as caught:
+        with site.guard() as guard, pytest.raises(RefusalError) as caught:
             Agent(guard, study)
         assert caught.value.code == "data-changed"
     shutil.move(kept, folder / "table.csv")
@@ -614,12 +614,12 @@ def test_another_cap_on_rows_of_a_person_is_refused(folder, rows):
     site.begin()
     with site.guard() as guard:
         guard.enrol(study)
-    with opened(folder, person={"rows": rows}).guard() as guard, pytest.raises(Refusal) as caught:
+    with opened(folder, person={"rows": rows}).guard() as guard, pytest.raises(RefusalError) as caught:
         guard.enrol(study)
     assert caught.value.code == "data-changed"
     silent = "x,0,7,0,yes"  # in place of the third row of person 7, which counted as zeros
     (folder / "table.csv").write_text(HEAD + "\n".join([*ROWS[:3], silent, ROWS[4]]) + "\n")
-    with opened(folder, person={"rows": 3}).guard() as guard, pytest.raises(Refusal) as caught:
+    with opened(folder, person={"rows": 3}).guard() as guard, pytest.raises(RefusalError) as caught:
         guard.enrol(study)  # the same rows, at another price
     assert caught.value.code == "study-changed"
 
@@ -638,11 +638,11 @@ def test_a_study_beyond_a_limit_is_refused_with_the_numbers(folder, limits, stud
     site = opened(folder, limits=limits)
     site.begin()
     before = read_ledger(site.ledger).fingerprint
-    with site.guard() as guard, pytest.raises(Refusal) as caught:
+    with site.guard() as guard, pytest.raises(RefusalError) as caught:
         guard.enrol(a_study(**study))
     assert caught.value.code == code
     assert numbers in str(caught.value)
-    with pytest.raises(Refusal) as rehearsed:
+    with pytest.raises(RefusalError) as rehearsed:
         site.rehearse(a_study(**study), read_ledger(site.ledger))
     assert (rehearsed.value.code, str(rehearsed.value)) == (code, str(caught.value))
     assert read_ledger(site.ledger).fingerprint == before
@@ -654,7 +654,7 @@ def test_two_studies_do_not_get_the_same_remainder(folder):
     first, second = a_study(training={"epsilon": 0.4}), a_study(name="more", training={"epsilon": 0.4})
     with site.guard() as guard:
         guard.enrol(first)
-        with pytest.raises(Refusal, match=r"asked 0.8.* allowed 1.0000 .* left 0\.") as caught:
+        with pytest.raises(RefusalError, match=r"asked 0.8.* allowed 1.0000 .* left 0\.") as caught:
             guard.enrol(second)
         assert caught.value.code == "budget-cap"
         guard.leave(first.hash)
@@ -672,7 +672,7 @@ def test_a_rehearsal_says_what_enrolment_says_and_writes_nothing(folder):
         before = files()
         try:
             return site.rehearse(study, read_ledger(site.ledger)).terms
-        except Refusal as refusal:
+        except RefusalError as refusal:
             return refusal.code
         finally:
             assert files() == before
@@ -687,14 +687,14 @@ def test_a_rehearsal_says_what_enrolment_says_and_writes_nothing(folder):
 
 def test_a_ledger_is_begun_once(folder):
     site = opened(folder)
-    with pytest.raises(Refusal) as caught, site.guard():
+    with pytest.raises(RefusalError) as caught, site.guard():
         pass
     assert caught.value.code == "ledger-missing"
     site.begin()
     with site.guard() as guard:
         guard.enrol(a_study())
     before = read_ledger(site.ledger).fingerprint
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(RefusalError) as caught:
         site.begin()
     assert caught.value.code == "ledger-exists"
     assert read_ledger(site.ledger).fingerprint == before
@@ -711,7 +711,7 @@ def test_a_beginning_that_was_cut_short_can_be_made_again(folder):
 def test_limits_that_the_owner_changes_hold_at_once(folder):
     opened(folder).begin()
     stricter = opened(folder, limits={"epsilon": 0.05})
-    with stricter.guard() as guard, pytest.raises(Refusal) as caught:
+    with stricter.guard() as guard, pytest.raises(RefusalError) as caught:
         guard.enrol(a_study())
     assert caught.value.code == "budget-cap"
     assert read_ledger(stricter.ledger).cap == stricter.policy.cap
@@ -747,7 +747,7 @@ def test_nothing_in_a_study_changes_the_limits(tmp_path_factory, **parts):
     with site.guard() as guard:
         try:
             guard.enrol(study)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             answered = refusal.code
         else:
             answered = "enrolled"

@@ -11,7 +11,7 @@ import pytest
 
 from dpadmm.data.schema import Category, Label, Number, Schema
 from dpadmm.errors import DataError
-from dpadmm.methods import Statistics
+from dpadmm.methods import StatisticsRelease
 from dpadmm.sites.table import SiteRows
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
@@ -214,7 +214,7 @@ def test_tables_with_named_columns_are_surveyed_and_archives_are_not(folder):
 
 def test_statistics_take_every_column_but_that_of_persons(folder):
     """The label of the site is a column like others; missing and unknown cells count, each in its bin."""
-    training = Training(method=Statistics(bins=2), noise_multiplier=20.0)
+    training = Training(method=StatisticsRelease(bins=2), noise_multiplier=20.0)
     columns = (*COLUMNS.columns, Category("repaid", ("no", "yes")))
     study = Study(name="counts", schema=Schema(columns), training=training)
     rows = table(folder).encoded(study)

@@ -18,7 +18,7 @@ from looping import case
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Category
 from dpadmm.data.schema_file import ASK
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.studies.drafts import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.studies.drafts.table import friendly
 from dpadmm.studies.study import Study, study_from, study_problems
@@ -203,7 +203,7 @@ def test_what_cannot_be_drafted_is_a_sentence(tmp_path_factory: pytest.TempPathF
     ]:
         with case(columns, words):
             tmp_path = tmp_path_factory.mktemp("case")
-            with pytest.raises(DpadmmError, match=words) as refused:
+            with pytest.raises(DPADMMError, match=words) as refused:
                 draft_from_table(csv_file(tmp_path, columns), "y")
             assert "\n" not in str(refused.value)
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_drafted_is_a_sentence(tmp_path_factory: pytest.TempPathF
 def test_a_repeated_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "dummy.csv"
     path.write_text("a,a,y\n1,2,no\n")
-    with pytest.raises(DpadmmError, match="'a' occurs more than once"):
+    with pytest.raises(DPADMMError, match="'a' occurs more than once"):
         draft_from_table(path, "y")
 
 
@@ -308,7 +308,7 @@ def test_a_mistake_in_a_dictionary_is_a_sentence(tmp_path_factory: pytest.TempPa
             assert old in DICTIONARY
             path = tmp_path / "dictionary.csv"
             path.write_text(DICTIONARY.replace(old, new, 1))
-            with pytest.raises(DpadmmError, match=words) as refused:
+            with pytest.raises(DPADMMError, match=words) as refused:
                 study_text(draft_from_dictionary(path), "x")
             assert "\n" not in str(refused.value)
 

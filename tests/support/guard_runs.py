@@ -22,7 +22,7 @@ import numpy as np
 from guards import POLICY, D, TinyRows, consensus, guarded, refusal, study
 from ledgers import Fault, failing
 
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.sites import agent as agent_module
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
@@ -161,7 +161,7 @@ STEPS: list[tuple[str, Any, str, bool, bool]] = [
     ("the mark", ledger.Ledger, "_extend_mark", True, True),
     ("the mark's write", os, "write", True, True),
     ("the mark's sync", os, "fsync", True, True),
-    ("reading the answer", guard_module.Question, "upload", True, True),
+    ("reading the answer", guard_module.EnrolledQuery, "upload", True, True),
     ("the agent's own step", agent_module.Agent, "_advanced", True, True),
 ]
 """A step of an answer, where it is, and whether the spend is on record before and after it."""
@@ -226,7 +226,7 @@ MASKED_STEPS: list[tuple[str, Any, str, bool, bool]] = [
     ("taking in what was committed", LedgerState, "apply", True, True),
     ("the mark", ledger.Ledger, "_extend_mark", True, True),
     ("the mark's sync", os, "fsync", True, True),
-    ("reading the answer", guard_module.Question, "upload", True, True),
+    ("reading the answer", guard_module.EnrolledQuery, "upload", True, True),
     ("the masked answer", Guard, "masked", False, True),
 ]
 """The same of an answer under secure aggregation."""
@@ -328,7 +328,7 @@ def fork_run(folder: Path) -> dict[str, Any]:
                 try:
                     act()
                     codes.append("done")
-                except Refusal as refused:
+                except RefusalError as refused:
                     codes.append(refused.code)
             os.write(writer, json.dumps([codes, _noise()]).encode())
             os._exit(0)

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm.errors import DataError, Refusal
+from dpadmm.errors import DataError, RefusalError
 from dpadmm.losses import Logistic, Loss
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.clipping import clip_rows, with_intercept
-from dpadmm.queries import Statistic
+from dpadmm.queries import Query
 from dpadmm.queries.gradient import Gradient
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import Grid, quantise
+from dpadmm.trusted.discrete_gaussian import Lattice, quantise
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import Ledger
 from dpadmm.trusted.policy import Policy
@@ -83,7 +83,7 @@ class TinyRows:
 
     n_parts = 1
 
-    def total(self, statistic: Statistic, point: Floats, grid: Grid) -> Integers:
+    def total(self, statistic: Query, point: Floats, grid: Lattice) -> Integers:
         assert statistic.name == "gradient"
         with np.errstate(all="ignore"):
             scores = np.nan_to_num(self.features @ point[:, 0])
@@ -149,9 +149,9 @@ def play(agent: Agent, until: int) -> dict[int, bytes]:
     return {round: agent.step(round, consensus(round)).tobytes() for round in rounds}
 
 
-def refusal(act: Callable[..., Any], *words: Any, **more: Any) -> Refusal:
+def refusal(act: Callable[..., Any], *words: Any, **more: Any) -> RefusalError:
     """The refusal that must come."""
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RefusalError) as refused:
         act(*words, **more)
     return refused.value
 

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.trusted.ledger import LINE, MARK, Ledger, read_ledger
 
 STUDY, OTHER = "ab" * 32, "cd" * 32
@@ -279,12 +279,12 @@ def fork_run(folder: Path) -> dict[str, Any]:
                 try:
                     act()
                     codes.append("done")
-                except Refusal as refusal:
+                except RefusalError as refusal:
                     codes.append(refusal.code)
             ledger.close()
             try:
                 Ledger.open(folder, cap=CAP)
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 codes.append(refusal.code)
             os.write(writer, json.dumps(codes).encode())
             os._exit(0)

@@ -158,7 +158,7 @@ class LiveRun:
                 "epsilon": 1.0,
                 "delta": 1e-5,
                 "noise_multiplier": 41.7,
-                "noise": "41.7000 in round 1 (moments), 65.5000 from round 2 on (shaped_gradient)",
+                "noise": "41.7000 in round 1 (moments), 65.5000 from round 2 on (preconditioned_gradient)",
                 "shape": [104, 1],
             },
             "state": self.state,

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpadmm.engine.noise import ExactNoise, Question
-from dpadmm.errors import Refusal
+from dpadmm.engine.noise import CohortQuery, ExactNoise
+from dpadmm.errors import RefusalError
 from dpadmm.queries.problem import Rows
-from dpadmm.trusted.discrete_gaussian import Grid, release_sum
+from dpadmm.trusted.discrete_gaussian import Lattice, release_sum
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
@@ -68,7 +68,7 @@ class Seen(logging.Handler):
         try:
             answer = act(*words)
             self.uploads.append(answer) if isinstance(answer, np.ndarray) else self.said.append(repr(answer))
-        except Refusal as refused:
+        except RefusalError as refused:
             self.said.append(f"{refused.code}: {refused} {refused!r} {refused.args}")
 
 
@@ -101,7 +101,7 @@ def steps_between(one: Any, other: Any) -> float:
     return float(np.linalg.norm((one - other).astype(float)))
 
 
-def allowed_steps(grid: Grid, k: int = 1) -> float:
+def allowed_steps(grid: Lattice, k: int = 1) -> float:
     """How far ``k`` rows of a person may move it: what the noise is made for, k times over."""
     return k * grid.sensitivity / grid.step
 
@@ -125,15 +125,15 @@ def dense(rows: Rows) -> tuple[Any, Any]:
 class Releases:
     """Every exact release of a run in this process, with its grid; and the rows of the first sums."""
 
-    told: list[tuple[Grid, Any]] = field(default_factory=list)
+    told: list[tuple[Lattice, Any]] = field(default_factory=list)
     rows: Rows | None = None
 
-    def release_sum(self, total: Any, grid: Grid, noise_multiplier: float, **more: Any) -> Any:
+    def release_sum(self, total: Any, grid: Lattice, noise_multiplier: float, **more: Any) -> Any:
         answer = release_sum(total, grid, noise_multiplier, **more)
         self.told.append((grid, answer))
         return answer
 
-    def answer(self, noise: ExactNoise, asked: Question) -> Any:
+    def answer(self, noise: ExactNoise, asked: CohortQuery) -> Any:
         self.rows = self.rows or asked.rows
         return _answer(noise, asked)
 

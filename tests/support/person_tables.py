@@ -20,7 +20,7 @@ import pyarrow.parquet
 from hypothesis import strategies as st
 
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
-from dpadmm.methods import Evaluation, Statistics
+from dpadmm.methods import EvaluationRelease, StatisticsRelease
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
 
@@ -107,7 +107,7 @@ def person_counts(label: str, schema: str = "mixed", *, inference: bool = True) 
 def person_evaluation(schema: str = "mixed") -> Study:
     """Of a model whose scores are in many bins."""
     width = len(person_study("logistic", schema).features) + 1
-    method = Evaluation(weights=tuple(5.0 * (-1.0) ** j for j in range(width)))
+    method = EvaluationRelease(weights=tuple(5.0 * (-1.0) ** j for j in range(width)))
     training = Training(method=method, intercept=True, noise_multiplier=20.0, delta=1e-5, n_rounds=ROUNDS)
     return Study(name="a model on persons", training=training, schema=SCHEMAS[schema], label=LABELS["logistic"])
 
@@ -116,7 +116,9 @@ def person_evaluation(schema: str = "mixed") -> Study:
 def person_statistics(schema: str = "mixed") -> Study:
     """Counts, moments and two-way tables of such tables."""
     tables = (("age", "region"), ("region", "smoker"))
-    training = Training(method=Statistics(tables=tables, bins=5), noise_multiplier=20.0, delta=1e-5, n_rounds=ROUNDS)
+    training = Training(
+        method=StatisticsRelease(tables=tables, bins=5), noise_multiplier=20.0, delta=1e-5, n_rounds=ROUNDS
+    )
     return Study(name="counts of persons", training=training, schema=SCHEMAS[schema])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpadmm.engine.noise import Question
+from dpadmm.engine.noise import CohortQuery
 from dpadmm.losses import Loss
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.gradient import Gradient
@@ -11,6 +11,6 @@ from dpadmm.queries.problem import Rows
 
 def gradient_question(
     rows: Rows, loss: Loss, points: Floats, z: Floats, round: int, active: Integers | None = None
-) -> Question:
+) -> CohortQuery:
     """Every agent's gradient at its point."""
-    return Question(rows, Gradient(loss, rows.n_features), points, z, round, active)
+    return CohortQuery(rows, Gradient(loss, rows.n_features), points, z, round, active)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dpadmm.engine.method import Gathered, Round
+from dpadmm.engine.method import Round, RoundResult
 from dpadmm.engine.noise import ExactNoise
 from dpadmm.federation import demo
 from dpadmm.federation.server.journal import Journal
@@ -54,7 +54,7 @@ def with_delays(
             if round == k or not method.server_side:
                 uploads[agent] = sent_in[round][agent]
         active = np.flatnonzero([(name, k) in now for name in journal.members])
-        gathered = Gathered(uploads, consensus, k, problem, rows.n_rows, active, answered)
+        gathered = RoundResult(uploads, consensus, k, problem, rows.n_rows, active, answered)
         consensus = np.array(method.aggregate(gathered))
         history.append(consensus)
     return history

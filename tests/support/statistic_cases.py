@@ -9,34 +9,34 @@ from neighbours import points_for
 
 from dpadmm.losses import Loss
 from dpadmm.matrices.arrays import Floats
-from dpadmm.queries import STATISTICS, Statistic, make_statistic
-from dpadmm.queries.newton import LOSSES, NewtonPair
-from dpadmm.queries.preconditioned_gradient import MOST, ShapedGradient
+from dpadmm.queries import QUERIES, Query, make_query
+from dpadmm.queries.newton import LOSSES, NewtonQuery
+from dpadmm.queries.preconditioned_gradient import MOST, PreconditionedGradient
 from dpadmm.queries.problem import Problem
 from dpadmm.queries.score_histogram import ScoreHistogram
 from dpadmm.regularizers import L2
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 
 
-def all_statistics(loss: Loss, n_features: int) -> list[Statistic]:
+def all_statistics(loss: Loss, n_features: int) -> list[Query]:
     """One of each, for a loss and a width of rows."""
     problem = Problem(loss, L2(), 0.0)
-    unfit = {NewtonPair.name: loss.name not in LOSSES, ScoreHistogram.name: loss.task != "binary"}
-    names = [name for name in STATISTICS if not unfit.get(name, False)]
-    return [make_statistic(name, problem, n_features) for name in names]
+    unfit = {NewtonQuery.name: loss.name not in LOSSES, ScoreHistogram.name: loss.task != "binary"}
+    names = [name for name in QUERIES if not unfit.get(name, False)]
+    return [make_query(name, problem, n_features) for name in names]
 
 
-def grid_of(statistic: Statistic, n_rows: int) -> Grid:
+def grid_of(statistic: Query, n_rows: int) -> Lattice:
     """The grid of its sums, as a guard makes it."""
-    return Grid(statistic.row_norm, math.prod(statistic.shape), n_rows)
+    return Lattice(statistic.row_norm, math.prod(statistic.shape), n_rows)
 
 
-def parameters_for(statistic: Statistic) -> list[Floats]:
+def parameters_for(statistic: Query) -> list[Floats]:
     """Public parameters that an agent accepts: plain ones, and the worst that there are."""
-    if statistic.name == ShapedGradient.name:
+    if statistic.name == PreconditionedGradient.name:
         return shapes_and_points(*statistic.shape)
     shape = statistic.parameter_shape
-    if statistic.name == NewtonPair.name:
+    if statistic.name == NewtonQuery.name:
         return points_and_clips(statistic.n_weights, shape[0])  # type: ignore[attr-defined]
     if statistic.name == ScoreHistogram.name:
         return points_and_clips(statistic.n_features, shape[0])

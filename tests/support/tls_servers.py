@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpadmm.federation.site.connection import Check, reachable
+from dpadmm.federation.site.connection import ConnectionCheck, reachable
 
 
-def failure(found: list[Check]) -> tuple[str, str]:
+def failure(found: list[ConnectionCheck]) -> tuple[str, str]:
     """The one check that failed; nothing after it counts as checked."""
     (failed,) = [check for check in found if check.ok is False]
     after = found[found.index(failed) + 1 :]

@@ -17,7 +17,7 @@ from dpadmm import Settings, simulate, synthetic
 from dpadmm.accounting import exact_epsilon, exact_round_noise_multiplier, paper_noise_multiplier
 from dpadmm.engine.loop import RoundView
 from dpadmm.engine.minimizer import minimizer
-from dpadmm.errors import DataError, Diverged, StudyError
+from dpadmm.errors import DataError, DivergenceError, StudyError
 from dpadmm.models.run import Result
 
 BINARY = synthetic("binary", n_rows=600, n_features=6, seed=1)
@@ -50,7 +50,7 @@ def test_a_run_that_diverges_gives_no_model() -> None:
         {"schedule": "constant", "step_size": 1e6, "reg_share": 10.0, "average": "tail"},
         {"method": "output_perturbation", "noise_multiplier": 1e308, "reg_share": 1e-300},
     ]:
-        with case(changes), pytest.raises(Diverged, match=r"diverged in round \d+ of \d+: .*; use a "):
+        with case(changes), pytest.raises(DivergenceError, match=r"diverged in round \d+ of \d+: .*; use a "):
             run(n_rounds=200, **changes)
 
 

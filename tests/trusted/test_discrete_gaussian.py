@@ -31,7 +31,7 @@ from dpadmm.trusted.discrete_gaussian import (
     MARGIN,
     REACH,
     SHARE_MARGIN,
-    Grid,
+    Lattice,
     as_mean,
     discrete_gaussian,
     quantise,
@@ -39,7 +39,7 @@ from dpadmm.trusted.discrete_gaussian import (
     with_noise,
 )
 
-ADULT = Grid(1.0, 104, 400)
+ADULT = Lattice(1.0, 104, 400)
 SCALES = [1, 7, 1000, 637_535_235, 2**56 - 1]
 MILLIONS = 10 if os.environ.get("DPADMM_TORTURE") else 1
 """Draws of every scale; more in ``make torture``."""
@@ -199,7 +199,7 @@ def test_no_entropy_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the grid ----------------------------------------------------------------------------------------------
 
 grids = st.builds(
-    Grid,
+    Lattice,
     st.floats(1e-30, 1e30),
     st.integers(1, 10**8),
     st.integers(1, 10**8),
@@ -208,7 +208,7 @@ grids = st.builds(
 
 @prove
 @given(grids, st.floats(0.1, 1e4))
-def test_step_and_scale_are_what_the_formulas_say(grid: Grid, z: float) -> None:
+def test_step_and_scale_are_what_the_formulas_say(grid: Lattice, z: float) -> None:
     c1, step = Fraction(grid.row_norm), Fraction(grid.step)
     rounding_squared = grid.size * step**2
     assert math.frexp(grid.step)[0] == 0.5
@@ -233,7 +233,7 @@ def test_a_grid_is_what_exact_arithmetic_says() -> None:
     """For a whole √(dp) all of docs/explanation/proofs.md can be computed in fractions."""
     for c1, (root, n_rows) in product([1.0, 0.25], [(1, 1), (3, 400), (10, 2**12), (1000, 10**6), (10**4, 10**8)]):
         with case(c1, root, n_rows):
-            grid, rows, unit = Grid(c1, root**2, n_rows), 2 * Fraction(c1), Fraction(1, 2**53)
+            grid, rows, unit = Lattice(c1, root**2, n_rows), 2 * Fraction(c1), Fraction(1, 2**53)
             millionth = Fraction(1, 10**6)
             step = max(g for g in (Fraction(1, 2**i) for i in range(60)) if root * g <= millionth * rows)
             sensitivity = rows * (1 + n_rows * (n_rows + 8) * unit) + root * step
@@ -250,7 +250,7 @@ def test_a_grid_is_what_exact_arithmetic_says() -> None:
 
 
 def test_a_share_of_a_thousand_steps_is_the_smallest() -> None:
-    grid = Grid(1.0, 1, 1)
+    grid = Lattice(1.0, 1, 1)
     most = (0.1 * grid.sensitivity / grid.step * (1.0 + 2e-6) / 999.0) ** 2
     assert grid.noise_scale(0.1, math.floor(most)) == 1000
     with pytest.raises(StudyError, match=f"^{math.ceil(most)} shares of the noise are too small; fewer honest sites"):
@@ -260,13 +260,13 @@ def test_a_share_of_a_thousand_steps_is_the_smallest() -> None:
 def test_there_is_no_part_of_a_share() -> None:
     for shares in (0, -1, 1.5):
         with case(shares), pytest.raises(StudyError, match=r"^shares must be a whole number of at least 1, not "):
-            Grid(1.0, 1, 1).noise_scale(1.0, shares)  # type: ignore[arg-type]
+            Lattice(1.0, 1, 1).noise_scale(1.0, shares)  # type: ignore[arg-type]
 
 
 def test_the_widest_grids_are_accepted() -> None:
     for (n_weights, n_rows), lipschitz in product([(1, 10**8), (10**8, 1)], [1e-30, 1e30]):
         with case(n_weights, n_rows, lipschitz):
-            assert Grid(lipschitz, n_weights, n_rows).noise_scale(0.1) >= 10**5
+            assert Lattice(lipschitz, n_weights, n_rows).noise_scale(0.1) >= 10**5
 
 
 def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value() -> None:
@@ -283,10 +283,10 @@ def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value() -> None:
             case(lipschitz, n_weights, n_rows, refusal),
             pytest.raises(StudyError, match=f"^{re.escape(refusal)}"),
         ):
-            Grid(lipschitz, n_weights, n_rows)
+            Lattice(lipschitz, n_weights, n_rows)
     for n_parts, refusal in [(0, "a whole number of at least 1, not 0"), (10**8 + 1, "at most 100 million, not 1000")]:
         with case(n_parts), pytest.raises(StudyError, match=f"^n_parts must be {refusal}"):
-            Grid(1.0, 1, 1, n_parts)
+            Lattice(1.0, 1, 1, n_parts)
 
 
 def test_grids_that_cannot_be_are_refused() -> None:
@@ -300,7 +300,7 @@ def test_grids_that_cannot_be_are_refused() -> None:
         (1.0, 2, 2 * 10**8),
     ]:
         with case(lipschitz, n_weights, n_rows), pytest.raises(StudyError):
-            Grid(lipschitz, n_weights, n_rows)
+            Lattice(lipschitz, n_weights, n_rows)
 
 
 def test_noise_multipliers_out_of_range_are_refused() -> None:
@@ -318,23 +318,23 @@ def test_noise_multipliers_out_of_range_are_refused() -> None:
             case(z),
             pytest.raises(StudyError, match=r"^noise_multiplier must be between 0\.1 and 1e9, not "),
         ):
-            Grid(1.0, 1, 1).noise_scale(z)
+            Lattice(1.0, 1, 1).noise_scale(z)
 
 
 def test_the_smallest_and_the_largest_noise_multiplier_are_accepted() -> None:
-    grid = Grid(1.0, 1, 1)
+    grid = Lattice(1.0, 1, 1)
     for z in (0.1, 1e9):
         assert z <= grid.noise_scale(z) * grid.step / grid.sensitivity <= z * (1.0 + 1e-5)
 
 
 def test_uploads_that_might_overflow_are_refused_by_public_numbers_alone() -> None:
     with pytest.raises(StudyError, match="63 bits"):
-        Grid(1.0, 10**8, 400).noise_scale(1e7)
+        Lattice(1.0, 10**8, 400).noise_scale(1e7)
 
 
 def test_sum_and_noise_together_are_refused_from_62_bits_on() -> None:
     """Of a grid whose sum may be a sixth of that by itself."""
-    grid = Grid(1.0, 10**8, 10**8)
+    grid = Lattice(1.0, 10**8, 10**8)
     assert grid.largest > 2**62 // 6
     fits = (2**62 - grid.largest) / REACH / (1.0 + 1e-6) * grid.step / grid.sensitivity
     assert grid.largest + REACH * grid.noise_scale(fits * (1.0 - 1e-9)) < 2**62
@@ -353,7 +353,7 @@ def test_the_largest_entry_of_a_sum_is_rounded_and_one_step_more_is_refused() ->
 
 
 def test_the_largest_sum_with_the_largest_noise_fits() -> None:
-    grid = Grid(1.0, 4, 10**8)
+    grid = Lattice(1.0, 4, 10**8)
     z = 1e9 / 2
     while True:
         try:
@@ -396,9 +396,9 @@ def test_sums_that_cannot_be_are_refused_in_the_same_words() -> None:
 
 @prove
 @given(grids, st.integers(0, 2**32))
-def test_decoding_is_within_half_a_step(grid: Grid, seed: int) -> None:
+def test_decoding_is_within_half_a_step(grid: Lattice, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    grid = Grid(grid.row_norm, 6, grid.n_rows)
+    grid = Lattice(grid.row_norm, 6, grid.n_rows)
     total = rng.uniform(-1.0, 1.0, (3, 2)) * grid.row_norm * grid.n_rows / math.sqrt(6)
     upload = quantise(total, grid)
     assert (upload.shape, upload.dtype) == ((3, 2), np.int64)
@@ -423,7 +423,7 @@ def test_release_is_the_rounded_sum_and_the_noise() -> None:
 # --- sensitivity -------------------------------------------------------------------------------------------
 
 
-def distance(one: Floats, other: Floats, grid: Grid) -> float:
+def distance(one: Floats, other: Floats, grid: Lattice) -> float:
     return float(np.linalg.norm((quantise(one, grid) - quantise(other, grid)).astype(float)) * grid.step)
 
 
@@ -437,7 +437,7 @@ def unit_rows(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
 def test_one_row_moves_the_rounded_sum_by_at_most_the_sensitivity(
     seed: int, n_weights: int, n_rows: int, c1: float
 ) -> None:
-    rng, grid = np.random.default_rng(seed), Grid(c1, n_weights, n_rows)
+    rng, grid = np.random.default_rng(seed), Lattice(c1, n_weights, n_rows)
     gradients = unit_rows(rng, (n_rows, n_weights)) * grid.row_bound
     other = gradients.copy()
     changed = rng.integers(n_rows)
@@ -452,7 +452,7 @@ def test_one_row_moves_the_rounded_sum_by_at_most_the_sensitivity(
 def test_the_real_kernel_attains_the_sensitivity_and_keeps_to_it(n_weights: int) -> None:
     """Rows (±cos θ, sin θ) at a point far below: both are as wrong as can be, and nearly opposite."""
     loss, angle = Logistic(), 1e-3
-    grid = Grid(loss.lipschitz, n_weights, 50)
+    grid = Lattice(loss.lipschitz, n_weights, 50)
     features = unit_rows(np.random.default_rng(3), (50, n_weights))
     point = np.zeros((1, n_weights, 1))
     point[0, 1] = -1e6
@@ -470,7 +470,7 @@ def test_summation_in_floats_can_cost_more_than_its_rows() -> None:
     """Half the rows carry one sum to 2ᵏ and its neighbour's to just below. Each of the others is a little
     more than half of the one's last place and is rounded up there, but is nearly exact at the neighbour."""
     half = 2**13
-    grid = Grid(1.0, 1, 2 * half)
+    grid = Lattice(1.0, 1, 2 * half)
     small = half * 2.0**-53 * (1.0 + 2.0**-10)
     one = np.concatenate([np.ones(half), np.full(half, small)])
     other = one.copy()
@@ -570,7 +570,7 @@ def test_the_margin_of_a_share_pays_for_its_being_discrete_however_small_it_is()
     most = math.sqrt(MOST_SITES)
     for z, h, size in product([0.1, 0.3, 1.0, 40.0], [2, 3, 10, MOST_SITES], [1, 3, 104]):
         with case(z, h, size):
-            grid = Grid(1.0, size, 1000)
+            grid = Lattice(1.0, size, 1000)
             whole, share = z * grid.sensitivity / grid.step, grid.noise_scale(z, h)
             assert share >= 10**5 / most
             assert math.sqrt(share**2 - 6**2) >= whole / math.sqrt(h) * (1.0 + 1e-7)
@@ -585,14 +585,14 @@ def test_the_margin_of_a_share_pays_for_its_being_discrete_however_small_it_is()
 def test_shares_of_sites_in_one_place_suffice_for_a_site_in_parts() -> None:
     """All others make their shares for a sum that is rounded once; its own S has two roundings."""
     for size, m, norm, z, honest in ((1, 2, 1.0, 0.1, 2), (104, 400, 1.0, 5.0, 1000), (50_000, 10**6, 2.0, 80.0, 7)):
-        once, twice = (Grid(norm, size, m, n_parts=k) for k in (1, 5))
+        once, twice = (Lattice(norm, size, m, n_parts=k) for k in (1, 5))
         assert twice.sensitivity > once.sensitivity
         together = math.sqrt(honest) * once.noise_scale(z, honest)
         assert together >= z * twice.sensitivity / twice.step * (1.0 + 5e-9)
 
 
 def test_noise_is_added_to_whole_numbers_of_the_grid_alone() -> None:
-    grid = Grid(1.0, 3, 10)
+    grid = Lattice(1.0, 3, 10)
     edge = np.array([grid.largest, -grid.largest, 0])
     assert with_noise(edge, grid, 1.0, shares=1, draw=lambda scale, n: np.zeros(n, np.int64)).tolist() == edge.tolist()
     for wrong in (

@@ -34,10 +34,10 @@ import dpadmm
 from dpadmm.accounting.events import Release
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.queries import Statistic
+from dpadmm.queries import Query
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
+from dpadmm.trusted.discrete_gaussian import Lattice, discrete_gaussian
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.private_rows import CheckedRows
 from dpadmm.trusted.unit import PrivacyUnit
@@ -105,7 +105,7 @@ def test_an_answer_is_the_sum_of_gradients_within_its_noise(tmp_path: Path) -> N
     with guarded(tmp_path, own(features, labels)) as guard:
         guard.enrol(STUDY)
         answers = [guard.answer(STUDY.hash, k, np.zeros((D, 1))) for k in range(1, ROUNDS + 1)]
-    grid = Grid(1.0, D, M)
+    grid = Lattice(1.0, D, M)
     truth = -(features.T @ labels)[:, None] / 2 / grid.step
     residuals = (np.array(answers) - truth) / grid.noise_scale(Z)
     assert 0.4 < residuals.std() < 1.8  # 36 numbers: beyond 5 standard deviations
@@ -332,7 +332,7 @@ def test_every_round_has_the_noise_that_was_enrolled_however_late(
             scale = guard.enrol(study).question(1).grid.noise_scale(1e4)
             for round in half:
                 guard.answer(study.hash, round, np.zeros((D, 1)))
-    assert scale >= 1e4 * 2.0 / Grid(1.0, D, M).step
+    assert scale >= 1e4 * 2.0 / Lattice(1.0, D, M).step
     assert asked == [(scale, D)] * len(rounds)
 
 
@@ -385,7 +385,7 @@ def test_the_grid_of_a_studys_answers_is_that_of_its_enrolment(tmp_path: Path) -
             enrolled.questions[Release(Z)] = enrolled.question(1)._replace(shares=100)  # type: ignore[index]
         opened.labels = opened.labels[:2]
         assert enrolled.rows.n_rows == 2
-        assert enrolled.question(1).grid == enrolled.question(2).grid == Grid(1.0, D, M)
+        assert enrolled.question(1).grid == enrolled.question(2).grid == Lattice(1.0, D, M)
 
 
 def test_what_a_study_asks_is_checked_before_any_row_is_read(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ class Watched:
     def digest(self) -> str:
         return self.held.digest()
 
-    def total(self, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
+    def total(self, statistic: Query, parameters: Floats, grid: Lattice) -> Integers:
         self.looked.append(statistic.name)
         return self.held.total(statistic, parameters, grid)
 
@@ -444,7 +444,7 @@ def test_a_shape_or_a_point_out_of_bounds_is_refused_before_rows_are_read(tmp_pa
         assert len(said) == 1
         assert read_ledger(tmp_path).spent == spent
         guard.answer(AUTO.hash, 2, shaped(scale=1e9, direction=-1e9, point=1e9))
-        assert watched.looked == ["moments", "shaped_gradient"]
+        assert watched.looked == ["moments", "preconditioned_gradient"]
 
 
 def test_to_another_shape_or_point_nothing_is_said_and_to_the_same_the_same(tmp_path: Path) -> None:
@@ -462,7 +462,7 @@ def test_to_another_shape_or_point_nothing_is_said_and_to_the_same_the_same(tmp_
             other = shaped(**{"point": 0.5, **each})
             assert refusal(guard.answer, AUTO.hash, 2, other).code == "round-forked"
         assert np.array_equal(guard.answer(AUTO.hash, 2, shaped(point=0.5)), second)
-        assert watched.looked == ["moments", "shaped_gradient"]
+        assert watched.looked == ["moments", "preconditioned_gradient"]
         past = guard.transcript(AUTO.hash)
     assert [round for round, _, _ in past] == [1, 2]
     assert np.array_equal(past[0][1], first)

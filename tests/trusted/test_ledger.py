@@ -31,7 +31,7 @@ from looping import case
 
 from dpadmm.accounting.calibration import mu_from_epsilon, total_noise_multiplier
 from dpadmm.accounting.gaussian import Release, gaussian_mu
-from dpadmm.errors import DpadmmError, Refusal
+from dpadmm.errors import DPADMMError, RefusalError
 from dpadmm.trusted.ledger import DATABASE, MARK, Account, Ledger, LedgerState, Record, read_ledger
 
 A, B, C = (letter * 64 for letter in "abc")
@@ -48,16 +48,16 @@ def spend(ledger, study=A, round=1, mu_squared=0.25, upload=b"upload", digest=DI
     ledger.spend(study, round, digest=digest, mu_squared=mu_squared, upload=upload)
 
 
-def refusal(act, *words, **more) -> Refusal:
-    with pytest.raises(Refusal) as refused:
+def refusal(act, *words, **more) -> RefusalError:
+    with pytest.raises(RefusalError) as refused:
         act(*words, **more)
     return refused.value
 
 
 def test_a_refusal_has_a_code_and_a_sentence():
-    refused = Refusal("round-old", "too old")
+    refused = RefusalError("round-old", "too old")
     assert (refused.code, str(refused)) == ("round-old", "too old")
-    assert isinstance(refused, DpadmmError)
+    assert isinstance(refused, DPADMMError)
     copy = pickle.loads(pickle.dumps(refused))
     assert (copy.code, str(copy)) == ("round-old", "too old")
 
@@ -575,7 +575,7 @@ class LedgerMachine(RuleBasedStateMachine):
             fine = self.within(self.promised(), asked, shares)
         try:
             self.ledger.reserve(study, float(asked), about={}, may_miss_rounds=may_miss_rounds, shares=shares)
-        except Refusal as error:
+        except RefusalError as error:
             refused = error.code
         assert (refused is None) == fine, refused
         if fine:
@@ -597,7 +597,7 @@ class LedgerMachine(RuleBasedStateMachine):
             stored = self.ledger.replay(study, round, digest=digest)
             if stored is None:
                 self.ledger.spend(study, round, digest=digest, mu_squared=float(asked), upload=upload)
-        except Refusal as error:
+        except RefusalError as error:
             refused = error.code
         assert (refused is None) == self.may(study, round, digest, asked), refused
         if refused is None:
@@ -791,6 +791,6 @@ def test_a_mark_that_is_written_in_part_is_a_failed_spend(ledger, monkeypatch):
     ledger.reserve(A, 1.0, about={"name": "a"})
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:-1]))
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RefusalError) as refused:
         spend(ledger)
     assert refused.value.code == "ledger-failed"

@@ -35,7 +35,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.matrices.arrays import Integers
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import Grid, discrete_gaussian
+from dpadmm.trusted.discrete_gaussian import Lattice, discrete_gaussian
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import bitmap_of, public_key
@@ -73,7 +73,7 @@ def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_un
         return drawn[-1][1]
 
     monkeypatch.setattr(exact_noise, "discrete_gaussian", kept)
-    grid = Grid(1.0, D, MASKING.most_rows)
+    grid = Lattice(1.0, D, MASKING.most_rows)
     for round, members in ((1, range(N)), (2, (0, 2, 3, 4))):
         with sites(folder) as guards:
             drawn.clear()
@@ -362,9 +362,9 @@ def test_a_study_whose_roster_rows_or_numbers_do_not_fit_is_refused(folder: Path
 def test_the_sum_of_all_answers_must_fit_63_bits_to_the_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One answer would fit, so would those of all four sites but for a single step; reach is that of a share."""
     four = masked_study(roster=ROSTER[:4])
-    monkeypatch.setattr(Grid, "noise_scale", lambda self, z, shares=1: shares)
+    monkeypatch.setattr(Lattice, "noise_scale", lambda self, z, shares=1: shares)
     for reach, fits in ((2**61 - 1, True), (2**61, False)):
-        monkeypatch.setattr(Grid, "reach", lambda self, scale, reach=reach: reach + scale - HONEST)
+        monkeypatch.setattr(Lattice, "reach", lambda self, scale, reach=reach: reach + scale - HONEST)
         with guarded(folder / str(fits), policy=OWNER, key=KEYS[0]) as guard:
             if fits:
                 guard.enrol(four)

@@ -26,7 +26,7 @@ from dpadmm.matrices.arrays import Integers
 from dpadmm.queries.problem import make_rows
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import CLOSE, REACH, STAIRS, TOP, Grid, quantise, release_sum
+from dpadmm.trusted.discrete_gaussian import CLOSE, REACH, STAIRS, TOP, Lattice, quantise, release_sum
 
 SCALES = [1, 2, 5, 1000, 637_535_235, 2**55 + 1, 2**56 - 1]
 Attempt = tuple[int, int]
@@ -276,7 +276,7 @@ def far(scale: int, count: int) -> Integers:
 def test_noise_far_out_reaches_the_upload_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     for module in (exact_noise, oracles):
         monkeypatch.setattr(module, "discrete_gaussian", far)
-    grid = Grid(1.0, 5, 9)
+    grid = Lattice(1.0, 5, 9)
     total = np.linspace(-2.0, 2.0, 5)
     noise = far(grid.noise_scale(1e5), 5)
     assert (release_sum(total, grid, 1e5) - quantise(total, grid)).tolist() == noise.tolist()

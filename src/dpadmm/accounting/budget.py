@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.errors import BudgetExceeded, StudyError
+from dpadmm.errors import BudgetExceededError, StudyError
 from dpadmm.parameters.checks import require_whole
 
 _LOCK = RLock()
@@ -49,7 +49,7 @@ class BudgetAccountant:
     >>> accountant.charge(1.8, 1e-5)
     Traceback (most recent call last):
         ...
-    dpadmm.errors.BudgetExceeded: ... asked ε = 1.8, allowed ε = 2, left ε = 1.658; ...
+    dpadmm.errors.BudgetExceededError: ... asked ε = 1.8, allowed ε = 2, left ε = 1.658; ...
     >>> with accountant:
     ...     [each is accountant for each in open_accountants()]
     [True]
@@ -94,7 +94,7 @@ class BudgetAccountant:
             return self._as_budget(rest / n_fits * (1.0 - 1e-9))
 
     def charge(self, epsilon: float, delta: float) -> None:
-        """Charge a fit of total (ε, δ), or raise :class:`BudgetExceeded` and charge nothing."""
+        """Charge a fit of total (ε, δ), or raise :class:`BudgetExceededError` and charge nothing."""
         charge_all([self], epsilon, delta)
 
     def _check(self, cost: float) -> None:
@@ -105,7 +105,7 @@ class BudgetAccountant:
             )
         if math.fsum([*self._costs, cost]) > self._cap:
             asked = self._as_budget(cost).epsilon
-            raise BudgetExceeded(asked, self.epsilon, self.left.epsilon, self.delta)
+            raise BudgetExceededError(asked, self.epsilon, self.left.epsilon, self.delta)
 
     def _as_budget(self, cost: float) -> Budget:
         return Budget(float(exact_epsilon(math.sqrt(cost), self.delta)), self.delta)

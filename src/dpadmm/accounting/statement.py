@@ -345,7 +345,7 @@ class Verified(NamedTuple):
     document: Mapping[str, Any]
 
 
-class Check(NamedTuple):
+class StatementCheck(NamedTuple):
     """One ε of one agent: of so many of its rows, at a δ, as stated and in two ways."""
 
     n_rows: int
@@ -370,11 +370,11 @@ def read_statement(path: Path) -> Verified:
     return Verified(statement, document)
 
 
-def cross_checks(verified: Verified) -> dict[int, list[Check]]:
+def cross_checks(verified: Verified) -> dict[int, list[StatementCheck]]:
     """Every ε of the MAX_BILLS largest bills by PLD too, worst first: position of a group -> its checks."""
     statement, document = verified
     order = sorted(range(len(statement.groups)), key=lambda i: -statement.groups[i].person_mu)
-    bills: dict[tuple[float, tuple[tuple[float, int], ...], int], list[Check]] = {}
+    bills: dict[tuple[float, tuple[tuple[float, int], ...], int], list[StatementCheck]] = {}
     out = {}
     for i in order:
         group = statement.groups[i]
@@ -386,7 +386,7 @@ def cross_checks(verified: Verified) -> dict[int, list[Check]]:
     return out
 
 
-def _checks(statement: Statement, group: AgentGroup, figures: Mapping[str, Any]) -> Iterator[Check]:
+def _checks(statement: Statement, group: AgentGroup, figures: Mapping[str, Any]) -> Iterator[StatementCheck]:
     sizes = dict.fromkeys(map(int, figures["epsilon_of_rows"]), (statement.delta,))
     sizes |= {group.rows_per_person: (statement.delta,)}
     for n_rows, deltas in (sizes | {1: statement.deltas}).items():
@@ -400,7 +400,7 @@ def _checks(statement: Statement, group: AgentGroup, figures: Mapping[str, Any])
                 )
             stated = figures["epsilon_of_rows"].get(str(n_rows), figures["epsilon_of_person"])
             stated = figures["epsilon"][repr(delta)] if n_rows == 1 else stated
-            yield Check(n_rows, delta, stated, closed, pld)
+            yield StatementCheck(n_rows, delta, stated, closed, pld)
 
 
 def agree(closed: float, pld: float, mu: float) -> bool:

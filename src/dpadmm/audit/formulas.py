@@ -48,7 +48,7 @@ def gradient(features: Floats, labels: Floats, point: Floats) -> Floats:
     return np.asarray((slopes / np.maximum(lengths, 1.0)) @ features)
 
 
-def shaped_gradient(features: Floats, labels: Floats, asked: Floats) -> Floats:
+def preconditioned_gradient(features: Floats, labels: Floats, asked: Floats) -> Floats:
     """The same of rows ``(I − qqᵀ/(r(r + 1)))·(s∘a_j)``, ``r = √(1 + ‖q‖²)``, where s, q and w are asked for: (d,)."""
     scale, direction, point = np.split(asked, 3)
     root = math.sqrt(1.0 + float(direction @ direction))
@@ -65,7 +65,7 @@ def moments(features: Floats, labels: Floats, asked: Floats) -> Floats:
     return np.asarray((terms * 2.0 / np.maximum(lengths, 2.0)).sum(axis=0))
 
 
-def newton_pair(features: Floats, labels: Floats, point: Floats) -> Floats:
+def newton(features: Floats, labels: Floats, point: Floats) -> Floats:
     """``Σ_j (r_j·a_j, φ^{5/2}·|r_j|(1 − |r_j|)·a_j a_jᵀ)`` of the logistic loss, φ the golden ratio: ``d(d + 3)/2``.
 
     Of the matrix the upper triangle, row by row, with √2 off the diagonal.
@@ -121,13 +121,13 @@ def score_histogram(features: Floats, labels: Floats, point: Floats) -> Floats:
 
 FORMULAS: Mapping[str, Formula] = {
     "gradient": Formula(N_FEATURES, 1.0, gradient),
-    "shaped_gradient": Formula(N_FEATURES, 1.0, shaped_gradient),
+    "preconditioned_gradient": Formula(N_FEATURES, 1.0, preconditioned_gradient),
     "moments": Formula(3 * N_FEATURES + 1, 2.0, moments),
-    "newton_pair": Formula(N_FEATURES * (N_FEATURES + 3) // 2, 1.0, newton_pair),
-    "newton_pair of counts": Formula(
+    "newton": Formula(N_FEATURES * (N_FEATURES + 3) // 2, 1.0, newton),
+    "newton of counts": Formula(
         N_FEATURES * (N_FEATURES + 3) // 2, 1.0, partial(counts_pair, largest=LARGEST_COUNT, cuts=())
     ),
-    "newton_pair of times": Formula(
+    "newton of times": Formula(
         (N_FEATURES + len(CUTS)) * (N_FEATURES + len(CUTS) + 3) // 2, 1.0,
         partial(counts_pair, largest=1.0, cuts=CUTS),
     ),

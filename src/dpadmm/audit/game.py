@@ -41,7 +41,7 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import KINDS
 from dpadmm.methods.auto import PublicState
 from dpadmm.methods.newton import Inferred
-from dpadmm.queries.preconditioner import Shape
+from dpadmm.queries.preconditioner import Preconditioner
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
@@ -89,7 +89,7 @@ class Role:
         return features, labels
 
 
-class Round(NamedTuple):
+class GameRound(NamedTuple):
     """What a round asks for, its share of the study's μ², and the share of the sensitivity that worlds differ by."""
 
     statistic: str
@@ -107,7 +107,7 @@ class Round(NamedTuple):
         return 1.0 / (mu * math.sqrt(self.share))
 
 
-class Part(NamedTuple):
+class AttackedRounds(NamedTuple):
     """Some rounds of a game, which are attacked together: their indices, μ beside that of all, and how sharply."""
 
     name: str
@@ -145,7 +145,7 @@ class Game:
 
     method: str
     constants: Mapping[str, float]
-    rounds: tuple[Round, ...]
+    rounds: tuple[GameRound, ...]
     roles: tuple[Role, Role]
     listener: Callable[[], Listener]
     coalition: Coalition | None = None
@@ -192,7 +192,7 @@ class Game:
         return tuple(dict.fromkeys(each.statistic for each in self.rounds))
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[AttackedRounds, ...]:
         """All rounds, the *score*; then those of each statistic, where there are several."""
         names = {"score": self.statistics, **({each: (each,) for each in self.statistics} if self.mixed else {})}
         return tuple(self._part(name, of) for name, of in names.items())
@@ -201,11 +201,11 @@ class Game:
     def mixed(self) -> bool:
         return len(self.statistics) > 1
 
-    def _part(self, name: str, statistics: tuple[str, ...]) -> Part:
+    def _part(self, name: str, statistics: tuple[str, ...]) -> AttackedRounds:
         rounds = tuple(k for k, each in enumerate(self.rounds) if each.statistic in statistics)
         share = sum(self.rounds[k].share for k in rounds)
         sharp = sum(self.rounds[k].share * self.rounds[k].sharpness ** 2 for k in rounds)
-        return Part(name, rounds, math.sqrt(share), math.sqrt(sharp / share))
+        return AttackedRounds(name, rounds, math.sqrt(share), math.sqrt(sharp / share))
 
     def study(self, name: str, *, mu: float, delta: float, keys: Mapping[str, bytes] | None = None) -> Study:
         """A study of three rounds that costs μ in all, by this game; with the private ``keys`` of its sites."""
@@ -276,7 +276,7 @@ def _admm_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, floa
 DP_ADMM = Game(
     "dp_admm",
     {"loss_gradient_bound": 1.0, "rho": RHO, "step_size": STEP_SIZE},
-    (Round("gradient", 1.0 / N_ROUNDS, math.cos(ANGLE)),) * N_ROUNDS,
+    (GameRound("gradient", 1.0 / N_ROUNDS, math.cos(ANGLE)),) * N_ROUNDS,
     (
         # Pushed to a point far out, where rows that are not clipped would have huge gradients. 39 rows (and 19
         # below) of gradient −0.9 each: whoever counts one row too many shows it
@@ -311,7 +311,7 @@ def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ..
     ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
     return PublicState(
         clip=clip, step=0.0, shrink=1.0, averaged=0.0, ridge=0.0, doubt=0.0, noise=0.0,
-        shape=Shape(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
+        shape=Preconditioner(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
         last=none, total=none, origin=none,
     ).packed()  # fmt: skip
 
@@ -330,8 +330,8 @@ AUTO = Game(
     "auto",
     {"loss_gradient_bound": 3.0},  # which has no say: shaped gradients are shortened to 1
     (
-        Round("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
-        *(Round("shaped_gradient", (1.0 - MOMENTS_SHARE) / (N_ROUNDS - 1), 1.0),) * (N_ROUNDS - 1),
+        GameRound("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
+        *(GameRound("preconditioned_gradient", (1.0 - MOMENTS_SHARE) / (N_ROUNDS - 1), 1.0),) * (N_ROUNDS - 1),
     ),
     (
         # Far out, and in coordinates in which the row is long. 20 rows whose moments are shortened
@@ -368,7 +368,7 @@ def _newton_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, fl
 AUTO_INFERENCE = Game(
     "auto",
     {},
-    tuple(Round("newton_pair", share, math.cos(ANGLE)) for share in (0.2, 0.2, 0.6)),
+    tuple(GameRound("newton", share, math.cos(ANGLE)) for share in (0.2, 0.2, 0.6)),
     (
         # 20 rows at the golden ratio, where gradient and Hessian together are 1 long
         _newton_role("far", 40, ((2, 20, 1.0, -1.0), (3, 19, 0.05, 1.0)), math.log((math.sqrt(5.0) + 1.0) / 2.0)),
@@ -412,7 +412,7 @@ def _count_game(of: str, label: Label, caps: tuple[float, ...], *constants: floa
     listener = partial(NewtonListener, more=len(constants) - 1, capped=True)
     rounds = []
     for k, share in enumerate((0.2, 0.2, 0.6)):
-        round = Round("newton_pair", share, 1.0, of)
+        round = GameRound("newton", share, 1.0, of)
         asked, _ = listener().hear(roles[0].sent[k], np.zeros(0))
         one, other = (round.formula.total(*roles[0].rows(world), asked) for world in (0, 1))
         rounds.append(round._replace(sharpness=float(np.linalg.norm(one - other)) / (2.0 * round.formula.row_norm)))
@@ -446,10 +446,10 @@ def _release_role(name: str, n_rows: int, row: tuple[float, ...], size: int, *va
     return Role(name, n_rows, worlds, others, (np.zeros(3 + size),) * N_ROUNDS, label=1.0)
 
 
-STATISTICS = Game(
+QUERIES = Game(
     "statistics",
     {},
-    (Round("column_sums", 1.0 / N_ROUNDS, 1.0),) * N_ROUNDS,
+    (GameRound("column_sums", 1.0 / N_ROUNDS, 1.0),) * N_ROUNDS,
     (
         _release_role("long", 40, (1.0 / 3.0,) * N_USED, N_FEATURES, 1.0, -1.0),
         _release_role("short", 50, (1.0,), N_FEATURES, 0.1, 0.5, -0.3),
@@ -461,7 +461,7 @@ STATISTICS = Game(
 EVALUATION = Game(
     "evaluation",
     {},
-    (Round("score_histogram", 1.0 / N_ROUNDS, math.sqrt(0.5)),) * N_ROUNDS,
+    (GameRound("score_histogram", 1.0 / N_ROUNDS, math.sqrt(0.5)),) * N_ROUNDS,
     (_release_role("far", 40, (1.0,), 40, 1.0, -1.0), _release_role("near", 50, (0.6, 0.8), 40, 0.1, 0.5, -0.3)),
     partial(ReleaseListener, WEIGHTS),
     loss="logistic",
@@ -473,6 +473,6 @@ AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, honest=1))
 GAMES: Mapping[str, Game] = {
     game.name: game
     for game in (
-        AUTO, DP_ADMM, AUTO_INFERENCE, AUTO_COUNTS, AUTO_TIMES, STATISTICS, EVALUATION, AUTO_COALITION, AUTO_ALONE,
+        AUTO, DP_ADMM, AUTO_INFERENCE, AUTO_COUNTS, AUTO_TIMES, QUERIES, EVALUATION, AUTO_COALITION, AUTO_ALONE,
     )
 }  # fmt: skip

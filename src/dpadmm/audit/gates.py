@@ -26,8 +26,8 @@ from scipy.stats import beta, binom, chi2, ks_1samp, kstwo
 
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.audit.game import IDLE, Game, Part
-from dpadmm.audit.trials import Seen
+from dpadmm.audit.game import IDLE, AttackedRounds, Game
+from dpadmm.audit.trials import TrialOutcomes
 from dpadmm.matrices.arrays import Floats, Integers
 
 POWER = 0.9
@@ -63,7 +63,7 @@ class Guesses:
     rate: float
 
     @classmethod
-    def of(cls, part: int, game: Game, seen: Seen, mu: float) -> Guesses:
+    def of(cls, part: int, game: Game, seen: TrialOutcomes, mu: float) -> Guesses:
         middle = threshold(game.parts[part], mu)
         return cls((seen.scores[..., part] - middle).ravel(), seen.worlds.ravel(), float(ndtr(-middle)))
 
@@ -80,7 +80,7 @@ class Guesses:
         return self.worlds.size // 2
 
 
-def threshold(part: Part, mu: float) -> float:
+def threshold(part: AttackedRounds, mu: float) -> float:
     """Half of what the scores of world 1 are above those of world 0, by theory."""
     return mu * part.mu_share * part.sharpness / 2.0
 
@@ -136,14 +136,14 @@ class Gate:
 
 
 WHOLE = "ε not above the promise", "the audit has power"
-Played = Sequence[tuple[Game, Seen]]
+Played = Sequence[tuple[Game, TrialOutcomes]]
 
 
 SHARP = 0.95
 """Share of the sensitivity from which on two worlds tell of the whole promise; of others less can be found."""
 
 
-def sharpness(part: Part) -> float:
+def sharpness(part: AttackedRounds) -> float:
     """1, or what is the most that the worlds of a part can show of μ."""
     return 1.0 if part.sharpness >= SHARP else part.sharpness
 
@@ -210,7 +210,7 @@ def _epsilon(names: tuple[str, str], guesses: Guesses, mu: float, *, delta: floa
     ]  # fmt: skip
 
 
-def _scores(game: Game, seen: Seen, mu: float, level: float) -> list[Gate]:
+def _scores(game: Game, seen: TrialOutcomes, mu: float, level: float) -> list[Gate]:
     gates = []
     for k, part in enumerate(game.parts):
         for world, expected in ((0, 0.0), (1, 2.0 * threshold(part, mu))):
@@ -227,7 +227,7 @@ def _scores(game: Game, seen: Seen, mu: float, level: float) -> list[Gate]:
     return gates
 
 
-def _noise(game: Game, seen: Seen, level: float) -> list[Gate]:
+def _noise(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
     noise = seen.residuals
     n_studies = len(noise)
     columns = np.concatenate([_means(game, noise, name) for name in game.statistics])
@@ -262,7 +262,7 @@ def _noise(game: Game, seen: Seen, level: float) -> list[Gate]:
     )  # fmt: skip
 
 
-def _masks(game: Game, seen: Seen, level: float) -> list[Gate]:
+def _masks(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
     if game.coalition is None:
         return []
     known, (before, last) = seen.veiled + 0.5, game.cuts[-2:]
@@ -319,7 +319,7 @@ def _exact(played: Played, mu: float) -> list[Gate]:
     )  # fmt: skip
 
 
-def _requests(seen: Sequence[Seen]) -> list[Gate]:
+def _requests(seen: Sequence[TrialOutcomes]) -> list[Gate]:
     total = {name: sum(int(getattr(each, name).sum()) for each in seen) for name in ("unrecorded", "looks", "misspent",
                                                                                     "overrun")}  # fmt: skip
     refusals = [code for each in seen for code in each.refusals]

@@ -17,7 +17,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit.formulas import N_FEATURES
 from dpadmm.audit.game import GAMES, N_ROUNDS, Game
 from dpadmm.audit.gates import Gate, Guesses, LowerBound, all_guesses, judge, lower_bound, sharpness, threshold
-from dpadmm.audit.trials import PER_LEDGER, Batch, Seen, memory_folder, play
+from dpadmm.audit.trials import PER_LEDGER, Batch, TrialOutcomes, memory_folder, play
 from dpadmm.engine.workers import in_processes
 from dpadmm.errors import StudyError
 from dpadmm.parameters.checks import require_delta
@@ -27,7 +27,7 @@ LEAST_TRIALS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class AuditPlan:
     """What to play, and how sure to be.
 
     A trial is a study of three rounds with two agents, and each agent has one of two worlds, so that there
@@ -74,8 +74,8 @@ Outcome = Literal["passed", "failed", "inconclusive"]
 class Audit:
     """What was seen of each game's studies, and how it was judged."""
 
-    plan: Plan
-    seen: dict[str, Seen]
+    plan: AuditPlan
+    seen: dict[str, TrialOutcomes]
     bound: LowerBound
     gates: tuple[Gate, ...]
     seconds: float
@@ -137,7 +137,7 @@ class Audit:
             "seconds": self.seconds,
         }
 
-    def _game_as_json(self, game: Game, seen: Seen) -> dict[str, Any]:
+    def _game_as_json(self, game: Game, seen: TrialOutcomes) -> dict[str, Any]:
         plan, parts = self.plan, {}
         for k, part in enumerate(game.parts):
             bound = lower_bound(Guesses.of(k, game, seen, plan.mu), delta=plan.delta, confidence=plan.confidence)
@@ -174,7 +174,7 @@ def games_of(method: str, trust: str) -> tuple[str, ...]:
 
 
 def run_audit(
-    plan: Plan, *, watch: Callable[[int], None] = lambda done: None, stop: Callable[[], bool] = lambda: False
+    plan: AuditPlan, *, watch: Callable[[int], None] = lambda done: None, stop: Callable[[], bool] = lambda: False
 ) -> Audit:
     """Play and judge; ``watch`` hears how many studies are done, and ``stop`` ends it early."""
     start = time.perf_counter()
@@ -185,7 +185,7 @@ def run_audit(
         for first in range(0, trials, PER_LEDGER)
     ]
     batches.sort(key=lambda batch: batch.first)  # an audit that is stopped has seen something of each game
-    parts: dict[Batch, Seen] = {}
+    parts: dict[Batch, TrialOutcomes] = {}
     played = _in_processes(batches, plan.workers, stop) if plan.workers > 1 else _here(batches, stop)
     for batch, part in played:
         parts[batch] = part
@@ -195,30 +195,32 @@ def run_audit(
     seen = {}
     for name in plan.games:
         if mine := [parts[batch] for batch in batches if batch in parts and batch.name == name]:
-            seen[name] = Seen.joined(mine)
+            seen[name] = TrialOutcomes.joined(mine)
     sure = {"delta": plan.delta, "confidence": plan.confidence}
     bound = lower_bound(all_guesses(_played(seen), plan.mu), **sure)
     gates = judge(_played(seen), mu=plan.mu, **sure, false_alarm=plan.false_alarm)
     return Audit(plan, seen, bound, tuple(gates), time.perf_counter() - start)
 
 
-def _count(seen: Seen) -> int:
+def _count(seen: TrialOutcomes) -> int:
     """Studies played, refused ones too."""
     return len(seen.worlds) + len(seen.refusals)
 
 
-def _played(seen: dict[str, Seen]) -> list[tuple[Game, Seen]]:
+def _played(seen: dict[str, TrialOutcomes]) -> list[tuple[Game, TrialOutcomes]]:
     return [(GAMES[name], each) for name, each in seen.items()]
 
 
-def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:
+def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batch, TrialOutcomes]]:
     for batch in batches:
         if stop():
             return
         yield batch, play(batch)
 
 
-def _in_processes(batches: list[Batch], workers: int, stop: Callable[[], bool]) -> Iterator[tuple[Batch, Seen]]:
+def _in_processes(
+    batches: list[Batch], workers: int, stop: Callable[[], bool]
+) -> Iterator[tuple[Batch, TrialOutcomes]]:
     """Batches as they are finished; at the end the processes and their files are gone, whatever they did."""
     folder = Path(tempfile.mkdtemp(prefix="dpadmm-audit-", dir=memory_folder()))
     try:
@@ -227,5 +229,5 @@ def _in_processes(batches: list[Batch], workers: int, stop: Callable[[], bool]) 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _player(folder: Path) -> Callable[[Batch], Seen]:
+def _player(folder: Path) -> Callable[[Batch], TrialOutcomes]:
     return partial(play, folder=folder)

@@ -22,7 +22,7 @@ import numpy as np
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit.formulas import Formula
 from dpadmm.audit.game import GAMES, N_ROUNDS, Game, Role
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study
@@ -62,7 +62,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrialOutcomes:
     """What was seen of n studies of a game, two agents and t rounds; studies that were refused are left out.
 
     ``residuals`` are (noisy sum − sum of the agent's world at the public parameters) in σ of its round, to be
@@ -84,14 +84,14 @@ class Seen:
     refusals: tuple[str, ...]  # codes of studies that were refused
 
     @staticmethod
-    def joined(parts: Sequence[Seen]) -> Seen:
+    def joined(parts: Sequence[TrialOutcomes]) -> TrialOutcomes:
         """Several batches as one."""
         values: dict[str, Any] = {
             each.name: np.concatenate([getattr(part, each.name) for part in parts])
-            for each in fields(Seen)
+            for each in fields(TrialOutcomes)
             if each.name != "refusals"
         }
-        return Seen(**values, refusals=tuple(code for part in parts for code in part.refusals))
+        return TrialOutcomes(**values, refusals=tuple(code for part in parts for code in part.refusals))
 
 
 def world_of(number: int, agent: int) -> int:
@@ -104,7 +104,7 @@ def memory_folder() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
 
 
-def play(batch: Batch, folder: Path | None = None) -> Seen:
+def play(batch: Batch, folder: Path | None = None) -> TrialOutcomes:
     """Play the studies of a batch and write down what an aggregator sees."""
     with tempfile.TemporaryDirectory(prefix="dpadmm-audit-", dir=folder or memory_folder()) as place:
         return _Player(batch, Path(place)).play()
@@ -120,7 +120,7 @@ class _Player:
         self.beside = tuple(self._site(role, f"beside-{role.name}") for role in aside)
         self.unrecorded = self.looks = self.misspent = self.overrun = 0
 
-    def play(self) -> Seen:
+    def play(self) -> TrialOutcomes:
         heard: list[list[dict[str, Any]]] = []
         refusals: list[str] = []
         with ExitStack() as held:
@@ -129,7 +129,7 @@ class _Player:
             for number in range(self.batch.first, self.batch.first + self.batch.count):
                 try:
                     heard.append(self._study(number))
-                except Refusal as refusal:
+                except RefusalError as refusal:
                     refusals.append(refusal.code)
             if not refusals:
                 self._one_too_many()
@@ -140,7 +140,7 @@ class _Player:
             values = [[each[name] for each in pair] for pair in heard]
             return np.array(values, dtype=float).reshape(len(heard), 2, *shape)
 
-        return Seen(
+        return TrialOutcomes(
             worlds=stacked("world").astype(np.int64),
             residuals=stacked("residuals", self.game.cuts[-1].stop),
             veiled=stacked("veiled", self.game.cuts[-1].stop if self.game.coalition else 0),
@@ -187,7 +187,7 @@ class _Player:
                 try:
                     self._member(i, study, last).ask_beyond()
                     self.overrun += 1
-                except Refusal as refusal:
+                except RefusalError as refusal:
                     self.overrun += refusal.code != code
 
 
@@ -276,7 +276,7 @@ class _Member:
         return self.agent.step(round, self.site.role.sent[round - 1])
 
     def heard(self) -> dict[str, Any]:
-        """What the notes say, in σ: what :class:`Seen` has of a study and an agent."""
+        """What the notes say, in σ: what :class:`TrialOutcomes` has of a study and an agent."""
         answers, means, off_grid = list[Floats](), list[Floats](), list[float]()
         for round, (asked, noisy) in zip(self.game.rounds, self.asked, strict=True):
             formula, steps = round.formula, noisy * (self.site.role.n_rows / round.formula.grid_step)
@@ -325,7 +325,7 @@ class _Masked(_Member):
             try:
                 self._answer(self.agent, round, members)
                 self.repeated = False
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 self.repeated &= refusal.code == code
 
     def ask_beyond(self) -> None:

@@ -11,7 +11,7 @@ from dpadmm.accounting.events import Release
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.requirements import need_solvable
 from dpadmm.baselines.solved_rounds import SolvedAdmm
-from dpadmm.engine.method import Gathered, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.engine.method import MethodSettings, Rho, Round, RoundResult, SolverTolerance
 from dpadmm.matrices.arrays import Floats
 from dpadmm.queries.problem import Problem, Rows
 from dpadmm.regularizers import NoRegularizer
@@ -71,6 +71,6 @@ class AdmmRounds(SolvedAdmm):
     def price(self, agent: int) -> Release:
         return Release(0.0)
 
-    def aggregate(self, gathered: Gathered) -> Floats:
+    def aggregate(self, gathered: RoundResult) -> Floats:
         mean, problem = super().aggregate(gathered), gathered.problem
         return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean

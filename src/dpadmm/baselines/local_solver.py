@@ -8,7 +8,7 @@ Smooth problems: limited-memory BFGS that accepts only steps which shrink the gr
 in its place where one does not, and Newton's method for what is still left (ill-conditioned problems).
 Kinked regularizers: accelerated proximal gradient (FISTA).
 
-A solve that does not reach its tolerance raises :class:`NotSolved`. The text is made of public values: no
+A solve that does not reach its tolerance raises :class:`NotSolvedError`. The text is made of public values: no
 length of a gradient, and not whose problem it was. That it is raised at all, and how many passes a solve
 takes, depends on rows, and no guarantee covers it. So methods that solve are for simulations: no study may
 name them, and there is no exact noise for them. To deploy one, run a number of passes that is fixed
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dpadmm import kernels
 from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.engine.minimizer import data_hessian
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import Problem, Rows
 
@@ -40,7 +40,7 @@ _MOST_PASSES = 20_000
 _NEWTON_WEIGHTS = 2000
 
 
-class NotSolved(DpadmmError):
+class NotSolvedError(DPADMMError):
     """Some agent's local problem was not solved to its tolerance: that depends on its rows."""
 
     def __init__(self, cure: str) -> None:
@@ -114,8 +114,8 @@ def tolerances(problem: Problem, rows: Rows, share: float) -> Floats:
 def solve(problems: LocalProblems, start: Floats, active: Integers | None = None) -> Solved:
     """Minimise every local problem (of the agents in ``active``), each from its own start.
 
-    ``NotSolved`` is raised if an agent's tolerance was not reached, which depends on its rows; ``StudyError`` if the
-    centres are too far out, which everyone can see.
+    Raises ``NotSolvedError`` if an agent did not reach its tolerance, which depends on its rows, and ``StudyError`` if
+    the centres are too far out, which is public.
     """
     agents = np.arange(problems.rows.n_agents) if active is None else active
     _check_reachable(problems)
@@ -234,7 +234,7 @@ def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Intege
     gradient = alone.gradient(weights[None], only)[0]
     while not np.linalg.norm(gradient) <= alone.tolerance[0]:
         if passes[agent] > _MOST_PASSES:
-            raise NotSolved("a larger rho, reg_share or solver_tolerance")
+            raise NotSolvedError("a larger rho, reg_share or solver_tolerance")
         step = -steepest * gradient
         if weights.size <= _NEWTON_WEIGHTS:
             curved = data_hessian(problems.problem, alone.rows, weights)
@@ -269,7 +269,7 @@ def _fista(problems: LocalProblems, start: Floats, agents: Integers) -> Solved:
     problem, n = problems.problem, problems.rows.n_agents
     pull = float(problems.pull.max())
     if float(problems.pull.min()) != pull:
-        raise DpadmmError("FISTA needs the same pull for all agents")
+        raise DPADMMError("FISTA needs the same pull for all agents")
     most = (problem.loss.smoothness or 0.0) + pull
     step, passes = 1.0 / most, np.zeros(n, dtype=np.int64)
     root = np.sqrt(max(pull, 1e-12) / most)
@@ -285,4 +285,4 @@ def _fista(problems: LocalProblems, start: Floats, agents: Integers) -> Solved:
         open_ = open_[~(length <= problems.tolerance[open_])]
         if not len(open_):
             return Solved(points, passes)
-    raise NotSolved("a larger rho or solver_tolerance, or split_regularizer")
+    raise NotSolvedError("a larger rho or solver_tolerance, or split_regularizer")

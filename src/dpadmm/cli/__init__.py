@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
-from dpadmm.errors import DpadmmError, Refusal, Unavailable
+from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError
 from dpadmm.parameters.text import printable
 
 USER_ERROR, INCONCLUSIVE, TRY_LATER, INTERRUPTED = 2, 3, 75, 130
@@ -31,7 +31,7 @@ _HEALING = (
 """Errors of the system that go away when a disk, a network or another process recovers."""
 
 
-class Interrupted(Exception):
+class InterruptedRunError(Exception):
     """Ctrl-C ended a command early; the message says what was kept."""
 
 
@@ -129,11 +129,11 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded
     try:
         code = app(standalone_mode=False)
-    except Interrupted as error:
+    except InterruptedRunError as error:
         _fail(str(error), INTERRUPTED)
     except typer.TyperException as error:
         _fail(error.format_message(), USER_ERROR)
-    except (DpadmmError, OSError) as error:
+    except (DPADMMError, OSError) as error:
         _fail(sentence(error), TRY_LATER if _may_heal(error) else USER_ERROR)
     except ModuleNotFoundError as error:
         if (package := _left_out(error)) is None:
@@ -146,24 +146,24 @@ def main() -> None:
         sys.exit(code)
 
 
-def sentence(error: DpadmmError | OSError) -> str:
+def sentence(error: DPADMMError | OSError) -> str:
     """What the user of a command reads of an error."""
-    if isinstance(error, Refusal):
+    if isinstance(error, RefusalError):
         # The user of the command is the owner, who may see the problem with the rows
         why = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""
         return f"{error}{why} [{error.code}]"
-    if isinstance(error, OSError) and not isinstance(error, DpadmmError):
+    if isinstance(error, OSError) and not isinstance(error, DPADMMError):
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     return str(error)
 
 
-def _may_heal(error: DpadmmError | OSError) -> bool:
+def _may_heal(error: DPADMMError | OSError) -> bool:
     """Whether the same command can succeed later, without any change by its user."""
     for each in (error, error.__cause__):
         if isinstance(each, OSError):
             return each.errno in _HEALING
     waiting = ("ledger-failed", "ledger-locked")
-    if isinstance(error, Unavailable) or (isinstance(error, Refusal) and error.code in waiting):
+    if isinstance(error, ServiceUnavailableError) or (isinstance(error, RefusalError) and error.code in waiting):
         return True
     return isinstance(error.__cause__, Exception) and _is_transient(error.__cause__)
 

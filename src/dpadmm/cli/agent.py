@@ -32,7 +32,7 @@ from dpadmm.cli.screen import (
     show_table,
     write,
 )
-from dpadmm.errors import Refusal, StudyError
+from dpadmm.errors import RefusalError, StudyError
 from dpadmm.federation.site import decisions
 from dpadmm.parameters.text import printable
 from dpadmm.sites.accounts import broken_promises
@@ -227,7 +227,7 @@ def review(
     try:
         rows = site.rehearse(study, state).rows
         n_rows = rows.n_rows
-    except Refusal as error:
+    except RefusalError as error:
         refusal = error
         if error.code != "study-unfit" and not declined:
             n_rows = site.rows.persons().n_rows
@@ -468,7 +468,7 @@ def _warn(*warnings: str) -> None:
 def _ledger_state(site: Site) -> LedgerState | None:
     try:
         return read_ledger(site.ledger)
-    except Refusal as refusal:
+    except RefusalError as refusal:
         if refusal.code != "ledger-missing":
             raise
         return None

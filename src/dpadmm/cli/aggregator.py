@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer import Argument, Option
 
-from dpadmm.cli import Interrupted
+from dpadmm.cli import InterruptedRunError
 from dpadmm.cli.screen import (
     AsJson,
     LogForm,
@@ -230,7 +230,7 @@ def broker(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text",
     try:
         work = keep_broker(_authority(folder), _log(log_form), port=port, metrics=metrics)
         asyncio.run(until_signal(work, ""))
-    except Interrupted:
+    except InterruptedRunError:
         say("Stopped. A study that is being served keeps the broker until its end.")
 
 
@@ -493,14 +493,14 @@ def follow_rounds(run: Coordinator, bar: Progress, n_rounds: int) -> None:
 
 
 async def until_signal(work: Coroutine[Any, Any, T], message: str) -> T:
-    """Await ``work``; Ctrl-C or SIGTERM cancel it and raise ``Interrupted(message)``."""
+    """Await ``work``; Ctrl-C or SIGTERM cancel it and raise ``InterruptedRunError(message)``."""
     loop, running = asyncio.get_running_loop(), asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, running.cancel)
     try:
         return await running
     except asyncio.CancelledError:
-        raise Interrupted(message) from None
+        raise InterruptedRunError(message) from None
 
 
 def _line(study: dict[str, Any]) -> tuple[str, ...]:

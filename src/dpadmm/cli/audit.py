@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 from typer import Option
 
-from dpadmm.cli import INCONCLUSIVE, Interrupted
+from dpadmm.cli import INCONCLUSIVE, InterruptedRunError
 from dpadmm.cli.screen import AsJson, CtrlC, Row, echo_json, progress_bar, say, say_path, show_table
 from dpadmm.engine.workers import n_cores
 from dpadmm.reporting.run_folder import check_folder, write_text
@@ -53,10 +53,10 @@ def audit(
     Exit code 0: all gates passed. 1: a gate failed. 2: user error. 3:
     inconclusive, because a gate needs more trials.
     """
-    from dpadmm.audit import Plan, games_of, run_audit  # statistics take their time
+    from dpadmm.audit import AuditPlan, games_of, run_audit  # statistics take their time
 
     games = games_of(method, trust or ("all" if find_spec("cryptography") else "local"))
-    plan = Plan(games=games, trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
+    plan = AuditPlan(games=games, trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
     check_folder(output, overwrite=True)
     with progress_bar(quiet=quiet or as_json) as bar, CtrlC() as ctrl_c:
         task = bar.add_task("studies attacked", total=trials)
@@ -67,7 +67,7 @@ def audit(
     else:
         _show(result, output, figure, verdict_only=quiet)
     if result.n_studies < trials:
-        raise Interrupted(f"interrupted after {result.n_studies} of {trials} studies; the verdict is for these")
+        raise InterruptedRunError(f"interrupted after {result.n_studies} of {trials} studies; the verdict is for these")
     raise typer.Exit(EXIT_CODES[result.outcome])
 
 

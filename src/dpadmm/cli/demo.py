@@ -12,7 +12,7 @@ from typer import Option
 
 from dpadmm.accounting.calibration import paper_noise_multiplier
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.cli import Interrupted
+from dpadmm.cli import InterruptedRunError
 from dpadmm.cli.screen import AsJson, Row, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table, waiting
 from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
@@ -80,7 +80,9 @@ def demo(
     else:
         _show(dataset, groups, optimum, paths[0], output)
     if interrupted:
-        raise Interrupted(f"interrupted in run {len(runs)} of {len(plans) - 1}; the results so far are in {output}")
+        raise InterruptedRunError(
+            f"interrupted in run {len(runs)} of {len(plans) - 1}; the results so far are in {output}"
+        )
 
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from dpadmm.cli.screen import (
 )
 from dpadmm.cli.train import ADDS_UP, EXPERIMENT, statement_beside
 from dpadmm.errors import StudyError
-from dpadmm.methods import Statistics
+from dpadmm.methods import StatisticsRelease
 from dpadmm.models.description import ColumnSummary, Description, TwoWay, description_of, load_description
 from dpadmm.studies.study import read_study, study_warnings
 from dpadmm.training.train import encode, run_study
@@ -93,7 +93,7 @@ def _released(
     silent: bool,
 ) -> Description:
     study = read_study(study_file)
-    if study.kind != Statistics.name:
+    if study.kind != StatisticsRelease.name:
         raise StudyError(f'{study_file}: describe is for studies that say kind = "statistics"; train is for this one')
     if data is None:
         raise StudyError("say which table to describe: --data TABLE")

@@ -19,7 +19,7 @@ from typer import Option
 
 import dpadmm
 from dpadmm.cli.screen import AsJson, echo_json, say, say_path
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 
 SITE_LEAVES_OUT = ("numba", "matplotlib", "jinja2")
 """Packages without which a site works: docs/decisions/0002-dependencies.md."""
@@ -225,7 +225,7 @@ def _site(file: Path) -> Iterator[Finding]:
 
     try:
         site = read_site(file)
-    except (DpadmmError, OSError) as error:
+    except (DPADMMError, OSError) as error:
         yield Finding("site", "problem", _words(error), "dpadmm agent init FOLDER writes a site.toml to fill in")
         return
     yield Finding("site", "ok", f"{file} can be read")
@@ -248,7 +248,7 @@ def _ledger(folder: Path) -> Iterator[Finding]:
 
     try:
         state = read_ledger(folder)
-    except (DpadmmError, OSError) as error:
+    except (DPADMMError, OSError) as error:
         yield Finding(
             "ledger", "problem", _words(error), "docs/how-to/operations.md says what to do with a damaged ledger"
         )
@@ -273,7 +273,7 @@ def _certificate(folder: Path) -> Iterator[Finding]:
         cure = "Ask the coordinator for a new invitation: dpadmm agent join INVITATION"
         if days >= 0:  # one that is not valid yet tells of a wrong clock
             identity.check_dates()
-    except (DpadmmError, OSError) as error:
+    except (DPADMMError, OSError) as error:
         yield Finding("certificate", "problem", _words(error), "Check the clock, then join again")
         return
     if days < CERTIFICATE_DAYS:
@@ -283,7 +283,7 @@ def _certificate(folder: Path) -> Iterator[Finding]:
         yield Finding("certificate", "ok", f"valid for {days} more days")
 
 
-def _words(error: DpadmmError | OSError) -> str:
+def _words(error: DPADMMError | OSError) -> str:
     from dpadmm.cli import sentence
 
     return sentence(error)

@@ -17,7 +17,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian, plan_from_json
 from dpadmm.accounting.statement import Statement
 from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
-from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.federation.site.lifecycle import participation
 from dpadmm.parameters.checks import require_delta
 from dpadmm.parameters.suggestions import first_of
@@ -293,7 +293,7 @@ def _delta(folder: Path, given: float | None) -> tuple[float, str]:
             site = read_site(path)
             if site.ledger.resolve() == folder.resolve():
                 return site.policy.delta, "from the site.toml beside the ledger"
-        except (DpadmmError, OSError):
+        except (DPADMMError, OSError):
             pass  # the ledger can be shown without it
     return DELTA, "by default, since there is no site.toml beside the ledger (choose with --delta)"
 

@@ -40,7 +40,7 @@ from dpadmm.files.atomic import atomic_file
 from dpadmm.models.evaluate import (
     NOT_TO_PUBLISH,
     Evaluation,
-    Measure,
+    NoisyMeasure,
     PrivateEvaluation,
     evaluation_study,
     private_evaluation_of,
@@ -248,7 +248,7 @@ def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
     say(found.sentence)
 
 
-def _interval(measure: Measure) -> str:
+def _interval(measure: NoisyMeasure) -> str:
     low, high = (None if end is None else f"{end:.3g}" for end in (measure.low, measure.high))
     return f"{low} to {high}" if low and high else f"above {low}" if low else f"below {high}" if high else "any"
 

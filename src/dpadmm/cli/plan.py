@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Option
 
 from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.cli import Interrupted, screen
+from dpadmm.cli import InterruptedRunError, screen
 from dpadmm.cli.screen import (
     WEIGHTS,
     AsJson,
@@ -218,7 +218,7 @@ def _run(
     study: Study,
     scenarios: Sequence[forecast.Scenario],
     sizes: Integers,
-    grid: forecast.Grid,
+    grid: forecast.ForecastGrid,
     others: Sequence[Alternative],
     *,
     seed: int,
@@ -233,7 +233,7 @@ def _run(
             done += 1
             bar.advance(task)
             if ctrl_c.pressed:
-                raise Interrupted(f"interrupted after {done} of {total} runs; nothing was written")
+                raise InterruptedRunError(f"interrupted after {done} of {total} runs; nothing was written")
 
         outlooks = [forecast.outlook(study, each, sizes, grid, seed=seed, finished=finished) for each in scenarios]
         found = []
@@ -424,7 +424,7 @@ def _of_rounds(plan: Plan, outlook: forecast.Outlook) -> list[str]:
     return [f"With {best} rounds the same ε reaches {reached}{beyond}."]
 
 
-def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Verdict) -> list[str]:
+def _of_goal(plan: Plan, outlook: forecast.Outlook, verdict: planning.Recommendation) -> list[str]:
     own, grid = outlook.at(*plan.grid.own), plan.grid
     out = []
     likely = verdict.word == "recommended"

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Argument, Option
 
-from dpadmm.cli.screen import AsJson, CtrlC, Interrupted, echo_json, progress_bar, say, say_path, show_table
+from dpadmm.cli.screen import AsJson, CtrlC, InterruptedRunError, echo_json, progress_bar, say, say_path, show_table
 from dpadmm.cli.simulate_options import open_dataset
 from dpadmm.data import Dataset
 from dpadmm.errors import DataError, StudyError
-from dpadmm.experiments.grid import Grid, read_grid
+from dpadmm.experiments.grid import ExperimentGrid, read_grid
 from dpadmm.experiments.results import REFUSED, Results, read_results
 from dpadmm.experiments.runner import Progress, run_grid
 from dpadmm.methods.prior import Prior
@@ -128,7 +128,7 @@ def check_results_folder(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def data_of(grid: Grid) -> Dataset:
+def data_of(grid: ExperimentGrid) -> Dataset:
     cells = grid.cells()
     tasks = {cell.settings.loss.task for cell in cells}
     if len(tasks) > 1:
@@ -139,7 +139,7 @@ def data_of(grid: Grid) -> Dataset:
 
 
 def run_with_progress(
-    grid: Grid,
+    grid: ExperimentGrid,
     dataset: Dataset,
     folder: Path,
     *,
@@ -180,7 +180,7 @@ def run_with_progress(
         )
     if far.done < far.total:
         again = f"; run the same command again to go on, what is finished is in {folder}" if kept else ""
-        raise Interrupted(f"interrupted with {far.done} of {far.total} runs finished{again}")
+        raise InterruptedRunError(f"interrupted with {far.done} of {far.total} runs finished{again}")
     return results
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from dpadmm.cli import Interrupted as Interrupted
+from dpadmm.cli import InterruptedRunError as InterruptedRunError
 from dpadmm.errors import StudyError
 from dpadmm.files.atomic import atomic_file
 from dpadmm.parameters.text import printable

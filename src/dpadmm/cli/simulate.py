@@ -19,7 +19,7 @@ from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, say, say_pat
 from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, numbers
 from dpadmm.data import Dataset
 from dpadmm.engine.noise import fresh_seed
-from dpadmm.errors import Diverged, StudyError
+from dpadmm.errors import DivergenceError, StudyError
 from dpadmm.methods.prior import Prior
 from dpadmm.models.run import Result
 from dpadmm.reporting import run_folder
@@ -81,7 +81,7 @@ def simulate(
     if interrupted:
         done = list(results.values())[-1].outcome.rounds
         where = f"; what was done is in {folder}" if folder else ""
-        raise screen.Interrupted(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
+        raise screen.InterruptedRunError(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
 
 
 simulate_options.add_options(simulate, simulate_options.parameters())
@@ -111,7 +111,7 @@ def run_all(
                     result = run_prepared(
                         prepared, plan, study=study, prior=prior, observers=[advance], keep_interrupted=True
                     )
-                except Diverged as error:
+                except DivergenceError as error:
                     if not others:
                         raise
                     raise StudyError(f"run {k} of {len(plans)}: {error}") from error

@@ -31,7 +31,7 @@ from dpadmm.cli.screen import (
     write,
 )
 from dpadmm.data.schema import Category, Column, Interaction, Number, Ordinal, Schema
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import parameters
 from dpadmm.parameters.suggestions import first_of
@@ -294,7 +294,7 @@ def _of_public_rows(study: Study) -> list[str]:
     assert study.public_rows is not None
     try:
         prior_from(study, study.public_rows.verified())
-    except DpadmmError as error:
+    except DPADMMError as error:
         return [f"public_rows: {error}"]
     return []
 

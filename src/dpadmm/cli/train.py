@@ -7,7 +7,7 @@ from typing import Any
 
 from typer import Option
 
-from dpadmm.cli import Interrupted, owner_report, screen
+from dpadmm.cli import InterruptedRunError, owner_report, screen
 from dpadmm.cli.screen import (
     AsJson,
     NoPublic,
@@ -99,7 +99,7 @@ def train(
             said = f"{prior.n_rows:,} public rows of {known.name} were the start"
             say(f"{said}, trusted as far as the first answers agreed; no ε depends on them.")
     if result.interrupted:
-        raise Interrupted(
+        raise InterruptedRunError(
             f"interrupted after {result.outcome.rounds} of {result.training.planned_rounds} rounds; their model is "
             f"in {output}, and charged for all {result.training.planned_rounds}, because the decision to stop "
             "may depend on the result"

@@ -8,7 +8,7 @@ from typing import Any
 from typer import Argument, Option
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.statement import SIMULATED, Check, Statement, Verified, cross_checks, read_statement
+from dpadmm.accounting.statement import SIMULATED, Statement, StatementCheck, Verified, cross_checks, read_statement
 from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, rounded_up, say, say_path, show_table
 from dpadmm.errors import StudyError
 from dpadmm.sites.accounts import of_account
@@ -46,7 +46,7 @@ def verify(
         )
 
 
-def as_plain(verified: Verified, checks: dict[int, list[Check]]) -> dict[str, Any]:
+def as_plain(verified: Verified, checks: dict[int, list[StatementCheck]]) -> dict[str, Any]:
     statement, document = verified
     return {
         "right": True,
@@ -119,7 +119,7 @@ def _difference(stated: list[dict[str, Any]], here: dict[str, Any]) -> str:
     return f"it has {name} {stated[0][name]!r}, the ledger {here[name]!r}"
 
 
-def _show(file: Path, verified: Verified, checks: dict[int, list[Check]]) -> None:
+def _show(file: Path, verified: Verified, checks: dict[int, list[StatementCheck]]) -> None:
     statement = verified.statement
     say_path(f"Statement in {file}")
     say(f"{statement.name} ({statement.method}), hash {statement.study_hash[:12]}")
@@ -137,7 +137,7 @@ def _show(file: Path, verified: Verified, checks: dict[int, list[Check]]) -> Non
     say(f"Guaranteed: {document['guaranteed']}", f"Not guaranteed: {document['not_guaranteed']}")
 
 
-def _show_agents(verified: Verified, checks: dict[int, list[Check]]) -> None:
+def _show_agents(verified: Verified, checks: dict[int, list[StatementCheck]]) -> None:
     statement, document = verified
     order = sorted(range(len(statement.groups)), key=lambda i: (i not in checks, -statement.groups[i].person_mu))
     rows = []
@@ -165,7 +165,7 @@ def _show_agents(verified: Verified, checks: dict[int, list[Check]]) -> None:
     )
 
 
-def _show_worst(verified: Verified, checks: list[Check], position: int) -> None:
+def _show_worst(verified: Verified, checks: list[StatementCheck], position: int) -> None:
     group, rows = verified.statement.groups[position], list[Row]()
     for check in checks:
         who = f"{check.n_rows} row{'s' if check.n_rows > 1 else ''}"
@@ -189,5 +189,5 @@ def _show_worst(verified: Verified, checks: list[Check], position: int) -> None:
     )
 
 
-def _pld(check: Check | None) -> str:
+def _pld(check: StatementCheck | None) -> str:
     return "–" if check is None or check.pld is None else rounded_up(check.pld)

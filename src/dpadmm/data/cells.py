@@ -47,7 +47,7 @@ def comma_hint(cell: str) -> str:
     return "; decimals are written with a point" if re.search(r"\d,\d", cell) else ""
 
 
-class NoNumber(DataError):
+class NotANumberError(DataError):
     """A cell, at this place among others, that should be a number and is none."""
 
     def __init__(self, name: str, place: int, cell: str) -> None:
@@ -61,7 +61,7 @@ class NoNumber(DataError):
 
 def placed(error: DataError, path: Path, first: int, n_rows: int) -> DataError:
     """The error of a batch with the file and the row, or as nearly as is known."""
-    if isinstance(error, NoNumber):
+    if isinstance(error, NotANumberError):
         return DataError(f"{path}: {error.at(first)}")
     return DataError(f"{path}, rows {first + 1} to {first + n_rows}: {error}")
 
@@ -162,7 +162,7 @@ def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.floa
         if total:
             return np.asarray(by_word[places])
         place = int(np.argmax(np.isnan(by_word[places]) & (places >= 0)))
-        raise NoNumber(name, place, words[int(places[place])].as_py() or "") from None
+        raise NotANumberError(name, place, words[int(places[place])].as_py() or "") from None
     return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
-from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.version import VERSION
 
 ANSWER_WITHIN = 30.0
@@ -21,7 +21,7 @@ _ONE_AT_A_TIME = threading.Lock()
 """Of tasks in a worker, which may have several threads: compiled functions have threads of their own."""
 
 
-class DataLost(DpadmmError):
+class DataLostError(DPADMMError):
     """All workers that held what was sent to them are gone."""
 
 
@@ -88,7 +88,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         except TimeoutError:
             raise DataError(f"the cluster did not answer within {timeout:g} s; are its workers running?") from None
         except CancelledError:
-            raise DataLost("all workers that held the data are gone; start workers, then run this again") from None
+            raise DataLostError("all workers that held the data are gone; start workers, then run this again") from None
         except self._killed as error:
             raise DataError(
                 f"a task ended the worker that ran it, several times over, perhaps for lack of memory ({error}); see "

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from dpadmm.data.cells import NoNumber, WordCache, as_numbers, as_words, placed, word_codes
+from dpadmm.data.cells import NotANumberError, WordCache, as_numbers, as_words, placed, word_codes
 from dpadmm.data.encoder import ENCODERS, Encoder, Report, Tally, much, tallied
 from dpadmm.data.reader import ahead, column_names, known_count, line_warnings, open_batches
 from dpadmm.data.schema import Category, Column, Label, Number, Ordinal, Plain, Schema
-from dpadmm.errors import DataError, DpadmmError
+from dpadmm.errors import DataError, DPADMMError
 from dpadmm.losses.poisson import coded
 from dpadmm.matrices.arrays import Floats, Integers, flush_subnormals
 from dpadmm.matrices.features import Features
@@ -409,14 +409,14 @@ def survey_table(path: Path, schema: Schema, label: Label | None = None) -> Surv
                     _count(each, name, batch.column(name), survey, words)
                 except DataError as error:
                     survey.problems.append(
-                        error.at(survey.rows) if isinstance(error, NoNumber) else f"{error} ({rows})"
+                        error.at(survey.rows) if isinstance(error, NotANumberError) else f"{error} ({rows})"
                     )
                     del open_columns[name]
             survey.rows += batch.num_rows
             if encoder is not None and not survey.problems:
                 encoder.encode_blocks(batch)
                 survey.shortened = encoder.report.shortened
-    except DpadmmError as error:
+    except DPADMMError as error:
         survey.problems.append(str(error))
     else:
         if open_columns and not survey.rows:

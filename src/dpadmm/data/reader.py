@@ -23,7 +23,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from dpadmm.data.cells import NoNumber, as_numbers, no_number
+from dpadmm.data.cells import NotANumberError, as_numbers, no_number
 from dpadmm.data.sources import advice, check_no_address, read_database_table
 from dpadmm.errors import DataError
 from dpadmm.parameters.suggestions import unknown_name
@@ -309,7 +309,7 @@ def _no_number_of_file(path: Path, name: str, cell: str) -> str:
     for batch in open_batches(path, [name]):
         try:
             as_numbers(batch.column(0), name)
-        except NoNumber as error:
+        except NotANumberError as error:
             return error.at(first)
         first += batch.num_rows
     return no_number(name, None, cell)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dpadmm.data.cells import NoNumber, as_numbers
+from dpadmm.data.cells import NotANumberError, as_numbers
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
 from dpadmm.data.reader import ARROW, DATABASE, column_names, open_batches, reason_of, repeated, table_format
 from dpadmm.data.sources import advice, check_no_address
@@ -195,7 +195,7 @@ def _feature(cells: Any, name: str, path: Path, first: int) -> Floats:
     where = f"{path}: column {name!r}"
     try:
         values = as_numbers(cells, name)
-    except NoNumber as error:
+    except NotANumberError as error:
         with suppress(pa.ArrowInvalid):
             return np.asarray(pc.cast(pc.utf8_trim_whitespace(pc.cast(cells, pa.string())), pa.bool_()), dtype=float)
         raise DataError(

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm.accounting.release_plan import ReleasePlan, Tally
-from dpadmm.engine.method import Gathered, Method, Round, State, keep_absent
-from dpadmm.engine.noise import Noise, Pooled, Streamed
-from dpadmm.errors import Diverged, StudyError
+from dpadmm.engine.method import Method, Round, RoundResult, State, keep_absent
+from dpadmm.engine.noise import LazyAnswers, Noise, SecureSumNoise
+from dpadmm.errors import DivergenceError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
@@ -207,12 +207,12 @@ def train(
     ``warm_start`` (d, p) are public weights to start from, such as those of an earlier model. With
     ``keep_interrupted`` Ctrl-C ends the run and returns what was done. ``sizes`` are what aggregators know, where
     that is not the size of ``rows`` (forecasts). ``voids`` says which rounds are void: agents have said their part
-    and are charged, and nothing can be made of it. ``Diverged`` is raised when the consensus, or the mean of all so
-    far, is not made of finite numbers.
+    and are charged, and nothing can be made of it. ``DivergenceError`` is raised when the consensus, or the mean of all
+    so far, is not finite.
     """
     averages = Averages() if averages is None else averages
     state, shape = method.init(problem, rows), (rows.n_features, problem.loss.n_outputs)
-    uploads: Floats | Streamed = np.broadcast_to(np.zeros(()), (rows.n_agents, *shape))  # takes no room
+    uploads: Floats | LazyAnswers = np.broadcast_to(np.zeros(()), (rows.n_agents, *shape))  # takes no room
     if warm_start is not None:
         warm_start = np.asarray(warm_start, dtype=float)
         if warm_start.shape != shape or not np.isfinite(warm_start).all():
@@ -238,8 +238,8 @@ def train(
                 before = consensus
                 if answered is not None:
                     answered[slice(None) if active is None else active] = k
-                gathered = Gathered(uploads, broadcast, k, problem, (sizes or rows).n_rows, active, answered)
-                if isinstance(noise, Pooled):
+                gathered = RoundResult(uploads, broadcast, k, problem, (sizes or rows).n_rows, active, answered)
+                if isinstance(noise, SecureSumNoise):
                     gathered = gathered.pooled(noise.honest)
                 void = voids is not None and voids(k)
                 next_broadcast = broadcast if void else method.aggregate(gathered)
@@ -250,14 +250,14 @@ def train(
             state, broadcast, consensus, done = new_state, next_broadcast, new_consensus, k
             seconds += perf_counter() - started
             local = local_models(method, state, consensus)
-            seen = None if isinstance(uploads, Streamed) else uploads
+            seen = None if isinstance(uploads, LazyAnswers) else uploads
             view = RoundView(
                 k, n_rounds, consensus, local, seconds, state, seen, active, method.local_models, broadcast
             )
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
                 averages(view)
             if not (np.isfinite(broadcast).all() and np.isfinite(averages.consensus).all()):
-                raise Diverged(method.name, k, n_rounds, method.cure)
+                raise DivergenceError(method.name, k, n_rounds, method.cure)
             for observer in observers:
                 observer(view)
             if stop and stop(k, consensus, before):

@@ -12,11 +12,11 @@ import numpy as np
 from dpadmm import kernels
 from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.engine.noise import Noise, Question, SimulatedNoise, Streamed
+from dpadmm.engine.noise import CohortQuery, LazyAnswers, Noise, SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers, kinds
 from dpadmm.parameters.fields import Positive, check
-from dpadmm.queries import make_statistic
+from dpadmm.queries import make_query
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
@@ -61,7 +61,7 @@ class MethodSettings(ABC):
     """Whether the aggregator needs no more than the sum of all answers, so that it can be all that it sees."""
     weighs_public_rows: ClassVar[bool] = False
     """Whether its aggregator weighs public rows against the noise; others can only start from their model."""
-    younger: ClassVar[tuple[str, ...]] = ()
+    omit_if_default: ClassVar[tuple[str, ...]] = ()
     """Parameters that studies of before do not say: left out at their default, so that hashes stay what they were."""
     rounds_by_size: ClassVar[bool] = False
     """Whether ``best_rounds`` depends on the sizes of a cohort."""
@@ -93,9 +93,9 @@ class Round:
         """Every agent's noisy mean of a statistic, at its own public parameters: (n, *shape)."""
         return self.noise.answer(self.question(parameters, noise_multiplier, statistic))
 
-    def question(self, parameters: Floats, noise_multiplier: Floats, statistic: str) -> Question:
-        made = make_statistic(statistic, self.problem, self.rows.n_features)
-        return Question(self.rows, made, parameters, noise_multiplier, self.number, self.active)
+    def question(self, parameters: Floats, noise_multiplier: Floats, statistic: str) -> CohortQuery:
+        made = make_query(statistic, self.problem, self.rows.n_features)
+        return CohortQuery(self.rows, made, parameters, noise_multiplier, self.number, self.active)
 
 
 class State(Protocol):
@@ -130,7 +130,7 @@ PATIENCE = 10
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RoundResult:
     """What the aggregator has after round k.
 
     ``uploads`` (n, *shape) of those that are absent are what they sent before, which server-side methods must not use.
@@ -138,7 +138,7 @@ class Gathered:
     ``spread`` is the noise of the answers over what the release costs: above 1 where more than the honest add shares.
     """
 
-    uploads: Floats | Streamed
+    uploads: Floats | LazyAnswers
     consensus: Floats  # as it was broadcast in this round
     round: int  # k, from 1
     problem: Problem
@@ -147,7 +147,7 @@ class Gathered:
     answered: Integers | None = None  # (n,); None: all have answered in this round
     spread: float = 1.0
 
-    def pooled(self, honest: int) -> Gathered:
+    def pooled(self, honest: int) -> RoundResult:
         """The same where all that is known is one answer over the rows of those present, by secure aggregation."""
         members = self.n_rows if self.active is None else self.n_rows[self.active]
         spread = math.sqrt(len(members) / honest)
@@ -165,7 +165,7 @@ class Gathered:
 
     def mean(self, weights: Floats | None = None) -> Floats:
         """The mean of the answers of those present, by their weights (present,), which add up to 1, or plain."""
-        if isinstance(self.uploads, Streamed):
+        if isinstance(self.uploads, LazyAnswers):
             n = len(self.present)
             return self.uploads.mean(np.full(n, 1.0 / n) if weights is None else weights)
         heard = self.uploads if self.active is None else self.uploads[self.active]
@@ -216,7 +216,7 @@ class Method(ABC, Generic[S]):
         """The agents before round 1; all models are zero."""
 
     @abstractmethod
-    def step(self, state: S, now: Round) -> tuple[S, Floats | Streamed]:
+    def step(self, state: S, now: Round) -> tuple[S, Floats | LazyAnswers]:
         """Round k at the agents: the consensus w^{k−1} comes in, uploads (n, d, p) go out.
 
         Only agents listed in ``now.active`` take part; the others' state and uploads stay untouched and must
@@ -243,7 +243,7 @@ class Method(ABC, Generic[S]):
         """How clear the Hessian is of its noise (0: none was released), and the weights' covariance (d, d) if it is."""
         return 0.0, None
 
-    def aggregate(self, gathered: Gathered) -> Floats:
+    def aggregate(self, gathered: RoundResult) -> Floats:
         """The aggregator: what was gathered in a round -> what is broadcast next; here the mean of recent uploads.
 
         Over the agents in it, duals sum to zero after every round, whoever left before: ``Σ w̃_i − γ_i/ρ = n·w`` and
@@ -301,12 +301,12 @@ class DeployableMethod(Method[S]):
             known[n_rounds] = runs
         return known[n_rounds]
 
-    def step(self, state: S, now: Round) -> tuple[S, Floats | Streamed]:
+    def step(self, state: S, now: Round) -> tuple[S, Floats | LazyAnswers]:
         """Round k at the agents of a cohort; those that are absent stay as they were."""
         statistic, z = self.release(now.number)
         asked = now.question(self.parameters(state, now.consensus, round=now.number), z, statistic)
         if self.weighs_answers and type(now.noise) is SimulatedNoise and asked.at_one_point:
-            return state, Streamed(asked, now.noise)
+            return state, LazyAnswers(asked, now.noise)
         answers = now.noise.answer(asked)
         new, uploads = self.advance(state, answers, now.consensus, round=now.number, problem=now.problem)
         return new if now.active is None else _merged(new, state, now.active), uploads

@@ -20,20 +20,20 @@ from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.queries import Statistic
+from dpadmm.queries import Query
 from dpadmm.queries.problem import Rows
-from dpadmm.trusted.discrete_gaussian import Draw, Grid, as_mean, discrete_gaussian, release_sum
+from dpadmm.trusted.discrete_gaussian import Draw, Lattice, as_mean, discrete_gaussian, release_sum
 
 BATCH = 2**16
 """Numbers that exact noise is drawn for at once."""
 
 
 @dataclass(frozen=True)
-class Question:
+class CohortQuery:
     """Noisy means over rows that a method asks for in a round."""
 
     rows: Rows
-    statistic: Statistic
+    statistic: Query
     parameters: Floats  # (n, *statistic.parameter_shape): public, such as the point of a gradient
     noise_multiplier: Floats  # (n,): z of every agent; all 0 for no noise
     round: int  # k, from 1
@@ -49,9 +49,9 @@ class Question:
         """Those that take part."""
         return range(self.rows.n_agents) if self.active is None else self.active.tolist()
 
-    def grid(self, n_rows: int) -> Grid:
+    def grid(self, n_rows: int) -> Lattice:
         """The grid of the answer of an agent with so many rows."""
-        return Grid(self.statistic.row_norm, math.prod(self.statistic.shape), n_rows)
+        return Lattice(self.statistic.row_norm, math.prod(self.statistic.shape), n_rows)
 
 
 class Noise(Protocol):
@@ -70,7 +70,7 @@ class Noise(Protocol):
         such method) leaves a run without ε.
         """
 
-    def answer(self, asked: Question) -> Floats:
+    def answer(self, asked: CohortQuery) -> Floats:
         """``h_i = g_i + N(0, (z_i·2R/m_i)² I)``: noisy means over every agent's rows, (n, *shape)."""
 
 
@@ -102,10 +102,10 @@ class SimulatedNoise:
     def price(self, release: AnyRelease) -> AnyRelease:
         return release
 
-    def answer(self, asked: Question) -> Floats:
+    def answer(self, asked: CohortQuery) -> Floats:
         return with_normals(asked, self, asked.rows.n_rows)
 
-    def weighted_mean(self, asked: Question, weights: Floats) -> Floats:
+    def weighted_mean(self, asked: CohortQuery, weights: Floats) -> Floats:
         """``Σ_i W_i h_i`` over the answers of those that take part, none of which is kept: (present,) -> shape.
 
         For a question at one point for all. It is the weighted sum of ``answer`` but for rounding, by at most some
@@ -128,10 +128,10 @@ class SimulatedNoise:
 
 
 @dataclass(frozen=True)
-class Streamed:
+class LazyAnswers:
     """Answers of which a weighted mean is all that is wanted: they are made and added up when it is asked for."""
 
-    asked: Question
+    asked: CohortQuery
     noise: SimulatedNoise
 
     def mean(self, weights: Floats) -> Floats:
@@ -142,7 +142,7 @@ class Streamed:
         return self.noise.answer(self.asked)
 
 
-def with_normals(asked: Question, noise: Noise, n_rows: Integers) -> Floats:
+def with_normals(asked: CohortQuery, noise: Noise, n_rows: Integers) -> Floats:
     """The means with normal noise for agents of ``n_rows`` rows."""
     means = asked.statistic.means(asked.rows, asked.parameters, asked.active)
     if not np.any(asked.noise_multiplier):
@@ -170,14 +170,14 @@ class ExactNoise:
     def price(self, release: AnyRelease) -> AnyRelease:
         return release
 
-    def answer(self, asked: Question) -> Floats:
+    def answer(self, asked: CohortQuery) -> Floats:
         whole = self.whole(asked, asked.rows.n_rows)
         out = np.zeros(whole.shape)
         for i in asked.agents:
             out[i] = as_mean(whole[i], asked.grid(int(asked.rows.n_rows[i])))
         return out
 
-    def whole(self, asked: Question, n_rows: Integers, shares: int = 1) -> Integers:
+    def whole(self, asked: CohortQuery, n_rows: Integers, shares: int = 1) -> Integers:
         """What every agent's guard would say, in steps of the grid for so many rows (n,): (n, *shape)."""
         rows, statistic = asked.rows, asked.statistic
         if not all(statistic.accepts(asked.parameters[i]) for i in asked.agents):  # as a guard: before rows are read
@@ -206,7 +206,7 @@ def _batched(scales: Counter[int]) -> Callable[[int, int], Draw]:
 
 
 @dataclass(frozen=True)
-class Pooled:
+class SecureSumNoise:
     """Secure aggregation in one process: every agent adds a share of the noise, and only the sum is used.
 
     The shares of ``honest`` agents are together the noise of a release; those of more than that are to spare.
@@ -227,7 +227,7 @@ class Pooled:
     def price(self, release: AnyRelease) -> AnyRelease | None:
         return self.noise.price(release)
 
-    def answer(self, asked: Question) -> Floats:
+    def answer(self, asked: CohortQuery) -> Floats:
         """The noisy mean over the rows of all that take part: (1, *shape)."""
         if np.any(asked.noise_multiplier != asked.noise_multiplier[0]):
             raise StudyError("with secure aggregation all agents have the same budget and the same planned rounds")
@@ -251,7 +251,7 @@ class Pooled:
         return np.asarray(np.tensordot(weights, self.noise.answer(shares)[agents], axes=1))[None]
 
 
-def pooled_mean(total: Integers, grid: Grid, n_rows: int) -> Floats:
+def pooled_mean(total: Integers, grid: Lattice, n_rows: int) -> Floats:
     """The mean over ``n_rows`` rows of several agents, from the sum of what they said in whole numbers."""
     return total.astype(np.float64) * grid.step / n_rows
 

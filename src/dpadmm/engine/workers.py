@@ -21,8 +21,8 @@ from queue import Empty, SimpleQueue
 from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, Signals, pthread_sigmask
 from typing import Any, TypeAlias, TypeVar
 
-from dpadmm.data.cluster import Cluster, DataLost, Future
-from dpadmm.errors import DpadmmError
+from dpadmm.data.cluster import Cluster, DataLostError, Future
+from dpadmm.errors import DPADMMError
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at ``stop``."""
@@ -34,7 +34,7 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 
-class WorkerDied(DpadmmError):
+class WorkerDiedError(DPADMMError):
     """A worker process ended before its task did."""
 
 
@@ -114,7 +114,7 @@ def on_cluster(
             task = busy.pop(future)
             try:
                 (answer,) = cluster.gather([future])
-            except DataLost:  # with all workers that had it: those that came since get it anew
+            except DataLostError:  # with all workers that had it: those that came since get it anew
                 waiting.extend([task, *busy.values()])
                 busy, shared = {}, None
                 continue
@@ -201,11 +201,11 @@ def _receive(line: Line, process: SpawnProcess) -> Any:
         raise _died(process) from None
 
 
-def _died(process: SpawnProcess) -> WorkerDied:
+def _died(process: SpawnProcess) -> WorkerDiedError:
     process.join(timeout=5.0)
     code = process.exitcode
     how = f"was ended by {Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-    return WorkerDied(
+    return WorkerDiedError(
         f"a worker process {how}, perhaps for lack of memory; finished runs of a grid are kept: run the same "
         "command again, with fewer --workers if it happens again"
     )

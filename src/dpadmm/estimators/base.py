@@ -34,12 +34,12 @@ from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
 from dpadmm.models.model import Model
 from dpadmm.models.run import Result, need_honest
 from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
-from dpadmm.queries import make_statistic
+from dpadmm.queries import make_query
 from dpadmm.regularizers import ElasticNet
 from dpadmm.studies.settings import Settings
-from dpadmm.training.preparation import Prepared, prepare
+from dpadmm.training.preparation import PreparedData, prepare
 from dpadmm.training.simulate import run_prepared
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 
 _ONE_AT_A_TIME = Lock()
 """The compiled rounds use all cores by themselves, and not every threading layer of numba can be shared."""
@@ -199,7 +199,7 @@ class PrivateLinearModel(BaseEstimator):
             seed=fresh_seed() if seed is None else int(check_random_state(seed).randint(2**31)),
         )
 
-    def _prepared(self, dataset: Dataset, settings: Settings) -> Prepared:
+    def _prepared(self, dataset: Dataset, settings: Settings) -> PreparedData:
         """Everything is checked here, so that what is charged can run."""
         prepared = prepare(dataset, settings)
         problem, rows = prepared.problem, prepared.rows
@@ -211,8 +211,8 @@ class PrivateLinearModel(BaseEstimator):
             try:
                 for release, _ in method.plan(0, t).runs:  # all agents have the same
                     if isinstance(release, Release):
-                        made = make_statistic(release.statistic, problem, rows.n_features)
-                        grid = Grid(made.row_norm, math.prod(made.shape), int(rows.n_rows.max()))
+                        made = make_query(release.statistic, problem, rows.n_features)
+                        grid = Lattice(made.row_norm, math.prod(made.shape), int(rows.n_rows.max()))
                         grid.noise_scale(release.noise_multiplier, settings.honest or 1)
             except StudyError as error:
                 raise StudyError(
@@ -240,7 +240,7 @@ class PrivateLinearModel(BaseEstimator):
         except ValueError as error:
             raise DataError(f"public: {error}") from None
 
-    def _run(self, prepared: Prepared, settings: Settings, leaks: Sequence[str], prior: Prior | None) -> Result:
+    def _run(self, prepared: PreparedData, settings: Settings, leaks: Sequence[str], prior: Prior | None) -> Result:
         """Charge, train, and keep what every fitted estimator has."""
         charge_all(self._accountants(), float(self.epsilon), float(self.delta))
         with _ONE_AT_A_TIME:

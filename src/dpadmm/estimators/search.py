@@ -24,7 +24,7 @@ from dpadmm.estimators.linear_models import DPADMMClassifier
 from dpadmm.estimators.validation import check_parameters
 from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.fields import Count, Delta, Positive, nearest
-from dpadmm.trusted.discrete_gaussian import Draw, Grid, as_mean, release_sum
+from dpadmm.trusted.discrete_gaussian import Draw, Lattice, as_mean, release_sum
 
 SCORE_SHARE = 0.1
 """Of a run's μ², what its score gets."""
@@ -141,7 +141,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         for each in candidates:  # all of them: that a wrong one is refused is not left to chance
             run = self._run(each, share, chance)
             leaks |= dict.fromkeys(run._checked(X, y, None, public).leaks)
-        Grid(HALF, 1, len(np.asarray(y))).noise_scale(noise_multiplier)
+        Lattice(HALF, 1, len(np.asarray(y))).noise_scale(noise_multiplier)
         run._warn([*leaks])
         best: tuple[float, Any, Mapping[str, Any]] = -math.inf, None, {}
         for _ in range(draw_runs(self.runs, chance.randrange)):
@@ -228,7 +228,7 @@ def private_score(model: Any, X: Any, y: Any, noise_multiplier: float, *, draw: 
     A row's own number alone depends on it, and lies in [−½, ½]: replacing the row moves the sum by at most 1.
     """
     scores = row_scores(model, X, np.asarray(y).ravel())
-    grid = Grid(HALF, 1, len(scores))
+    grid = Lattice(HALF, 1, len(scores))
     return float(HALF + as_mean(release_sum(scores.sum(keepdims=True), grid, noise_multiplier, draw=draw), grid)[0])
 
 

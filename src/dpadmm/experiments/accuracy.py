@@ -24,7 +24,7 @@ from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.synthetic import Family, family
 from dpadmm.data.datasets.tables import load_table, tables
 from dpadmm.errors import DataError, StudyError
-from dpadmm.experiments.grid import Grid, grid_from
+from dpadmm.experiments.grid import ExperimentGrid, grid_from
 from dpadmm.experiments.results import DONE, Results, read_results, write_results
 from dpadmm.files.atomic import atomic_file
 from dpadmm.losses.base import Task
@@ -145,7 +145,7 @@ def honest(n_agents: int) -> int:
     return max(2, -(-n_agents // 2))
 
 
-def grid(entry: Entry, *, splits: int = SPLITS, epsilons: Sequence[float] = EPSILONS) -> Grid:
+def grid(entry: Entry, *, splits: int = SPLITS, epsilons: Sequence[float] = EPSILONS) -> ExperimentGrid:
     """All runs on one data set: an experiment for each contender."""
     counts = [n for n in AGENTS if 4 * n <= entry.n_rows]
     experiments: dict[str, Any] = {}

@@ -61,7 +61,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ExperimentGrid:
     """Experiments over one data set."""
 
     written: dict[str, Any]  # the grid as it was written, checked, with defaults filled in
@@ -99,11 +99,11 @@ class Grid:
         return grid_digest(self.as_json)
 
 
-def read_grid(path: Path, *, repeats: int | None = None) -> Grid:
+def read_grid(path: Path, *, repeats: int | None = None) -> ExperimentGrid:
     return grid_from(read_toml(path), str(path), repeats=repeats)
 
 
-def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | None = None) -> Grid:
+def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | None = None) -> ExperimentGrid:
     """A grid from a parsed TOML table; ``repeats`` replaces the grid's own, and caps that of each block.
 
     Examples
@@ -153,7 +153,7 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
             cells += _cells(chosen, written, f"{place}, block {k}", most=repeats, room=room - len(cells))
         room -= len(cells)
         made.append(Experiment(name, title, tuple({cell.key: cell for cell in cells}.values())))
-    return Grid(written, tuple(made))
+    return ExperimentGrid(written, tuple(made))
 
 
 def _cells(

@@ -28,15 +28,15 @@ from dpadmm.accounting.gaussian import exact_epsilon, paper_epsilon
 from dpadmm.data import Dataset
 from dpadmm.data.cluster import Cluster
 from dpadmm.engine.workers import in_processes, n_cores, on_cluster
-from dpadmm.errors import DataError, DpadmmError
+from dpadmm.errors import DataError, DPADMMError
 from dpadmm.experiments import results
-from dpadmm.experiments.grid import Cell, Grid
+from dpadmm.experiments.grid import Cell, ExperimentGrid
 from dpadmm.experiments.results import DONE, MEASURES, REFUSED, SCHEMA, Results, read_results, settings_columns
 from dpadmm.methods.prior import Prior
 from dpadmm.methods.theory import nonsmooth_bound, smooth_bound
 from dpadmm.models.run import Result
 from dpadmm.studies.settings import Settings
-from dpadmm.training.preparation import Prepared, prepare
+from dpadmm.training.preparation import PreparedData, prepare
 from dpadmm.training.simulate import run_prepared
 
 WRITE_EVERY = 2.0
@@ -50,7 +50,7 @@ class Progress:
 
 
 def run_grid(
-    grid: Grid,
+    grid: ExperimentGrid,
     dataset: Dataset,
     path: Path,
     *,
@@ -107,7 +107,9 @@ class Store:
     refused unless it may be overwritten. A file of the same grid with fewer repeats or experiments is extended.
     """
 
-    def __init__(self, grid: Grid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = "") -> None:
+    def __init__(
+        self, grid: ExperimentGrid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = ""
+    ) -> None:
         self._grid, self._path = grid, path
         self._commands = [command]
         self._order = [cell.key for cell in grid.cells()]
@@ -255,9 +257,9 @@ class Bench:
     def __init__(self, dataset: Dataset, prior: Prior | None = None) -> None:
         self._dataset, self._prior = dataset, prior
         self._partitioned_by: tuple[Any, ...] | None = None
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedData | None = None
 
-    def prepared(self, settings: Settings) -> Prepared:
+    def prepared(self, settings: Settings) -> PreparedData:
         """Rows for these settings, with their problem."""
         partitioned_by = tuple(getattr(settings, name) for name in _PARTITION)
         if self._prepared is None or partitioned_by != self._partitioned_by:
@@ -272,7 +274,7 @@ class Bench:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 result = run_prepared(self.prepared(cell.settings), cell.settings, prior=self._prior)
-        except DpadmmError as error:
+        except DPADMMError as error:
             return _table([{**_about(cell), "status": REFUSED, "reason": str(error), "round": 0}])
         said = "; ".join(dict.fromkeys(str(each.message) for each in caught)) or None
         return _table(_lines(cell, result, reason=said, wall_seconds=perf_counter() - started))

@@ -38,8 +38,8 @@ from dpadmm.accounting.statement import cross_checks, read_statement
 from dpadmm.data.datasets.adult import COLUMNS, Row, adult_rows
 from dpadmm.data.schema import Category, Column, Label, Number, Schema
 from dpadmm.engine.loop import PlannedParticipation, train
-from dpadmm.engine.noise import ExactNoise, Noise, Pooled
-from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.engine.noise import ExactNoise, Noise, SecureSumNoise
+from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request
 from dpadmm.federation.server.coordinator import Coordinator
@@ -60,7 +60,7 @@ from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import as_mean
-from dpadmm.trusted.guard import Enrolled, questions_of
+from dpadmm.trusted.guard import EnrolledStudy, questions_of
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import Mask, Masks, members_of
 from dpadmm.trusted.private_rows import CheckedRows, ProtectedRows
@@ -372,7 +372,7 @@ class Said(NamedTuple):
 def _said(site: Site, study: Study, rows: ProtectedRows) -> Said:
     """The noise is found by repeating the agent's computation."""
     problem, m, checked = study.problem, len(rows.labels), CheckedRows(rows)
-    enrolled = Enrolled(study.terms, checked, questions_of(study.terms, checked, site.policy), masks=None)
+    enrolled = EnrolledStudy(study.terms, checked, questions_of(study.terms, checked, site.policy), masks=None)
     method = study.method(m)
     state = method.init(problem, PublicSizes(np.array([m]), study.shape[0]))
     said = Said({}, {}, [])
@@ -417,7 +417,7 @@ def repeated(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]])
     else:
         for opening in journal.openings()[:done]:
             took_part[opening.round - 1, list(members_of(opening.members, len(masking.roster)))] = True
-        source = Pooled(source, masking.honest, rows.n_rows, masking.most_rows)
+        source = SecureSumNoise(source, masking.honest, rows.n_rows, masking.most_rows)
         voids = {void.round for void in journal.voids()}
     history: list[Floats] = []
     train(
@@ -501,7 +501,7 @@ async def demonstrate(
             agent.terminate()
         for name, agent in agents.items():
             if agent.end() != 0:
-                raise DpadmmError(f"{name}: its process did not end normally: {agent.output.strip()[-300:]}")
+                raise DPADMMError(f"{name}: its process did not end normally: {agent.output.strip()[-300:]}")
     report("all processes have ended; checking the results")
     checking = time.monotonic()
     _check(summary, journal, sites, folder)
@@ -514,7 +514,7 @@ async def _while_all_live(agents: dict[str, AgentProcess]) -> None:
     while True:
         for name, agent in agents.items():
             if not agent.running():
-                raise DpadmmError(f"{name}: its process ended: {agent.output.strip()[-300:]}")
+                raise DPADMMError(f"{name}: its process ended: {agent.output.strip()[-300:]}")
         await asyncio.sleep(0.5)
 
 
@@ -547,13 +547,13 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
         spent = summary.study.terms.plan.tally(account.rounds)
         price = sum(n * Fraction(site.policy.price(release)) for release, n in spent)
         if account.spent != price or float(account.spent) > ledger.cap:
-            raise DpadmmError(f"{name}: the sum in its ledger is not the cost of its answers")
+            raise DPADMMError(f"{name}: the sum in its ledger is not the cost of its answers")
         if len(account.rounds) < len(answered.get(name, ())):
-            raise DpadmmError(f"{name}: the journal has answers that are not in its ledger")
+            raise DPADMMError(f"{name}: the journal has answers that are not in its ledger")
         summary.releases += len(account.rounds)
         summary.records += ledger.seq
     if not summary.replay.equal:
-        raise DpadmmError(
+        raise DPADMMError(
             f"the run differs from that in this process, first in round {summary.replay.first_difference}, "
             f"with a noise scale of {summary.replay.noise_scale:.4f} instead of 1"
         )

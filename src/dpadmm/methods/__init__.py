@@ -1,10 +1,10 @@
 """Deployable methods, one file each; ``METHODS`` lists them by name."""
 
-from dpadmm.engine.method import DeployableMethod, Gathered, Method, MethodSettings, Round, State
+from dpadmm.engine.method import DeployableMethod, Method, MethodSettings, Round, RoundResult, State
 from dpadmm.methods.auto import Auto, AutoRounds
 from dpadmm.methods.dp_admm import DpAdmm, DpAdmmRounds
 from dpadmm.methods.dp_sgd import DpSgd, DpSgdRounds
-from dpadmm.methods.release import KINDS, Evaluation, Released, ReleaseRounds, Statistics
+from dpadmm.methods.release import KINDS, EvaluationRelease, Released, ReleaseRounds, StatisticsRelease
 from dpadmm.parameters.fields import registered
 
 METHODS: dict[str, type[MethodSettings]] = registered(
@@ -16,6 +16,22 @@ METHODS: dict[str, type[MethodSettings]] = registered(
 )
 
 __all__ = [
-    "KINDS", "METHODS", "Auto", "AutoRounds", "DeployableMethod", "DpAdmm", "DpAdmmRounds", "DpSgd", "DpSgdRounds",
-    "Evaluation", "Gathered", "Method", "MethodSettings", "ReleaseRounds", "Released", "Round", "State", "Statistics",
+    "KINDS",
+    "METHODS",
+    "Auto",
+    "AutoRounds",
+    "DeployableMethod",
+    "DpAdmm",
+    "DpAdmmRounds",
+    "DpSgd",
+    "DpSgdRounds",
+    "EvaluationRelease",
+    "Method",
+    "MethodSettings",
+    "ReleaseRounds",
+    "Released",
+    "Round",
+    "RoundResult",
+    "State",
+    "StatisticsRelease",
 ]  # fmt: skip

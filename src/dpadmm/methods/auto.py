@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 import numpy as np
 
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.engine.method import Gathered, MethodSettings, NoState, ServerSideMethod
+from dpadmm.engine.method import MethodSettings, NoState, RoundResult, ServerSideMethod
 from dpadmm.errors import StudyError
 from dpadmm.losses.base import Loss
 from dpadmm.losses.poisson import Poisson
@@ -28,8 +28,8 @@ from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.clipping import INTERCEPT
 from dpadmm.methods import newton
 from dpadmm.queries.moments import LABEL_WEIGHT, Moments
-from dpadmm.queries.preconditioned_gradient import ShapedGradient
-from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries.preconditioned_gradient import PreconditionedGradient
+from dpadmm.queries.preconditioner import WIDEST, Preconditioner
 from dpadmm.queries.problem import Problem
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Auto(MethodSettings):
     title: ClassVar[str] = "auto"
     local_models: ClassVar[bool] = False
     deployable: ClassVar[bool] = True
-    younger: ClassVar[tuple[str, ...]] = ("inference",)
+    omit_if_default: ClassVar[tuple[str, ...]] = ("inference",)
     sums_only: ClassVar[bool] = True
     usual_reg_share: ClassVar[float] = 1e-6
     usual_rounds: ClassVar[int] = 25
@@ -143,7 +143,7 @@ class PublicState:
         How much the noise outweighs what the public rows leave open; 0 where there are none.
     noise : float
         Standard deviation of the noise of a round's mean, for one unit of sensitivity, that the step is meant for.
-    shape : Shape
+    shape : Preconditioner
         The coordinates of rows.
     point, last, total, origin : (d, p)
         The iterate θ, the gradient before, the sum of the iterates of the second half, and the start.
@@ -156,7 +156,7 @@ class PublicState:
     ridge: float
     doubt: float
     noise: float
-    shape: Shape
+    shape: Preconditioner
     point: Floats
     last: Floats
     total: Floats
@@ -173,7 +173,7 @@ class PublicState:
         numbers, scale, direction, *rest = np.split(packed, np.cumsum([7, d, d, size, size, size]))
         clip, step, shrink, averaged, ridge, doubt, noise = numbers.tolist()
         point, last, total, origin = (each.reshape(shape) for each in rest)
-        shaped = Shape(scale, direction)
+        shaped = Preconditioner(scale, direction)
         return cls(clip, step, shrink, averaged, ridge, doubt, noise, shaped, point, last, total, origin)
 
     @property
@@ -222,7 +222,7 @@ class AutoRounds(ServerSideMethod):
         return self.n_features, self.problem.loss.n_outputs
 
     def release(self, round: int) -> tuple[str, Floats]:
-        return (Moments.name, self.first) if round == 1 else (ShapedGradient.name, self.later)
+        return (Moments.name, self.first) if round == 1 else (PreconditionedGradient.name, self.later)
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         zero, ones = np.zeros(shape), np.ones(shape[0])
@@ -230,7 +230,7 @@ class AutoRounds(ServerSideMethod):
             warm_start = self.prior.weights
         point = zero if warm_start is None else warm_start
         return PublicState(
-            1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, Shape(ones, 0.0 * ones), point, zero, zero, point
+            1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, Preconditioner(ones, 0.0 * ones), point, zero, zero, point
         ).packed()
 
     def with_prior(self, prior: Prior) -> AutoRounds:
@@ -251,7 +251,7 @@ class AutoRounds(ServerSideMethod):
         asked = [now.shape.scale / now.clip, now.shape.direction, (now.clip * now.point).ravel()]
         return np.broadcast_to(np.concatenate(asked), (n, 2 * self._shape[0] + math.prod(self._shape)))
 
-    def aggregate(self, gathered: Gathered) -> Floats:
+    def aggregate(self, gathered: RoundResult) -> Floats:
         first, later = gathered.multipliers(self.first), gathered.multipliers(self.later)
         n_rows, now = gathered.n_rows[gathered.present], self._state(gathered.consensus)
         noisy = bool(np.all(first) and np.all(later))
@@ -265,7 +265,7 @@ class AutoRounds(ServerSideMethod):
         if not now.step:  # round 1 was void
             now = replace(now, step=self._unshaped(now, 1.0, noise_per_unit(n_rows, mu)).step, noise=noise)
         # Of every number of the weighted mean
-        deviation = now.clip * mean_sensitivity(ShapedGradient.row_norm, 1) * noise
+        deviation = now.clip * mean_sensitivity(PreconditionedGradient.row_norm, 1) * noise
         # Where fewer agents answer, a step shakes the model no more than it was meant to
         share = now.noise / noise if 0.0 < now.noise < noise else 1.0
         return self._stepped(now, now.clip * mean, deviation, gathered.round, share).packed()
@@ -289,7 +289,7 @@ class AutoRounds(ServerSideMethod):
         ridge = tuned.ridge * share + 10.0 * reg
         means = means / math.sqrt(share)  # of the second moment ω̄·(variances + m·mᵀ), as sums have ω̄·m
         variances, means = (squares, np.zeros(d)) if d > WIDEST else (squares - np.square(means), means)
-        shape = Shape.of(variances, means, ridge)
+        shape = Preconditioner.of(variances, means, ridge)
         length = float(np.sum(np.square(means))) or 1.0
         top = length + float(np.sum(np.maximum(variances, 0.0) * np.square(means))) / length
         step = tuned.step * min((top + ridge) / top, STEEPEST)  # where τ is large, all of the curvature is small
@@ -331,7 +331,7 @@ class AutoRounds(ServerSideMethod):
         ridge = max(150.0 * d * noise**2, 1.3 * noise) * exposure + 10.0 * reg / rate
         direction = means / math.sqrt(exposure)
         variances = squares if d > WIDEST else squares - np.square(direction)
-        shape = Shape.of(variances, np.zeros(d) if d > WIDEST else direction, ridge)
+        shape = Preconditioner.of(variances, np.zeros(d) if d > WIDEST else direction, ridge)
         constant = np.append(np.zeros(d - 1), math.log(rate) / INTERCEPT)[:, None]
         point = shape.solve_transposed(now.point if np.any(now.point) else constant)
         if not np.any(now.point) and noise * d <= MOST_NOISE:

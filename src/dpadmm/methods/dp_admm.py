@@ -21,7 +21,7 @@ from dpadmm.engine.method import (
     zero_models,
 )
 from dpadmm.engine.method import consensus_step as consensus_step
-from dpadmm.engine.noise import SimulatedNoise, Streamed
+from dpadmm.engine.noise import LazyAnswers, SimulatedNoise
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods.theory import Constant, Schedule, theorem_schedule
 from dpadmm.parameters.fields import Positive
@@ -141,7 +141,7 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
         """Where every agent's gradient is wanted: w̃_i^{k−1}."""
         return state.released
 
-    def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats | Streamed]:
+    def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats | LazyAnswers]:
         """Run one round; for large simulated cohorts in one compiled pass with the bits of ``advance``."""
         if type(now.noise) is not SimulatedNoise or now.active is not None or kernels.is_small(now.rows):
             return super().step(state, now)

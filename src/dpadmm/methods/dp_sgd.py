@@ -13,8 +13,8 @@ import numpy as np
 from dpadmm import kernels
 from dpadmm.accounting.events import AnyRelease, SampledRelease
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.engine.method import Gathered, MethodSettings, NoState, Round, ServerSideMethod, check_noise
-from dpadmm.engine.noise import Streamed, release
+from dpadmm.engine.method import MethodSettings, NoState, Round, RoundResult, ServerSideMethod, check_noise
+from dpadmm.engine.noise import LazyAnswers, release
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.fields import Positive, Probability
@@ -76,7 +76,7 @@ class DpSgdRounds(ServerSideMethod):
         """Where every agent's gradient is wanted: w^{k−1}."""
         return np.broadcast_to(consensus, state.released.shape)
 
-    def step(self, state: NoState, now: Round) -> tuple[NoState, Floats | Streamed]:
+    def step(self, state: NoState, now: Round) -> tuple[NoState, Floats | LazyAnswers]:
         if self.sampling == 1.0:
             return super().step(state, now)
         return state, self._sampled_gradient(self.parameters(state, now.consensus, round=now.number), now)
@@ -93,7 +93,7 @@ class DpSgdRounds(ServerSideMethod):
         noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
         return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
 
-    def aggregate(self, gathered: Gathered) -> Floats:
+    def aggregate(self, gathered: RoundResult) -> Floats:
         consensus, problem = gathered.consensus, gathered.problem
         slope = gathered.mean() + problem.reg_share * problem.regularizer.gradient(consensus)
         return np.asarray(consensus - self.learning_rate * slope)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.engine.method import Gathered, NoState, ServerSideMethod
+from dpadmm.engine.method import NoState, RoundResult, ServerSideMethod
 from dpadmm.errors import StudyError
 from dpadmm.losses.poisson import Poisson
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.queries.newton import NewtonPair
+from dpadmm.queries.newton import NewtonQuery
 from dpadmm.queries.problem import Problem
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class NewtonRounds(ServerSideMethod):
 
     @classmethod
     def of(cls, setup: Setup) -> NewtonRounds:
-        NewtonPair.of(setup.problem, 1)  # of a loss that has one
+        NewtonQuery.of(setup.problem, 1)  # of a loss that has one
         if setup.n_rounds < 2:
             raise StudyError("intervals need at least 2 rounds: the last one starts from what the others found")
         if setup.sizes.n_features > MOST_COLUMNS:
@@ -108,8 +108,8 @@ class NewtonRounds(ServerSideMethod):
         return cls(setup.problem, setup.sizes.n_features, setup.n_rounds, earlier, last)
 
     @property
-    def _pair(self) -> NewtonPair:
-        return NewtonPair(self.problem.loss, self.n_features)
+    def _pair(self) -> NewtonQuery:
+        return NewtonQuery(self.problem.loss, self.n_features)
 
     def check_rows(self, n_rows: Integers, n_columns: int, honest: int | None = None) -> None:
         """Refuse a study whose Hessian is below its noise for sure, by public numbers alone.
@@ -122,7 +122,7 @@ class NewtonRounds(ServerSideMethod):
             return
         z = float(self.last.min()) * math.sqrt(len(n_rows) / (honest or 1))
         scale = self._pair.weights(LARGEST_RESIDUAL).hessian
-        spread = mean_sensitivity(NewtonPair.row_norm, 1) * z / float(n_rows.sum()) / (math.sqrt(2.0) * scale)
+        spread = mean_sensitivity(NewtonQuery.row_norm, 1) * z / float(n_rows.sum()) / (math.sqrt(2.0) * scale)
         edge = 2.0 * spread * math.sqrt(n_columns)
         if trace / n_columns < edge:
             factor = CLEAR * edge * n_columns / trace
@@ -133,7 +133,7 @@ class NewtonRounds(ServerSideMethod):
             )
 
     def release(self, round: int) -> tuple[str, Floats]:
-        return NewtonPair.name, self.last if round == self.n_rounds else self.earlier
+        return NewtonQuery.name, self.last if round == self.n_rounds else self.earlier
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         d = self._pair.n_weights
@@ -163,13 +163,13 @@ class NewtonRounds(ServerSideMethod):
         now, size = self._state(consensus), self._pair.parameter_shape[0]
         return np.broadcast_to(np.append(now.weights, now.clip)[:size], (len(state.released), size))
 
-    def aggregate(self, gathered: Gathered) -> Floats:
+    def aggregate(self, gathered: RoundResult) -> Floats:
         final = gathered.round == self.n_rounds
         z, n_rows = gathered.multipliers(self.last if final else self.earlier), gathered.n_rows[gathered.present]
         weights = n_rows / z if np.all(z) else n_rows.astype(float)
         weights = weights / weights.sum()
         mean = gathered.mean(weights)
-        deviation = mean_sensitivity(NewtonPair.row_norm, 1) * float(np.linalg.norm(weights * z / n_rows))
+        deviation = mean_sensitivity(NewtonQuery.row_norm, 1) * float(np.linalg.norm(weights * z / n_rows))
         per_row = float(np.sum(np.square(weights) / n_rows))
         return self._stepped(self._state(gathered.consensus), mean, deviation, per_row, final=final).packed()
 

@@ -1,8 +1,8 @@
 """Studies that train nothing: the same sums over rows in every round, whose mean over the rounds is the result.
 
-``Statistics`` are counts, moments and two-way tables of columns; an ``Evaluation`` is the histogram of a finished
-model's scores by class. One round is enough. More share the budget, say the same, and cost nothing but that a round
-which is void or missed loses no more than its part.
+``StatisticsRelease`` is counts, moments and two-way tables of columns. ``EvaluationRelease`` is the histogram of a
+finished model's scores by class. One round is enough. Several rounds share the budget, so that an aborted or missed
+round loses only its part.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from msgspec import Meta
 
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.engine.method import Gathered, MethodSettings, NoState, ServerSideMethod
+from dpadmm.engine.method import MethodSettings, NoState, RoundResult, ServerSideMethod
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.queries import Statistic, make_statistic
+from dpadmm.queries import Query, make_query
 from dpadmm.queries.column_sums import ColumnSums
 from dpadmm.queries.score_histogram import ScoreHistogram
 
@@ -48,7 +48,7 @@ class ReleaseSettings(MethodSettings):
         return ()
 
     def rounds(self, setup: Setup) -> ReleaseRounds:
-        made = make_statistic(self.statistic, setup.problem, setup.sizes.n_features)
+        made = make_query(self.statistic, setup.problem, setup.sizes.n_features)
         point = np.array(self.point, dtype=float)
         if point.shape != made.parameter_shape:
             raise StudyError(f"{self.name}: there are {len(point)} weights for rows of {made.n_features} features")
@@ -57,7 +57,7 @@ class ReleaseSettings(MethodSettings):
 
 
 @dataclass(frozen=True)
-class Statistics(ReleaseSettings):
+class StatisticsRelease(ReleaseSettings):
     """Counts, means, variances, histograms and two-way tables of columns."""
 
     tables: Annotated[
@@ -71,7 +71,7 @@ class Statistics(ReleaseSettings):
 
 
 @dataclass(frozen=True)
-class Evaluation(ReleaseSettings):
+class EvaluationRelease(ReleaseSettings):
     """Accuracy, AUC, calibration and Brier score of a finished model."""
 
     weights: Annotated[tuple[Weight, ...], "Weights of the model, that of the constant column last."] = (0.0,)
@@ -85,7 +85,7 @@ class Evaluation(ReleaseSettings):
         return self.weights
 
 
-KINDS: dict[str, type[ReleaseSettings]] = {each.name: each for each in (Statistics, Evaluation)}
+KINDS: dict[str, type[ReleaseSettings]] = {each.name: each for each in (StatisticsRelease, EvaluationRelease)}
 """Kinds of studies beside those that train a model."""
 
 
@@ -105,7 +105,7 @@ class ReleaseRounds(ServerSideMethod):
     What is broadcast counts what was heard: ``Σ n_k``, ``max n_k``, ``Σ σ_k²`` and the sums of all rounds.
     """
 
-    statistic: Statistic
+    statistic: Query
     point: Floats
     noise_multiplier: Floats
     n_rounds: int
@@ -125,7 +125,7 @@ class ReleaseRounds(ServerSideMethod):
     def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
         return np.broadcast_to(self.point, (len(state.released), len(self.point)))
 
-    def aggregate(self, gathered: Gathered) -> Floats:
+    def aggregate(self, gathered: RoundResult) -> Floats:
         n_rows, total = gathered.n_rows[gathered.present], int(gathered.n_rows[gathered.present].sum())
         sums = total * gathered.mean(n_rows / total).ravel()
         heard, most, variance, *before = gathered.consensus
@@ -164,12 +164,12 @@ class ReleaseRounds(ServerSideMethod):
 
 
 class StatisticsRounds(ReleaseRounds):
-    """Rounds of :class:`Statistics`."""
+    """Rounds of :class:`StatisticsRelease`."""
 
-    name: ClassVar[str] = Statistics.name
+    name: ClassVar[str] = StatisticsRelease.name
 
 
 class EvaluationRounds(ReleaseRounds):
-    """Rounds of :class:`Evaluation`."""
+    """Rounds of :class:`EvaluationRelease`."""
 
-    name: ClassVar[str] = Evaluation.name
+    name: ClassVar[str] = EvaluationRelease.name

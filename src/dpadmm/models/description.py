@@ -27,9 +27,9 @@ from dpadmm.accounting.report import privacy_sentence
 from dpadmm.data.schema import Boolean, Category, Number, Ordinal
 from dpadmm.data.schema_file import RELEASED, schema_as_json
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
-from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import Released, ReleaseRounds, Statistics
+from dpadmm.methods import Released, ReleaseRounds, StatisticsRelease
 from dpadmm.models.file import require_texts
 from dpadmm.models.model import Finished
 from dpadmm.parameters.suggestions import first_of, unknown_name
@@ -273,7 +273,7 @@ def released_by(result: Finished, kind: str) -> Released:
 
 def description_of(result: Finished, *, all_count: bool) -> Description:
     """The description that a run gives: nothing of the rows is in it but what was released."""
-    released = released_by(result, Statistics.name)
+    released = released_by(result, StatisticsRelease.name)
     if result.study.schema is None:
         raise StudyError("statistics of a table need [columns] with public bounds and values")
     return Description(result.study, released, all_count, result.privacy.as_json(), result.statement.as_json())
@@ -296,13 +296,13 @@ def description_from(table: Any, where: str) -> Description:
         study, said = study_from(table["study"], where), table["released"]
         sums = np.array(said["sums"], dtype=float)
         n_rows, noise = said["n_rows"], float(said["noise_std"])
-        good = study.kind == Statistics.name and study.schema is not None and sums.shape == (study.shape[0],)
+        good = study.kind == StatisticsRelease.name and study.schema is not None and sums.shape == (study.shape[0],)
         good = good and type(n_rows) is int and 1 <= n_rows <= LARGEST and type(said["all_count"]) is bool
         good = good and bool((np.abs(sums) <= LARGEST).all()) and 0.0 <= noise <= LARGEST
         if not good or not all(isinstance(table[name], Mapping) for name in ("privacy", "statement")):
             raise ValueError
         require_texts({name: table[name] for name in ("privacy", "statement")}, where)
-    except DpadmmError:
+    except DPADMMError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise DataError(f"{where}: damaged; its numbers are not those of a statistics study") from None

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from dpadmm.accounting.report import privacy_sentence
-from dpadmm.data.cells import NoNumber, as_numbers
+from dpadmm.data.cells import NotANumberError, as_numbers
 from dpadmm.data.encoded import encode_labels_of, row_weights_of
 from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.reader import column_names
@@ -26,7 +26,7 @@ from dpadmm.errors import DataError
 from dpadmm.losses import LOSSES, Poisson
 from dpadmm.losses.poisson import LARGEST_SCORE, decoded
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.methods import Evaluation as EvaluationRelease
+from dpadmm.methods import EvaluationRelease as EvaluationRelease
 from dpadmm.models.description import released_by
 from dpadmm.models.model import PROBABILITIES, Finished, Model, Scorer, score_file
 from dpadmm.parameters.fields import parameters
@@ -277,7 +277,7 @@ class CalibrationGroup(NamedTuple):
     se: float
 
 
-class Measure(NamedTuple):
+class NoisyMeasure(NamedTuple):
     """A figure, standard errors as estimates of statistics have, and its 95% interval; None where it has no end."""
 
     value: float
@@ -304,7 +304,7 @@ class PrivateEvaluation:
     noise: float
     counts: Floats
     all_count: bool
-    figures: Mapping[str, Measure | None]
+    figures: Mapping[str, NoisyMeasure | None]
     privacy: Mapping[str, Any]
     statement: Mapping[str, Any]
 
@@ -369,10 +369,12 @@ def private_evaluation_of(result: Finished, *, all_count: bool) -> PrivateEvalua
     )
 
 
-def measures_of(counts: Floats, noise: float, *, all_count: bool, probabilities: bool) -> dict[str, Measure | None]:
+def measures_of(
+    counts: Floats, noise: float, *, all_count: bool, probabilities: bool
+) -> dict[str, NoisyMeasure | None]:
     """All figures of a histogram whose counts have noise of this standard deviation."""
     slopes = _slopes(counts, probabilities=probabilities)
-    figures: dict[str, Measure | None] = {}
+    figures: dict[str, NoisyMeasure | None] = {}
     for name, value in _of_histogram(counts, probabilities=probabilities).items():
         if value is None or not np.isfinite(slope := slopes[name]).all():
             figures[name] = None
@@ -383,7 +385,7 @@ def measures_of(counts: Floats, noise: float, *, all_count: bool, probabilities:
         high: float | None = value + NORMAL * error
         if name == "calibration_slope":
             low, high = _slope_interval(counts, value, noise, all_count=all_count)
-        figures[name] = Measure(value, by_noise, error, low, high)
+        figures[name] = NoisyMeasure(value, by_noise, error, low, high)
     return figures
 
 
@@ -546,7 +548,7 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path, exposu
         if len(bad):
             raise DataError(f"the label {column!r} of row {first + int(bad[0]) + 1} is missing")
         return numbers
-    except NoNumber as error:
+    except NotANumberError as error:
         raise DataError(f"{path}: {error.at(first)}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None

@@ -29,7 +29,7 @@ from dpadmm.engine.loop import (
 )
 from dpadmm.engine.method import plans_of
 from dpadmm.engine.metrics import Trace
-from dpadmm.engine.noise import Noise, Pooled, priced
+from dpadmm.engine.noise import Noise, SecureSumNoise, priced
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import Method
@@ -274,13 +274,13 @@ def run(
     return replace(found, seconds=perf_counter() - started)
 
 
-def _pooled(noise: Noise, honest: int, n_rows: Integers, most_rows: int | None) -> Pooled:
+def _pooled(noise: Noise, honest: int, n_rows: Integers, most_rows: int | None) -> SecureSumNoise:
     """Noise in shares, of which only the sum is used."""
     largest = int(n_rows.max())
     need_honest(honest, len(n_rows))
     if most_rows is not None and most_rows < largest:
         raise StudyError(f"most_rows = {most_rows:,}, but an agent has {largest:,} rows; agree on a larger number")
-    return Pooled(noise, honest, n_rows, most_rows or largest)
+    return SecureSumNoise(noise, honest, n_rows, most_rows or largest)
 
 
 def need_honest(honest: int | None, n_agents: int) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tomllib
 from importlib.resources import files
 
-from dpadmm.experiments.grid import Grid, grid_from
+from dpadmm.experiments.grid import ExperimentGrid, grid_from
 
 
-def paper_grid(*, repeats: int | None = None) -> Grid:
+def paper_grid(*, repeats: int | None = None) -> ExperimentGrid:
     """The runs of the paper's Section VI, and those that check what it leaves out."""
     text = files("dpadmm.paper").joinpath("grid.toml").read_text(encoding="utf-8")
     return grid_from(tomllib.loads(text), "grid.toml", repeats=repeats)

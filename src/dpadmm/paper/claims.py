@@ -12,7 +12,7 @@ from typing import Any
 
 from dpadmm.experiments.results import Results
 from dpadmm.paper.figures import PAPER
-from dpadmm.paper.rules import ALL_SOME_NONE, Findings, Verdict, judge
+from dpadmm.paper.rules import ALL_SOME_NONE, ClaimVerdict, Findings, judge
 from dpadmm.reporting.series import begun, distinct, done
 
 ENOUGH_SPLITS = 5
@@ -37,7 +37,7 @@ class Claim:
     place: str
     quote: str
     figures: tuple[str, ...] = ()
-    verdict: Verdict = Verdict.UNMEASURED
+    verdict: ClaimVerdict = ClaimVerdict.UNMEASURED
     evidence: tuple[str, ...] = ()
     n_splits: int = 0
 
@@ -74,17 +74,17 @@ def few_splits(found: Sequence[Claim]) -> str:
     )
 
 
-def counted(found: Sequence[Claim]) -> dict[Verdict, int]:
+def counted(found: Sequence[Claim]) -> dict[ClaimVerdict, int]:
     counts = Counter(claim.verdict for claim in found)
-    return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
+    return {verdict: counts[verdict] for verdict in ClaimVerdict if counts[verdict]}
 
 
 _WORDS = {
-    Verdict.HOLDS: ("holds", "hold"),
-    Verdict.IN_PART: ("holds in part", "hold in part"),
-    Verdict.FAILS: ("does not hold", "do not hold"),
-    Verdict.NOT_APPLICABLE: ("is not applicable", "are not applicable"),
-    Verdict.UNMEASURED: ("is not measured", "are not measured"),
+    ClaimVerdict.HOLDS: ("holds", "hold"),
+    ClaimVerdict.IN_PART: ("holds in part", "hold in part"),
+    ClaimVerdict.FAILS: ("does not hold", "do not hold"),
+    ClaimVerdict.NOT_APPLICABLE: ("is not applicable", "are not applicable"),
+    ClaimVerdict.UNMEASURED: ("is not measured", "are not measured"),
 }
 
 

@@ -364,6 +364,6 @@ def pictures(results: Results) -> list[Picture]:
         wanted += [(import_module(f"dpadmm.paper.{file}").figure, results, file) for file in FILES]
     found = []
     for maker, lines, name in wanted:
-        with suppress(series.NoRuns):
+        with suppress(series.NoRunsError):
             found.append(maker(lines, name))
     return found

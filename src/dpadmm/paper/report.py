@@ -22,7 +22,7 @@ from dpadmm.experiments.results import Results
 from dpadmm.paper.claims import Claim, claims, counted, few_splits, in_short
 from dpadmm.paper.figures import PAPER, pictures
 from dpadmm.paper.measurements import times
-from dpadmm.paper.rules import CLEAR, Verdict
+from dpadmm.paper.rules import CLEAR, ClaimVerdict
 from dpadmm.reporting import series
 from dpadmm.reporting.figures import save_figure
 from dpadmm.reporting.run_folder import write_text
@@ -30,7 +30,7 @@ from dpadmm.reporting.series import BUDGETS, METHODS, at_end, begun, distinct, d
 from dpadmm.reporting.style import Picture, power
 from dpadmm.studies.settings import Settings, flat_parameters
 
-SIGNS = dict(zip(Verdict, "✓◐✗○–", strict=True))
+SIGNS = dict(zip(ClaimVerdict, "✓◐✗○–", strict=True))
 """Verdicts are shown by sign and word, not by colour alone."""
 
 
@@ -41,7 +41,7 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
     """
     found, drawn = claims(results), pictures(results)
     css = files("dpadmm.paper").joinpath("templates/report.css").read_text(encoding="utf-8")
-    order = [Verdict.FAILS, Verdict.IN_PART, Verdict.NOT_APPLICABLE]
+    order = [ClaimVerdict.FAILS, ClaimVerdict.IN_PART, ClaimVerdict.NOT_APPLICABLE]
     methods = set(distinct(results, "method")) - {"admm", "centralized"}
     words = _about(results, found)
     return _rendered(
@@ -182,7 +182,7 @@ def write_all(results: Results, folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A finished table: file name, heading, note, columns and rows of text."""
 
     name: str
@@ -202,19 +202,19 @@ class Table:
         return out.getvalue()
 
 
-def tables(results: Results) -> list[Table]:
+def tables(results: Results) -> list[ReportTable]:
     found = [time_table(results), *(accuracy_table(results, name) for name in series.begun(results))]
     return [table for table in [*found, settings_table(results)] if table is not None and table.rows]
 
 
-def time_table(results: Results) -> Table | None:
+def time_table(results: Results) -> ReportTable | None:
     """Table III: seconds, ratio to DP-ADMM, iterations of local solves, and the paper's values."""
     rows = times(results)
     if not rows:
         return None
-    return Table(
+    return ReportTable(
         "table3",
-        "Time of a run (the paper's Table III)",
+        "Time of a run (the paper's ReportTable III)",
         "Seconds in rounds of the fastest and the slowest repeat, each run alone on the machine, after "
         "compilation; ratios are of the fastest. Iterations are those of the exact local solver, per agent "
         "and round. The paper's seconds are from MATLAB on another machine: compare the ratios.",
@@ -233,7 +233,7 @@ def time_table(results: Results) -> Table | None:
     )  # fmt: skip
 
 
-def accuracy_table(results: Results, experiment: str) -> Table | None:
+def accuracy_table(results: Results, experiment: str) -> ReportTable | None:
     """Loss and error at the end for every setting of an experiment, local and global, with both totals."""
     lines = where(done(results.select(experiment)), timed=False)
     if not len(lines):
@@ -265,7 +265,7 @@ def accuracy_table(results: Results, experiment: str) -> Table | None:
     title = results.grid["experiments"][experiment].get("title", experiment)
     asked = "total ε, asked" if budget == "epsilon" else BUDGETS[budget]
     error = "RMS error" if series.is_regression(lines) else "error"
-    return Table(
+    return ReportTable(
         f"accuracy_{experiment}",
         f"At the end of the runs: {in_words(title)}",
         f"{_about_splits_and_totals(lines)}Local is the mean over the agents' own models, loss on "
@@ -303,9 +303,9 @@ def _about_splits_and_totals(lines: Results) -> str:
     return f"{over} {totals if by else ''}"
 
 
-def settings_table(results: Results) -> Table:
+def settings_table(results: Results) -> ReportTable:
     values = {name: distinct(results, name) for name in flat_parameters(Settings)}
-    return Table(
+    return ReportTable(
         "settings",
         "Settings",
         "Every setting with the values it takes in this file. Settings are public: choosing one on private "

@@ -28,7 +28,7 @@ CLEAR = (
 ALL_SOME_NONE = "Holds when all comparisons are clear; in part when some are, and more than are clearly reversed."
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """The outcome of a claim.
 
     ``NOT_APPLICABLE``: a premise of the theorem is not met, so it says nothing about these runs.
@@ -75,7 +75,7 @@ class Findings:
     outcomes: list[bool] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
-    decided: Verdict | None = None
+    decided: ClaimVerdict | None = None
 
     def compare(self, more: BySeed, less: BySeed, label: str, kind: str = "") -> None:
         """Add the comparison "``more`` exceeds ``less``", if they have two splits in common."""
@@ -100,9 +100,9 @@ class Findings:
                 self.compare(at_end(worse, column), at_end(better, column), f"{word} at {label}", kind)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClaimVerdict:
         if self.unmet:
-            return Verdict.NOT_APPLICABLE
+            return ClaimVerdict.NOT_APPLICABLE
         if self.decided:
             return self.decided
         return decide(self.comparisons) if self.comparisons else by_share(self.outcomes)
@@ -112,7 +112,7 @@ class Findings:
         """Unmet premises, the tally of the comparisons, and the numbers."""
         counted = [tally(self.comparisons)] if self.comparisons else []
         few = ["There are too few splits or settings to compare."]
-        return (*self.unmet, *counted, *self.evidence, *(few if self.verdict is Verdict.UNMEASURED else []))
+        return (*self.unmet, *counted, *self.evidence, *(few if self.verdict is ClaimVerdict.UNMEASURED else []))
 
 
 def paired(more: BySeed, less: BySeed, *, kind: str = "", label: str = "") -> Comparison | None:
@@ -126,17 +126,17 @@ def paired(more: BySeed, less: BySeed, *, kind: str = "", label: str = "") -> Co
     return Comparison(kind, label, float(differences.mean()), half)
 
 
-def decide(comparisons: Sequence[Comparison]) -> Verdict:
+def decide(comparisons: Sequence[Comparison]) -> ClaimVerdict:
     """Holds when all are clear; in part when some are, and more than are clearly reversed."""
     clear = [each.clear for each in comparisons]
-    return Verdict.FAILS if sum(clear) <= sum(each.reversed for each in comparisons) > 0 else by_share(clear)
+    return ClaimVerdict.FAILS if sum(clear) <= sum(each.reversed for each in comparisons) > 0 else by_share(clear)
 
 
-def by_share(outcomes: Sequence[bool]) -> Verdict:
+def by_share(outcomes: Sequence[bool]) -> ClaimVerdict:
     """Holds when all are true, in part when some are; not measured when there are none."""
     if not outcomes:
-        return Verdict.UNMEASURED
-    return Verdict.HOLDS if all(outcomes) else Verdict.IN_PART if any(outcomes) else Verdict.FAILS
+        return ClaimVerdict.UNMEASURED
+    return ClaimVerdict.HOLDS if all(outcomes) else ClaimVerdict.IN_PART if any(outcomes) else ClaimVerdict.FAILS
 
 
 def tally(comparisons: Sequence[Comparison]) -> str:
@@ -204,7 +204,7 @@ def judge(results: Results, rule: str, arguments: Mapping[str, Any]) -> Findings
     found = Findings()
     try:
         globals()[rule](found, results, **arguments)
-    except series.NoRuns:
+    except series.NoRunsError:
         return None
     return found
 
@@ -235,7 +235,7 @@ def _rivals(results: Results, experiment: str, names: Sequence[str]) -> dict[str
     """The lines of those methods that were run."""
     found = {}
     for name in names:
-        with suppress(series.NoRuns):
+        with suppress(series.NoRunsError):
             found[name] = lines_of(results, experiment, name)
     need(found)
     return found
@@ -390,8 +390,8 @@ def takes_less_time(found: Findings, results: Results) -> None:
     others = [row for row in rows if row.name in ("admm", "admm_pvp", "admm_dvp") and np.isfinite(row.ratio)]
     need(others)
     ratios = [row.ratio for row in others]
-    in_part = Verdict.IN_PART if max(ratios) > 1.0 else Verdict.FAILS
-    found.decided = Verdict.HOLDS if min(ratios) >= MUCH_LESS else in_part
+    in_part = ClaimVerdict.IN_PART if max(ratios) > 1.0 else ClaimVerdict.FAILS
+    found.decided = ClaimVerdict.HOLDS if min(ratios) >= MUCH_LESS else in_part
     for row in others:
         paper = f" (paper: {row.paper_ratio:.1f})" if row.paper_ratio else ""
         solver = f", {row.iterations:.1f} iterations of the local solver per agent and round"

@@ -39,7 +39,7 @@ from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.engine.loop import RandomVoids
 from dpadmm.engine.metrics import spread as deviation
 from dpadmm.engine.minimizer import minimizer
-from dpadmm.engine.noise import Question, SimulatedNoise, with_normals
+from dpadmm.engine.noise import CohortQuery, SimulatedNoise, with_normals
 from dpadmm.errors import ConvergenceWarning, DataError, StudyError
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
@@ -160,7 +160,7 @@ def _as_json(values: Values) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ForecastGrid:
     """Total ε and numbers of rounds to look at; the study's own are among them."""
 
     epsilons: tuple[float, ...]
@@ -207,7 +207,7 @@ class PlannedNoise:
     def price(self, release: AnyRelease) -> None:
         """None: it is the noise of other agents than those computed with."""
 
-    def answer(self, asked: Question) -> Floats:
+    def answer(self, asked: CohortQuery) -> Floats:
         scaled = replace(asked, noise_multiplier=self.scale * asked.noise_multiplier)
         return with_normals(scaled, self, self.n_rows)
 
@@ -458,18 +458,18 @@ def resampled(n_pool: int, n_rows: int, rng: np.random.Generator) -> Integers:
     return np.concatenate([rng.permutation(n_pool) for _ in range(rounds)])[:n_rows]
 
 
-def grid_of(study: Study, epsilon: float, *, epsilons: Sequence[float], rounds: Sequence[int]) -> Grid:
+def grid_of(study: Study, epsilon: float, *, epsilons: Sequence[float], rounds: Sequence[int]) -> ForecastGrid:
     """The grid with the study's own numbers in it; ``epsilon`` is the study's total."""
     own = (epsilon, study.training.planned_rounds)
     many = {e for e in epsilons if not math.isclose(e, epsilon, rel_tol=1e-3)}
-    return Grid(tuple(sorted({epsilon, *many})), tuple(sorted({own[1], *rounds})), own)
+    return ForecastGrid(tuple(sorted({epsilon, *many})), tuple(sorted({own[1], *rounds})), own)
 
 
 def outlook(
     study: Study,
     scenario: Scenario,
     sizes: Integers,
-    grid: Grid,
+    grid: ForecastGrid,
     *,
     seed: int,
     finished: Callable[[], None] = lambda: None,
@@ -539,7 +539,7 @@ def prior_weight(pool: Pool, moved: Floats, change: Floats) -> float:
     return min(max(float(np.sum(scores * wanted)) / size, 0.0), 1.0) if size else 1.0
 
 
-def n_runs(scenarios: Sequence[Scenario], grid: Grid, more: int = 0) -> int:
+def n_runs(scenarios: Sequence[Scenario], grid: ForecastGrid, more: int = 0) -> int:
     """How often ``finished`` will be called, with so many settings beside the grid's."""
     return sum(len(each.folds) for each in scenarios) * (len(grid.cells) + 1 + more)
 

@@ -16,7 +16,7 @@ from dpadmm.models.model import PROBABILITIES
 
 
 @dataclass(frozen=True)
-class Measure:
+class ForecastMeasure:
     """Something that is forecast: its title, whether more is better, and whether it is a share."""
 
     title: str
@@ -28,14 +28,14 @@ class Measure:
         return value - other if self.higher else other - value
 
 
-MEASURES: Mapping[str, Measure] = {
-    "accuracy": Measure("accuracy", higher=True, percent=True),
-    "auc": Measure("AUC", higher=True),
-    "log_loss": Measure("log-loss", higher=False),
-    "sensitivity": Measure("sensitivity", higher=True, percent=True),
-    "overconfidence": Measure("overconfidence", higher=False, percent=True),
-    "rmse": Measure("root mean square error", higher=False),
-    "deviance": Measure("mean deviance", higher=False),
+MEASURES: Mapping[str, ForecastMeasure] = {
+    "accuracy": ForecastMeasure("accuracy", higher=True, percent=True),
+    "auc": ForecastMeasure("AUC", higher=True),
+    "log_loss": ForecastMeasure("log-loss", higher=False),
+    "sensitivity": ForecastMeasure("sensitivity", higher=True, percent=True),
+    "overconfidence": ForecastMeasure("overconfidence", higher=False, percent=True),
+    "rmse": ForecastMeasure("root mean square error", higher=False),
+    "deviance": ForecastMeasure("mean deviance", higher=False),
 }
 """All that is forecast, where a study's loss has it. The sensitivity is that for the second class, where its chance is
 above one half; overconfidence is the mean probability of the predicted class less the share of right ones."""

@@ -16,15 +16,15 @@ import numpy as np
 
 from dpadmm.accounting.composition import tally_paper_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.engine.noise import ExactNoise, Question
+from dpadmm.engine.noise import CohortQuery, ExactNoise
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods.auto import MOST_NOISE, noise_per_unit
 from dpadmm.models.model import PROBABILITIES
-from dpadmm.planning.forecast import Grid, Outlook, Pool, Values
+from dpadmm.planning.forecast import ForecastGrid, Outlook, Pool, Values
 from dpadmm.planning.intervals import Intervals
-from dpadmm.planning.measures import MEASURES, Measure, difference_text, value_text
-from dpadmm.queries import make_statistic
+from dpadmm.planning.measures import MEASURES, ForecastMeasure, difference_text, value_text
+from dpadmm.queries import make_query
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.problem import Problem, PublicSizes
 from dpadmm.studies.settings import BUDGETS, Training
@@ -148,11 +148,11 @@ def measured_seconds(study: Study, pool: Pool, sizes: Integers) -> float:
 
 def _round_seconds(problem: Problem, pool: Pool, points: Floats, z: float) -> float:
     rows, noise, multiplier = pool.rows(), ExactNoise(), np.array([z])
-    gradient = make_statistic(Gradient.name, problem, rows.n_features)
+    gradient = make_query(Gradient.name, problem, rows.n_features)
     times = []
     for k in range(1, 4):  # the first one is warm-up
         started = perf_counter()
-        noise.answer(Question(rows, gradient, points, multiplier, k))
+        noise.answer(CohortQuery(rows, gradient, points, multiplier, k))
         times.append(perf_counter() - started)
     return min(times[1:])
 
@@ -165,7 +165,7 @@ class Goal:
     target: float | None = None
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> ForecastMeasure:
         return MEASURES[self.name]
 
     def margin(self, values: Values, outlook: Outlook) -> tuple[float, float]:
@@ -216,7 +216,7 @@ def goal_from(text: str | None, study: Study) -> Goal:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Recommendation:
     """The recommendation for the study's own ε and rounds, with its reason."""
 
     word: Literal["recommended", "not recommended", "inconclusive"]
@@ -227,7 +227,7 @@ class Verdict:
         return {"verdict": self.word, "goal": self.goal, "reason": self.reason}
 
 
-def judged(outlook: Outlook, grid: Grid, goal: Goal, *, noise_all: float = 0.0) -> Verdict:
+def judged(outlook: Outlook, grid: ForecastGrid, goal: Goal, *, noise_all: float = 0.0) -> Recommendation:
     """The verdict of one scenario.
 
     Recommended is a forecast that is clearly better than the goal or a constant prediction, and than the model of
@@ -238,37 +238,39 @@ def judged(outlook: Outlook, grid: Grid, goal: Goal, *, noise_all: float = 0.0) 
     if goal.target is None or goal.measure.gain(target, baseline) > 0.0:
         gain, clear = Goal(goal.name).margin(outlook.ceiling, outlook)
         if gain <= clear and _are_too_few(outlook, goal, max(gain, 0.0) + clear):
-            return Verdict("inconclusive", target, f"the {_public_rows(outlook)} are too few to tell")
+            return Recommendation("inconclusive", target, f"the {_public_rows(outlook)} are too few to tell")
         if gain <= clear:
-            return Verdict("not recommended", target, "even without noise these rows show no signal")
+            return Recommendation("not recommended", target, "even without noise these rows show no signal")
     forecast = f"forecast {goal.measure.title} {value_text(own[goal.name].mean, goal.name)}"
     gain, clear = goal.margin(own, outlook)
     bar = "a constant prediction" if goal.target is None else "the goal"
     if gain < -clear or (goal.target is None and gain <= clear and (gain <= 0.0 or noise_all > MOST_NOISE)):
         beyond = goal.measure.gain(target, outlook.ceiling[goal.name].mean) > outlook.ceiling[goal.name].spread
         if goal.target is None:
-            return Verdict("not recommended", target, f"{forecast}, no better than {bar}")
+            return Recommendation("not recommended", target, f"{forecast}, no better than {bar}")
         without = ", and out of reach without noise" if beyond else ""
-        return Verdict("not recommended", target, f"{forecast}, {_difference(goal, gain)} {bar}{without}")
+        return Recommendation("not recommended", target, f"{forecast}, {_difference(goal, gain)} {bar}{without}")
     if gain <= clear:
-        return Verdict("inconclusive", target, f"{forecast}, not clearly different from {bar}")
+        return Recommendation("inconclusive", target, f"{forecast}, not clearly different from {bar}")
     return _beside_public(outlook, grid, goal, target, f"{forecast}, {_difference(goal, gain)} {bar}")
 
 
-def _beside_public(outlook: Outlook, grid: Grid, goal: Goal, target: float, passed: str) -> Verdict:
+def _beside_public(outlook: Outlook, grid: ForecastGrid, goal: Goal, target: float, passed: str) -> Recommendation:
     """The verdict on a forecast that passed the goal or a constant prediction."""
     if outlook.alone is None:
-        return Verdict("recommended", target, passed)
+        return Recommendation("recommended", target, passed)
     own, alone = outlook.at(*grid.own)[goal.name], outlook.alone[goal.name].mean
     gain, clear = goal.public_margin(outlook.at(*grid.own), outlook)
     forecast = passed if goal.target is not None else f"forecast {goal.measure.title} {value_text(own.mean, goal.name)}"
     model = "the model from public rows alone"
     if gain > clear:
-        return Verdict("recommended", target, f"{forecast}, {_difference(goal, gain)} {model}")
+        return Recommendation("recommended", target, f"{forecast}, {_difference(goal, gain)} {model}")
     model = f"{model} ({value_text(alone, goal.name)})"
     if gain + clear < (SMALL if goal.measure.higher else SMALL_SHARE * alone):
-        return Verdict("not recommended", target, f"{forecast}, {'hardly' if gain > 0.0 else 'no'} better than {model}")
-    return Verdict("inconclusive", target, f"{forecast}, not clearly better than {model}")
+        return Recommendation(
+            "not recommended", target, f"{forecast}, {'hardly' if gain > 0.0 else 'no'} better than {model}"
+        )
+    return Recommendation("inconclusive", target, f"{forecast}, not clearly better than {model}")
 
 
 def _difference(goal: Goal, gain: float) -> str:
@@ -290,15 +292,15 @@ def _public_rows(outlook: Outlook) -> str:
     return f"{outlook.rows:,} public rows{rare}"
 
 
-def joined(verdicts: Sequence[Verdict]) -> Verdict:
+def joined(verdicts: Sequence[Recommendation]) -> Recommendation:
     """One verdict for all scenarios: theirs where they agree."""
     words = {each.word for each in verdicts}
     if len(words) == 1:
         return verdicts[0]
-    return Verdict("inconclusive", verdicts[0].goal, "it depends on the strength of the signal")
+    return Recommendation("inconclusive", verdicts[0].goal, "it depends on the strength of the signal")
 
 
-def best_rounds(outlooks: Sequence[Outlook], grid: Grid, goal: Goal) -> int | None:
+def best_rounds(outlooks: Sequence[Outlook], grid: ForecastGrid, goal: Goal) -> int | None:
     """The number of rounds that is best for the study's ε; None where its own are as good."""
 
     def gain(n_rounds: int) -> float:
@@ -308,14 +310,14 @@ def best_rounds(outlooks: Sequence[Outlook], grid: Grid, goal: Goal) -> int | No
     return best if gain(best) > 0.0 else None
 
 
-def _better(outlook: Outlook, grid: Grid, goal: Goal, n_rounds: int) -> float:
+def _better(outlook: Outlook, grid: ForecastGrid, goal: Goal, n_rounds: int) -> float:
     """By how much these rounds are better than the study's, beyond what is worth naming."""
     own, other = (outlook.at(grid.own[0], t)[goal.name] for t in (grid.own[1], n_rounds))
     least = max(WORTH_NAMING * abs(outlook.ceiling[goal.name].mean), own.luck)
     return goal.measure.gain(other.mean, own.mean) - least
 
 
-def least_epsilon(outlook: Outlook, grid: Grid, goal: Goal) -> tuple[float, int] | None:
+def least_epsilon(outlook: Outlook, grid: ForecastGrid, goal: Goal) -> tuple[float, int] | None:
     """The smallest ε of the grid that reaches the goal, with its rounds; None where none does.
 
     Without a target: the smallest that is clearly better than a constant prediction and public rows alone.
@@ -378,7 +380,7 @@ class Plan:
     study: Study
     sizes: Integers
     costs: Costs
-    grid: Grid
+    grid: ForecastGrid
     outlooks: tuple[Outlook, ...]
     goal: Goal
     public: Path | None
@@ -391,12 +393,12 @@ class Plan:
     """For a study that asks for them."""
 
     @cached_property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Recommendation, ...]:
         noise = self.costs.noise_all
         return tuple(judged(each, self.grid, self.goal, noise_all=noise) for each in self.outlooks)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Recommendation:
         """That of all scenarios; a study that requests intervals is not recommended if they are unlikely."""
         found, intervals = joined(self.verdicts), self.intervals
         if intervals is None or intervals.likely:

@@ -1,6 +1,6 @@
 """The closed list of what may be said about rows: sums over rows of a function with a bounded norm.
 
-A statistic is one file: the function, the proof of its bound in the docstring, and a line in ``STATISTICS``.
+A statistic is one file: the function, the proof of its bound in the docstring, and a line in ``QUERIES``.
 Guard, ledger and wire know none of them by name.
 """
 
@@ -15,7 +15,7 @@ from dpadmm.parameters.fields import registered
 from dpadmm.queries.problem import Problem, Rows
 
 
-class Statistic(Protocol):
+class Query(Protocol):
     """``Σ_j f(row_j, parameters)`` with ``‖f‖ ≤ row_norm`` whatever the row and the parameters are.
 
     Where rows have weights (``Rows.row_weights``, from 0 to 1), f is shortened first and then multiplied with the row's
@@ -52,7 +52,7 @@ class Statistic(Protocol):
         """The sums over the numbers of rows, each row's contribution shortened to ``row_norm``."""
 
 
-STATISTICS: Mapping[str, Any] = registered(
+QUERIES: Mapping[str, Any] = registered(
     __name__,
     "gradient",
     "preconditioned_gradient",
@@ -65,9 +65,9 @@ STATISTICS: Mapping[str, Any] = registered(
 """The closed list, by name; ``of`` makes one from a problem and the width of rows."""
 
 
-def make_statistic(name: str, problem: Problem, n_features: int) -> Statistic:
+def make_query(name: str, problem: Problem, n_features: int) -> Query:
     """The statistic of this name for a problem, over rows of ``n_features`` columns."""
-    if name not in STATISTICS:
-        raise StudyError(f"there is no statistic {name!r}; agents can answer for {', '.join(STATISTICS)}")
-    made: Statistic = STATISTICS[name].of(problem, n_features)
+    if name not in QUERIES:
+        raise StudyError(f"there is no statistic {name!r}; agents can answer for {', '.join(QUERIES)}")
+    made: Query = QUERIES[name].of(problem, n_features)
     return made

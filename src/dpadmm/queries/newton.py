@@ -43,7 +43,7 @@ class Weights(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NewtonPair:
+class NewtonQuery:
     """``Σ_j ω_j·clip(f_j, 1)``, f a row's gradient and Hessian at a public point w, as one vector; ω its weight.
 
     The Hessian's upper triangle is released, entries off the diagonal times √2, so that ``aaᵀ`` has norm ``‖a‖²``.
@@ -77,11 +77,11 @@ class NewtonPair:
     loss: Loss
     n_features: int
 
-    name: ClassVar[str] = "newton_pair"
+    name: ClassVar[str] = "newton"
     row_norm: ClassVar[float] = 1.0
 
     @classmethod
-    def of(cls, problem: Problem, n_features: int) -> NewtonPair:
+    def of(cls, problem: Problem, n_features: int) -> NewtonQuery:
         if problem.loss.name not in LOSSES:
             raise StudyError(
                 f"intervals are for the losses {', '.join(LOSSES[:-1])} and {LOSSES[-1]}, not for {problem.loss.name}"

@@ -11,7 +11,7 @@ import numpy as np
 from dpadmm import kernels
 from dpadmm.losses.base import Loss
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.queries.preconditioner import WIDEST, Shape
+from dpadmm.queries.preconditioner import WIDEST, Preconditioner
 from dpadmm.queries.problem import Problem, Rows
 
 MOST = 1e9
@@ -19,10 +19,10 @@ MOST = 1e9
 
 
 @dataclass(frozen=True)
-class ShapedGradient:
+class PreconditionedGradient:
     """``Σ_j ω_j·clip(ℓ'(B·a_j, b_j, θ), 1)`` for a public shape B and a public point θ (d, p).
 
-    Parameters are s and q of :class:`~dpadmm.queries.preconditioner.Shape` and θ, in this order, ``2d + dp`` numbers.
+    Parameters are s and q of :class:`~dpadmm.queries.preconditioner.Preconditioner` and θ: ``2d + dp`` numbers.
     A clip C is part of the shape: ``clip(ℓ'(u, θ), C)/C`` is ``clip(ℓ'(u/C, Cθ), 1)``. The norm that clips is that of
     the very row ``B·a_j`` that is summed, and ω is the row's weight in [0, 1], or 1. So every row adds at most 1 and
     replacing one moves the sum by at most 2, whatever the shape and the point are: an aggregator cannot make it larger
@@ -32,11 +32,11 @@ class ShapedGradient:
     loss: Loss
     n_features: int
 
-    name: ClassVar[str] = "shaped_gradient"
+    name: ClassVar[str] = "preconditioned_gradient"
     row_norm: ClassVar[float] = 1.0
 
     @classmethod
-    def of(cls, problem: Problem, n_features: int) -> ShapedGradient:
+    def of(cls, problem: Problem, n_features: int) -> PreconditionedGradient:
         return cls(problem.loss, n_features)
 
     @property
@@ -81,12 +81,12 @@ class ShapedGradient:
         plain, measured = shape.transposed_times(points[0]), rows.measured(shape).cohort(active)
         return shape.times(kernels.weighted_gradient(measured, plain, self.loss, weights, bound=self.row_norm))
 
-    def _asked(self, parameters: Floats) -> tuple[Shape, Floats]:
+    def _asked(self, parameters: Floats) -> tuple[Preconditioner, Floats]:
         d = self.n_features
         first = parameters[0]
         if (parameters[:, : 2 * d] != first[: 2 * d]).any():
             raise ValueError("agents of one cohort share a shape")
-        return Shape(first[:d], first[d : 2 * d]), parameters[:, 2 * d :].reshape(-1, *self.shape)
+        return Preconditioner(first[:d], first[d : 2 * d]), parameters[:, 2 * d :].reshape(-1, *self.shape)
 
 
 def _of_all(change: Callable[[Floats], Floats], points: Floats) -> Floats:

@@ -26,12 +26,12 @@ PORTION = 2**17
 
 
 @dataclass(frozen=True)
-class Shape:
+class Preconditioner:
     """``B = (I − βqqᵀ)·diag(s)`` with ``scale`` s > 0 and ``direction`` q, both (d,).
 
     Examples
     --------
-    >>> shape = Shape.of(np.array([0.5, 0.1]), np.array([0.3, 0.2]), 0.05)
+    >>> shape = Preconditioner.of(np.array([0.5, 0.1]), np.array([0.3, 0.2]), 0.05)
     >>> b = np.stack([shape.times(each) for each in np.eye(2)], axis=1)
     >>> moment = np.diag([0.5, 0.1]) + np.outer([0.3, 0.2], [0.3, 0.2]) + 0.05 * np.eye(2)
     >>> bool(np.allclose(b @ moment @ b.T, np.eye(2)))
@@ -42,16 +42,16 @@ class Shape:
     direction: Floats
 
     @classmethod
-    def of(cls, variances: Floats, means: Floats, ridge: float) -> Shape:
+    def of(cls, variances: Floats, means: Floats, ridge: float) -> Preconditioner:
         """The shape for rows of second moment ``diag(variances) + means·meansᵀ``, and τ = ``ridge``."""
         scale = 1.0 / np.sqrt(np.maximum(variances, 0.0) + ridge)
         return cls(scale, scale * means)
 
-    def copy(self) -> Shape:
+    def copy(self) -> Preconditioner:
         """The same numbers, in arrays that nobody else has."""
-        return Shape(self.scale.copy(), self.direction.copy())
+        return Preconditioner(self.scale.copy(), self.direction.copy())
 
-    def same(self, other: Shape) -> bool:
+    def same(self, other: Preconditioner) -> bool:
         return np.array_equal(self.scale, other.scale) and np.array_equal(self.direction, other.direction)
 
     def rank(self, ridge: float) -> float:

@@ -24,7 +24,7 @@ from dpadmm.matrices.clipping import as_matrix, check_norms, row_norms, without_
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import Features, layout, row_entries
 from dpadmm.matrices.memmap import is_nameless, portions
-from dpadmm.queries.preconditioner import PORTION, Shape
+from dpadmm.queries.preconditioner import PORTION, Preconditioner
 from dpadmm.regularizers.base import Regularizer
 
 LEAST_NORM = 1e-150
@@ -196,27 +196,27 @@ class Rows:
         """Values of all rows (rows,), times their weights."""
         return values if self.row_weights is None else values * self.row_weights
 
-    def shaped(self, shape: Shape) -> Rows:
+    def shaped(self, shape: Preconditioner) -> Rows:
         """The same rows in other coordinates, ``B·a``; kept until another shape is asked for."""
         return self._of_shape("_shaped", shape, self._shaped_rows)
 
-    def measured(self, shape: Shape) -> Rows:
+    def measured(self, shape: Preconditioner) -> Rows:
         """The same rows with the norms of ``B·a`` in place of their own; kept likewise."""
         return self._of_shape("_measured", shape, self._measured_rows)
 
-    def _of_shape(self, name: str, shape: Shape, make: Callable[[Shape], Rows]) -> Rows:
-        known: tuple[Shape, Rows] | None = self.__dict__.get(name)
+    def _of_shape(self, name: str, shape: Preconditioner, make: Callable[[Preconditioner], Rows]) -> Rows:
+        known: tuple[Preconditioner, Rows] | None = self.__dict__.get(name)
         if known is None or not known[0].same(shape):
             self.__dict__.pop(name, None)
             known = None  # two copies of the rows in memory are enough
             known = self.__dict__[name] = shape.copy(), make(shape)
         return known[1]
 
-    def _shaped_rows(self, shape: Shape) -> Rows:
+    def _shaped_rows(self, shape: Preconditioner) -> Rows:
         features = shape.rows(self.features)
         return replace(self, features=features, known_norms=None)
 
-    def _measured_rows(self, shape: Shape) -> Rows:
+    def _measured_rows(self, shape: Preconditioner) -> Rows:
         n, step = len(self.order), max(1, PORTION // self.n_features)
         norms, starts = np.empty(n), np.arange(0, n, step)
         for few in portions(self.features, np.full(len(starts), 8 * PORTION)):

@@ -26,7 +26,7 @@ from dpadmm.reporting.style import Look, Picture, draw, dress, floor, kinds, leg
 
 if TYPE_CHECKING:
     from dpadmm.planning.forecast import Outlook
-    from dpadmm.planning.plan import Plan, Verdict
+    from dpadmm.planning.plan import Plan, Recommendation
 
 GREY = "#8a8a8a"
 
@@ -133,7 +133,7 @@ def comparison_figure(results: Results) -> Figure:
 
 
 def comparison_picture(results: Results, name: str) -> Picture:
-    """The figure with its caption; raises ``NoRuns`` where every run was refused."""
+    """The figure with its caption; raises ``NoRunsError`` where every run was refused."""
     lines = done(results)
     series.need(lines)
     figure = comparison_figure(results)
@@ -353,12 +353,12 @@ def forecast_figure(plan: Plan, *, title: str) -> Picture:
         f"A forecast of {title}, from {'made-up' if several else 'public'} rows; no private row was read. "
         f"{measure} against the total ε, a line for every number of rounds; bands: ± one standard deviation "
         "of what one run reaches (noise, splits and the number of rows tested on). Dotted: without "
-        f"noise; grey: a constant prediction. The ring marks the study's own ε and rounds. Verdict: {words}."
+        f"noise; grey: a constant prediction. The ring marks the study's own ε and rounds. Recommendation: {words}."
     )
     return Picture("forecast", "Forecast of a study", caption, figure)
 
 
-def _outlook(axes: Axes, plan: Plan, outlook: Outlook, verdict: Verdict) -> None:
+def _outlook(axes: Axes, plan: Plan, outlook: Outlook, verdict: Recommendation) -> None:
     grid, name = plan.grid, plan.goal.name
     for rounds, look in zip(grid.rounds, steps(len(grid.rounds)), strict=True):
         values = [outlook.at(epsilon, rounds)[name] for epsilon in grid.epsilons]

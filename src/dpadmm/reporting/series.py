@@ -23,14 +23,14 @@ BUDGETS = {"round_epsilon": "ε per round", "epsilon": "total ε", "noise_multip
 _NOT_A_VARIANT = {"method", "seed", "n_agents", "delta", "test_rows", "metrics_every", *BUDGETS}
 
 
-class NoRuns(Exception):
+class NoRunsError(Exception):
     """The results have no runs for a figure or a claim."""
 
 
 def need(*runs: object) -> None:
-    """Raise ``NoRuns`` unless all of them are there."""
+    """Raise ``NoRunsError`` unless all of them are there."""
     if not all(runs):
-        raise NoRuns
+        raise NoRunsError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import PublicSizes
 from dpadmm.studies.study import Study
@@ -92,5 +92,5 @@ class Agent:
         good = type(consensus) is np.ndarray and consensus.dtype == np.float64
         if not good or consensus.shape != self._broadcast or not np.isfinite(consensus).all():
             wanted = f"finite float64 numbers of shape {self._broadcast}"
-            raise Refusal("request-malformed", f"the consensus is not what this study may send: {wanted}")
+            raise RefusalError("request-malformed", f"the consensus is not what this study may send: {wanted}")
         return consensus.copy()

@@ -23,7 +23,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from dpadmm.errors import DataError, Refusal, StudyError
+from dpadmm.errors import DataError, RefusalError, StudyError
 from dpadmm.files.atomic import atomic_file
 from dpadmm.sites.site import Site
 from dpadmm.studies.study import Study
@@ -106,15 +106,15 @@ def _left(folder: Path) -> bytes:
             try:
                 fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Refusal("ledger-locked", f"the ledger in {folder} is in use: stop the agent first") from None
+                raise RefusalError("ledger-locked", f"the ledger in {folder} is in use: stop the agent first") from None
     try:
         records = read_ledger(folder).seq
-    except Refusal as refusal:
+    except RefusalError as refusal:
         if refusal.code not in ("ledger-missing", "ledger-damaged"):
             raise
         return (folder / MARK).read_bytes() if (folder / MARK).exists() else b""
     text = "is intact, and no copy is newer; leave the copy out if it is itself an old one that was put back"
-    raise Refusal("ledger-exists", f"the ledger in {folder}, with {records:,} records, {text}")
+    raise RefusalError("ledger-exists", f"the ledger in {folder}, with {records:,} records, {text}")
 
 
 def _check_mark(left: bytes, lines: bytes, book: LedgerState, since: Sequence[Study] | None) -> None:
@@ -146,7 +146,7 @@ def staged(copy: Path, stage: Path) -> LedgerState:
         raise DataError(f"{copy}: a copy of a ledger that cannot be read ({error})") from None
     try:
         book = read_ledger(stage)
-    except Refusal as refusal:
+    except RefusalError as refusal:
         raise DataError(f"{copy}: a copy of a ledger that cannot be trusted ({refusal.__cause__ or refusal})") from None
     if not book.seq:
         raise DataError(f"{copy}: a copy without any record; take another one")

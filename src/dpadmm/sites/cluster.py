@@ -21,14 +21,14 @@ from dpadmm.data.cluster import Cluster
 from dpadmm.data.encoded import EncodedTable, Survey, read_owners, survey_table
 from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.reader import column_names, line_warnings, open_batches, parts
-from dpadmm.errors import DataError, DpadmmError
+from dpadmm.errors import DataError, DPADMMError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.features import layout
-from dpadmm.queries import Statistic
+from dpadmm.queries import Query
 from dpadmm.sites.table import SiteRows
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import Grid
-from dpadmm.trusted.private_rows import CheckedRows, Part, PartitionedRows, silence
+from dpadmm.trusted.discrete_gaussian import Lattice
+from dpadmm.trusted.private_rows import CheckedRows, PartitionedRows, PartSummary, silence
 from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 
 SUM_WITHIN = 600.0
@@ -42,7 +42,7 @@ class HeldPart:
     """A part of the rows at a worker, and what the agent is told of it."""
 
     rows: CheckedRows
-    about: Part
+    about: PartSummary
     report: Report
     n_bytes: int
 
@@ -86,7 +86,7 @@ class ClusterRows(SiteRows):
         self._reports[study.hash] = merged([report for _, report in told]), everyone
         log = logging.getLogger(f"dpadmm.agent.{self.path.parent}")
 
-        def totals(statistic: Statistic, parameters: Floats, grid: Grid) -> Sequence[Integers]:
+        def totals(statistic: Query, parameters: Floats, grid: Lattice) -> Sequence[Integers]:
             asked = (statistic, parameters, grid)
             try:
                 tasks = [
@@ -95,7 +95,7 @@ class ClusterRows(SiteRows):
                 return gather(tasks, SUM_WITHIN)
             except Exception as error:  # whoever asked learns no more than that there is no answer
                 log.error(
-                    "the cluster gave no sum: %s", error if isinstance(error, DpadmmError) else type(error).__name__
+                    "the cluster gave no sum: %s", error if isinstance(error, DPADMMError) else type(error).__name__
                 )
                 raise
 
@@ -181,14 +181,14 @@ def hold(table: EncodedTable, unit: PrivacyUnit, persons: Persons, ids: str) -> 
     weights = table.row_weights
     rows = CheckedRows(silence(table.features, table.labels, unit, persons, given=False, row_weights=weights))
     n_bytes = sum(each.nbytes for each in layout(table.features)[1])
-    return HeldPart(rows, Part(rows.n_rows, rows.n_features, rows.digest()), table.report, n_bytes)
+    return HeldPart(rows, PartSummary(rows.n_rows, rows.n_features, rows.digest()), table.report, n_bytes)
 
 
-def _about(part: HeldPart) -> tuple[Part, Report]:
+def _about(part: HeldPart) -> tuple[PartSummary, Report]:
     return part.about, part.report
 
 
-def total(part: HeldPart, digest: str, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
+def total(part: HeldPart, digest: str, statistic: Query, parameters: Floats, grid: Lattice) -> Integers:
     """The rounded sum over a part, which may have been read again since it was enrolled."""
     if part.about.digest != digest:
         raise DataError("a file of the table is not what it was when the study was enrolled")

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dpadmm.errors import Refusal, StudyError
+from dpadmm.errors import RefusalError, StudyError
 from dpadmm.files.atomic import StrPath, atomic_file, expanded
 from dpadmm.files.toml import read_toml
 from dpadmm.losses import LOSSES
@@ -24,7 +24,7 @@ from dpadmm.parameters.fields import check_names, nearest
 from dpadmm.sites.addresses import check_urls
 from dpadmm.sites.notify_settings import NotifySettings, notify_settings
 from dpadmm.studies.study import DEPLOYABLE, Study
-from dpadmm.trusted.guard import Enrolled, Guard, PrivateRows
+from dpadmm.trusted.guard import EnrolledStudy, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
 from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy
 from dpadmm.trusted.unit import PrivacyUnit
@@ -105,11 +105,11 @@ class Site:
         """Begin the ledger: refused where there is one, since a new one would forget what was spent."""
         if (self.ledger / MARK).exists() and (self.ledger / MARK).stat().st_size:
             text = "it is kept, since a new one would forget what was spent"
-            raise Refusal("ledger-exists", f"there is a ledger in {self.ledger}; {text}")
+            raise RefusalError("ledger-exists", f"there is a ledger in {self.ledger}; {text}")
         with self.guard(create=True):
             pass
 
-    def rehearse(self, study: Study, book: LedgerState) -> Enrolled:
+    def rehearse(self, study: Study, book: LedgerState) -> EnrolledStudy:
         """What ``enrol`` would say where the ledger holds ``book``: nothing is held or written."""
         return Guard(self.policy, _Rehearsal(book, self.policy), self.open_rows, self.key_of).enrol(study)
 
@@ -134,10 +134,12 @@ class Site:
         found = [path for _, key in masking.roster if (path := self.keys / key.hex()).exists()]
         if len(found) != 1:
             said = "none of its keys is" if not found else "several of its keys are"
-            raise Refusal("roster-not-mine", f"a study's roster has one key of each site, and {said} in {self.keys}")
+            raise RefusalError(
+                "roster-not-mine", f"a study's roster has one key of each site, and {said} in {self.keys}"
+            )
         if found[0].stat().st_mode & 0o077:
             text = f"others may read the secret {found[0]}, so that its masks hide nothing: chmod 600 {found[0]}"
-            raise Refusal("roster-not-mine", text)
+            raise RefusalError("roster-not-mine", text)
         return found[0].read_bytes()
 
     def warnings(self) -> list[str]:

@@ -13,7 +13,7 @@ from dpadmm.data.schema import KINDS, ROW_NORMS, Label
 from dpadmm.data.schema_file import MOST_COLUMNS, RELEASED
 from dpadmm.matrices.clipping import INTERCEPT
 from dpadmm.methods import KINDS as RELEASES
-from dpadmm.methods import Statistics
+from dpadmm.methods import StatisticsRelease
 from dpadmm.parameters.fields import Parameter, parameters
 from dpadmm.parameters.text import MAX_TEXT, PATTERN
 from dpadmm.studies.public_rows import PublicRows
@@ -71,7 +71,10 @@ def study_schema() -> dict[str, Any]:
         "oneOf": [
             {"required": ["columns", "label"]},
             {"required": ["features"]},
-            {"required": ["columns", "kind"], "properties": {"kind": {"const": Statistics.name}, "label": False}},
+            {
+                "required": ["columns", "kind"],
+                "properties": {"kind": {"const": StatisticsRelease.name}, "label": False},
+            },
         ],
         "$defs": {
             "column": {"oneOf": [_column(kind, named=True) for kind in KINDS]},

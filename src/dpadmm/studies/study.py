@@ -34,17 +34,17 @@ from dpadmm.errors import StudyError
 from dpadmm.files.atomic import StrPath
 from dpadmm.files.toml import read_toml
 from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, Statistics
+from dpadmm.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, StatisticsRelease
 from dpadmm.methods.newton import NewtonRounds
 from dpadmm.parameters.fields import Parameter, check_names, for_json, hash_of, nearest, parameters, problems
 from dpadmm.parameters.suggestions import first_of
 from dpadmm.parameters.text import text_problems
-from dpadmm.queries import make_statistic
+from dpadmm.queries import make_query
 from dpadmm.queries.problem import Problem, PublicSizes
 from dpadmm.studies.public_rows import PublicRows, is_unconfirmed, public_rows_from, public_rows_problems
 from dpadmm.studies.roster import RosterEntry, roster_from
 from dpadmm.studies.settings import BUDGETS, PRIVACY, REGISTRIES, Training, flat_parameters
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.policy import MaskingTerms, Terms
 
 FORMAT = "dpadmm-study/2"
@@ -157,7 +157,7 @@ class Study:
             for release, _ in terms.plan.tally():
                 asked = gaussian(release)
                 statistic = terms.statistics[asked.statistic]
-                grid = Grid(statistic.row_norm, math.prod(statistic.shape), self.most_rows)
+                grid = Lattice(statistic.row_norm, math.prod(statistic.shape), self.most_rows)
                 reach = grid.reach(grid.noise_scale(asked.noise_multiplier, honest))
                 if (max(1, len(self.roster)) * reach).bit_length() > 62:
                     raise StudyError("study: sums of so many sites and rows might not fit 63 bits; take fewer rows")
@@ -172,12 +172,12 @@ class Study:
     def encoding(self) -> Schema | None:
         """How cells become features: by the columns, or as their counts, moments and tables."""
         method = self.training.method
-        if self.schema is None or not isinstance(method, Statistics):
+        if self.schema is None or not isinstance(method, StatisticsRelease):
             return self.schema
         return tabulated(self.schema, method.tables or (), method.bins)
 
     def _check_columns(self) -> None:
-        labelled = self.kind != Statistics.name
+        labelled = self.kind != StatisticsRelease.name
         if not labelled and self.label is not None:
             raise StudyError("study: statistics have no label; make it one of the columns")
         if labelled and (self.schema is None) != (self.label is None):
@@ -336,7 +336,7 @@ class Study:
             columns = len(self.schema.columns) if self.schema else len(self.features)
             method.check_rows(np.array(n_rows), columns + self.training.intercept, self.training.honest)
         if self.kind != TRAINING:
-            unit = self.encoding.scale if self.encoding and self.kind == Statistics.name else 1.0
+            unit = self.encoding.scale if self.encoding and self.kind == StatisticsRelease.name else 1.0
             cast(ReleaseRounds, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.honest)
 
     @cached_property
@@ -361,9 +361,9 @@ class Study:
             hash=self.hash,
             name=self.name,
             method=settings.method.name,
-            loss="" if self.kind == Statistics.name else problem.loss.name,
+            loss="" if self.kind == StatisticsRelease.name else problem.loss.name,
             plan=plan,
-            statistics={name: make_statistic(name, problem, self.shape[0]) for name in names},
+            statistics={name: make_query(name, problem, self.shape[0]) for name in names},
             delta=float(settings.delta),
             may_miss_rounds=self.allow_missed_rounds,
             masking=self._masking,
@@ -596,7 +596,7 @@ def _tables(training: Training, kind: str = TRAINING) -> dict[str, dict[str, Any
         name: {"name": made.name, **{each.name: getattr(made, each.name) for each in parameters(type(made))}}
         for name, made in chosen.items()
     }
-    for name in training.method.younger:
+    for name in training.method.omit_if_default:
         if not tables["method"][name]:
             del tables["method"][name]
     tables |= {name: {each: getattr(training, each) for each in names} for name, names in TABLES.items()}
@@ -626,7 +626,7 @@ def _kind(table: Mapping[str, Any]) -> str:
     return str(table.get("kind", TRAINING))
 
 
-OF_TRAINING = {Statistics.name: ("n_rounds",), "evaluation": ("n_rounds", "intercept")}
+OF_TRAINING = {StatisticsRelease.name: ("n_rounds",), "evaluation": ("n_rounds", "intercept")}
 """What ``[training]`` of other kinds of studies says."""
 
 
@@ -671,7 +671,7 @@ def _of_kind(table: Mapping[str, Any], where: str) -> list[str]:
         for name in known
         if name in table and name not in mine
     ]
-    others = {"public_rows", "provenance", *(("label", "row_norm") if kind == Statistics.name else ())}
+    others = {"public_rows", "provenance", *(("label", "row_norm") if kind == StatisticsRelease.name else ())}
     if kind != TRAINING:
         found += [
             f"{where}: {name!r:.60} does not belong to kind = {kind!r}; leave it out"

@@ -27,7 +27,7 @@ LEAST_COUNT = 1e-6 * STEPS
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """Rows dealt to agents, test rows, and the problem: everything before privacy and training."""
 
     dataset: Dataset
@@ -71,7 +71,7 @@ def as_dataset(
     return dataset
 
 
-def prepare(dataset: Dataset, settings: Settings) -> Prepared:
+def prepare(dataset: Dataset, settings: Settings) -> PreparedData:
     """Hold out test rows, deal the others to agents, check and lay them out."""
     rng = np.random.default_rng([seed_of(settings), 1])
     settings.check_intercept()
@@ -90,7 +90,7 @@ def prepare(dataset: Dataset, settings: Settings) -> Prepared:
         test = TestRows(features, dataset.labels[held], held, None if weights is None else weights[held])
     n_classes = len(dataset.classes) if dataset.classes is not None else 0
     problem = replace(settings.problem(n_classes), weighted=weights is not None)
-    return Prepared(dataset, problem, rows, test, deal.names)
+    return PreparedData(dataset, problem, rows, test, deal.names)
 
 
 def seed_of(settings: Settings) -> int:

@@ -36,7 +36,7 @@ from dpadmm.models.run import Result, run
 from dpadmm.parameters.fields import check_names, parameters
 from dpadmm.studies.settings import Settings, Training, flat_parameters, settings_from
 from dpadmm.studies.study import Study, read_study
-from dpadmm.training.preparation import DataSource, Prepared, as_dataset, prepare, seed_of
+from dpadmm.training.preparation import DataSource, PreparedData, as_dataset, prepare, seed_of
 from dpadmm.training.train import encode, prior_from, with_public_table
 
 
@@ -151,7 +151,7 @@ def simulate(
 
 
 def run_prepared(
-    prepared: Prepared,
+    prepared: PreparedData,
     settings: Settings,
     *,
     study: Study | None = None,

@@ -50,7 +50,7 @@ Draw = Callable[[int, int], Integers]
 
 
 @dataclass(frozen=True)
-class Grid:
+class Lattice:
     """The public grid of a sum over ``n_rows`` rows, each of which adds ``size`` numbers of norm ≤ R.
 
     Rows may be in ``n_parts`` parts, the sum of each of which is rounded to the grid.
@@ -113,7 +113,7 @@ class Grid:
         return self.largest + REACH * scale
 
 
-def quantise(total: Floats, grid: Grid) -> Integers:
+def quantise(total: Floats, grid: Lattice) -> Integers:
     """``round(Σ_j f_j / g)``; whatever is wrong with the sum, the refusal reads the same."""
     with np.errstate(all="ignore"):
         fine = isinstance(total, np.ndarray) and total.dtype == np.float64 and total.size == grid.size
@@ -124,14 +124,14 @@ def quantise(total: Floats, grid: Grid) -> Integers:
 
 
 def release_sum(
-    total: Floats, grid: Grid, noise_multiplier: float, *, shares: int = 1, draw: Draw | None = None
+    total: Floats, grid: Lattice, noise_multiplier: float, *, shares: int = 1, draw: Draw | None = None
 ) -> Integers:
     """``round(Σ_j f_j / g) + N_Z(0, σ²)``, from a sum that is not rounded yet."""
     return with_noise(quantise(total, grid), grid, noise_multiplier, shares=shares, draw=draw)
 
 
 def with_noise(
-    steps: Integers, grid: Grid, noise_multiplier: float, *, shares: int, draw: Draw | None = None
+    steps: Integers, grid: Lattice, noise_multiplier: float, *, shares: int, draw: Draw | None = None
 ) -> Integers:
     """A sum in steps of its grid ``+ N_Z(0, σ²)``: the one line where rows meet exact noise, or a share of it.
 
@@ -144,7 +144,7 @@ def with_noise(
     return steps + noise.reshape(steps.shape)
 
 
-def as_mean(upload: Integers, grid: Grid) -> Floats:
+def as_mean(upload: Integers, grid: Lattice) -> Floats:
     """The noisy mean ``upload·g/m``, the same to the last bit at whoever decodes it."""
     return upload.astype(np.float64) * grid.step / grid.n_rows
 

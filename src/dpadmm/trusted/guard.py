@@ -26,22 +26,22 @@ import numpy as np
 
 from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.accounting.release_plan import gaussian
-from dpadmm.errors import Refusal, StudyError
+from dpadmm.errors import RefusalError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.trusted.discrete_gaussian import Grid, with_noise
+from dpadmm.trusted.discrete_gaussian import Lattice, with_noise
 from dpadmm.trusted.ledger import Ending, Ledger, LedgerState
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
 from dpadmm.trusted.unit import PrivacyUnit
 
 if TYPE_CHECKING:
-    from dpadmm.queries import Statistic
+    from dpadmm.queries import Query
     from dpadmm.trusted.masking import Masks
 
 MAX_MEMO = 2**27
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
-class Study(Protocol):
+class EnrollableStudy(Protocol):
     """A study, as far as a guard cares."""
 
     @property
@@ -68,11 +68,11 @@ class PrivateRows(Protocol):
     def digest(self) -> str:
         """SHA-256 of all rows, part by part."""
 
-    def total(self, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
+    def total(self, statistic: Query, parameters: Floats, grid: Lattice) -> Integers:
         """The sum over rows of a statistic in steps of a grid, what every row adds shortened to its ``row_bound``."""
 
 
-class Question(NamedTuple):
+class EnrolledQuery(NamedTuple):
     """A release of a study's plan: the noise it gets, its price (μ²), the statistic, and the grid of its answers.
 
     The noise of an answer is one of ``shares`` shares.
@@ -80,8 +80,8 @@ class Question(NamedTuple):
 
     release: Release
     price: float
-    statistic: Statistic
-    grid: Grid
+    statistic: Query
+    grid: Lattice
     shares: int
 
     def upload(self, stored: bytes) -> Integers:
@@ -90,27 +90,27 @@ class Question(NamedTuple):
         return numbers.astype(np.int64).reshape(self.statistic.shape)
 
 
-class Enrolled(NamedTuple):
+class EnrolledStudy(NamedTuple):
     """What a study may ask for, since it was enrolled: a question for each release of its plan."""
 
     terms: Terms
     rows: PrivateRows
-    questions: Mapping[AnyRelease, Question]
+    questions: Mapping[AnyRelease, EnrolledQuery]
     masks: Masks | None
 
-    def question(self, round: int) -> Question:
+    def question(self, round: int) -> EnrolledQuery:
         """What may be asked in a round."""
         n_rounds = self.terms.plan.n_rounds
         if type(round) is int and round > n_rounds:
-            raise Refusal("round-over", f"the study has {n_rounds} rounds, and asks for a later one")
+            raise RefusalError("round-over", f"the study has {n_rounds} rounds, and asks for a later one")
         release = self.terms.plan.at(round) if type(round) is int and round >= 1 else None
         if release is None:
             text = "the request is not what this study may send: a round from 1 on that releases something"
-            raise Refusal("request-malformed", text)
+            raise RefusalError("request-malformed", text)
         return self.questions[release]
 
 
-class Prepared(NamedTuple):
+class PendingAnswer(NamedTuple):
     """An answer that waits for the members of its round; in memory only."""
 
     round: int
@@ -133,11 +133,11 @@ class Guard:
         key_of: Callable[[MaskingTerms], bytes] | None = None,
     ) -> None:
         self._policy, self._ledger, self._open_rows, self._key_of = policy, ledger, open_rows, key_of
-        self._studies: dict[str, Enrolled] = {}
-        self._prepared: dict[str, Prepared] = {}
+        self._studies: dict[str, EnrolledStudy] = {}
+        self._prepared: dict[str, PendingAnswer] = {}
         self._one_at_a_time = threading.RLock()
 
-    def enrol(self, study: Study) -> Enrolled:
+    def enrol(self, study: EnrollableStudy) -> EnrolledStudy:
         """Check a study against the policy, pin it to the rows as they are now, and reserve what it costs.
 
         To enrol it again, after a restart say, is needed and harmless; refused for other numbers or rows.
@@ -156,13 +156,13 @@ class Guard:
                     raise StudyError(f"there are {rows.n_rows} rows here, and most_rows is {asked.grid.n_rows}")
         except Exception as error:  # whoever asked learns no more than that
             text = "the rows here do not fit this study, or its noise level is unattainable; see the site's log"
-            raise Refusal("study-unfit", text) from error
+            raise RefusalError("study-unfit", text) from error
         if rows.unit != self._policy.unit:
-            raise Refusal("study-unfit", "the rows were not limited to the owner's rows per person")
+            raise RefusalError("study-unfit", "the rows were not limited to the owner's rows per person")
         widths = {statistic.n_features for statistic in terms.statistics.values()}
         if widths != {rows.n_features}:
             text = f"the rows here have {rows.n_features} features, and not those of the study"
-            raise Refusal("study-unfit", text)
+            raise RefusalError("study-unfit", text)
         self._policy.check(terms, rows.n_rows)
         with self._one_at_a_time:
             book = self._ledger.status()
@@ -170,14 +170,14 @@ class Guard:
             salt = known.about["salt"] if known else os.urandom(16).hex()
             digest = sha256(f"{salt} {rows.digest()}".encode()).hexdigest()
             if known and known.about["rows"] != digest:
-                raise Refusal("data-changed", "the rows are not those that this study was enrolled with")
+                raise RefusalError("data-changed", "the rows are not those that this study was enrolled with")
             if not known:
                 self._policy.check(terms, rows.n_rows, (book.promised, book.promised_alone))
             pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.unit.rows}
             about = {**terms.as_json(), **pinned, "salt": salt, "rows": digest}
             cost, gaps = self._policy.cost(terms.plan), terms.may_miss_rounds
             self._ledger.reserve(terms.hash, cost, about=about, may_miss_rounds=gaps, shares=terms.shares)
-            return self._studies.setdefault(terms.hash, Enrolled(terms, rows, questions, masks))
+            return self._studies.setdefault(terms.hash, EnrolledStudy(terms, rows, questions, masks))
 
     def answer(self, study: str, round: int, parameters: Floats, memo: bytes = b"") -> Integers:
         """``round(Σ_j f(row_j, parameters) / g) + noise``; to the same request, the same again.
@@ -187,7 +187,7 @@ class Guard:
         with self._one_at_a_time:
             enrolled = self._enrolled(study)
             if enrolled.masks:
-                raise Refusal("request-malformed", "this study has secure aggregation: answers leave masked")
+                raise RefusalError("request-malformed", "this study has secure aggregation: answers leave masked")
             asked = enrolled.question(round)
             parameters, digest = _request(study, round, asked.statistic, parameters, memo)
             stored = self._ledger.replay(study, round, digest=digest)
@@ -210,9 +210,9 @@ class Guard:
             if round not in account.rounds and (ready is None or ready[:2] != (round, request)):
                 account.check_round(round)
                 if ready is not None and round <= ready.round:
-                    raise Refusal("round-forked", f"round {ready.round} is prepared, for another request")
+                    raise RefusalError("round-forked", f"round {ready.round} is prepared, for another request")
                 numbers = _release(enrolled.rows, asked, parameters)
-                self._prepared[study] = Prepared(round, request, numbers, memo)
+                self._prepared[study] = PendingAnswer(round, request, numbers, memo)
             return request
 
     def masked(self, study: str, round: int, request: str, members: bytes) -> Integers:
@@ -224,19 +224,19 @@ class Guard:
             enrolled, masks = self._with_masks(study)
             asked = enrolled.question(round)
             if type(request) is not str or not DIGEST.fullmatch(request):
-                raise Refusal("request-malformed", "the request is named by its SHA-256, in hexadecimal digits")
+                raise RefusalError("request-malformed", "the request is named by its SHA-256, in hexadecimal digits")
             mask = masks.over(round, request, members)
             if masks.me not in mask.members:
-                raise Refusal("members-without-me", "this site is not among the members of the round")
+                raise RefusalError("members-without-me", "this site is not among the members of the round")
             if len(mask.members) < enrolled.terms.quorum:
                 text = f"the round has {len(mask.members)} members, and the study needs {enrolled.terms.quorum}"
-                raise Refusal("members-few", text)
+                raise RefusalError("members-few", text)
             digest = mask.context.hex()
             stored = self._ledger.replay(study, round, digest=digest)
             if stored is None:
                 ready = self._prepared.get(study)
                 if ready is None or ready[:2] != (round, request):
-                    raise Refusal("round-not-ready", "no answer to this request is prepared; send it again")
+                    raise RefusalError("round-not-ready", "no answer to this request is prepared; send it again")
                 del self._prepared[study]  # two masks on one answer would tell of it
                 numbers = np.frombuffer(ready.numbers, "<i8") + mask.numbers(asked.grid.size)
                 stored = numbers.astype("<i8").tobytes() + ready.memo + members
@@ -264,15 +264,15 @@ class Guard:
         """
         self._ledger.close_study(study, ending)
 
-    def _enrolled(self, study: str) -> Enrolled:
+    def _enrolled(self, study: str) -> EnrolledStudy:
         if type(study) is not str or study not in self._studies:
-            raise Refusal("study-unknown", "this study is not enrolled here")
+            raise RefusalError("study-unknown", "this study is not enrolled here")
         return self._studies[study]
 
-    def _with_masks(self, study: str) -> tuple[Enrolled, Masks]:
+    def _with_masks(self, study: str) -> tuple[EnrolledStudy, Masks]:
         enrolled = self._enrolled(study)
         if enrolled.masks is None:
-            raise Refusal("request-malformed", "this study has no secure aggregation: nothing is masked")
+            raise RefusalError("request-malformed", "this study has no secure aggregation: nothing is masked")
         return enrolled, enrolled.masks
 
     def _masks(self, terms: Terms) -> Masks | None:
@@ -282,13 +282,13 @@ class Guard:
 
         roster = terms.masking.roster
         if len({name for name, _ in roster}) < len(roster):
-            raise Refusal("roster-unfit", "two sites of the study's roster have the same name")
+            raise RefusalError("roster-unfit", "two sites of the study's roster have the same name")
         if self._key_of is None:
-            raise Refusal("roster-not-mine", "there is no key for secure aggregation here")
+            raise RefusalError("roster-not-mine", "there is no key for secure aggregation here")
         return Masks(terms.hash, self._key_of(terms.masking), [key for _, key in roster])
 
 
-def questions_of(terms: Terms, rows: PrivateRows, policy: Policy) -> Mapping[AnyRelease, Question]:
+def questions_of(terms: Terms, rows: PrivateRows, policy: Policy) -> Mapping[AnyRelease, EnrolledQuery]:
     """What each release of the plan costs and answers, and on which grid."""
     # Answers that are added need one grid
     n_rows, shares = (terms.masking.most_rows, terms.masking.honest) if terms.masking else (rows.n_rows, 1)
@@ -296,25 +296,25 @@ def questions_of(terms: Terms, rows: PrivateRows, policy: Policy) -> Mapping[Any
     for release, _ in terms.plan.tally():
         asked = gaussian(release)
         statistic = terms.statistics[asked.statistic]
-        grid = Grid(statistic.row_norm, math.prod(statistic.shape), n_rows, rows.n_parts)
-        found[release] = Question(asked, policy.price(release), statistic, grid, shares)
+        grid = Lattice(statistic.row_norm, math.prod(statistic.shape), n_rows, rows.n_parts)
+        found[release] = EnrolledQuery(asked, policy.price(release), statistic, grid, shares)
     return MappingProxyType(found)
 
 
-def _request(study: str, round: int, statistic: Statistic, parameters: Floats, memo: bytes) -> tuple[Floats, str]:
+def _request(study: str, round: int, statistic: Query, parameters: Floats, memo: bytes) -> tuple[Floats, str]:
     """A copy of the parameters, and the request's digest; whatever is wrong with it, the same refusal."""
     shape = statistic.parameter_shape
     good = type(parameters) is np.ndarray and parameters.dtype == np.float64 and parameters.shape == shape
     good = good and type(memo) is bytes and len(memo) <= MAX_MEMO
     if not good or not np.isfinite(parameters).all() or not statistic.accepts(parameters):
         wanted = f"a round and finite float64 numbers of shape {shape}, within their bounds"
-        raise Refusal("request-malformed", f"the request is not what this study may send: {wanted}")
+        raise RefusalError("request-malformed", f"the request is not what this study may send: {wanted}")
     parameters = np.array(parameters, order="C")
     head = f"dpadmm-request/2 {study} {round} {statistic.name} {shape} {len(memo)}\n".encode()
     return parameters, sha256(head + parameters.tobytes() + memo).hexdigest()
 
 
-def _release(rows: PrivateRows, asked: Question, parameters: Floats) -> bytes:
+def _release(rows: PrivateRows, asked: EnrolledQuery, parameters: Floats) -> bytes:
     """The answer; whatever goes wrong, the same refusal, since what is said of it might depend on rows."""
     try:
         total = rows.total(asked.statistic, parameters, asked.grid)
@@ -322,4 +322,4 @@ def _release(rows: PrivateRows, asked: Question, parameters: Floats) -> bytes:
         return with_noise(total, asked.grid, z, shares=asked.shares).astype("<i8").tobytes()
     except Exception:
         pass
-    raise Refusal("release-failed", "the agent could not compute an answer")
+    raise RefusalError("release-failed", "the agent could not compute an answer")

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dpadmm.accounting.release_plan import fits
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 
 START = "0" * 64
 Ending = Literal["close", "finish", "end"]
@@ -91,12 +91,12 @@ class Account:
         """Rounds count up from 1; some may be missed only if the study says so."""
         last = next(reversed(self.rounds), 0)
         if self.closed:
-            raise Refusal("study-closed", "this study is closed in the ledger and releases nothing more")
+            raise RefusalError("study-closed", "this study is closed in the ledger and releases nothing more")
         if round <= last:
-            raise Refusal("round-old", f"round {round} is not above the last one, {last}")
+            raise RefusalError("round-old", f"round {round} is not above the last one, {last}")
         if round > last + 1 and not self.may_miss_rounds:
             text = f"round {last + 1} is next, not {round}: this study allows no missed rounds"
-            raise Refusal("round-gap", text)
+            raise RefusalError("round-gap", text)
 
 
 class LedgerState:
@@ -124,7 +124,7 @@ class LedgerState:
 
     def account(self, study: str) -> Account:
         if study not in self.accounts:
-            raise Refusal("study-unknown", "this study has reserved nothing in the ledger; enrol it first")
+            raise RefusalError("study-unknown", "this study has reserved nothing in the ledger; enrol it first")
         return self.accounts[study]
 
     def check(self, record: Record, payload: bytes) -> None:
@@ -134,7 +134,7 @@ class LedgerState:
             if known := self.accounts.get(record.study):
                 closed = "closed here before, which is for good; under another name it is another study"
                 other = "already enrolled, with other numbers: was the limit of rows per person changed?"
-                raise Refusal("study-changed", f"this study was {closed if known.closed else other}")
+                raise RefusalError("study-changed", f"this study was {closed if known.closed else other}")
             shares = json.loads(payload).get("shares", 1)
             _afford("budget-cap", mu_squared, self.cap, self.promised)
             _afford("policy-alone", shares * mu_squared, self.cap_alone, self.promised_alone)
@@ -190,7 +190,7 @@ LIMITS = {
 def _afford(code: str, asked: Fraction, allowed: float, used: Fraction) -> None:
     if not fits(asked, used, allowed):
         numbers = f"asked {float(asked):.9g}, allowed {allowed:.9g}, left {max(0.0, allowed - float(used)):.9g}"
-        raise Refusal(code, f"this would exceed {LIMITS[code]} (Σμ²: {numbers})")
+        raise RefusalError(code, f"this would exceed {LIMITS[code]} (Σμ²: {numbers})")
 
 
 DATABASE, MARK, LINE = "ledger.sqlite", "mark", 78
@@ -207,7 +207,7 @@ def read_ledger(folder: Path) -> LedgerState:
     """All records, each verified, against the mark; works beside a running agent and changes nothing."""
     if not (folder / DATABASE).exists() and not (folder / MARK).exists():
         text = f"there is no ledger in {folder}: check the name, or begin one with dpadmm agent begin SITE"
-        raise Refusal("ledger-missing", text)
+        raise RefusalError("ledger-missing", text)
     book, expected = LedgerState(), bytearray()
     try:
         before = _marked(folder)
@@ -236,14 +236,14 @@ def read_ledger(folder: Path) -> LedgerState:
     return book
 
 
-def _damaged(folder: Path, why: object) -> Refusal:
+def _damaged(folder: Path, why: object) -> RefusalError:
     todo = f"nothing is answered; put back a copy of {DATABASE} with all records, but never an older {MARK}"
-    return Refusal("ledger-damaged", f"the ledger in {folder} cannot be trusted ({why}): {todo}")
+    return RefusalError("ledger-damaged", f"the ledger in {folder} cannot be trusted ({why}): {todo}")
 
 
-def _failed(folder: Path, why: object) -> Refusal:
+def _failed(folder: Path, why: object) -> RefusalError:
     text = f"the ledger in {folder} cannot be used ({why}); nothing was released; cure that and open it again"
-    return Refusal("ledger-failed", text)
+    return RefusalError("ledger-failed", text)
 
 
 def _marked(folder: Path) -> bytes:
@@ -264,7 +264,7 @@ def _trouble(folder: Path) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         text = f"the ledger in {folder} is in use by another process; one agent at a time may hold it"
-        raise Refusal("ledger-locked", text) from error
+        raise RefusalError("ledger-locked", text) from error
     except (sqlite3.Error, OSError) as error:
         raise _failed(folder, error) from error
 
@@ -274,7 +274,9 @@ def _require(*hashes: str, round: int = 1, mu_squared: float = 1.0, shares: int 
     good = good and type(round) is int and 1 <= round < 2**62 and type(shares) is int and 1 <= shares < 2**31
     good = good and isinstance(mu_squared, int | float) and 0.0 < mu_squared < 1e12
     if not (good and isinstance(upload, bytes) and len(upload) <= MAX_UPLOAD):
-        raise Refusal("request-malformed", "hash, round, μ², shares or upload is not of the kind that a ledger keeps")
+        raise RefusalError(
+            "request-malformed", "hash, round, μ², shares or upload is not of the kind that a ledger keeps"
+        )
 
 
 class Ledger(AbstractContextManager["Ledger"]):
@@ -375,7 +377,7 @@ class Ledger(AbstractContextManager["Ledger"]):
                 account.check_round(round)
                 return None
             if account.rounds[round].digest != digest:
-                raise Refusal("round-forked", f"round {round} was answered for another request")
+                raise RefusalError("round-forked", f"round {round} was answered for another request")
             return self._payload(account.rounds[round])
 
     def spend(self, study: str, round: int, *, digest: str, mu_squared: float, upload: bytes) -> None:
@@ -413,7 +415,7 @@ class Ledger(AbstractContextManager["Ledger"]):
     @contextmanager
     def _working(self) -> Iterator[None]:
         if self._pid != os.getpid():
-            raise Refusal("ledger-closed", "the ledger was closed, or is another process's: open it here")
+            raise RefusalError("ledger-closed", "the ledger was closed, or is another process's: open it here")
         with self._one_at_a_time, _trouble(self._folder):
             if self._in_doubt:
                 raise OSError("an earlier write failed")

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpadmm.errors import Refusal, StudyError
+from dpadmm.errors import RefusalError, StudyError
 from dpadmm.matrices.arrays import Integers
 
 try:
@@ -67,7 +67,7 @@ def members_of(bitmap: bytes, n: int) -> tuple[int, ...]:
         members = np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8)))
         if (members < n).all():
             return tuple(members.tolist())
-    raise Refusal("members-malformed", f"the members of a round must be a bit for each of the {n} sites")
+    raise RefusalError("members-malformed", f"the members of a round must be a bit for each of the {n} sites")
 
 
 class Masks:
@@ -75,14 +75,14 @@ class Masks:
 
     def __init__(self, study: str, private_key: bytes, roster: Sequence[bytes]) -> None:
         if len(private_key) != 32 or (own := public_key(private_key)) not in roster:
-            raise Refusal("roster-not-mine", "the key of this site is not in the study's roster")
+            raise RefusalError("roster-not-mine", "the key of this site is not in the study's roster")
         try:
             mine = X25519PrivateKey.from_private_bytes(private_key)
             secrets = [mine.exchange(X25519PublicKey.from_public_bytes(key)) for key in roster]
         except ValueError:  # also for a key of low order, which would make everybody's secret zeros
-            raise Refusal("roster-unfit", "the study's roster has a key that is no X25519 key") from None
+            raise RefusalError("roster-unfit", "the study's roster has a key that is no X25519 key") from None
         if len(set(secrets)) < len(roster):  # of one key in two spellings too
-            raise Refusal("roster-unfit", "two sites of the study's roster have the same key")
+            raise RefusalError("roster-unfit", "two sites of the study's roster have the same key")
         self.me, self.n_sites, self._study = roster.index(own), len(roster), bytes.fromhex(study)
         self._prks = [hmac.digest(SALT, secret, "sha256") for secret in secrets]
 

@@ -13,11 +13,11 @@ from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.events import AnyRelease
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import ReleasePlan, fits, gaussian
-from dpadmm.errors import Refusal
+from dpadmm.errors import RefusalError
 from dpadmm.trusted.unit import ONE_ROW, PrivacyUnit
 
 if TYPE_CHECKING:
-    from dpadmm.queries import Statistic
+    from dpadmm.queries import Query
 
 
 class MaskingTerms(NamedTuple):
@@ -46,7 +46,7 @@ class Terms(NamedTuple):
     loss: str
     """Empty where nothing is trained or tested."""
     plan: ReleasePlan
-    statistics: Mapping[str, Statistic]
+    statistics: Mapping[str, Query]
     delta: float
     may_miss_rounds: bool
     masking: MaskingTerms | None
@@ -182,7 +182,7 @@ class Policy:
         """Refuse by the first limit that does not hold."""
         for limit in self.evaluate(terms, n_rows, promised):
             if not limit.holds:
-                raise Refusal(limit.code, limit.sentence)
+                raise RefusalError(limit.code, limit.sentence)
 
     def _masking(self, asked: MaskingTerms) -> Iterator[Limit]:
         names = ("local", "secure_aggregation") if self.masking else ("local",)

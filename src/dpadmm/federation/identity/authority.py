@@ -21,7 +21,7 @@ from typing import Annotated
 
 from msgspec import Meta, ValidationError, convert
 
-from dpadmm.errors import StudyError, Unavailable
+from dpadmm.errors import ServiceUnavailableError, StudyError
 from dpadmm.federation.identity import certificates as forms
 from dpadmm.federation.identity import private_files
 from dpadmm.federation.identity.certificates import x509
@@ -67,7 +67,7 @@ _NO_WEBSOCKET, _NO_BROKERS = "# websocket_port = 443", '# brokers = ["tls://nats
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """The contents of ``aggregator.toml``."""
 
     listen: str
@@ -107,7 +107,7 @@ def url_of(host: str, port: int, scheme: str = "tls") -> str:
 def settings_of(
     hosts: Sequence[str], port: int, listen: str | None = None, *, websocket_port: int | None = None,
     brokers: Sequence[str] = (), authority: str = "built-in",
-) -> Settings:  # fmt: skip
+) -> ServerSettings:  # fmt: skip
     """Checked settings; ``listen`` defaults to loopback if all hosts are local, else to all addresses."""
     if isinstance(hosts, str) or not hosts:
         raise StudyError("hosts: give at least one host name or address under which sites reach this machine")
@@ -133,7 +133,7 @@ def settings_of(
         raise StudyError('brokers: must be a list of addresses, such as ["tls://host:port"]')
     if brokers:
         check_urls(",".join(brokers))
-    return Settings(listen, port, checked, websocket_port, tuple(brokers), authority == "external")
+    return ServerSettings(listen, port, checked, websocket_port, tuple(brokers), authority == "external")
 
 
 def _host(host: object) -> str:
@@ -150,7 +150,7 @@ def _host(host: object) -> str:
     return text.lower()
 
 
-def read_settings(folder: Path) -> Settings:
+def read_settings(folder: Path) -> ServerSettings:
     """The settings of a folder that ``dpadmm aggregator init`` created."""
     path = folder / "aggregator.toml"
     if not path.exists():
@@ -181,7 +181,7 @@ def read_settings(folder: Path) -> Settings:
     return replace(settings, notify=notify_settings(table["notify"], str(path)))
 
 
-def _create_folder(folder: Path, settings: Settings, files: dict[str, bytes]) -> None:
+def _create_folder(folder: Path, settings: ServerSettings, files: dict[str, bytes]) -> None:
     """Create a folder; ``aggregator.toml`` is written last, so a folder that has it is complete."""
     if (folder / "aggregator.toml").exists():
         raise StudyError(
@@ -301,7 +301,7 @@ class Authority:
     """The certificate authority of an aggregator's folder; with an external one, its key is elsewhere."""
 
     folder: Path
-    settings: Settings
+    settings: ServerSettings
     certificate: x509.Certificate
 
     @classmethod
@@ -371,7 +371,7 @@ class Authority:
             text += f" wrong when the authority was created, {new}"
         else:
             return
-        raise Unavailable(f"{self.folder}: {text}")
+        raise ServiceUnavailableError(f"{self.folder}: {text}")
 
     @property
     def fingerprint(self) -> str:
@@ -559,7 +559,7 @@ class Authority:
                 try:
                     forms.check_dates(chain[0], now=now, whose=_WHOSE[name])
                 except StudyError as problem:  # no user error: a clock may be corrected
-                    raise Unavailable(f"{problem} (dpadmm aggregator install)") from None
+                    raise ServiceUnavailableError(f"{problem} (dpadmm aggregator install)") from None
             return False
         for name in OWN_CERTIFICATES:
             if not self._is_current(f"{name}.pem", now, _names(self.settings, name)):
@@ -595,7 +595,7 @@ class Authority:
 
 
 def _certified(
-    signer: tuple[x509.Certificate, forms.Key], settings: Settings, now: datetime, file: str
+    signer: tuple[x509.Certificate, forms.Key], settings: ServerSettings, now: datetime, file: str
 ) -> dict[str, bytes]:
     """A new key and certificate for the broker (``server``) or for the aggregator's own connection."""
     key, server = forms.new_key(), file == "server"
@@ -607,7 +607,7 @@ def _certified(
     return {f"{file}.key": forms.key_pem(key), f"{file}.pem": forms.pem(certificate)}
 
 
-def _names(settings: Settings, file: str) -> list[x509.GeneralName]:
+def _names(settings: ServerSettings, file: str) -> list[x509.GeneralName]:
     if file == "aggregator":
         return [x509.RFC822Name(AGGREGATOR_USER)]
     return forms.broker_names(list(dict.fromkeys([*settings.hosts, settings.own_host])))

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from itertools import pairwise
 
 from dpadmm.errors import StudyError
-from dpadmm.federation.protocol import MissingPackages
+from dpadmm.federation.protocol import MissingPackagesError
 
 try:
     from cryptography import x509 as x509
@@ -25,7 +25,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise MissingPackages from None
+    raise MissingPackagesError from None
 
 FIRST_DAY, SKEW = datetime(2025, 1, 1, tzinfo=UTC), timedelta(hours=1)
 """From when certificates are valid, or an hour before the authority is made if that is earlier.

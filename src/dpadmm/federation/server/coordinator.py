@@ -22,16 +22,16 @@ import numpy as np
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import MAX_MU, ROW_GROUPS
-from dpadmm.engine.method import PATIENCE, Gathered
-from dpadmm.errors import DpadmmError, Unavailable
+from dpadmm.engine.method import PATIENCE, RoundResult
+from dpadmm.errors import DPADMMError, ServiceUnavailableError
 from dpadmm.federation.health import now_text, sign_of_life
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.protocol import (
     SILENT_AFTER,
-    BadMessage,
+    BadMessageError,
     Kind,
+    LastContact,
     Message,
-    Seen,
     Transport,
     digest_of,
     packed,
@@ -62,7 +62,7 @@ STALLED_AFTER = 30.0
 """Seconds after which a round that lacks answers is stalled, unless it usually takes longer."""
 
 
-class Stopped(DpadmmError):
+class StudyStoppedError(DPADMMError):
     """The study cannot continue; the journal keeps all closed rounds."""
 
 
@@ -109,7 +109,7 @@ class Coordinator(ABC):
         """Last rounds of what is asked in a row, and the shape of its uploads."""
         self.start_wait: float | None = None
         """Seconds in which the first phase waits for all sites, in place of the deadline; None after it."""
-        self.seen: Mapping[str, Seen] = {}
+        self.seen: Mapping[str, LastContact] = {}
         """Signs of life of sites."""
         self.doubts: Callable[[], Mapping[str, str]] = dict
         """Sites of which a copy runs (``cloned``), or with an old copy of their ledger (``ledger-behind``)."""
@@ -209,9 +209,9 @@ class Coordinator(ABC):
             if answer.kind is Kind.PRESENT and self.called:
                 return None  # answers an earlier call; rounds wait only for sites that answer rounds
             if answer.kind is Kind.PRESENT and answer.digest != self._digest:
-                raise BadMessage("it answers a different call")
+                raise BadMessageError("it answers a different call")
             self._answered(member, answer)
-        except BadMessage as problem:
+        except BadMessageError as problem:
             return self.note_counted("warning", site, f"its message was refused: {problem}")
         if member.sizes is None:
             self._journal.met(site, *sizes)
@@ -225,13 +225,13 @@ class Coordinator(ABC):
     def _check_sizes(self, member: Member, n_rows: int, k: int) -> None:
         """The numbers of rows fit a privacy statement and do not change during a study."""
         if member.sizes not in (None, (n_rows, k)):
-            raise BadMessage(f"its numbers of rows changed, to {n_rows:,} rows with up to {k:,} per person")
+            raise BadMessageError(f"its numbers of rows changed, to {n_rows:,} rows with up to {k:,} per person")
         if k > n_rows or k * self._mu > MAX_MU:
-            raise BadMessage(f"this study cannot protect {k:,} rows per person among {n_rows:,} rows")
+            raise BadMessageError(f"this study cannot protect {k:,} rows per person among {n_rows:,} rows")
 
     @abstractmethod
     def _answered(self, member: Member, answer: Message) -> None:
-        """Take an answer to what is asked now, or an old one; raise ``BadMessage`` if it is neither."""
+        """Take an answer to what is asked now, or an old one; raise ``BadMessageError`` if it is neither."""
 
     def _refused(self, member: Member, answer: Message) -> None:
         if answer.digest not in self._digests_now():
@@ -294,7 +294,7 @@ class Coordinator(ABC):
         able = self.able()
         if len(able) < self.quorum:
             lost = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self._names if name not in able)
-            raise Stopped(
+            raise StudyStoppedError(
                 f"{CANNOT_CONTINUE} after round {self.rounds_done}: only {len(able)} of {len(self._names)} sites can "
                 f"still answer, but the quorum is {self.quorum}. {lost}. Closed rounds are kept"
             )
@@ -302,7 +302,7 @@ class Coordinator(ABC):
         if enough and (not self.missing() or self._too_late(waited)):
             return True
         if not self.called and self.start_wait is not None and waited >= self.start_wait:
-            raise Unavailable(self._not_begun())
+            raise ServiceUnavailableError(self._not_begun())
         return False
 
     @property
@@ -379,10 +379,10 @@ class Coordinator(ABC):
         if self.done:
             self.note("info", "", f"finished after {self.rounds_done} rounds")
 
-    def _aggregated(self, gathered: Gathered) -> Floats:
+    def _aggregated(self, gathered: RoundResult) -> Floats:
         consensus = self._method.aggregate(gathered)
         if not np.isfinite(consensus).all():
-            raise Stopped(f"the consensus of round {self.round} is not finite: some uploads are too large")
+            raise StudyStoppedError(f"the consensus of round {self.round} is not finite: some uploads are too large")
         return consensus
 
     def _missed(self, sites: Collection[str]) -> None:
@@ -577,20 +577,22 @@ class Uploads(Coordinator):
         sizes = (answer.n_rows, answer.rows_per_person)
         received = Received(member.name, answer.round, answer.values, *sizes)
         if answer.round > self.round or self.done:
-            raise BadMessage(f"it answers round {answer.round}, which was not requested")
+            raise BadMessageError(f"it answers round {answer.round}, which was not requested")
         if answer.digest != self._digests[answer.round]:
-            raise BadMessage(f"it answers a different request for round {answer.round}")
+            raise BadMessageError(f"it answers a different request for round {answer.round}")
         known = [each.values for each in (*self._late, *self._new.values()) if each[:2] == received[:2]]
         if not known and answer.round == self._rounds[member.name]:  # already in a mean
             known = [self._uploads[member.name]]
         if known:
             if known[0].tobytes() != answer.values.tobytes():
-                raise BadMessage("a second, different answer to the same round; do two agents share a certificate?")
+                raise BadMessageError(
+                    "a second, different answer to the same round; do two agents share a certificate?"
+                )
         elif answer.round == self.round:
             self._new[member.name] = received
         elif answer.round > self._rounds[member.name]:  # late for its own round: it enters the next mean
             if sum(each.site == member.name for each in self._late) >= MAX_LATE:
-                raise BadMessage("too many late answers")
+                raise BadMessageError("too many late answers")
             self._rounds[member.name] = answer.round
             self._late.append(received)
 
@@ -605,7 +607,7 @@ class Uploads(Coordinator):
         current = {received.site: received.values for received in self._new.values()}
         used = current if self._method.server_side else uploads
         nothing = np.zeros(self._shape(self.round))
-        gathered = Gathered(
+        gathered = RoundResult(
             uploads=np.array([used.get(name, nothing) for name in self._names]),
             consensus=self.consensus,
             round=self.round,

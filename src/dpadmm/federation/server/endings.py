@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 from dpadmm.federation.protocol import Kind, Message, packed, requests_of
 from dpadmm.federation.server.journal import Journal
 
@@ -31,7 +31,7 @@ class Endings:
         """Subjects and messages."""
         for path in self._journals():
             if path not in self._messages:
-                with suppress(DpadmmError), Journal.open(path, read_only=True) as journal:
+                with suppress(DPADMMError), Journal.open(path, read_only=True) as journal:
                     if journal.is_over:
                         end = Message(Kind.END, journal.study.hash, journal.rounds_done)
                         self._messages[path] = requests_of(journal.study.hash), packed(end)

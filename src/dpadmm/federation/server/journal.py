@@ -25,7 +25,7 @@ from dpadmm.accounting.release_plan import Tally
 from dpadmm.accounting.report import PrivacyReport
 from dpadmm.accounting.statement import EXACT, AgentGroup, Statement, stated_releases
 from dpadmm.engine.loop import Averages, RoundView
-from dpadmm.errors import DataError, DpadmmError, StudyError
+from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.federation.health import command_line
 from dpadmm.files.atomic import atomic_file
 from dpadmm.matrices.arrays import Floats, Integers
@@ -63,7 +63,7 @@ Masked answers themselves are never stored.
 """
 
 
-class JournalError(DpadmmError):
+class JournalError(DPADMMError):
     """The journal cannot be read or written."""
 
 
@@ -130,7 +130,7 @@ class Journal(AbstractContextManager["Journal"]):
             self.prior: Prior | None = None
             if self.study.public_rows is not None:
                 self.prior = Prior.from_json(json.loads(about["prior"]), self.study.shape)
-        except DpadmmError:
+        except DPADMMError:
             raise
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             raise JournalError(f"{path}: damaged; the study in it cannot be read") from None

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from dpadmm.errors import DpadmmError
-from dpadmm.federation.protocol import LEASE_FREE_AFTER, Claim, Grant, Mark, Verdict
+from dpadmm.errors import DPADMMError
+from dpadmm.federation.protocol import LEASE_FREE_AFTER, Grant, LeaseClaim, LeaseReply, Mark
 
 FILE = "leases.sqlite"
 SCHEMA = (
@@ -64,7 +64,7 @@ class Leases(AbstractContextManager["Leases"]):
         seen = {"ledger-behind": self._behind, "cloned": self._contested}
         return {site: code for code, sites in seen.items() for site, at in sites.items() if now - at < TOLD_FOR}
 
-    def heard(self, site: str, claim: Claim, now: float) -> Grant | None:
+    def heard(self, site: str, claim: LeaseClaim, now: float) -> Grant | None:
         if now - self._last > DEAF:
             self._listening = now
         self._last = now
@@ -80,38 +80,38 @@ class Leases(AbstractContextManager["Leases"]):
                     self._kept(site, stored, Stored(None, max(claim.mark, stored.mark)))
                 return None
             verdict = self._verdict(site, claim, stored, first, now)
-            if verdict is Verdict.GRANTED:
+            if verdict is LeaseReply.GRANTED:
                 stored = self._kept(site, stored, Stored(claim.instance, claim.mark))
                 if stored.instance != claim.instance:  # another process of this folder was faster
-                    verdict = Verdict.WAIT
+                    verdict = LeaseReply.WAIT
         except sqlite3.Error as error:
             self._note("error", "", f"{self._failed(error)}; trying again")
             return None
         contested = now - self._contested.get(site, float("-inf")) < TOLD_FOR
         return Grant(verdict, claim.instance, claim.number, stored.mark, contested)
 
-    def _verdict(self, site: str, claim: Claim, stored: Stored, first: float, now: float) -> Verdict:
+    def _verdict(self, site: str, claim: LeaseClaim, stored: Stored, first: float, now: float) -> LeaseReply:
         if stored.instance not in (None, claim.instance):
             last = self._claims[site].get(str(stored.instance), (0.0, float("-inf")))[1]
             if last > first:  # both are there
                 self._contested[site] = now
                 text = "a second agent with its certificate is there, and is refused: does a copy of the site run?"
                 self._note("warning", site, text)
-                return Verdict.CLONED
+                return LeaseReply.CLONED
             if now - max(last, self._listening) <= LEASE_FREE_AFTER:
-                return Verdict.WAIT
+                return LeaseReply.WAIT
         if claim.mark.place < stored.mark.place or (
             claim.mark.place == stored.mark.place and claim.mark != stored.mark
         ):
             if stored.instance != claim.instance:  # else it may be an older claim, of which another process knows more
                 self._behind[site] = now
                 self._note("warning", site, "its ledger lacks records that it had before, so that it does not answer")
-            return Verdict.BEHIND
+            return LeaseReply.BEHIND
         self._behind.pop(site, None)
         goes_on = stored.instance == claim.instance or claim.proved == stored.mark.chain
         if stored.mark.seq == 0 or goes_on or claim.mark.restores > stored.mark.restores:
-            return Verdict.GRANTED
-        return Verdict.PROVE
+            return LeaseReply.GRANTED
+        return LeaseReply.PROVE
 
     def _stored(self, site: str) -> Stored:
         query = "SELECT instance, restores, seq, chain FROM leases WHERE site = ?"
@@ -130,5 +130,5 @@ class Leases(AbstractContextManager["Leases"]):
             )
         return self._stored(site)
 
-    def _failed(self, error: sqlite3.Error) -> DpadmmError:
-        return DpadmmError(f"{self._path} cannot be used ({error}), so that no site may answer")
+    def _failed(self, error: sqlite3.Error) -> DPADMMError:
+        return DPADMMError(f"{self._path} cannot be used ({error}), so that no site may answer")

@@ -24,7 +24,7 @@ from socketserver import TCPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 from dpadmm.parameters.fields import for_json
 
 EVENTS = 200
@@ -146,13 +146,13 @@ class Page:
     ) -> None:
         self._token = secrets.token_urlsafe(24) if token is None else token
         if not _TOKEN.fullmatch(self._token):
-            raise DpadmmError("the token of the live page must have 16 to 200 letters, digits, - or _")
+            raise DPADMMError("the token of the live page must have 16 to 200 letters, digits, - or _")
         if not 0 <= port <= 65535:
-            raise DpadmmError(f"the live page cannot use port {port}: choose one up to 65535, or 0 for any free port")
+            raise DPADMMError(f"the live page cannot use port {port}: choose one up to 65535, or 0 for any free port")
         try:
             self._server = _Server(port, Snapshots(snapshot), self._token, header_seconds)
         except OSError as error:
-            raise DpadmmError(
+            raise DPADMMError(
                 f"the live page cannot use port {port} ({error.strerror}): choose another, or 0 for any"
             ) from error
         self.port: int = self._server.server_address[1]

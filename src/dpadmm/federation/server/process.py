@@ -19,7 +19,7 @@ from logging import Logger, getLevelNamesMapping
 from pathlib import Path
 from typing import TypeVar
 
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import (
     STATUS,
     AggregatorStatus,
@@ -159,7 +159,7 @@ class Server:
                 report(final=True)
                 if coordinator.ended:
                     await transport.send(coordinator.request)
-            except DpadmmError as problem:
+            except DPADMMError as problem:
                 coordinator.stopped = str(problem)
                 raise
             return coordinator
@@ -370,7 +370,7 @@ def every(seconds: float, read: Callable[[], list[T]]) -> Callable[[], list[T]]:
     def latest() -> list[T]:
         nonlocal taken, due
         if time.monotonic() >= due:
-            with suppress(DpadmmError, OSError):
+            with suppress(DPADMMError, OSError):
                 taken = read()
             due = time.monotonic() + seconds
         return taken
@@ -416,7 +416,7 @@ async def _keep_alive(broker: Broker, note: Note, note_counted: Note) -> None:
             await asyncio.to_thread(broker.start)
         else:
             await asyncio.to_thread(broker.refresh)
-    except DpadmmError as problem:  # nothing is lost by trying again
+    except DPADMMError as problem:  # nothing is lost by trying again
         note_counted("error", "", f"{problem}; trying again")
 
 

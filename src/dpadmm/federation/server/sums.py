@@ -21,13 +21,13 @@ import numpy as np
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian
 from dpadmm.accounting.statement import ROW_GROUPS
-from dpadmm.engine.method import Gathered
+from dpadmm.engine.method import RoundResult
 from dpadmm.engine.noise import pooled_mean
-from dpadmm.federation.protocol import BadMessage, Kind, Message, digest_of, packed
-from dpadmm.federation.server.coordinator import Coordinator, Member, Stopped, Uploads
+from dpadmm.federation.protocol import BadMessageError, Kind, Message, digest_of, packed
+from dpadmm.federation.server.coordinator import Coordinator, Member, StudyStoppedError, Uploads
 from dpadmm.federation.server.journal import Journal, Opening, Void
 from dpadmm.matrices.arrays import Integers
-from dpadmm.trusted.discrete_gaussian import Grid
+from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.masking import bitmap_of, members_of
 
 MOST_VOIDS = 2
@@ -105,28 +105,28 @@ class Sums(Coordinator):
     def _check_sizes(self, member: Member, n_rows: int, k: int) -> None:
         super()._check_sizes(member, n_rows, k)
         if n_rows > self.masking.most_rows:
-            raise BadMessage(f"it has {n_rows:,} rows, and this study at most {self.masking.most_rows:,} a site")
+            raise BadMessageError(f"it has {n_rows:,} rows, and this study at most {self.masking.most_rows:,} a site")
 
     def _answered(self, member: Member, answer: Message) -> None:
         if answer.round > self.round or (self.done and answer.round):
-            raise BadMessage(f"it answers round {answer.round}, which was not requested")
+            raise BadMessageError(f"it answers round {answer.round}, which was not requested")
         if answer.masked is None:
             self._compare_tags(member.name, answer.body)
         if answer.round < self.round or answer.kind is Kind.PRESENT:
             return  # a round that is over, whatever became of it
         if answer.kind is Kind.READY:
             if answer.digest != self._digest:
-                raise BadMessage(f"it answers a different request for round {answer.round}")
+                raise BadMessageError(f"it answers a different request for round {answer.round}")
             self._ready.add(member.name)
             return
         assert answer.masked is not None
         if self._opening is None or member.name not in self._round_members:
-            raise BadMessage(f"it is not a member of round {self.round}")
+            raise BadMessageError(f"it is not a member of round {self.round}")
         if answer.digest != digest_of(self._mask):
-            raise BadMessage(f"it answers a different request for round {answer.round}")
+            raise BadMessageError(f"it answers a different request for round {answer.round}")
         known = self._masked.setdefault(member.name, answer.masked)
         if known.tobytes() != answer.masked.tobytes():
-            raise BadMessage("a second, different answer to the same round; do two agents share a certificate?")
+            raise BadMessageError("a second, different answer to the same round; do two agents share a certificate?")
 
     def _compare_tags(self, site: str, body: bytes) -> None:
         """Name the sites whose tags differ: masks would not cancel, and the whole round would be void."""
@@ -179,7 +179,7 @@ class Sums(Coordinator):
         """Whether enough sites are ready, or the members' answers are there or will not come."""
         garbled = sum(void.reason == "garbled" for void in self.voids)
         if garbled > MOST_GARBLED:
-            raise Stopped(
+            raise StudyStoppedError(
                 f"the study stops before round {self.rounds_done + 1}: {garbled} sums were garbled, so a site's masks "
                 "are wrong, and nobody can tell whose; agree on a new study once all sites were checked"
             )
@@ -229,7 +229,7 @@ class Sums(Coordinator):
         members, release = self._round_members, self.study.terms.plan.at(self.round)
         assert release is not None
         asked, shape = gaussian(release), self._shape(self.round)
-        grid = Grid(self.study.terms.statistics[asked.statistic].row_norm, prod(shape), self.masking.most_rows)
+        grid = Lattice(self.study.terms.statistics[asked.statistic].row_norm, prod(shape), self.masking.most_rows)
         total = np.zeros(shape, np.int64)
         for name in members:
             total += self._masked[name]  # modulo 2^64, where the masks cancel
@@ -238,7 +238,7 @@ class Sums(Coordinator):
             return self.void_round("garbled", (), seconds)
         n_rows = np.array([self._n_rows(name) for name in members])
         mean = pooled_mean(total, grid, int(n_rows.sum()))[None]
-        gathered = Gathered(mean, self.consensus, self.round, self.study.problem, n_rows)
+        gathered = RoundResult(mean, self.consensus, self.round, self.study.problem, n_rows)
         consensus = self._aggregated(gathered.pooled(self.masking.honest))
         seconds += self._seconds_to_open
         answers = {name: sha256(self._masked[name].astype("<i8").tobytes()).hexdigest() for name in members}

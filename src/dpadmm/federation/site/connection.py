@@ -19,7 +19,7 @@ from dpadmm.errors import StudyError
 from dpadmm.federation.health import CERTIFICATE_DAYS, clock_alarms, days_left
 from dpadmm.federation.identity.certificates import x509
 from dpadmm.federation.identity.joining import Identity, site_identity
-from dpadmm.federation.protocol import BadMessage, beat_subjects_of, clock_of_beat
+from dpadmm.federation.protocol import BadMessageError, beat_subjects_of, clock_of_beat
 from dpadmm.federation.transport.link import DATES, OTHER_HOST, close_client, connect, reason_of
 from dpadmm.federation.transport.transports import DIAL_TIMEOUT, HttpProxy, proxy_for, tunnel
 from dpadmm.sites.addresses import endpoints, host_and_port
@@ -27,7 +27,7 @@ from dpadmm.sites.addresses import endpoints, host_and_port
 CHECKS = ("name", "port", "TLS", "certificate", "permission", "round trip", "clock")
 
 
-class Check(NamedTuple):
+class ConnectionCheck(NamedTuple):
     """One step: ``ok`` is None where it could not be checked, and ``text`` says what to do where it failed."""
 
     name: str
@@ -35,74 +35,76 @@ class Check(NamedTuple):
     text: str
 
 
-class _Failed(Exception):
+class _FailedError(Exception):
     """The check of this name failed, with the text of what to do."""
 
 
-def check_connections(folder: Path, addresses: Sequence[str] = ()) -> dict[str, list[Check]]:
+def check_connections(folder: Path, addresses: Sequence[str] = ()) -> dict[str, list[ConnectionCheck]]:
     """All checks for each broker of a site that has joined: of ``addresses``, or of its invitation."""
-    identity, found = site_identity(folder, addresses), dict[str, list[Check]]()
+    identity, found = site_identity(folder, addresses), dict[str, list[ConnectionCheck]]()
     for url, server_name in endpoints(identity.url, identity.server_names):
         if url not in found or not reachable(found[url]):
             found[url] = list(_checks(identity, url, server_name))
     return found
 
 
-def reachable(checks: list[Check]) -> bool:
+def reachable(checks: list[ConnectionCheck]) -> bool:
     return all(check.ok is not False for check in checks) and any(
         check.name == "round trip" and check.ok for check in checks
     )
 
 
-def _checks(identity: Identity, url: str, server_name: str) -> Iterator[Check]:
+def _checks(identity: Identity, url: str, server_name: str) -> Iterator[ConnectionCheck]:
     left = iter(CHECKS)
     try:
         for check in _steps(identity, url, server_name):
             assert check.name == next(left)
             yield check
-    except _Failed as failed:
+    except _FailedError as failed:
         name, text = failed.args
         for each in left:
             if each == name:
-                yield Check(each, False, text)
+                yield ConnectionCheck(each, False, text)
                 break
-            yield Check(each, None, "not checked")
-        yield from (Check(each, None, "not checked") for each in left)
+            yield ConnectionCheck(each, None, "not checked")
+        yield from (ConnectionCheck(each, None, "not checked") for each in left)
 
 
-def _steps(identity: Identity, url: str, server_name: str) -> Iterator[Check]:
+def _steps(identity: Identity, url: str, server_name: str) -> Iterator[ConnectionCheck]:
     (host, port), proxy = host_and_port(url), proxy_for(url)
-    yield Check("name", True, _resolved(host, proxy))
+    yield ConnectionCheck("name", True, _resolved(host, proxy))
     began = time.perf_counter()
     with _port(host, port, proxy) as plain:
         how = f"through the proxy {proxy}" if proxy else "directly"
-        yield Check("port", True, f"{host}:{port} answers {how} after {1000 * (time.perf_counter() - began):.0f} ms")
-        yield Check("TLS", True, _secured(identity, plain, url, server_name))
+        yield ConnectionCheck(
+            "port", True, f"{host}:{port} answers {how} after {1000 * (time.perf_counter() - began):.0f} ms"
+        )
+        yield ConnectionCheck("TLS", True, _secured(identity, plain, url, server_name))
     try:
         identity.check_dates()
     except StudyError as problem:
-        raise _Failed(
+        raise _FailedError(
             "certificate", f"{problem}. To renew it, send network/request.json to the aggregator again"
         ) from None
     times, errors, clock = asyncio.run(_session(identity, url, server_name))
     days = days_left(identity.expires)
     soon = "; renew it now" if days < CERTIFICATE_DAYS else ""
-    yield Check("certificate", True, f"accepted by the broker; this site's expires in {days} days{soon}")
+    yield ConnectionCheck("certificate", True, f"accepted by the broker; this site's expires in {days} days{soon}")
     if refused := [each for each in errors if "permissions violation" in each.lower()]:
-        raise _Failed(
+        raise _FailedError(
             "permission",
             f"the broker does not let {identity.name} use its subjects ({refused[0]}): the study coordinators must "
             "give this site's user its permissions (dpadmm aggregator users)",
         )
-    yield Check("permission", True, "may receive studies and send answers")
-    yield Check("round trip", True, f"{1000 * statistics.median(times):.0f} ms")
+    yield ConnectionCheck("permission", True, "may receive studies and send answers")
+    yield ConnectionCheck("round trip", True, f"{1000 * statistics.median(times):.0f} ms")
     if clock is None:
         text = "unknown: the aggregator gives no sign of life; nothing is being served, and nobody keeps the broker"
-        yield Check("clock", None, text)
+        yield ConnectionCheck("clock", None, text)
     elif alarms := list(clock_alarms("the aggregator", clock)):
-        yield Check("clock", False, f"{alarms[0].text}: start NTP on the one that is wrong")
+        yield ConnectionCheck("clock", False, f"{alarms[0].text}: start NTP on the one that is wrong")
     else:
-        yield Check("clock", True, f"differs from the aggregator's by {abs(clock):.1f} seconds")
+        yield ConnectionCheck("clock", True, f"differs from the aggregator's by {abs(clock):.1f} seconds")
 
 
 def _resolved(host: str, proxy: HttpProxy | None) -> str:
@@ -115,7 +117,7 @@ def _resolved(host: str, proxy: HttpProxy | None) -> str:
         )
         what += "If sites have to go through an HTTP "
         what += "proxy, set HTTPS_PROXY" if proxy is None else "proxy, HTTPS_PROXY must name it"
-        raise _Failed("name", f"{asked} cannot be resolved ({problem.strerror or problem}): {what}") from None
+        raise _FailedError("name", f"{asked} cannot be resolved ({problem.strerror or problem}): {what}") from None
     if proxy is not None:
         return f"the proxy {proxy} is {', '.join(found)}, and resolves {host} itself"
     return f"{host} is {', '.join(found)}"
@@ -129,7 +131,7 @@ def _port(host: str, port: int, proxy: HttpProxy | None) -> Iterator[socket.sock
     except TimeoutError:
         text = f"no answer from {where}: a firewall drops it. Ask your network's administrators to allow outgoing "
         text += f"connections to {where}, or to name a proxy (HTTPS_PROXY)"
-        raise _Failed("port", text) from None
+        raise _FailedError("port", text) from None
     except OSError as problem:
         text = str(problem)
         if proxy is None:
@@ -141,7 +143,7 @@ def _port(host: str, port: int, proxy: HttpProxy | None) -> Iterator[socket.sock
             what += "coordinators whether the broker runs"
         else:
             what = f"does the proxy {proxy} run, and is it an HTTP proxy?"
-        raise _Failed("port", f"no connection to {where} ({text}): {what}") from None
+        raise _FailedError("port", f"no connection to {where} ({text}): {what}") from None
     with plain:
         yield plain
 
@@ -153,14 +155,14 @@ def _secured(identity: Identity, plain: socket.socket, url: str, server_name: st
             der = secured.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as problem:
         if problem.verify_code in DATES:
-            raise _Failed("clock", reason_of(problem)) from None
+            raise _FailedError("clock", reason_of(problem)) from None
         named = problem.verify_code in OTHER_HOST
-        raise _Failed("TLS", reason_of(problem) if named else _whose(host, port, proxy)) from None
+        raise _FailedError("TLS", reason_of(problem) if named else _whose(host, port, proxy)) from None
     except (OSError, EOFError) as problem:
         text = f"no TLS there ({getattr(problem, 'reason', None) or problem}): another program, or a firewall or proxy "
         text += f"that lets only web pages through. Ask your network's administrators to exempt {host}:{port}, or the "
         text += "study coordinators for an address with wss:// and port 443"
-        raise _Failed("TLS", text) from None
+        raise _FailedError("TLS", text) from None
     return f"nobody inspects it: the certificate is from {_issuer(der)}, the authority of the invitation"
 
 
@@ -169,7 +171,7 @@ def _whose(host: str, port: int, proxy: HttpProxy | None) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     whose = "an unknown authority"
-    with suppress(OSError, _Failed), _port(host, port, proxy) as plain, context.wrap_socket(plain) as secured:
+    with suppress(OSError, _FailedError), _port(host, port, proxy) as plain, context.wrap_socket(plain) as secured:
         whose = _issuer(secured.getpeercert(binary_form=True) or b"")
     return (
         f"the certificate is from {whose}, and not from the authority of the invitation: something on the way inspects "
@@ -195,7 +197,7 @@ async def _session(identity: Identity, url: str, server_name: str) -> tuple[list
         errors.append(str(problem))
 
     async def on_beat(message: object) -> None:
-        with suppress(BadMessage):
+        with suppress(BadMessageError):
             clocks.append(clock_of_beat(message.data) - time.time())  # type: ignore[attr-defined]
             heard.set()
 
@@ -203,7 +205,7 @@ async def _session(identity: Identity, url: str, server_name: str) -> tuple[list
         context = identity.client_context()
         client = await connect(url, context, name=identity.name, on_error=on_error, server_name=server_name)
     except Exception as problem:  # nats-py raises many types
-        raise _Failed("certificate", f"the broker does not let this site in: {reason_of(problem)}") from None
+        raise _FailedError("certificate", f"the broker does not let this site in: {reason_of(problem)}") from None
     try:
         publish, subscribe = beat_subjects_of(identity.name)
         await client.subscribe(subscribe, cb=on_beat)
@@ -218,7 +220,7 @@ async def _session(identity: Identity, url: str, server_name: str) -> tuple[list
                 async with asyncio.timeout(3.0):
                     await heard.wait()
     except Exception as problem:
-        raise _Failed(
+        raise _FailedError(
             "round trip", f"the connection was lost again ({reason_of(problem)}): is the line unstable?"
         ) from None
     finally:

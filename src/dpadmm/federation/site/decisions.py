@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpadmm.errors import DataError, DpadmmError, Refusal, StudyError
+from dpadmm.errors import DataError, DPADMMError, RefusalError, StudyError
 from dpadmm.federation.health import STATUS, now_text, read_status
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
 from dpadmm.files.atomic import atomic_file
@@ -46,7 +46,7 @@ def decide(folder: Path, study: Study, decision: str) -> None:
         out.write(json.dumps(table, indent=2).encode() + b"\n")
 
 
-def decisions(folder: Path, on_problem: Callable[[DpadmmError], None] | None = None) -> list[Decision]:
+def decisions(folder: Path, on_problem: Callable[[DPADMMError], None] | None = None) -> list[Decision]:
     """All decisions by date; ``on_problem`` receives unusable files, which otherwise raise.
 
     Whoever can write these files can accept studies, so files that others may change are refused.
@@ -57,7 +57,7 @@ def decisions(folder: Path, on_problem: Callable[[DpadmmError], None] | None = N
             for place in (folder, path.parent, path):
                 check_unchanged_by_others(place)
             found.append(_decision(path))
-        except DpadmmError as problem:
+        except DPADMMError as problem:
             if on_problem is None:
                 raise
             on_problem(problem)
@@ -75,7 +75,7 @@ def _decision(path: Path) -> Decision:
         if f"{study.hash}.json" != path.name:
             raise ValueError("its name is not the hash of its study")
         return Decision(table["decision"], str(table["at"]), study)
-    except DpadmmError:
+    except DPADMMError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as problem:
         raise DataError(f"{path}: not a decision about a study ({problem}); move the file away") from None
@@ -93,7 +93,7 @@ def accept(site: Site, study: Study, rows: PrivateRows | None = None) -> LedgerS
     try:
         with site.guard(rows=rows) as guard:
             guard.enrol(study)
-    except Refusal as refusal:
+    except RefusalError as refusal:
         if refusal.code != "ledger-locked":
             raise
         if rows is None:
@@ -131,7 +131,7 @@ def leave(site: Site, hash: str, study: Study | None = None) -> LedgerState:
     try:
         with site.guard() as guard:
             guard.leave(hash)
-    except Refusal as refusal:
+    except RefusalError as refusal:
         if refusal.code != "ledger-locked" or not accepted:
             raise
         decide(site.path.parent, accepted[0], "left")

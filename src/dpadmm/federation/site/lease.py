@@ -16,7 +16,7 @@ from logging import Logger
 from pathlib import Path
 from typing import NamedTuple
 
-from dpadmm.federation.protocol import LEASE_HOLDS, NO_DIGEST, Claim, Grant, Mark, Verdict
+from dpadmm.federation.protocol import LEASE_HOLDS, NO_DIGEST, Grant, LeaseClaim, LeaseReply, Mark
 from dpadmm.trusted.ledger import LINE, MARK
 
 CONTESTED = (
@@ -70,7 +70,7 @@ class Lease:
             except TimeoutError:
                 return
 
-    def claim(self, *, leaving: bool = False) -> Claim | None:
+    def claim(self, *, leaving: bool = False) -> LeaseClaim | None:
         """The next claim; None while there is no ledger to speak of, and after the lease was given back."""
         restores, line = self._restores(), self._line(None)
         if restores is None or line is None or self.state == "left":
@@ -80,7 +80,7 @@ class Lease:
         self._number += 1
         recent = list(self._claimed.items())[-100:]
         self._claimed = dict([*recent, (self._number, Beginnings(time.monotonic(), time.time()))])
-        return Claim(self._instance, self._number, Mark(restores, *line), self._proved, leaving)
+        return LeaseClaim(self._instance, self._number, Mark(restores, *line), self._proved, leaving)
 
     def heard(self, grant: Grant) -> bool:
         """Take a verdict; returns whether to claim again at once."""
@@ -88,15 +88,15 @@ class Lease:
         if grant.instance != self._instance or began is None or self.state == "left":
             return False  # to another agent of this site
         before, again = self.state, False
-        if grant.verdict is Verdict.CLONED:
+        if grant.verdict is LeaseReply.CLONED:
             self.state = "cloned"
-        elif grant.verdict is Verdict.WAIT:  # to answer now might disturb the other one
+        elif grant.verdict is LeaseReply.WAIT:  # to answer now might disturb the other one
             self.state = "held" if self.held else "waiting"
         elif not self._goes_on_from(grant.mark):
             self.state = "behind"
-        elif grant.verdict is Verdict.GRANTED:
+        elif grant.verdict is LeaseReply.GRANTED:
             self.state, self._held_since = "held", max(began, self._held_since or began)
-        elif grant.verdict is Verdict.PROVE:
+        elif grant.verdict is LeaseReply.PROVE:
             again, self.state, self._proved = self._proved != grant.mark.chain, "waiting", grant.mark.chain
         self._tell(before, contested=grant.contested)
         self._changed.set()

@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dpadmm.errors import DpadmmError, StudyError
+from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import Status, agent_alarms, agent_samples, metrics_server, now_text, write_status
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
@@ -102,7 +102,7 @@ class SiteProcess:
         try:
             identity.check_dates()
         except StudyError as problem:
-            raise DpadmmError(
+            raise DPADMMError(
                 f"{problem}. To renew it, send network/request.json to the aggregator again, and join with the new "
                 "invitation"
             ) from None
@@ -176,13 +176,13 @@ class SiteProcess:
         short = decision.study.hash[:12]
         try:
             self._responder.leave(decision.study, declined=decision.kind == "declined")
-        except DpadmmError as problem:  # such as a full disk; it gets no more answers in any case
+        except DPADMMError as problem:  # such as a full disk; it gets no more answers in any case
             self._log_once(f"{short}: {decision.kind}, but still open in the ledger; trying again: {problem}")
             return False
         self._log.info("%s: %s by the owner", short, decision.kind)
         return True
 
-    def _unusable(self, problem: DpadmmError) -> None:
+    def _unusable(self, problem: DPADMMError) -> None:
         self._problems = [*self._problems, str(problem)]
         self._log_once(problem)
 
@@ -198,7 +198,7 @@ class SiteProcess:
         joined = _fingerprint(self._folder / "network")
         if joined != self._network_seen:
             self._network_seen = joined
-            with suppress(DpadmmError):  # the files are just being renewed
+            with suppress(DPADMMError):  # the files are just being renewed
                 self._identity = self._read_identity()
         connected = link is not None and link.connected
         if connected != self._connection[0]:

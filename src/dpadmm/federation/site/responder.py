@@ -19,9 +19,9 @@ from math import inf
 from time import monotonic
 from typing import NamedTuple
 
-from dpadmm.errors import DpadmmError, Refusal
+from dpadmm.errors import DPADMMError, RefusalError
 from dpadmm.federation.logs import Repeats
-from dpadmm.federation.protocol import WITHHELD, BadMessage, Kind, Message, digest_of, packed, unpacked
+from dpadmm.federation.protocol import WITHHELD, BadMessageError, Kind, Message, digest_of, packed, unpacked
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import Guard
@@ -105,7 +105,7 @@ class Responder:
             self._active, self._guard, self.restores = {}, None, None
             self._resources.close()
 
-    def accept(self, study: Study) -> Refusal | None:
+    def accept(self, study: Study) -> RefusalError | None:
         """Start to answer a study; returns the reason, for the owner only, if that is refused."""
         with self._lock:
             self._accepted[study.hash] = study
@@ -126,11 +126,11 @@ class Responder:
                 self._closed.setdefault(study.hash, "close")
             self.reopen()
             if self._guard is None:
-                raise Refusal("ledger-closed", "the ledger is not open")
+                raise RefusalError("ledger-closed", "the ledger is not open")
             try:
                 self._guard.leave(study.hash)
                 self._closed[study.hash] = self._guard.book.accounts[study.hash].ending
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 if refusal.code != "study-unknown":  # it never reserved anything
                     raise
 
@@ -200,10 +200,10 @@ class Responder:
                 return active.last[digest]
             try:
                 reply = self._reply(active, digest, data)
-            except BadMessage as problem:
+            except BadMessageError as problem:
                 self._log_limited(study, f"refused an invalid message: {problem}")
                 return refusal_of(study, data, "request-malformed")
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 if refusal.code == "members-without-me":  # a round of others
                     return None
                 active.last, active.refusal = {}, refusal.code  # what was ready may be no more
@@ -261,7 +261,7 @@ class Responder:
         try:
             self._guard.leave(study, ending)
             self._last_rounds[study] = max(self._guard.book.accounts[study].rounds, default=0)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             if refusal.code != "study-unknown":  # that reserved nothing
                 self._log_limited(study, f"over, but still open in the ledger; it is tried again: {refusal}", ERROR)
                 self._close_failed_ledger(refusal)
@@ -283,25 +283,25 @@ class Responder:
         """What the server learns of a study that is not answered: nothing that may depend on rows or limits."""
         return self._ledger_code() if self._guard is None else WITHHELD
 
-    def _enrol(self, study: Study) -> Refusal | None:
+    def _enrol(self, study: Study) -> RefusalError | None:
         if self._guard is not None and self._close_if_answered(study.hash):
-            return Refusal("study-changed", "this study is closed here, which is for good")
+            return RefusalError("study-changed", "this study is closed here, which is for good")
         return self._activate(study)
 
-    def _activate(self, study: Study) -> Refusal | None:
+    def _activate(self, study: Study) -> RefusalError | None:
         if self._guard is None:
-            return Refusal("ledger-closed", "the ledger is not open")
+            return RefusalError("ledger-closed", "the ledger is not open")
         began = monotonic()
         try:
             agent = Agent(self._guard, study)
-        except Refusal as refusal:  # only the command shows its cause, which may depend on rows
+        except RefusalError as refusal:  # only the command shows its cause, which may depend on rows
             if refusal.code in FAILURES:
                 self._close_failed_ledger(refusal)
                 return refusal
             hint = "; run dpadmm agent review for the reason" if refusal.__cause__ else ""
             return self._refused(study, refusal, f"enrolment refused ({refusal.code}): {refusal}{hint}", began)
         except Exception as error:
-            unfit = Refusal("study-unfit", "the study could not be enrolled")
+            unfit = RefusalError("study-unfit", "the study could not be enrolled")
             return self._refused(study, unfit, f"enrolment failed ({type(error).__name__})", began)
         self._not_enrolled.pop(study.hash, None)
         masking = study.terms.masking
@@ -310,7 +310,7 @@ class Responder:
         self._log.info("%s: enrolled, %d rounds answered", _short(study.hash), agent.last_round)
         return None
 
-    def _refused(self, study: Study, refusal: Refusal, text: str, began: float) -> Refusal:
+    def _refused(self, study: Study, refusal: RefusalError, text: str, began: float) -> RefusalError:
         pause, again_at = FIRST_TRY, inf
         if refusal.code in HEALING:
             known, now = self._not_enrolled.get(study.hash), monotonic()
@@ -325,7 +325,7 @@ class Responder:
         if (said := self._repeats.said(study, text, now=monotonic())) is not None:
             self._log.log(level, "%s", f"{_short(study)}: {said}" if study else said)
 
-    def _close_failed_ledger(self, refusal: Refusal) -> None:
+    def _close_failed_ledger(self, refusal: RefusalError) -> None:
         self._log.error("the ledger failed and is closed; it will be opened again: %s", refusal)
         self.close()
         self._failed = refusal.code, monotonic()
@@ -338,9 +338,9 @@ class Responder:
                 return
             try:
                 self.open()
-            except (DpadmmError, OSError) as problem:
+            except (DPADMMError, OSError) as problem:
                 self._reopen_at = monotonic() + REOPEN_AFTER
-                self._failed = problem.code if isinstance(problem, Refusal) else "ledger-failed", monotonic()
+                self._failed = problem.code if isinstance(problem, RefusalError) else "ledger-failed", monotonic()
                 self._log_limited("", f"the ledger cannot be opened: {problem}", ERROR)
                 return
             for study in [*self._accepted.values()]:
@@ -358,7 +358,7 @@ def _masked_reply(active: ActiveStudy, asked: Message, answer: Message) -> Messa
     if asked.kind is Kind.MASK:
         if asked.digest not in active.ready:
             text = "asked to mask an answer that was not asked for before, or before a restart"
-            raise Refusal("round-not-ready", text)
+            raise RefusalError("round-not-ready", text)
         masked = active.agent.masked(asked.round, active.ready[asked.digest], asked.body)
         return answer._replace(kind=Kind.MASKED, masked=masked)
     if asked.values is not None:
@@ -369,7 +369,7 @@ def _masked_reply(active: ActiveStudy, asked: Message, answer: Message) -> Messa
 
 def _rounds_at_end(study: str, data: bytes) -> int | None:
     """The number of rounds in the message that ends a study; None for other messages."""
-    with suppress(BadMessage):
+    with suppress(BadMessageError):
         message = unpacked(data, study=study, shape=lambda _: (0,), from_site=False)
         return message.round if message.kind is Kind.END else None
     return None

@@ -24,10 +24,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.private_files import exclusive_lock, write_private
-from dpadmm.federation.protocol import AGGREGATOR, MissingPackages, subjects_of
+from dpadmm.federation.protocol import AGGREGATOR, MissingPackagesError, subjects_of
 
 _TIMEOUT = 10.0
 _LISTEN = re.compile(r'^listen: ".*:([0-9]+)"$', re.MULTILINE)
@@ -96,7 +96,7 @@ class Broker:
                     yield
                     return
                 time.sleep(0.1)
-            raise DpadmmError("another process (dpadmm aggregator broker) keeps this folder's broker running")
+            raise DPADMMError("another process (dpadmm aggregator broker) keeps this folder's broker running")
 
     def kept(self) -> bool:
         """Whether another process keeps the broker running."""
@@ -133,7 +133,7 @@ class Broker:
         if process.poll() is None and self._responds():
             return
         self._stop()
-        raise DpadmmError(self._reason(self._log_since(seen)))
+        raise DPADMMError(self._reason(self._log_since(seen)))
 
     def _stop(self) -> None:
         pid = self._pid()
@@ -231,7 +231,7 @@ def nats_server() -> str:
     own = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(own) if own.exists() else shutil.which("nats-server")
     if found is None:
-        raise MissingPackages
+        raise MissingPackagesError
     return found
 
 

@@ -18,16 +18,16 @@ from datetime import UTC, datetime
 from logging import INFO, WARNING, Logger
 from typing import TYPE_CHECKING, Any, Self
 
-from dpadmm.errors import DpadmmError
+from dpadmm.errors import DPADMMError
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.protocol import (
     AGGREGATOR,
     BEAT_EVERY,
     CLAIMS,
     LEASE_FREE_AFTER,
-    BadMessage,
-    MissingPackages,
-    Seen,
+    BadMessageError,
+    LastContact,
+    MissingPackagesError,
     beat_subjects_of,
     clock_of_beat,
     grants_of,
@@ -49,7 +49,7 @@ try:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 except ImportError:
-    raise MissingPackages from None
+    raise MissingPackagesError from None
 
 if TYPE_CHECKING:
     from dpadmm.federation.server.leases import Leases
@@ -142,7 +142,7 @@ class Link:
         self._log, self._name = log, name
         self._beat_subject, hears = beat_subjects_of(name)
         self._subjects = {hears}
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, LastContact] = {}
         """Who gave a sign of life: names of sites, or ``AGGREGATOR``."""
         self.on_proposal: Callable[[str], None] = lambda study: None
         """Called with the hash of a study that the server proposes to this site."""
@@ -186,10 +186,10 @@ class Link:
         if message.subject.startswith("dpadmm.alive."):
             self._on_beat(message.subject, message.data)
         elif message.subject.startswith("dpadmm.lease"):
-            with suppress(BadMessage):
+            with suppress(BadMessageError):
                 await self._on_lease(message.subject, message.data)
         elif message.subject.startswith("dpadmm.proposal-"):
-            with suppress(BadMessage):
+            with suppress(BadMessageError):
                 self.on_proposal(unpacked_proposal(message.data))
         else:
             self._on_message(message.subject, message.data)
@@ -199,8 +199,8 @@ class Link:
 
     def _on_beat(self, subject: str, data: bytes) -> None:
         sender = subject.rpartition(".")[2]
-        with suppress(BadMessage):
-            seen = Seen(time.monotonic(), clock_of_beat(data) - time.time())
+        with suppress(BadMessageError):
+            seen = LastContact(time.monotonic(), clock_of_beat(data) - time.time())
             self.seen[AGGREGATOR if sender == "down" else sender] = seen
 
     async def _give_signs_of_life(self) -> None:
@@ -334,7 +334,7 @@ def reason_of(problem: BaseException) -> str:
         return f"it rejected the certificate ({problem.reason}): was it revoked, or is one of the clocks wrong?"
     if isinstance(problem, TimeoutError):
         return "no answer: a firewall may drop connections to this port, or the broker's machine is down"
-    if isinstance(problem, DpadmmError):  # of our own, such as an expired certificate
+    if isinstance(problem, DPADMMError):  # of our own, such as an expired certificate
         return str(problem)
     text = str(problem) or type(problem).__name__
     if "authorization violation" in text.lower():

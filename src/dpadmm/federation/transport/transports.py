@@ -19,13 +19,13 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 from dpadmm.errors import StudyError
-from dpadmm.federation.protocol import MissingPackages
+from dpadmm.federation.protocol import MissingPackagesError
 from dpadmm.sites.addresses import host_and_port
 
 try:
     from nats.aio.transport import Transport
 except ImportError:
-    raise MissingPackages from None
+    raise MissingPackagesError from None
 
 DIAL_TIMEOUT = 5.0
 """Seconds for name, port and TLS together; with a proxy, which has to do the same, twice as many."""
@@ -214,7 +214,7 @@ async def _web_socket(url: str, where: dict[str, Any], context: ssl.SSLContext, 
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
     except ImportError:
-        raise MissingPackages from None
+        raise MissingPackagesError from None
     try:
         connection = await connect(
             url, **where, ssl=context, server_hostname=expected, proxy=None, compression=None, max_size=MAX_FRAME,

@@ -115,7 +115,7 @@ def draft_from_table(path: Path, label: str) -> Draft:
         )
     for name in names:
         check_name(name, path)
-    seen = {name: Seen() for name in names}
+    seen = {name: CellSummary() for name in names}
     types = column_types(path)
     readable = [name for name, kind in types.items() if _is_readable(kind)]
     for name in names:
@@ -141,7 +141,7 @@ def draft_from_table(path: Path, label: str) -> Draft:
     return replace(draft, public_rows=PublicRows.of(path))
 
 
-def _no_start(label: Seen) -> str:
+def _no_start(label: CellSummary) -> str:
     """Why training cannot start from the rows of this label, if it cannot; every class is there."""
     lacking = label.missing + (sum(label.numbers[1].values()) if label.is_number else 0)
     if lacking:
@@ -177,7 +177,7 @@ class Numbers:
 
 
 @dataclass
-class Seen:
+class CellSummary:
     """What is known of a column's cells after some batches."""
 
     rows: int = 0
@@ -249,7 +249,7 @@ class Seen:
         return fit > 0.95 * self.counts.total()
 
 
-def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
+def _guess(name: str, seen: CellSummary, label: str, path: Path) -> DraftColumn:
     if why := _useless(name, seen, label):
         return DraftColumn(name, None, why)
     if is_boolean(seen):
@@ -271,7 +271,7 @@ def _guess(name: str, seen: Seen, label: str, path: Path) -> DraftColumn:
     return DraftColumn(name, {"kind": "category", "values": values, **unseen}, hint)
 
 
-def _useless(name: str, seen: Seen, label: str) -> str:
+def _useless(name: str, seen: CellSummary, label: str) -> str:
     """Why a column is left out, if it is."""
     if seen.is_temporal or seen.mostly(_DATE):
         return "dates; derive a number from them, such as an age or the days between two events"
@@ -295,7 +295,7 @@ def _useless(name: str, seen: Seen, label: str) -> str:
     return "every row has another value: looks like an identifier" if every_other and filled > 20 else ""
 
 
-def _persons(name: str, seen: Seen) -> str:
+def _persons(name: str, seen: CellSummary) -> str:
     """What an owner does where a person has several rows."""
     most = max(seen.counts.values())
     if most == 1:
@@ -306,12 +306,12 @@ def _persons(name: str, seen: Seen) -> str:
     )
 
 
-def _range(seen: Seen) -> dict[str, Any]:
+def _range(seen: CellSummary) -> dict[str, Any]:
     found = seen.numbers[0]
     return {"bounds": friendly(found.low, found.high)}
 
 
-def _usual(seen: Seen) -> dict[str, float]:
+def _usual(seen: CellSummary) -> dict[str, float]:
     """Mean and standard deviation to two digits of the latter, unless (nearly) all numbers are equal."""
     (found, codes), (low, high) = seen.numbers, _range(seen)["bounds"]
     std, no_values = math.sqrt(found.squares / found.n), {*MISSING, *codes}
@@ -323,7 +323,7 @@ def _usual(seen: Seen) -> dict[str, float]:
     return {name: int(each) if each.is_integer() and abs(each) < 1e15 else each for name, each in usual.items()}
 
 
-def _guess_label(name: str, seen: Seen, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _guess_label(name: str, seen: CellSummary, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     if not seen.counts:
         raise DataError(f"{path}: the label {name!r} has no value in any row")
     if len(seen.counts) == 1:
@@ -366,12 +366,12 @@ def _is_number(word: str, name: str) -> bool:
     return True
 
 
-def _is_mostly_numbers(seen: Seen) -> bool:
+def _is_mostly_numbers(seen: CellSummary) -> bool:
     numbers = sum(count for text, count in seen.counts.items() if _NUMBER.fullmatch(text))
     return 2 * numbers > seen.counts.total()
 
 
-def is_boolean(seen: Seen) -> bool:
+def is_boolean(seen: CellSummary) -> bool:
     """Whether every cell is a word for true or false, and both occur."""
     words = {word.lower() for word in seen.counts}
     return words <= {*TRUE, *FALSE} and bool(words & set(TRUE)) and bool(words & set(FALSE))
@@ -418,7 +418,7 @@ def _is_readable(kind: Any) -> bool:
     return any(is_kind(inner) for is_kind in (*kinds, *more))
 
 
-def _check_commas(name: str, seen: Seen, path: Path) -> None:
+def _check_commas(name: str, seen: CellSummary, path: Path) -> None:
     odd = seen.no_number or ""
     if _COMMA.fullmatch(odd) and all(_COMMA.fullmatch(x) or _WHOLE.fullmatch(x) for x in seen.counts):
         raise DataError(f"{path}: column {name!r} holds {odd!r}{comma_hint(odd)}")
@@ -477,7 +477,7 @@ def grade_hint(whole: list[int]) -> str:
     return f'if these are grades and not amounts: kind = "ordinal", values = {_as_values(whole)}'
 
 
-def code_hint(name: str, seen: Seen) -> str:
+def code_hint(name: str, seen: CellSummary) -> str:
     """What to say of whole numbers that may be codes: by the column's name, or few, often, and with gaps."""
     whole = seen.whole
     steps = {after - before for before, after in pairwise(whole)}
@@ -490,7 +490,7 @@ def code_hint(name: str, seen: Seen) -> str:
     return f'if these are codes and not amounts: kind = "category", values = {_as_values(whole)}, no bounds'
 
 
-def record_hint(name: str, seen: Seen) -> str:
+def record_hint(name: str, seen: CellSummary) -> str:
     """What to say of whole numbers that may number persons or records which have several rows.
 
     By the column's name; or they are many, hardly one is left out from the first (0, 1 or a large number) to the
@@ -505,7 +505,7 @@ def record_hint(name: str, seen: Seen) -> str:
     return f"if these number persons or records and are no amounts, leave the column out{_persons(name, seen)}"
 
 
-def missing_codes(seen: Seen) -> str:
+def missing_codes(seen: CellSummary) -> str:
     """What to say of numbers such as -99 that are far from all others."""
     codes = seen.numbers[1]
     said = " and ".join(f"{code} in {n:,} row{'s' * (n != 1)}" for code, n in codes.items())

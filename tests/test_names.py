@@ -1,0 +1,45 @@
+"""Names under ``src``: one class for each name, and error classes that end in Error."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+
+import dpadmm
+
+SOURCES = Path(dpadmm.__file__).parent
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCES.rglob("*.py"))
+
+
+def test_no_class_name_occurs_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in modules():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(SOURCES)))
+    assert places
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_error_classes_end_in_error() -> None:
+    found = {}
+    for path in modules():
+        if "Error)" not in (text := path.read_text(encoding="utf-8")) and "Exception)" not in text:
+            continue
+        name = ".".join(("dpadmm", *path.relative_to(SOURCES).with_suffix("").parts)).removesuffix(".__init__")
+        for each in vars(import_module(name)).values():
+            if inspect.isclass(each) and issubclass(each, Exception) and each.__module__ == name:
+                found[each.__name__] = issubclass(each, Warning)
+    assert len(found) > 10
+    assert [name for name, is_warning in found.items() if not name.endswith("Warning" if is_warning else "Error")] == []
+
+
+def test_the_top_of_the_package_has_packages_and_three_modules_only() -> None:
+    files = {each.name for each in SOURCES.iterdir() if each.is_file()}
+    assert files == {"__init__.py", "errors.py", "version.py", "py.typed"}
