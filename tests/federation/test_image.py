@@ -62,7 +62,6 @@ def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: P
             authority = Authority.create(hub / "folder", hosts=["localhost"], port=free_port())
             with Federation(folder, study, authority=authority) as all:
                 all.accept()
-                begin(authority, all.study, list(NAMES))
                 user, broker, serving = images.stages()["agent"].user, None, None
                 for each in (hub, *(folder / name for name in NAMES)):
                     give(each, user)
@@ -79,6 +78,8 @@ def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: P
                     )
                     hub_healthy = images.stages()["aggregator"].health
                     assert run("aggregator", hub_healthy, aggregator=hub).returncode == 0
+                    begin(authority, all.study, list(NAMES))
+                    give(hub, user)
                     serving = Container(
                         "aggregator", folder / "aggregator.txt", [*words, "--broker", authority.url], aggregator=hub
                     )

@@ -99,13 +99,13 @@ def test_alarms_are_raised_and_cleared_once_whatever_numbers_their_texts_have(
             notifier.update(lambda alarms=alarms: alarms)  # type: ignore[misc]
     found = [(each["kind"], each["code"], each["level"], each["text"]) for each in events(target)]
     assert found == [
-        ("alarm-raised", *DISK),
-        ("alarm-raised", *SILENT),
-        ("alarm-raised", *DISK._replace(level="error")),
-        ("alarm-raised", *other),
-        ("alarm-cleared", *SILENT),
-        ("alarm-cleared", *DISK._replace(level="error")),
-        ("alarm-cleared", *other),
+        ("alarm-raised", *DISK[:3]),
+        ("alarm-raised", *SILENT[:3]),
+        ("alarm-raised", *DISK._replace(level="error")[:3]),
+        ("alarm-raised", *other[:3]),
+        ("alarm-cleared", *SILENT[:3]),
+        ("alarm-cleared", *DISK._replace(level="error")[:3]),
+        ("alarm-cleared", *other[:3]),
     ]
 
 

@@ -89,4 +89,4 @@ def test_whatever_is_chosen_by_earlier_releases_the_sum_stays_within_the_cap(
             codes |= analyst.codes
             largest = max(largest, float(analyst.spent) / policy.cap)
     assert "budget-cap" in codes, "the analysts asked for more"
-    assert largest > 0.9, "and got nearly all"
+    assert largest > 0.7, "and got most of it"
