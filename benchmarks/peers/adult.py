@@ -31,17 +31,17 @@ from dpadmm.training.simulate import run_prepared
 AGENTS, DELTA, TEST_ROWS = 100, 1e-3, 5222
 SECURE = {"method": "auto", "trust": "secure_aggregation"}
 OURS: dict[str, dict[str, Any]] = {
-    "`auto`, local noise": {"method": "auto"},
+    "`auto`, plain aggregation": {"method": "auto"},
     "`auto`, secure aggregation, h = n/2": {**SECURE, "honest": AGENTS // 2},
     "`auto`, secure aggregation, h = n": {**SECURE, "honest": AGENTS},
     "no privacy": {"method": "centralized", "reg_share": 1e-6},
 }
 TRUST = {
-    "`auto`, local noise": "nobody",
+    "`auto`, plain aggregation": "none",
     "`auto`, secure aggregation, h = n/2": "50 of the 100 agents",
     "`auto`, secure aggregation, h = n": "all agents",
     "Opacus DP-SGD": "a curator who sees all rows",
-    "no privacy": "everybody",
+    "no privacy": "everyone",
 }
 TRIED = "0.05:800:8,0.05:800:16,0.05:3200:4,0.05:3200:8,0.05:3200:16,0.05:10000:2,0.05:10000:4"
 """Shares of the rows, steps and learning rates of which Opacus' best counts, by the test rows; the best of 43 on one
@@ -104,7 +104,7 @@ def main() -> None:
     peer = opacus(epsilons, chosen.splits, chosen)
     rows = {name: [cell(each[epsilon]) for epsilon in epsilons] for name, each in found.items()}
     rows["Opacus DP-SGD"] = [cell(peer[epsilon].errors) for epsilon in epsilons]
-    print(f"\n| test error in percent at ε = | relies on | {' | '.join(f'{each:g}' for each in epsilons)} |")
+    print(f"\n| test error in percent at ε = | trust required | {' | '.join(f'{each:g}' for each in epsilons)} |")
     print(f"| --- | --- |{' --: |' * len(epsilons)}")
     for name, trust in TRUST.items():
         print(f"| {name} | {trust} | {' | '.join(rows[name])} |")

@@ -54,7 +54,7 @@ def _save(path: Path, figure: Figure) -> None:
 
 
 def _round(palette: Palette) -> Figure:
-    """Three owners, what each does with its rows, and the aggregator that sees noisy answers alone."""
+    """Draw three owners with the steps of a round, and the server, which sees only noisy answers."""
     figure = Figure(figsize=(4.8, 5.0))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 48), ylim=(0, 50))
@@ -77,7 +77,7 @@ def _round(palette: Palette) -> Figure:
         39.4,
         8.0,
         palette.public,
-        "aggregator: mean of the noisy answers,\nthen the next model",
+        "server: mean of the noisy answers,\nthen the next model",
         bold=True,
     )
     _arrow(axes, palette, (40.6, 8.4), (45.4, 8.4), head=False)
@@ -113,13 +113,13 @@ def _arrow(
     )
 
 
-# Accuracy beside others
+# Accuracy compared with others
 
 
 def table_rows(page: str) -> dict[str, list[tuple[float, float, float]]]:
-    """ε, error and its ± of every row of the table of test errors in docs/explanation/secure-aggregation.md.
+    """Read ε, error and its ± from the table of test errors in docs/explanation/secure-aggregation.md.
 
-    So the figure has the numbers of that page, whose command (make adult) stands beside them.
+    The figure then has the numbers of that page, which also has their command (make adult).
     """
     lines = page.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("| test error in percent at ε ="))
@@ -130,9 +130,7 @@ def table_rows(page: str) -> dict[str, list[tuple[float, float, float]]]:
             break
         name, trust, *cells = _cells(line)
         pairs = [tuple(float(part) for part in cell.split(" ± ")) for cell in cells]
-        rows[f"{name.replace('`', '')}: relies on {trust}"] = [
-            (e, *pair) for e, pair in zip(epsilons, pairs, strict=True)
-        ]
+        rows[f"{name.replace('`', '')}; trust: {trust}"] = [(e, *pair) for e, pair in zip(epsilons, pairs, strict=True)]
     return rows
 
 
@@ -141,7 +139,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _peers(palette: Palette, rows: dict[str, list[tuple[float, float, float]]]) -> Figure:
-    """Test error by ε: one line for each method, with what it relies on."""
+    """Plot test error by ε: one line per method, with the trust it requires."""
     figure = Figure(figsize=(4.8, 4.9), layout="constrained")
     axes = figure.add_subplot()
     dashes = ("-", "-", (0, (6, 2)), (0, (2, 1.5)), (0, (1, 1)))

@@ -157,7 +157,7 @@ def _write_stubs(folder: Path) -> None:
 
 
 def _public_name(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
-    """Where the code names a class by its home, ``dpadmm.data.dataset.Dataset``: its public page, if it has one.
+    """Link a class named by its module, ``dpadmm.data.dataset.Dataset``, to its public page, if it has one.
 
     Other classes that exist are shown without a link; names that do not exist stay missing, which is an error.
     """
@@ -259,7 +259,7 @@ def _study_frame() -> list[tuple[str, str]]:
             "`adjacency`",
             f'Always `"{ADJACENCY}"`, which is also the default: two tables are neighbours if one row differs.',
         ),
-        ("`row_norm`", "The length R that rows are divided by; longer ones are shortened. Default: from the columns."),
+        ("`row_norm`", "Rows are divided by this norm R, and clipped to it. Default: from the columns."),
         ("`interactions`", 'Pairs of columns, `[["age", "smoker"]]`: the effect of each may depend on the other.'),
     ]
 
@@ -314,7 +314,7 @@ def _marked_up(text: str) -> str:
 
 
 def statement_words() -> str:
-    """The sentences that a statement is made of."""
+    """List the sentences of a privacy report."""
     parts = [
         f"- **{escaped(name)}**: {escaped(text)}"
         for group in (statement.SAMPLERS, statement.TRUST)
@@ -334,7 +334,7 @@ _WIDTHS = {"B": (1, "unsigned"), "H": (2, "unsigned"), "I": (4, "unsigned"), "Q"
 
 
 def _layout(form: Any, words: str) -> str:
-    """The fields of a struct, with the names that stand beside it in the code."""
+    """List the fields of a struct, with their names from the code."""
     names, rows, at = [each.strip(" .") for each in words.split(",")], [], 0
     fields = re.findall(r"(\d*)([a-zA-Z])", form.format.lstrip("<"))
     assert len(names) == len(fields), (names, fields)
@@ -368,12 +368,12 @@ HEADERS = {
 
 
 def message_kinds() -> str:
-    """Who sends which kind of message, with what body."""
+    """List the kinds of messages with sender and body."""
     rows = ["| number | kind | sent by | body |", "|--:|---|---|---|"]
     for kind in protocol.Kind:
         numbers = {"<f8": "float64 numbers, little-endian", "<i8": "int64 numbers, little-endian"}
         body = numbers.get(protocol.NUMBERS.get(kind, ""), _OTHER_BODIES.get(kind.name, "none"))
-        sender = "site" if kind > 16 else "aggregator"
+        sender = "site" if kind > 16 else "server"
         only = " (secure aggregation only)" if kind in protocol.MASKING else ""
         rows.append(f"| {kind.value} | `{kind.name}`{only} | {sender} | {body} |")
     return "\n".join(rows)
@@ -389,11 +389,11 @@ _OTHER_BODIES = {
 
 def verdicts() -> str:
     words = {
-        "GRANTED": "This agent may answer.",
-        "PROVE": "The lease is free: show that the ledger goes on from this mark.",
-        "WAIT": "Another agent of the site was there a moment ago.",
-        "CLONED": "Another agent of the site is there, too.",
-        "BEHIND": "The ledger lacks records that the aggregator knows of.",
+        "GRANTED": "This process may answer.",
+        "PROVE": "The lease is free: prove that the ledger continues from this mark.",
+        "WAIT": "Another process of the site held the lease a moment ago.",
+        "CLONED": "Another process of the site is connected.",
+        "BEHIND": "The ledger lacks records that the server has seen.",
     }
     return "\n".join(f"- {each.value} `{each.name}`: {words[each.name]}" for each in protocol.LeaseReply)
 
@@ -410,8 +410,8 @@ def subjects() -> str:
 
 def limits() -> str:
     return (
-        f"A body has at most {protocol.MAX_BODY:,} bytes. Signs of life are sent every {protocol.BEAT_EVERY:g} s; "
-        f"after {protocol.SILENT_AFTER:g} s without one a sender counts as silent. A lease holds "
+        f"A body has at most {protocol.MAX_BODY:,} bytes. Heartbeats are sent every {protocol.BEAT_EVERY:g} s; "
+        f"after {protocol.SILENT_AFTER:g} s without one a sender is silent. A lease holds "
         f"{protocol.LEASE_HOLDS:g} s after its claim, and is free {protocol.LEASE_FREE_AFTER:g} s after the last one."
     )
 

@@ -23,7 +23,7 @@ PROJECT = {
     "release/README": "release",
     "benchmarks/RESULTS": "benchmark-results",
 }
-"""Files beside docs/ that are pages of the site, in docs/project/."""
+"""Files outside docs/ that are pages of the site, in docs/project/."""
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _show_shell_cells(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
-    """A link to a page beside docs/, such as ../SECURITY.md, as the repository has it, leads to its page here."""
+    """Redirect links to files outside docs/, such as ../SECURITY.md, to their pages on the site."""
     release = Path(app.srcdir).parent / "release"
     for link in list(doctree.findall(addnodes.pending_xref)):
         path = str(link.get("reftarget", "")).removesuffix(".md")
@@ -77,7 +77,7 @@ def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:
             link["refdomain"], link["reftarget"] = "doc", f"project/{page}"
             link.attributes.setdefault("reftargetid", None)
         elif app.env.docname == "project/release" and path and (release / path).is_file():
-            link.replace_self(link.children)  # a file beside release/README.md, which is not on the site
+            link.replace_self(link.children)  # a file next to release/README.md, which is not on the site
 
 
 def _exclude_from_search(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:

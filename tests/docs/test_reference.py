@@ -48,7 +48,7 @@ def codes_in_source():
     return found
 
 
-def test_every_refusal_has_meaning_cause_and_cure():
+def test_every_refusal_has_meaning_cause_and_fix():
     page = (PAGES / "refusals.md").read_text("utf-8")
     entries = dict(re.findall(r"^### `([a-z-]+)`\n(.+?)(?=\n\n|\Z)", page, re.MULTILINE | re.DOTALL))
     codes = codes_in_source() | {protocol.WITHHELD}
@@ -56,7 +56,7 @@ def test_every_refusal_has_meaning_cause_and_cure():
     assert set(entries) == codes
     for code, text in entries.items():
         assert "**Cause:**" in text, code
-        assert "**Cure:**" in text, code
+        assert "**Fix:**" in text, code
 
 
 def test_every_exit_code_is_there():
