@@ -69,14 +69,14 @@ class DivergenceError(DPADMMError, ArithmeticError):
     It is seen in the consensus of a round, which is public: ``round`` tells no more of rows than that does.
     """
 
-    def __init__(self, method: str, round: int, n_rounds: int, cure: str) -> None:
-        super().__init__(method, round, n_rounds, cure)
-        self.method, self.round, self.n_rounds, self.cure = method, round, n_rounds, cure
+    def __init__(self, method: str, round: int, n_rounds: int, hint: str) -> None:
+        super().__init__(method, round, n_rounds, hint)
+        self.method, self.round, self.n_rounds, self.hint = method, round, n_rounds, hint
 
     def __str__(self) -> str:
         return (
             f"{self.method} {DIVERGED} {self.round} of {self.n_rounds}: the weights are no longer finite "
-            f"numbers, so there is no model; use {self.cure}"
+            f"numbers, so there is no model; use {self.hint}"
         )
 
 

@@ -328,7 +328,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         _public(lambda cells: {name: each for name, each in cells.items() if name != "n2"}),
         "public.csv has no column 'n2'",
     ),
-    "public rows of one class": (_public(_of_one_class), "public rows must have rows of every class to start from"),
+    "public rows of one class": (_public(_of_one_class), "the public rows must contain every class"),
     "public rows of an unknown class": (
         _public(lambda cells: {**cells, "outcome": ["odd"] * 60}), "public.csv.* is none of the classes",
     ),
@@ -463,7 +463,7 @@ def test_intervals_for_more_columns_than_the_budget_allows_are_refused_before_an
     path.write_text("\n".join([*head, *columns]) + "\n")
     answer = cli("train", path, "--data", table, "-o", model)
     assert answer.code == 2
-    assert "the noise would hide how 40 columns go together" in " ".join(answer.err.split())
+    assert "too much noise to estimate the covariance of 40 columns" in " ".join(answer.err.split())
     assert not model.exists()
     path.write_text("\n".join([*head, *columns[:1]]).replace("0.5", "9.0") + "\n")
     cli("train", path, "--data", table, "-o", model).succeeded()

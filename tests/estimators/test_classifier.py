@@ -289,7 +289,7 @@ def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPa
         ((X[:, :2], Y), "public: X has 2 features"),
         ((np.where(X > 0.0, np.nan, X), Y), "public: Input X contains NaN"),
         ((X, np.full(240, "maybe")), "public: row 1: label 'maybe' is not one of the declared classes"),
-        ((X[Y == "no"], Y[Y == "no"]), "public: the public rows must have rows of every class"),
+        ((X[Y == "no"], Y[Y == "no"]), "public: the public rows must contain every class"),
     ]:
         with case(words), pytest.raises(ValueError, match=f"^{words}"):
             DPADMMClassifier(**PUBLIC).fit(X, Y, public=rows)

@@ -18,7 +18,7 @@ from dpadmm.errors import DataError
 from dpadmm.matrices import memmap as paging
 from dpadmm.matrices.clipping import as_matrix, row_norms
 from dpadmm.matrices.coded import CodedRows
-from dpadmm.matrices.storage import GrowingArray, grouped, moved
+from dpadmm.matrices.storage import GrowingArray, group_order, reorder
 from dpadmm.training.train import run_study
 
 WIDE = Schema((*SCHEMA.columns[:2], Category("region0", tuple(f"v{k}" for k in range(60)))))
@@ -53,7 +53,7 @@ def test_rows_fill_the_room_that_was_made_for_them_or_more() -> None:
 def test_rows_come_in_the_order_that_was_asked_for() -> None:
     rng = np.random.default_rng(0)
     rows, order = rng.normal(size=(700, 5)).astype(np.float32), rng.permutation(700)
-    found = moved(mapped(rows), np.argsort(order))
+    found = reorder(mapped(rows), np.argsort(order))
     assert paging.is_mapped(found)
     assert paging.is_nameless(found)
     np.testing.assert_array_equal(found, rows[order])
@@ -77,11 +77,11 @@ def test_rows_are_grouped_as_a_stable_sort_would() -> None:
     rng = np.random.default_rng(1)
     owners = np.concatenate([rng.integers(0, 7, 2**20 + 5, dtype=np.int32), np.arange(7, dtype=np.int32)])
     rows = np.arange(len(owners), dtype=np.float64)[:, None]
-    places, offsets = grouped(owners, 7)
+    places, offsets = group_order(owners, 7)
     deal = of_codes(owners, tuple("abcdefg"))
     assert places.dtype == np.int32
     assert np.array_equal(offsets, deal.offsets)
-    assert np.array_equal(moved(mapped(rows), places), rows[deal.order])
+    assert np.array_equal(reorder(mapped(rows), places), rows[deal.order])
 
 
 def test_coded_rows_too() -> None:
@@ -89,14 +89,14 @@ def test_coded_rows_too() -> None:
     codes = mapped(rng.integers([1, 4], [4, 9], (700, 2), dtype=np.uint8))
     coded = CodedRows(mapped(rng.uniform(0.1, 1.0, (700, 2))), codes, np.array([0]), 9)
     order = rng.permutation(700)
-    found = moved(coded, np.argsort(order))
+    found = reorder(coded, np.argsort(order))
     assert paging.is_nameless(found)
     np.testing.assert_array_equal(found.toarray(), coded.toarray()[order])
     np.testing.assert_allclose(row_norms(coded), np.linalg.norm(coded.toarray(), axis=1))
     assert len(list(paging.row_portions(coded))) > 2
     assert as_matrix(coded) is coded
     with pytest.raises(DataError, match="sparse rows cannot be written in another order"):
-        moved(csr_array(np.tri(4)), np.arange(4))
+        reorder(csr_array(np.tri(4)), np.arange(4))
 
 
 def test_a_table_in_a_file_gives_the_model_of_one_in_memory(tmp_path_factory: pytest.TempPathFactory) -> None:

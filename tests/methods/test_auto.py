@@ -28,7 +28,7 @@ from dpadmm.losses import Huber, Logistic, Loss, Softmax, Squared
 from dpadmm.losses.base import slopes
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import Auto, AutoRounds, Round, RoundResult
-from dpadmm.methods.auto import LEAST_KNOWN, PublicState
+from dpadmm.methods.auto import HYPERPARAMETERS, PublicState
 from dpadmm.models.run import Result
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.preconditioner import WIDEST, Preconditioner
@@ -124,17 +124,17 @@ def test_what_is_broadcast_is_all_that_is_known() -> None:
     state = PublicState(0.5, 2.0, 0.7, 4.0, 0.1, 0.0, 0.3, shape, *arrays)
     again = PublicState.unpacked(state.packed(), (D, 3))
     assert np.array_equal(again.packed(), state.packed())
-    assert again.shape.same(state.shape)
+    assert again.preconditioner.same(state.preconditioner)
     assert np.array_equal(again.weights, state.weights)
-    np.testing.assert_allclose(state.weights, 0.7 * state.shape.transposed_times(arrays[2] / 4.0))
-    np.testing.assert_allclose(replace(state, averaged=0.0).weights, state.shape.transposed_times(arrays[0]))
-    doubted = replace(state, doubt=0.5)
-    assert np.array_equal(PublicState.unpacked(doubted.packed(), (D, 3)).weights, doubted.weights)
+    np.testing.assert_allclose(state.weights, 0.7 * state.preconditioner.transposed_times(arrays[2] / 4.0))
+    np.testing.assert_allclose(replace(state, n_averaged=0.0).weights, state.preconditioner.transposed_times(arrays[0]))
+    weighted = replace(state, prior_weight=0.5)
+    assert np.array_equal(PublicState.unpacked(weighted.packed(), (D, 3)).weights, weighted.weights)
     start, learnt = arrays[3], 0.7 * arrays[2] / 4.0
     b = np.stack([shape.times(each) for each in np.eye(D)], axis=1)
-    known = np.eye(D) - 0.1 * b @ b.T + LEAST_KNOWN * np.eye(D)  # M and at least so much
+    known = np.eye(D) - 0.1 * b @ b.T + HYPERPARAMETERS.min_private * np.eye(D)  # M + fI
     kept = known @ np.linalg.solve(known + 0.5 * np.eye(D), learnt - start)
-    np.testing.assert_allclose(doubted.weights, state.shape.transposed_times(start + kept))
+    np.testing.assert_allclose(weighted.weights, state.preconditioner.transposed_times(start + kept))
 
 
 def test_it_starts_from_public_weights() -> None:
@@ -149,7 +149,7 @@ def test_it_starts_from_public_weights() -> None:
     np.testing.assert_allclose(after.weights, warm, atol=1e-12)
     np.testing.assert_array_equal(after.origin, after.point)
     packed = method.aggregate(RoundResult(sent, method.start((D, 1)), 1, method.problem, rows.n_rows))
-    assert PublicState.unpacked(packed, (D, 1)).shape.same(after.shape)
+    assert PublicState.unpacked(packed, (D, 1)).preconditioner.same(after.preconditioner)
 
 
 # What it costs
@@ -226,7 +226,7 @@ def test_a_run_reports_what_every_agent_took_part_in() -> None:
 
 
 def test_it_needs_two_rounds() -> None:
-    with pytest.raises(StudyError, match="at least 2 rounds: one for the moments"):
+    with pytest.raises(StudyError, match="at least 2 rounds: one for moments"):
         simulate("synthetic", method="auto", epsilon=1.0, n_rounds=1)
 
 
@@ -264,7 +264,7 @@ def test_answers_are_weighted_by_rows_and_budget_of_those_who_are_there() -> Non
         packed = method.aggregate(RoundResult(uploads, state.packed(), 3, problem, sizes, active))
         weights = (sizes * mus)[there] / np.sum((sizes * mus)[there])
         expected = 0.3 * np.tensordot(weights, uploads[there], axes=1)
-        np.testing.assert_allclose(PublicState.unpacked(packed, (D, 1)).last, expected, rtol=1e-9)
+        np.testing.assert_allclose(PublicState.unpacked(packed, (D, 1)).last_gradient, expected, rtol=1e-9)
 
 
 def test_unequal_agents_cost_little() -> None:
@@ -350,10 +350,10 @@ def test_a_model_of_a_run_that_ends_early_is_the_last_point() -> None:
     noise = SimulatedNoise(1, 2, (D, 1))
     outcome = train(method, method.problem, rows, n_rounds=4, noise=noise)
     state = PublicState.unpacked(outcome.broadcast, (D, 1))
-    assert state.averaged == 0.0
-    np.testing.assert_allclose(outcome.consensus, state.shape.transposed_times(state.point))
+    assert state.n_averaged == 0.0
+    np.testing.assert_allclose(outcome.consensus, state.preconditioner.transposed_times(state.point))
     whole = train(method, method.problem, rows, n_rounds=17, noise=noise)
-    assert PublicState.unpacked(whole.broadcast, (D, 1)).averaged == 8.0
+    assert PublicState.unpacked(whole.broadcast, (D, 1)).n_averaged == 8.0
 
 
 def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
@@ -368,7 +368,7 @@ def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
                 noise = SimulatedNoise(seed, 2, (D, loss.n_outputs))
                 outcome = train(method, method.problem, rows, n_rounds=1, noise=noise)
                 state = PublicState.unpacked(outcome.broadcast, (D, loss.n_outputs))
-                assert state.shape.same(Preconditioner(np.ones(D), np.zeros(D)))
+                assert state.preconditioner.same(Preconditioner(np.ones(D), np.zeros(D)))
                 curvature = 4.0 if loss.task == "regression" else 1.0
                 assert state.step == pytest.approx(min(16.0, 4.0 / (nu * D), 0.125 / nu) / curvature)
                 assert state.clip == 0.5 if loss.task != "regression" else state.clip <= 0.5
@@ -384,7 +384,7 @@ def test_wide_rows_get_a_diagonal_shape() -> None:
         method = AutoRounds(problem, width, 9, np.full(1, 1e-3), np.full(1, 1e-3))
         told = np.concatenate([each[:width] for each in np.split(moments, 3)])[None]
         packed = method.aggregate(RoundResult(told, method.start((width, 1)), 1, problem, np.array([10**6])))
-        assert PublicState.unpacked(packed, (width, 1)).shape.direction.any() == (width == WIDEST)
+        assert PublicState.unpacked(packed, (width, 1)).preconditioner.direction.any() == (width == WIDEST)
 
 
 # The step's guard
@@ -396,18 +396,18 @@ def test_the_step_is_halved_when_gradients_turn_against_each_other() -> None:
     rows = cohort(loss, sizes=(400, 400))
     method = made(rows, loss, 17, noise_multiplier=1.0)
     last = np.linspace(0.5, 1.0, D)[:, None]
-    state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), step=4.0, last=last)
+    state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), step=4.0, last_gradient=last)
     square = float(np.sum(last**2))
     for deviation in (0.0, 0.01, 0.2):
         bound = 3.0 * deviation**2 * math.sqrt(D) + 0.25 * (square - D * deviation**2)
         for share, halved in ((0.99, False), (1.01, True), (-2.0, False)):
             with case(deviation, share):
                 gradient = -share * bound / square * last
-                assert method._stepped(state, gradient, deviation, 5).step == (2.0 if halved else 4.0)
-                assert method._stepped(state, gradient, deviation, 2).step == 4.0  # there is none before
-                after = method._stepped(state, gradient, deviation, 5)
+                assert method._take_step(state, gradient, deviation, 5).step == (2.0 if halved else 4.0)
+                assert method._take_step(state, gradient, deviation, 2).step == 4.0  # there is none before
+                after = method._take_step(state, gradient, deviation, 5)
                 np.testing.assert_array_equal(after.point, -after.step * gradient)
-                np.testing.assert_array_equal(after.last, gradient)
+                np.testing.assert_array_equal(after.last_gradient, gradient)
 
 
 def test_a_sequence_that_would_diverge_comes_to_rest() -> None:

@@ -21,8 +21,8 @@ from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
 from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
-from dpadmm.methods.newton import MOST_COLUMNS, ROUNDS, Inferred
-from dpadmm.methods.prior import CLIPS, Prior, usual_shrink
+from dpadmm.methods.newton import MAX_FEATURES, ROUNDS, Inferred
+from dpadmm.methods.prior import CLIPS, Prior, default_shrink
 from dpadmm.models.run import run
 from dpadmm.queries.problem import make_rows
 from dpadmm.studies.settings import Settings, Training
@@ -75,10 +75,10 @@ def test_the_last_round_has_most_of_the_budget_and_all_of_it_is_what_was_agreed(
 
 
 def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent() -> None:
-    wide = tuple(f"x{j}" for j in range(MOST_COLUMNS))
+    wide = tuple(f"x{j}" for j in range(MAX_FEATURES))
     study(features=wide)
     for made, words in [
-        (lambda: study(features=(*wide, "more")), f"at most {MOST_COLUMNS} features, and there are {MOST_COLUMNS + 1}"),
+        (lambda: study(features=(*wide, "more")), f"at most {MAX_FEATURES} features, not {MAX_FEATURES + 1}"),
         (
             lambda: study(training={"loss": "huber"}, classes=None),
             "losses logistic, squared and poisson, not for huber",
@@ -90,7 +90,10 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
         (lambda: study(training={"method": "dp_admm"}), "inference belongs to auto, and dp_admm gives no intervals"),
         (lambda: Settings(epsilon=1.0, inference=True), "inference belongs to auto, and dp_admm gives no intervals"),
         (lambda: study(training={"average": "tail"}), 'with inference, average is "last"'),
-        (lambda: study(training={"n_rounds": 1}), "at least 2 rounds: the last one starts from what the others found"),
+        (
+            lambda: study(training={"n_rounds": 1}),
+            "at least 2 rounds: the last one starts from the result of the others",
+        ),
     ]:
         with case(words), pytest.raises(StudyError, match=words):
             made()
@@ -101,7 +104,7 @@ def test_what_is_broadcast_keeps_all_of_it() -> None:
     root = rng.normal(size=(4, 4))
     told = Inferred(0.3, 1.7, rng.normal(size=4), root @ root.T)
     again = Inferred.unpacked(told.packed(), 4)
-    assert (again.clip, again.clearance) == (0.3, 1.7)
+    assert (again.clip, again.hessian_snr) == (0.3, 1.7)
     assert np.array_equal(again.weights, told.weights)
     np.testing.assert_allclose(again.covariance, told.covariance, rtol=1e-15)
     assert np.array_equal(again.covariance, again.covariance.T)
@@ -331,7 +334,7 @@ def test_public_rows_are_the_start_and_the_estimate_is_not_drawn_towards_them() 
         simulate(dataset, n_agents=1, intercept=True, warm_start=start, metrics_every=0, **common)
         for start in (None, -true[:, None])
     ]
-    method, prior = found[0].method, Prior(-true[:, None], 100, np.zeros(6), np.zeros(6), usual_shrink(CLIPS))
+    method, prior = found[0].method, Prior(-true[:, None], 100, np.zeros(6), np.zeros(6), default_shrink(CLIPS))
     assert np.array_equal(
         method.with_prior(prior).start((6, 1)), method.start((6, 1), -true[:, None])
     )  # as across sites

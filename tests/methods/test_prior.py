@@ -17,8 +17,8 @@ from dpadmm.engine.noise import ExactNoise, SimulatedNoise
 from dpadmm.errors import DataError
 from dpadmm.losses import Logistic, Loss, Softmax, Squared
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods.auto import PublicState, usual_shrink
-from dpadmm.methods.prior import CLIPS, FOLDS, LEAST_SHRINK, RIDGE, prior_of
+from dpadmm.methods.auto import PublicState, default_shrink
+from dpadmm.methods.prior import CLIPS, FOLDS, MIN_SHRINK, RIDGE, prior_of
 from dpadmm.models.run import Result, run
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2
@@ -71,7 +71,7 @@ def test_scores_are_shortened_by_as_much_as_clipping_makes_them_longer() -> None
             for _ in range(3000):
                 surprise = 1.0 / (1.0 + np.exp(weight))
                 weight += 4.0 * (right * min(surprise, clip) - (1.0 - right) * min(1.0 - surprise, clip))
-            expected = max(float(prior.weights[0, 0]) / weight, LEAST_SHRINK)
+            expected = max(float(prior.weights[0, 0]) / weight, MIN_SHRINK)
             assert prior.shrink(clip) == pytest.approx(expected, rel=0.03)
 
 
@@ -80,7 +80,7 @@ def test_labels_that_the_rows_do_not_tell_leave_the_usual_length() -> None:
     features = rng.uniform(-0.5, 0.5, size=(60, 3))
     labels = np.where(np.arange(60) % 2 == 0, 1.0, -1.0)
     prior = prior_of(Problem(Logistic(), L2(), 0.0), make_rows(features, labels))
-    np.testing.assert_array_equal(prior.shrinks, usual_shrink(CLIPS))
+    np.testing.assert_array_equal(prior.shrinks, default_shrink(CLIPS))
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -98,7 +98,7 @@ def test_rows_of_every_class_are_needed(loss: Loss) -> None:
     rows = cohort(loss, sizes=(100,))
     some = rows.labels == rows.labels[0]
     lacking = make_rows(rows.features[rows.order][some], rows.labels[some])
-    with pytest.raises(DataError, match="rows of every class"):
+    with pytest.raises(DataError, match="must contain every class"):
         prior_of(Problem(loss, L2(), 0.0), lacking)
 
 
@@ -187,8 +187,8 @@ def test_public_rows_with_labels_turned_around_are_not_believed(task: str, epsil
         wrong = prior_of(world.problem, world.turned).weights
         found.append([world.loss(each) for each in (without.weights, turned.weights, wrong)])
         states = [PublicState.unpacked(each.outcome.broadcast, wrong.shape) for each in (without, same, turned)]
-        assert states[0].doubt == 0.0
-        trust.append(states[2].doubt / states[1].doubt)
+        assert states[0].prior_weight == 0.0
+        trust.append(states[2].prior_weight / states[1].prior_weight)
     assert max(trust) < 0.5
     without_any, misled, public = np.mean(found, axis=0)
     assert misled < 1.06 * without_any < public

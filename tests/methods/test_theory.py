@@ -126,8 +126,8 @@ def test_without_noise_the_smooth_step_is_one_over_the_curvature() -> None:
 
 def test_the_smooth_theorem_refuses_kinks() -> None:
     for problem, kink in (
-        (Problem(Hinge(), L2(), 0.1), "the loss has kinks"),
-        (Problem(Logistic(), L1(), 0.1), "the regularizer has kinks"),
+        (Problem(Hinge(), L2(), 0.1), "the loss is not smooth"),
+        (Problem(Logistic(), L1(), 0.1), "the regularizer is not smooth"),
     ):
         made = constants_of(problem, n_features=4, n_rows=ROWS, noise_multiplier=np.ones(3), weight_radius=3.0)
         with pytest.raises(StudyError, match=kink):

@@ -302,7 +302,7 @@ class AutoListener:
         """``s/C``, ``q`` and ``C·θ`` of what was sent, for shaped gradients; nothing for moments."""
         self.round += 1
         told = PublicState.unpacked(sent, (N_FEATURES, 1))
-        asked = [told.shape.scale / told.clip, told.shape.direction, told.clip * told.point[:, 0]]
+        asked = [told.preconditioner.scale / told.clip, told.preconditioner.direction, told.clip * told.point[:, 0]]
         return np.concatenate(asked) if self.round > 1 else np.zeros(0), upload.ravel()
 
 
@@ -310,9 +310,9 @@ def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ..
     """A message with C, s, q and θ, and nothing in what agents have no use for."""
     ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
     return PublicState(
-        clip=clip, step=0.0, shrink=1.0, averaged=0.0, ridge=0.0, doubt=0.0, noise=0.0,
-        shape=Preconditioner(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
-        last=none, total=none, origin=none,
+        clip=clip, step=0.0, shrink=1.0, n_averaged=0.0, ridge=0.0, prior_weight=0.0, noise=0.0,
+        preconditioner=Preconditioner(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
+        last_gradient=none, total=none, origin=none,
     ).packed()  # fmt: skip
 
 

@@ -71,6 +71,6 @@ class AdmmRounds(SolvedAdmm):
     def price(self, agent: int) -> Release:
         return Release(0.0)
 
-    def aggregate(self, gathered: RoundResult) -> Floats:
-        mean, problem = super().aggregate(gathered), gathered.problem
+    def aggregate(self, result: RoundResult) -> Floats:
+        mean, problem = super().aggregate(result), result.problem
         return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean

@@ -43,8 +43,8 @@ _NEWTON_WEIGHTS = 2000
 class NotSolvedError(DPADMMError):
     """Some agent's local problem was not solved to its tolerance: that depends on its rows."""
 
-    def __init__(self, cure: str) -> None:
-        super().__init__(cure)
+    def __init__(self, hint: str) -> None:
+        super().__init__(hint)
 
     def __str__(self) -> str:
         return (

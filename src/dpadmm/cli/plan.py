@@ -32,7 +32,7 @@ from dpadmm.cli.screen import (
 from dpadmm.data.leakage import leakage_warnings
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods.auto import MOST_NOISE, Auto
+from dpadmm.methods.auto import HYPERPARAMETERS, Auto
 from dpadmm.models.description import load_description
 from dpadmm.planning import forecast
 from dpadmm.planning import plan as planning
@@ -277,7 +277,8 @@ def show(plan: Plan) -> None:
 
 
 def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
-    drowned = f", too much to learn from (above {MOST_NOISE:g})" if costs.noise_all > MOST_NOISE else ""
+    limit = HYPERPARAMETERS.max_noise
+    drowned = f", too much to learn from (above {limit:g})" if costs.noise_all > limit else ""
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", screen.rounded_up(costs.epsilon)),
         *screen.trust_rows(costs),

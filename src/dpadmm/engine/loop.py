@@ -238,11 +238,11 @@ def train(
                 before = consensus
                 if answered is not None:
                     answered[slice(None) if active is None else active] = k
-                gathered = RoundResult(uploads, broadcast, k, problem, (sizes or rows).n_rows, active, answered)
+                result = RoundResult(uploads, broadcast, k, problem, (sizes or rows).n_rows, active, answered)
                 if isinstance(noise, SecureSumNoise):
-                    gathered = gathered.pooled(noise.honest)
+                    result = result.pooled(noise.honest)
                 void = voids is not None and voids(k)
-                next_broadcast = broadcast if void else method.aggregate(gathered)
+                next_broadcast = broadcast if void else method.aggregate(result)
                 new_consensus = method.model(next_broadcast)
             if participation:  # charged first: an interruption may cost budget, never privacy
                 attended[k - 1, slice(None) if active is None else active] = True
@@ -257,7 +257,7 @@ def train(
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
                 averages(view)
             if not (np.isfinite(broadcast).all() and np.isfinite(averages.consensus).all()):
-                raise DivergenceError(method.name, k, n_rounds, method.cure)
+                raise DivergenceError(method.name, k, n_rounds, method.divergence_hint)
             for observer in observers:
                 observer(view)
             if stop and stop(k, consensus, before):

@@ -202,14 +202,14 @@ class Method(ABC, Generic[S]):
     """
 
     name: ClassVar[str]
-    cure: ClassVar[str]
+    divergence_hint: ClassVar[str]
     """What keeps its weights in bounds, for whoever sees it diverge."""
     local_models: ClassVar[bool]
     """Whether agents have models of their own (else everyone has the consensus)."""
     server_side: ClassVar[bool] = False
     """Whether agents that are absent are left out; else their last uploads stay in the mean for a while."""
     weighs_answers: ClassVar[bool] = False
-    """Whether ``aggregate`` takes no more than ``gathered.mean`` of what agents say, which then need not be kept."""
+    """Whether ``aggregate`` takes no more than ``result.mean`` of what agents say, which then need not be kept."""
 
     @abstractmethod
     def init(self, problem: Problem, rows: Rows) -> S:
@@ -243,13 +243,13 @@ class Method(ABC, Generic[S]):
         """How clear the Hessian is of its noise (0: none was released), and the weights' covariance (d, d) if it is."""
         return 0.0, None
 
-    def aggregate(self, gathered: RoundResult) -> Floats:
-        """The aggregator: what was gathered in a round -> what is broadcast next; here the mean of recent uploads.
+    def aggregate(self, result: RoundResult) -> Floats:
+        """The aggregator: what was result in a round -> what is broadcast next; here the mean of recent uploads.
 
         Over the agents in it, duals sum to zero after every round, whoever left before: ``Σ w̃_i − γ_i/ρ = n·w`` and
         ``γ_i ← γ_i − ρ(w̃_i − w)`` give ``Σγ_i = 0``.
         """
-        return consensus_step(gathered.recent)
+        return consensus_step(result.recent)
 
 
 class DeployableMethod(Method[S]):

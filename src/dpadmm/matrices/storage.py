@@ -96,7 +96,7 @@ class GrowingArray:
             self._file.close()
 
 
-def grouped(owners: NDArray[np.integer[Any]], n_owners: int) -> tuple[NDArray[Any], Integers]:
+def group_order(owners: NDArray[np.integer[Any]], n_owners: int) -> tuple[NDArray[Any], Integers]:
     """Where every row goes when those of an owner follow those of another, and where each of them begins.
 
     Owners 1, 0, 1, 0 give places 2, 0, 3, 1 and offsets 0, 2, 4.
@@ -117,7 +117,7 @@ def grouped(owners: NDArray[np.integer[Any]], n_owners: int) -> tuple[NDArray[An
     return places, offsets
 
 
-def moved(features: Features, places: NDArray[Any]) -> Features:
+def reorder(features: Features, places: NDArray[Any]) -> Features:
     """Row j to ``places[j]`` of a new file without a name, faster where runs of rows stay together."""
     if isinstance(features, np.ndarray):
         return _scattered(features, features, places)

@@ -1,7 +1,7 @@
 """DP-ADMM, the paper's Algorithm 1: one noisy gradient step per round in place of an exact local solve.
 
-Its equations come first. Arrays of agents are (n, d, p); the consensus is (d, p); step sizes are (n, 1, 1). An
-agent does ``dual_step`` (it closes the round before), ``primal_step`` and ``upload``; the aggregator
+The equations come first. Arrays of agents are (n, d, p), the consensus is (d, p), step sizes are (n, 1, 1). An agent
+runs ``dual_step`` (which completes the round before), ``primal_step`` and ``upload``; the aggregator runs
 ``consensus_step``. The other ADMM methods share all but ``primal_step``.
 """
 
@@ -22,7 +22,7 @@ from dpadmm.engine.method import (
 )
 from dpadmm.engine.method import consensus_step as consensus_step
 from dpadmm.engine.noise import LazyAnswers, SimulatedNoise
-from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.theory import Constant, Schedule, theorem_schedule
 from dpadmm.parameters.fields import Positive
 from dpadmm.queries.gradient import Gradient
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdmmState:
-    """Local models and duals of a cohort: released w̃_i and γ_i, both (n, d, p)."""
+    """Released local models w̃_i and duals γ_i of a cohort, both (n, d, p)."""
 
     released: Floats
     dual: Floats
 
 
 def dual_step(dual: Floats, *, released: Floats, consensus: Floats, rho: float) -> Floats:
-    """``γ^k = γ^{k−1} − ρ (w̃^k − w^k)``; the duals of all agents sum to zero after it."""
+    """Return ``γ^k = γ^{k−1} − ρ (w̃^k − w^k)``. These duals of all agents sum to zero."""
     out = consensus - released
     out *= rho
     out += dual
@@ -49,9 +49,9 @@ def dual_step(dual: Floats, *, released: Floats, consensus: Floats, rho: float) 
 
 
 def next_dual(state: AdmmState, consensus: Floats, rho: float) -> Floats:
-    """γ^{k−1}, closed when the agent hears w^{k−1}.
+    """Return γ^{k−1}, which an agent computes when it receives w^{k−1}.
 
-    An agent that was away closes it with the consensus it returns to, so that the duals still sum to zero.
+    An agent that missed rounds uses the first consensus it receives afterwards, so the duals still sum to zero.
     """
     return dual_step(state.dual, released=state.released, consensus=consensus, rho=rho)
 
@@ -66,23 +66,23 @@ def primal_step(
     rho: float,
     step_size: Floats,
 ) -> Floats:
-    """``w̃^k = (−h − (λ/n)R'(w̃^{k−1}) + γ^{k−1} + ρ w^{k−1} + w̃^{k−1}/η) / (ρ + 1/η)``.
+    """Return ``w̃^k = (−h − (λ/n)R'(w̃^{k−1}) + γ^{k−1} + ρ w^{k−1} + w̃^{k−1}/η) / (ρ + 1/η)``.
 
-    ``noisy_gradient`` is h, ``reg_gradient`` is (λ/n)R'; noise of scale s on h is noise of scale
-    s/(ρ + 1/η) on w̃, as in the paper.
+    ``noisy_gradient`` is h, ``reg_gradient`` is (λ/n)R'. Noise of scale s in h is noise of scale s/(ρ + 1/η) in w̃, as
+    in the paper.
     """
-    pull = 1.0 / step_size
-    out = released * pull
+    inverse_step = 1.0 / step_size
+    out = released * inverse_step
     out += rho * consensus
     out += dual
     out -= noisy_gradient
     out -= reg_gradient
-    out *= 1.0 / (rho + pull)
+    out *= 1.0 / (rho + inverse_step)
     return out
 
 
 def upload(released: Floats, dual: Floats, rho: float) -> Floats:
-    """``c^k = w̃^k − γ^{k−1}/ρ``: all the aggregator needs of the pair (w̃^k, γ^{k−1})."""
+    """Return ``c^k = w̃^k − γ^{k−1}/ρ``. The aggregator needs nothing else of (w̃^k, γ^{k−1})."""
     out = dual * (-1.0 / rho)
     out += released
     return out
@@ -94,10 +94,10 @@ class DpAdmm(MethodSettings):
 
     rho: Rho = 0.1
     weight_radius: Annotated[
-        Positive, "c_w, a public guess of the norm of the best weights; it shapes step sizes, not privacy."
+        Positive, "c_w, a public estimate of the norm of the optimal weights. It affects step sizes, not privacy."
     ] = 10.0
     schedule: Annotated[
-        Literal["theorem", "constant"], "Step sizes of the theorem that applies, or step_size in every round."
+        Literal["theorem", "constant"], "Step sizes of the applicable theorem, or step_size in every round."
     ] = "theorem"
     step_size: Annotated[Positive, "η of the constant schedule."] = 1.0
 
@@ -115,14 +115,22 @@ class DpAdmm(MethodSettings):
 
 @dataclass(frozen=True)
 class DpAdmmRounds(DeployableMethod[AdmmState]):
-    """Algorithm 1."""
+    """Algorithm 1.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        Step sizes η_i^k.
+    noise_multiplier : (n,)
+        z of every agent, in units of its gradient's sensitivity 2c1/m_i; 0 means no noise.
+    """
 
     rho: float
-    schedule: Schedule  # step sizes η_i^k
-    noise_multiplier: Floats  # (n,): z of every agent, in units of its gradient's sensitivity 2c1/m_i; 0 means no noise
+    schedule: Schedule
+    noise_multiplier: Floats
 
     name: ClassVar[str] = "dp_admm"
-    cure: ClassVar[str] = (
+    divergence_hint: ClassVar[str] = (
         "a smaller step_size (or the theorem's schedule), a larger rho, a smaller reg_share, or less noise"
     )
     local_models: ClassVar[bool] = True
@@ -138,11 +146,11 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
         return Gradient.name, self.noise_multiplier
 
     def parameters(self, state: AdmmState, consensus: Floats, *, round: int) -> Floats:
-        """Where every agent's gradient is wanted: w̃_i^{k−1}."""
+        """Return the point of every agent's gradient, w̃_i^{k−1}."""
         return state.released
 
     def step(self, state: AdmmState, now: Round) -> tuple[AdmmState, Floats | LazyAnswers]:
-        """Run one round; for large simulated cohorts in one compiled pass with the bits of ``advance``."""
+        """Run one round. Large simulated cohorts use one compiled pass, with the same bits as ``advance``."""
         if type(now.noise) is not SimulatedNoise or now.active is not None or kernels.is_small(now.rows):
             return super().step(state, now)
         from dpadmm.kernels.updates import admm_round
@@ -153,7 +161,7 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             round=now.number,
             sums=kernels.gradient_sums(now.rows, state.released, problem.loss),
             n_rows=n_rows,
-            noise_std=self._noise_std(problem.loss.lipschitz, n_rows),
+            noise_std=self.noise_multiplier * mean_sensitivity(problem.loss.lipschitz, n_rows),
             reg_gradient=problem.regularizer.gradient(state.released),
             reg_share=problem.reg_share,
             released=state.released,
@@ -163,14 +171,6 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             rho=self.rho,
         )
         return AdmmState(released, dual), uploads
-
-    def _noise_std(self, lipschitz: float, n_rows: Integers) -> Floats:
-        """``z_i·2c1/m_i`` (n,), kept for the next round of the same rows."""
-        known: tuple[float, Integers, Floats] | None = self.__dict__.get("_known")
-        if known is None or known[0] != lipschitz or known[1] is not n_rows:
-            found = self.noise_multiplier * mean_sensitivity(lipschitz, n_rows)
-            known = self.__dict__["_known"] = lipschitz, n_rows, found
-        return known[2]
 
     def advance(
         self, state: AdmmState, answers: Floats, consensus: Floats, *, round: int, problem: Problem

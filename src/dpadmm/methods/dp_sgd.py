@@ -1,4 +1,4 @@
-"""Distributed DP-SGD: agents send noisy mean gradients at the consensus, the aggregator takes a step.
+"""Distributed DP-SGD: agents send noisy mean gradients at the consensus, and the aggregator takes a step.
 
 ``h_i = g_i + N(0, (zΔ)²I)``, ``w^k = w^{k−1} − lr·[mean_i h_i + (λ/n)R'(w^{k−1})]``.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class DpSgd(MethodSettings):
     """Distributed DP-SGD."""
 
-    learning_rate: Annotated[Positive | None, "Step; 1/(c3 + λc4/n) if not given, which the theory allows."] = None
-    sampling: Annotated[Probability, "Share of its rows an agent uses in a round, each row by chance."] = 1.0
+    learning_rate: Annotated[Positive | None, "Step size; default 1/(c3 + λc4/n), which guarantees convergence."] = None
+    sampling: Annotated[Probability, "Probability that a row is used in a round (Poisson sampling)."] = 1.0
 
     name: ClassVar[str] = "dp_sgd"
     title: ClassVar[str] = "DPSGD"
@@ -44,7 +44,7 @@ class DpSgd(MethodSettings):
     def _allowed_rate(self, problem: Problem) -> float:
         if problem.loss.smoothness is None:
             raise StudyError(
-                f"dp_sgd needs a learning_rate for the loss {problem.loss.name}, which has kinks; give one"
+                f"dp_sgd has no default learning_rate for the loss {problem.loss.name}, which is not smooth; set one"
             )
         return 1.0 / (problem.loss.smoothness + problem.reg_share * (problem.regularizer.smoothness or 0.0))
 
@@ -53,17 +53,24 @@ class DpSgd(MethodSettings):
 class DpSgdRounds(ServerSideMethod):
     """Distributed DP-SGD.
 
-    With ``sampling`` q every row takes part in a round with this chance (Poisson sampling). The sum over the rows
-    drawn is divided by ``q·m_i``, a public number, so its sensitivity is ``2c1/(q·m_i)``.
+    With ``sampling`` q, every row is in a round's sample with probability q (Poisson sampling). The sum over the sample
+    is divided by ``q·m_i``, a public number, so its sensitivity is ``2c1/(q·m_i)``.
+
+    Attributes
+    ----------
+    noise_multiplier : (n,)
+        z of every agent, in units of the sensitivity of its release; 0 means no noise.
+    seed : int
+        Seed of the samples, which are independent of the noise.
     """
 
     learning_rate: float
-    noise_multiplier: Floats  # (n,): z of every agent, in units of the sensitivity of what it sends; 0 means none
+    noise_multiplier: Floats
     sampling: float = 1.0
-    seed: int = 0  # names the draws of rows, which are independent of the noise
+    seed: int = 0
 
     name: ClassVar[str] = "dp_sgd"
-    cure: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
+    divergence_hint: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
     weighs_answers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -73,7 +80,7 @@ class DpSgdRounds(ServerSideMethod):
         return Gradient.name, self.noise_multiplier
 
     def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
-        """Where every agent's gradient is wanted: w^{k−1}."""
+        """Return the point of every agent's gradient, w^{k−1}."""
         return np.broadcast_to(consensus, state.released.shape)
 
     def step(self, state: NoState, now: Round) -> tuple[NoState, Floats | LazyAnswers]:
@@ -83,19 +90,19 @@ class DpSgdRounds(ServerSideMethod):
 
     def _sampled_gradient(self, points: Floats, now: Round) -> Floats:
         rows, loss = now.rows, now.problem.loss
-        drawn = rows.drawn(self.sampling, seed=self.seed, round=now.number)
-        # the kernel divides by the rows drawn, which is not public; the mechanism divides by q·m
-        mean = kernels.gradient(drawn, points, loss, now.active)
-        mean = np.asarray(mean * (drawn.n_rows / (self.sampling * rows.n_rows))[:, None, None])
+        sample = rows.subsample(self.sampling, seed=self.seed, round=now.number)
+        # The kernel divides by the size of the sample, which is not public; the mechanism divides by q·m
+        mean = kernels.gradient(sample, points, loss, now.active)
+        mean = np.asarray(mean * (sample.n_rows / (self.sampling * rows.n_rows))[:, None, None])
         if not np.any(self.noise_multiplier):
             return mean
         sensitivity = mean_sensitivity(loss.lipschitz, rows.n_rows) / self.sampling
         noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
         return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
 
-    def aggregate(self, gathered: RoundResult) -> Floats:
-        consensus, problem = gathered.consensus, gathered.problem
-        slope = gathered.mean() + problem.reg_share * problem.regularizer.gradient(consensus)
+    def aggregate(self, result: RoundResult) -> Floats:
+        consensus, problem = result.consensus, result.problem
+        slope = result.mean() + problem.reg_share * problem.regularizer.gradient(consensus)
         return np.asarray(consensus - self.learning_rate * slope)
 
     def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:

@@ -1,8 +1,9 @@
-"""``auto`` with intervals: private Newton steps, the last of which has a covariance that counts sample and noise.
+"""``auto`` with confidence intervals: private Newton steps.
 
-Every round asks for the gradient and the Hessian at the current point, of rows as they are. The rounds before the
-last share 40% of the budget, in μ², and come so near the optimum that one more step from there is linear: its
-estimate and covariance are those of the last round alone (docs/decisions/0019-intervals.md).
+Every round releases the gradient and the Hessian at the current point, without preconditioner. The rounds before the
+last share 40% of the budget (in μ²). They come close enough to the optimum that the last step is linear: estimate and
+covariance depend on the last round only, and the covariance includes sampling error and privacy noise
+(docs/decisions/0019-intervals.md).
 """
 
 from __future__ import annotations
@@ -27,44 +28,51 @@ if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup
 
 LAST_SHARE = 0.6
-"""Share of the budget, in μ², that the last round takes."""
+"""Share of the budget of the last round, in μ²."""
 
 ROUNDS = 5
-"""Rounds, where nobody says how many."""
+"""Default number of rounds."""
 
-MOST_COLUMNS = 200
-"""At most so many features, of which all d(d + 1)/2 products are released."""
+MAX_FEATURES = 200
+"""All d(d + 1)/2 products of features are released."""
 
-CLEAR = 2.0
-"""Eigenvalues of the Hessian are to be so many times as large as the largest of its noise."""
+MIN_HESSIAN_SNR = 2.0
+"""Intervals need this ratio of the smallest eigenvalue of the Hessian to the largest of its noise."""
 
-CAP, MOST_CAP, NEGLIGIBLE = 2.0, 1e3, 1e-4
-"""Means of counts are capped at so many times the mean count, and at more where noise is less than this."""
+MIN_CAP, MAX_CAP, NEGLIGIBLE_NOISE = 2.0, 1e3, 1e-4
+"""Predicted means of counts are capped at ``MIN_CAP`` to ``MAX_CAP`` times the mean count, more with less noise."""
 
-TRACES = {"logistic": 0.25, "squared": 1.0}
-"""Most that the trace of a row's Hessian can be, as rows have length 1; that of counts has no such bound."""
+MAX_TRACES = {"logistic": 0.25, "squared": 1.0}
+"""Upper bound of the trace of a row's Hessian, for rows of norm 1. Counts have no such bound."""
 
-LARGEST_RESIDUAL = 2.0
-"""Of labels and predictions in [−1, 1]."""
+MAX_RESIDUAL = 2.0
+"""For labels and predictions in [−1, 1]."""
 
 
 @dataclass(frozen=True)
 class Inferred:
-    """All that the aggregator knows, which is public.
+    """The aggregator's state, which is public.
 
-    ``clip`` is what residuals are clipped to, or means of counts; ``clearance`` the smallest eigenvalue of the last
-    Hessian over what intervals need, 0 until it was released; the covariance (d, d) is 0 unless that is at least 1.
-    Eigenvalues that noise may have made are not counted, so that it is above ½, however much is
-    missing, or 0.001 if none is left.
+    Attributes
+    ----------
+    clip : float
+        Clipping bound of residuals, or of predicted means of counts.
+    hessian_snr : float
+        Smallest eigenvalue of the last Hessian relative to the value that intervals need; 0 until it is released.
+        Eigenvalues that may be noise are excluded, so it is above ½ even if directions are missing, or 0.001 if no
+        eigenvalue is left.
+    weights : (d,)
+    covariance : (d, d)
+        0 unless ``hessian_snr`` is at least 1.
     """
 
     clip: float
-    clearance: float
-    weights: Floats  # (d,)
+    hessian_snr: float
+    weights: Floats
     covariance: Floats
 
     def packed(self) -> Floats:
-        return np.concatenate([[self.clip, self.clearance], self.weights, _upper(self.covariance)])
+        return np.concatenate([[self.clip, self.hessian_snr], self.weights, _upper(self.covariance)])
 
     @classmethod
     def unpacked(cls, packed: Floats, d: int) -> Inferred:
@@ -79,9 +87,14 @@ def _upper(matrix: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class NewtonRounds(ServerSideMethod):
-    """z of the last round and of the others, of every agent (n,), or of all alike (1,).
+    """Newton steps with confidence intervals.
 
-    ``prior`` is what the aggregator knows of public rows: the start.
+    Attributes
+    ----------
+    earlier, last : (n,) or (1,)
+        Noise multipliers of the rounds before the last and of the last, per agent or common to all.
+    prior : Prior, optional
+        Prior from public rows: the start. Only the aggregator needs it.
     """
 
     problem: Problem
@@ -92,58 +105,58 @@ class NewtonRounds(ServerSideMethod):
     prior: Prior | None = None
 
     name: ClassVar[str] = "auto"
-    cure: ClassVar[str] = "fewer columns, or more noise"
+    divergence_hint: ClassVar[str] = "fewer columns, or more noise"
 
     @classmethod
     def of(cls, setup: Setup) -> NewtonRounds:
-        NewtonQuery.of(setup.problem, 1)  # of a loss that has one
+        NewtonQuery.of(setup.problem, 1)  # raises if the loss has no such query
         if setup.n_rounds < 2:
-            raise StudyError("intervals need at least 2 rounds: the last one starts from what the others found")
-        if setup.sizes.n_features > MOST_COLUMNS:
+            raise StudyError("intervals need at least 2 rounds: the last one starts from the result of the others")
+        if setup.sizes.n_features > MAX_FEATURES:
             raise StudyError(
-                f"intervals are for at most {MOST_COLUMNS} features, and there are {setup.sizes.n_features}, whose "
-                "products would all be released; leave columns out, or inference"
+                f"intervals support at most {MAX_FEATURES} features, not {setup.sizes.n_features}, since all of their "
+                "products are released; remove columns, or set inference = false"
             )
         last, earlier = setup.gaussian_apart(LAST_SHARE)
         return cls(setup.problem, setup.sizes.n_features, setup.n_rounds, earlier, last)
 
     @property
-    def _pair(self) -> NewtonQuery:
+    def _query(self) -> NewtonQuery:
         return NewtonQuery(self.problem.loss, self.n_features)
 
     def check_rows(self, n_rows: Integers, n_columns: int, honest: int | None = None) -> None:
-        """Refuse a study whose Hessian is below its noise for sure, by public numbers alone.
+        """Raise StudyError if the Hessian is certain to be below its noise, by public numbers.
 
-        Of k directions one has at most 1/k of the trace, and noise has eigenvalues up to ``2s√k``. A column is one
-        direction here, though a category may have several.
+        Of k directions one has at most 1/k of the trace. The eigenvalues of the noise go up to ``2s√k``. A column
+        counts as one direction, though a category may have several.
         """
-        trace = TRACES.get(self.problem.loss.name)
+        trace = MAX_TRACES.get(self.problem.loss.name)
         if trace is None:
             return
         z = float(self.last.min()) * math.sqrt(len(n_rows) / (honest or 1))
-        scale = self._pair.weights(LARGEST_RESIDUAL).hessian
+        scale = self._query.weights(MAX_RESIDUAL).hessian
         spread = mean_sensitivity(NewtonQuery.row_norm, 1) * z / float(n_rows.sum()) / (math.sqrt(2.0) * scale)
         edge = 2.0 * spread * math.sqrt(n_columns)
         if trace / n_columns < edge:
-            factor = CLEAR * edge * n_columns / trace
+            factor = MIN_HESSIAN_SNR * edge * n_columns / trace
             raise StudyError(
-                f"inference: the noise would hide how {n_columns} columns go together, whatever the "
-                f"{int(n_rows.sum()):,} rows are: take an ε, or rows, about {factor:.2g} times as large, at most "
-                f"{max(1, int(n_columns / factor ** (2.0 / 3.0)))} columns, or leave inference out"
+                f"inference: too much noise to estimate the covariance of {n_columns} columns from "
+                f"{int(n_rows.sum()):,} rows; use {factor:.2g} times the ε or the rows, at most "
+                f"{max(1, int(n_columns / factor ** (2.0 / 3.0)))} columns, or inference = false"
             )
 
     def release(self, round: int) -> tuple[str, Floats]:
         return NewtonQuery.name, self.last if round == self.n_rounds else self.earlier
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
-        d = self._pair.n_weights
+        d = self._query.n_weights
         if warm_start is None and self.prior is not None:
             warm_start = self.prior.weights
         point = np.zeros(d)
-        if warm_start is not None:  # a constant for every interval, and the mean of what else they have
+        if warm_start is not None:  # one constant per interval, and the mean of the other weights
             point = np.append(warm_start[:-1].mean(axis=1), warm_start[-1])
-        numbers = self.problem.loss.task == "regression" and point.any()
-        return Inferred(LARGEST_RESIDUAL if numbers else 1.0, 0.0, point, np.zeros((d, d))).packed()
+        is_warm_regression = self.problem.loss.task == "regression" and point.any()
+        return Inferred(MAX_RESIDUAL if is_warm_regression else 1.0, 0.0, point, np.zeros((d, d))).packed()
 
     def with_prior(self, prior: Prior) -> NewtonRounds:
         return replace(self, prior=prior)
@@ -154,74 +167,78 @@ class NewtonRounds(ServerSideMethod):
 
     def inferred(self, consensus: Floats) -> tuple[float, Floats | None]:
         now = self._state(consensus)
-        return now.clearance, now.covariance if now.clearance >= 1.0 else None
+        return now.hessian_snr, now.covariance if now.hessian_snr >= 1.0 else None
 
     def _state(self, consensus: Floats) -> Inferred:
-        return Inferred.unpacked(consensus, self._pair.n_weights)
+        return Inferred.unpacked(consensus, self._query.n_weights)
 
     def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
-        now, size = self._state(consensus), self._pair.parameter_shape[0]
+        now, size = self._state(consensus), self._query.parameter_shape[0]
         return np.broadcast_to(np.append(now.weights, now.clip)[:size], (len(state.released), size))
 
-    def aggregate(self, gathered: RoundResult) -> Floats:
-        final = gathered.round == self.n_rounds
-        z, n_rows = gathered.multipliers(self.last if final else self.earlier), gathered.n_rows[gathered.present]
+    def aggregate(self, result: RoundResult) -> Floats:
+        final = result.round == self.n_rounds
+        z, n_rows = result.multipliers(self.last if final else self.earlier), result.n_rows[result.present]
         weights = n_rows / z if np.all(z) else n_rows.astype(float)
         weights = weights / weights.sum()
-        mean = gathered.mean(weights)
+        mean = result.mean(weights)
         deviation = mean_sensitivity(NewtonQuery.row_norm, 1) * float(np.linalg.norm(weights * z / n_rows))
         per_row = float(np.sum(np.square(weights) / n_rows))
-        return self._stepped(self._state(gathered.consensus), mean, deviation, per_row, final=final).packed()
+        return self._take_step(self._state(result.consensus), mean, deviation, per_row, final=final).packed()
 
-    def _stepped(self, now: Inferred, released: Floats, deviation: float, per_row: float, *, final: bool) -> Inferred:
-        """A Newton step ``ŵ = w − Ĥ⁻¹ĝ``; in the last round with its covariance, if the Hessian is clear of its noise.
+    def _take_step(self, now: Inferred, released: Floats, deviation: float, per_row: float, *, final: bool) -> Inferred:
+        """Take a Newton step ``ŵ = w − Ĥ⁻¹ĝ``. In the last round, compute its covariance if the Hessian allows it.
 
-        With noise E in Ĥ and e in ĝ, and ``v = w − H⁻¹g``, the step without noise, ``Ĥ(ŵ − v) = E(w − v) − e``. E has
-        the variance s² off the diagonal and 2s² on it, so Eδ has the covariance ``s²(‖δ‖²I + δδᵀ)``. The sample adds
-        ``φ·H/N``, where φ is 1, or the variance of residuals, or of counts what one event adds to them. With weights
-        ω in [0, 1] H is ``Σω·h·aaᵀ/N`` and the sample adds ``φ·Σω²·h·aaᵀ/N²``, which is no more, since ``ω² ≤ ω``.
+        Let E be the noise in Ĥ, e the noise in ĝ, and ``v = w − H⁻¹g`` the result of the step without noise. Then
+        ``Ĥ(ŵ − v) = E(w − v) − e``. E has the variance s² off the diagonal and 2s² on it, so Eδ has the covariance
+        ``s²(‖δ‖²I + δδᵀ)``. The sample adds ``φ·H/N``. φ is 1 for classes, the variance of residuals for numbers, and
+        the unit of one event for counts. With weights ω in [0, 1], H is ``Σω·h·aaᵀ/N``, and the sample adds
+        ``φ·Σω²·h·aaᵀ/N²``. This is no more, since ``ω² ≤ ω``.
 
-        Directions of which rows say nothing, such as one category less the constant, keep their weights and have the
-        variance 0: with C the others, v is then the solution within ``w + span(C)``, and all above holds for it. Where
-        the Hessian is not clear, and in all rounds before the last, steps are damped by its noise.
+        Directions in which rows have no information, such as one category minus the constant, keep their weights and
+        have the variance 0. With C the other directions, v is then the solution within ``w + span(C)``, and all of the
+        above holds for it. If the Hessian is too noisy, and in all rounds before the last, the step is damped by the
+        noise.
         """
-        pair, loss, start = self._pair, self.problem.loss, now.weights
-        d, scales = pair.n_weights, pair.weights(now.clip)
-        gradient, hessian, squares = pair.split(released, now.clip)
+        query, loss, start = self._query, self.problem.loss, now.weights
+        d, scales = query.n_weights, query.weights(now.clip)
+        gradient, hessian, squares = query.split(released, now.clip)
         spread = deviation / (math.sqrt(2.0) * scales.hessian)
         mean = 1.0
         if isinstance(loss, Poisson):
             ones = np.append(np.zeros(d - loss.n_outputs), np.full(loss.n_outputs, 1.0 / INTERCEPT))
-            seen = hessian @ ones  # rows times their means, as every row times this is 1
-            unsure = deviation / (scales.gradient * INTERCEPT)
-            mean = max(float(ones @ (seen - gradient)), 0.0) + unsure
-            if not start.any():  # means are exposures: at any other constant they are so many times as large
-                rate = mean / max(float(ones @ seen), mean)
-                gradient, hessian, spread = rate * seen - (seen - gradient), rate * hessian, rate * spread
+            predicted = hessian @ ones  # mean of rows times predicted counts, since rows times `ones` are 1
+            error = deviation / (scales.gradient * INTERCEPT)
+            mean = max(float(ones @ (predicted - gradient)), 0.0) + error
+            if not start.any():  # predictions at 0 are the exposures; a constant log(rate) multiplies them by the rate
+                rate = mean / max(float(ones @ predicted), mean)
+                observed = predicted - gradient
+                gradient, hessian, spread = rate * predicted - observed, rate * hessian, rate * spread
                 start = math.log(rate) * ones
-        known = np.diag(hessian) > 3.0 * math.sqrt(2.0) * spread + 1e-10  # other columns are about 0 in all rows
-        edge = max(2.0 * spread * math.sqrt(np.count_nonzero(known)), 1e-10)
-        values, inside = np.linalg.eigh(hessian[np.ix_(known, known)])
-        told = values > edge
-        clearance = float(values[told].min()) / (CLEAR * edge) if told.any() else 1e-3
-        fine = final and clearance >= 1.0
-        basis = np.zeros((d, np.count_nonzero(told)))
-        basis[known] = inside[:, told]
-        inverse = basis / (values[told] + (0.0 if fine else edge)) @ basis.T
+        nonzero = np.diag(hessian) > 3.0 * math.sqrt(2.0) * spread + 1e-10  # other columns are about 0 in all rows
+        edge = max(2.0 * spread * math.sqrt(np.count_nonzero(nonzero)), 1e-10)
+        values, vectors = np.linalg.eigh(hessian[np.ix_(nonzero, nonzero)])
+        above = values > edge
+        hessian_snr = float(values[above].min()) / (MIN_HESSIAN_SNR * edge) if above.any() else 1e-3
+        has_covariance = final and hessian_snr >= 1.0
+        basis = np.zeros((d, np.count_nonzero(above)))
+        basis[nonzero] = vectors[:, above]
+        inverse = basis / (values[above] + (0.0 if has_covariance else edge)) @ basis.T
         step, dispersion = inverse @ gradient, 1.0
         clip, covariance = now.clip, np.zeros((d, d))
         if isinstance(loss, Poisson):
-            dispersion, clip = loss.unit, mean * min(max(CAP, NEGLIGIBLE / max(deviation, 1e-12)), MOST_CAP)
-        if loss.task == "regression":  # of residuals after the step
+            cap = min(max(MIN_CAP, NEGLIGIBLE_NOISE / max(deviation, 1e-12)), MAX_CAP)
+            dispersion, clip = loss.unit, mean * cap
+        if loss.task == "regression":  # dispersion of the residuals after the step
             error, weight = deviation / scales.squares, 1.0
-            if self.problem.weighted:  # squares are times the weights, whose mean the constant column tells
-                unsure = math.sqrt(2.0) * spread / INTERCEPT**2
-                seen = max(float(hessian[-1, -1]) / INTERCEPT**2, unsure)
-                weight = seen if seen + 3.0 * unsure < 1.0 else 1.0
+            if self.problem.weighted:  # squares include the weights; the constant column gives their mean
+                weight_error = math.sqrt(2.0) * spread / INTERCEPT**2
+                estimate = max(float(hessian[-1, -1]) / INTERCEPT**2, weight_error)
+                weight = estimate if estimate + 3.0 * weight_error < 1.0 else 1.0
             dispersion = max(squares - float(gradient @ step), error) / weight
-            clip = min(max(3.0 * math.sqrt(dispersion + error), 1e-3), LARGEST_RESIDUAL)
-        if fine:
-            within = ((deviation / scales.gradient) ** 2 + spread**2 * float(step @ step)) * np.eye(d)
-            within += spread**2 * np.outer(step, step)
-            covariance = inverse @ within @ inverse + dispersion * per_row * inverse
-        return Inferred(clip, clearance if final else 0.0, start - step, covariance)
+            clip = min(max(3.0 * math.sqrt(dispersion + error), 1e-3), MAX_RESIDUAL)
+        if has_covariance:
+            noise = ((deviation / scales.gradient) ** 2 + spread**2 * float(step @ step)) * np.eye(d)
+            noise += spread**2 * np.outer(step, step)
+            covariance = inverse @ noise @ inverse + dispersion * per_row * inverse
+        return Inferred(clip, hessian_snr if final else 0.0, start - step, covariance)

@@ -1,4 +1,4 @@
-"""What public rows say before any private row is asked: a start, and how far to trust it."""
+"""The prior of ``auto`` from public rows: a start, its precision, moments and shrink factors."""
 
 from __future__ import annotations
 
@@ -17,26 +17,42 @@ from dpadmm.errors import DataError
 from dpadmm.losses.poisson import decoded
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.features import squared, weighted_sum
-from dpadmm.methods.auto import usual_shrink
+from dpadmm.methods.auto import default_shrink
 from dpadmm.queries.problem import Problem, Rows
 from dpadmm.regularizers import L2
 
 RIDGE = 0.5
-"""Weight of ½‖w‖² beside the sum of the losses of the public rows, unless less of it is better."""
+"""Largest weight of ½‖w‖² relative to the sum of the losses of the public rows."""
 
-LEAST_RIDGE = 5e-4
+MIN_RIDGE = 5e-4
 FOLDS = 5
-MOST_JUDGED = 5000
-"""Public rows that choose the weight; more of them would choose the same."""
+MAX_VALIDATION_ROWS = 5000
+"""Public rows used to choose the ridge. More rows choose the same one."""
 
 CLIPS = np.linspace(0.25, 1.1, 18)
-LENGTHS = (1e-3, 100.0)
-LEAST_SHRINK = 0.35
+"""Clipping bounds, divided by √rank, with a precomputed shrink factor."""
+
+SCALES = (1e-3, 100.0)
+"""Interval of the scale of scores that is searched."""
+
+MIN_SHRINK = 0.35
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A plain model of public rows (d, p), how many there are, their means and mean squares (d,), s for ``CLIPS``."""
+    """Prior from public rows.
+
+    Attributes
+    ----------
+    weights : (d, p)
+        Non-private model of the public rows.
+    n_rows : int
+        Number of public rows.
+    means, squares : (d,)
+        Means and mean squares of their features.
+    shrinks : (18,)
+        Shrink factor s for each of ``CLIPS``.
+    """
 
     weights: Floats
     n_rows: int
@@ -45,85 +61,92 @@ class Prior:
     shrinks: Floats
 
     def shrink(self, clip: float) -> float:
-        """What scores of two classes are shortened by, after training with gradients clipped to ``clip·√rank``."""
+        """Return s for two classes and gradients clipped to ``clip·√rank``."""
         return float(np.interp(clip, CLIPS, self.shrinks))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; :meth:`from_json` gives the same bits back."""
-        return {each.name: np.asarray(getattr(self, each.name)).tolist() for each in fields(self)}
+        """Return JSON values; :meth:`from_json` restores the same bits."""
+        return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any], shape: tuple[int, int]) -> Prior:
-        """The prior of weights of this shape."""
+        """Return the prior; raise ValueError unless its weights have this shape."""
         shapes = {"weights": shape, "means": shape[:1], "squares": shape[:1], "shrinks": CLIPS.shape}
         arrays = {name: np.array(plain[name], dtype=np.float64) for name in shapes}
-        if any(arrays[name].shape != wanted for name, wanted in shapes.items()):
-            raise ValueError("no prior of this shape")
+        if any(arrays[name].shape != expected for name, expected in shapes.items()):
+            raise ValueError(f"the prior is not for weights of shape {shape}")
         return cls(n_rows=int(plain["n_rows"]), **arrays)
 
 
 def need_every_class(problem: Problem, labels: Floats) -> None:
-    """Refuse public rows that lack a class."""
+    """Raise DataError if public rows lack a class."""
     if problem.loss.task in ("binary", "multiclass") and len(np.unique(labels)) < max(2, problem.loss.n_outputs):
-        raise DataError("the public rows must have rows of every class to start from; add some, or leave them out")
+        raise DataError("the public rows must contain every class; add rows of the missing ones, or use no public rows")
 
 
 def prior_of(problem: Problem, rows: Rows) -> Prior:
-    """The prior from public rows, encoded as private ones are. Nothing of it is private."""
+    """Compute the prior from public rows, which are encoded like private ones."""
     need_every_class(problem, rows.labels)
     n = len(rows.labels)
     weights, labels, scores = plain_model(problem, rows)
     exposures = decoded(rows.labels)[1] if problem.loss.task == "count" else np.ones(n)
-    each = rows.weighed(exposures)[np.argsort(rows.order)][:, None] / n  # in the order of the features
-    means, squares = (weighted_sum(x, each)[:, 0] for x in (rows.features, squared(rows.features)))
-    shrinks = _shrinks(labels, scores[:, 0]) if problem.loss.task == "binary" else usual_shrink(CLIPS)
+    row_weights = rows.weighted(exposures)[np.argsort(rows.order)][:, None] / n  # in the order of the features
+    means, squares = (weighted_sum(x, row_weights)[:, 0] for x in (rows.features, squared(rows.features)))
+    shrinks = _shrinks(labels, scores[:, 0]) if problem.loss.task == "binary" else default_shrink(CLIPS)
     return Prior(weights, n, means, squares, shrinks)
 
 
 def plain_model(problem: Problem, rows: Rows) -> tuple[Floats, Floats, Floats]:
-    """A model (d, p) of public rows, with as little of ½‖w‖² as is best for rows that it has not seen.
+    """Fit a model (d, p) of public rows, with the ridge chosen by cross-validation.
 
-    With it the labels (k,) of the rows that chose, and scores (k, p) by models that had not seen them.
+    Returns
+    -------
+    weights : (d, p)
+    labels : (k,)
+        Labels of the validation rows.
+    scores : (k, p)
+        Their scores, by models that were fitted without them.
     """
-    by_label = np.argsort(rows.labels, kind="stable")[:: -(-len(rows.labels) // MOST_JUDGED)]
+    by_label = np.argsort(rows.labels, kind="stable")[:: -(-len(rows.labels) // MAX_VALIDATION_ROWS)]
     folds = [by_label[k::FOLDS] for k in range(min(FOLDS, len(by_label)))]
-    parts = [(_some(rows, np.setdiff1d(by_label, fold)), _some(rows, fold)) for fold in folds]
+    splits = [(_take(rows, np.setdiff1d(by_label, fold)), _take(rows, fold)) for fold in folds]
     labels = rows.labels[np.concatenate(folds)]
 
-    def judged(ridge: float) -> tuple[float, Floats]:
-        each = [kernels.scores(test, _fitted(problem, rest, ridge)[None]) for rest, test in parts]
-        scores = np.concatenate(each)
+    def validate(ridge: float) -> tuple[float, Floats]:
+        scores = np.concatenate([kernels.scores(test, _fit(problem, train, ridge)[None]) for train, test in splits])
         return float(problem.loss.value(labels, scores).mean()), scores
 
-    ridge, (loss, scores) = RIDGE, judged(RIDGE)
-    while ridge > LEAST_RIDGE and (lighter := judged(ridge / 4.0))[0] < loss:
-        ridge, (loss, scores) = ridge / 4.0, lighter
-    return _fitted(problem, rows, ridge), labels, scores
+    ridge, (loss, scores) = RIDGE, validate(RIDGE)
+    while ridge > MIN_RIDGE and (smaller := validate(ridge / 4.0))[0] < loss:
+        ridge, (loss, scores) = ridge / 4.0, smaller
+    return _fit(problem, rows, ridge), labels, scores
 
 
 def _shrinks(labels: Floats, scores: Floats) -> Floats:
-    """s for every clip: how much longer than without it scores become until clipped residuals are in balance.
+    """Return s for every clipping bound: the inverse of the factor by which clipping lengthens scores.
 
-    Where all directions are alike, a gradient clipped to ``c·‖u‖`` is that of a residual clipped to c. Rows that do
-    not tell their labels say nothing about it, such as dummies: scores must be worth more than a constant one.
+    A scale of the scores is stationary if the clipped residuals times margins sum to 0. If all directions are
+    equivalent, a gradient clipped to ``c·‖u‖`` is that of a residual clipped to c. Rows whose features do not predict
+    the label, such as dummy rows, contain no information about s: if the scores are not significantly better than a
+    constant, the default is returned.
     """
     margins, constant = labels * scores, logit(np.mean(labels > 0.0))
-    gained = np.logaddexp(0.0, -labels * constant) - np.logaddexp(0.0, -margins)
-    if gained.mean() <= gained.std() / math.sqrt(len(gained)):
-        return usual_shrink(CLIPS)
+    gains = np.logaddexp(0.0, -labels * constant) - np.logaddexp(0.0, -margins)
+    if gains.mean() <= gains.std() / math.sqrt(len(gains)):
+        return default_shrink(CLIPS)
 
-    def length(clip: float) -> float:
-        def slope(k: float) -> float:
-            return float(np.sum(np.minimum(expit(-k * margins), clip) * margins))
+    def stationary_scale(clip: float) -> float:
+        def slope(scale: float) -> float:
+            return float(np.sum(np.minimum(expit(-scale * margins), clip) * margins))
 
-        return float(brentq(slope, *LENGTHS)) if slope(LENGTHS[1]) < 0.0 else LENGTHS[1]
+        return float(brentq(slope, *SCALES)) if slope(SCALES[1]) < 0.0 else SCALES[1]
 
-    return np.clip([length(1.0) / length(clip) for clip in CLIPS], LEAST_SHRINK, 1.0)
+    return np.clip([stationary_scale(1.0) / stationary_scale(clip) for clip in CLIPS], MIN_SHRINK, 1.0)
 
 
-def _fitted(problem: Problem, rows: Rows, ridge: float) -> Floats:
+def _fit(problem: Problem, rows: Rows, ridge: float) -> Floats:
     return minimizer(Problem(problem.loss, L2(), ridge / len(rows.labels)), rows)
 
 
-def _some(rows: Rows, index: Integers) -> Rows:
-    return rows.some(index, np.array([0, len(index)]))
+def _take(rows: Rows, index: Integers) -> Rows:
+    return rows.take(index, np.array([0, len(index)]))

@@ -1,8 +1,8 @@
-"""Studies that train nothing: the same sums over rows in every round, whose mean over the rounds is the result.
+"""Studies without training: the same sums over rows in every round. The result is their mean over the rounds.
 
-``StatisticsRelease`` is counts, moments and two-way tables of columns. ``EvaluationRelease`` is the histogram of a
-finished model's scores by class. One round is enough. Several rounds share the budget, so that an aborted or missed
-round loses only its part.
+``StatisticsRelease`` releases counts, moments and two-way tables of columns, ``EvaluationRelease`` the histogram of a
+finished model's scores by class. One round is enough. With several rounds, an aborted or missed round loses only its
+share of the budget.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from dpadmm.queries.score_histogram import ScoreHistogram
 if TYPE_CHECKING:
     from dpadmm.methods.setup import Setup
 
-MOST_NOISE = 0.1
-"""Standard deviation of the noise of a count, beside the number of rows: with more a release would say nothing."""
+MAX_NOISE = 0.1
+"""Upper limit of the standard deviation of the noise of a count, as a share of the rows."""
 
 Weight = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 
 @dataclass(frozen=True)
 class ReleaseSettings(MethodSettings):
-    """What both have in common."""
+    """Base class of the settings of both kinds."""
 
     statistic: ClassVar[str]
     private: ClassVar[bool] = True
@@ -44,16 +44,16 @@ class ReleaseSettings(MethodSettings):
 
     @property
     def point(self) -> tuple[float, ...]:
-        """The statistic's public parameters."""
+        """Public parameters of the statistic."""
         return ()
 
     def rounds(self, setup: Setup) -> ReleaseRounds:
-        made = make_query(self.statistic, setup.problem, setup.sizes.n_features)
+        query = make_query(self.statistic, setup.problem, setup.sizes.n_features)
         point = np.array(self.point, dtype=float)
-        if point.shape != made.parameter_shape:
-            raise StudyError(f"{self.name}: there are {len(point)} weights for rows of {made.n_features} features")
+        if point.shape != query.parameter_shape:
+            raise StudyError(f"{self.name}: {len(point)} weights for rows of {query.n_features} features")
         rounds = StatisticsRounds if self.statistic == ColumnSums.name else EvaluationRounds
-        return rounds(made, point, setup.gaussian(), setup.n_rounds)
+        return rounds(query, point, setup.gaussian(), setup.n_rounds)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ class StatisticsRelease(ReleaseSettings):
     tables: Annotated[
         tuple[tuple[str, str], ...] | None, 'Two-way tables: pairs of columns, such as [["sex", "smoker"]].'
     ] = None
-    bins: Annotated[Annotated[int, Meta(ge=2, le=1000)], "Bins of equal width of a number without its own."] = 20
+    bins: Annotated[
+        Annotated[int, Meta(ge=2, le=1000)], "Number of bins of equal width, for numbers that define no bins."
+    ] = 20
 
     name: ClassVar[str] = "statistics"
     title: ClassVar[str] = "statistics"
@@ -74,7 +76,7 @@ class StatisticsRelease(ReleaseSettings):
 class EvaluationRelease(ReleaseSettings):
     """Accuracy, AUC, calibration and Brier score of a finished model."""
 
-    weights: Annotated[tuple[Weight, ...], "Weights of the model, that of the constant column last."] = (0.0,)
+    weights: Annotated[tuple[Weight, ...], "Weights of the model; the weight of the constant column is last."] = (0.0,)
 
     name: ClassVar[str] = "evaluation"
     title: ClassVar[str] = "evaluation"
@@ -85,13 +87,13 @@ class EvaluationRelease(ReleaseSettings):
         return self.weights
 
 
-KINDS: dict[str, type[ReleaseSettings]] = {each.name: each for each in (StatisticsRelease, EvaluationRelease)}
-"""Kinds of studies beside those that train a model."""
+KINDS: dict[str, type[ReleaseSettings]] = {kind.name: kind for kind in (StatisticsRelease, EvaluationRelease)}
+"""Kinds of studies that train no model."""
 
 
 @dataclass(frozen=True)
 class Released:
-    """What was released: the sums over ``n_rows`` rows, each with noise of this standard deviation."""
+    """Released sums over ``n_rows`` rows, each with noise of standard deviation ``noise_std``."""
 
     n_rows: int
     noise_std: float
@@ -100,9 +102,10 @@ class Released:
 
 @dataclass(frozen=True)
 class ReleaseRounds(ServerSideMethod):
-    """Asks for one statistic at public parameters, with z of every agent (n,), or of all alike (1,).
+    """One statistic at public parameters ``point``, released in every round.
 
-    What is broadcast counts what was heard: ``Σ n_k``, ``max n_k``, ``Σ σ_k²`` and the sums of all rounds.
+    ``noise_multiplier`` is z per agent (n,) or common to all (1,). The broadcast consists of totals over the rounds so
+    far, where n_k is the number of rows in round k: ``Σ n_k``, ``max n_k``, ``Σ σ_k²`` and the sums.
     """
 
     statistic: Query
@@ -110,7 +113,7 @@ class ReleaseRounds(ServerSideMethod):
     noise_multiplier: Floats
     n_rounds: int
 
-    cure: ClassVar[str] = "more noise"
+    divergence_hint: ClassVar[str] = "more noise"
 
     def release(self, round: int) -> tuple[str, Floats]:
         return self.statistic.name, self.noise_multiplier
@@ -119,47 +122,47 @@ class ReleaseRounds(ServerSideMethod):
         return np.zeros(3 + math.prod(self.statistic.shape))
 
     def model(self, consensus: Floats) -> Floats:
-        """None: nothing is learnt."""
+        """Return a placeholder: there is no model."""
         return np.zeros((1, 1))
 
     def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
         return np.broadcast_to(self.point, (len(state.released), len(self.point)))
 
-    def aggregate(self, gathered: RoundResult) -> Floats:
-        n_rows, total = gathered.n_rows[gathered.present], int(gathered.n_rows[gathered.present].sum())
-        sums = total * gathered.mean(n_rows / total).ravel()
-        heard, most, variance, *before = gathered.consensus
-        variance += self._variance(len(gathered.n_rows), gathered.present, gathered.spread)
-        return np.concatenate([[heard + total, max(most, total), variance], np.array(before) + sums])
+    def aggregate(self, result: RoundResult) -> Floats:
+        n_rows, total = result.n_rows[result.present], int(result.n_rows[result.present].sum())
+        sums = total * result.mean(n_rows / total).ravel()
+        row_sum, max_rows, variance, *before = result.consensus
+        variance += self._variance(len(result.n_rows), result.present, result.spread)
+        return np.concatenate([[row_sum + total, max(max_rows, total), variance], np.array(before) + sums])
 
     def _variance(self, n: int, present: Integers, spread: float = 1.0) -> float:
-        """Of the noise of a round's sums."""
+        """Return the variance of the noise of a round's sums."""
         z = np.broadcast_to(self.noise_multiplier[:n], (n,))[present] * spread
         return float(np.sum(np.square(z * mean_sensitivity(self.statistic.row_norm, 1))))
 
     def released(self, consensus: Floats) -> Released:
-        """The mean over the rounds, for the rows of the largest of them."""
-        heard, most, variance = consensus[:3]
-        if not heard:
-            raise StudyError("nothing was released: every round is void, or nobody has answered; agree on a new study")
-        share = most / heard
-        return Released(int(most), share * math.sqrt(variance), share * consensus[3:].reshape(self.statistic.shape))
+        """Return the mean over the rounds, scaled to the rows of the largest round."""
+        row_sum, max_rows, variance = consensus[:3]
+        if not row_sum:
+            raise StudyError("nothing was released: every round was aborted or had no answers; start a new study")
+        share = max_rows / row_sum
+        return Released(int(max_rows), share * math.sqrt(variance), share * consensus[3:].reshape(self.statistic.shape))
 
     def check_rows(self, n_rows: Integers, unit: float, honest: int | None = None) -> None:
-        """Refuse what noise would hide, before anything is spent: ``unit`` is what a count of 1 is divided by."""
+        """Raise StudyError if counts would be too noisy. A count of 1 is released as 1/``unit``."""
         n, total = len(n_rows), int(n_rows.sum())
         spread = 1.0 if honest is None else math.sqrt(n / honest)
         members = np.arange(n if honest is None else 1)
         variance = self._variance(len(members), members, spread) / self.n_rounds
         noise = unit * math.sqrt(variance)
-        if noise <= MOST_NOISE * total:
+        if noise <= MAX_NOISE * total:
             return
-        factor = noise / (MOST_NOISE * total)
-        what = f"fewer columns or tables (about 1 in {math.ceil(factor**2):,}), " if unit > 1.0 else ""
+        factor = noise / (MAX_NOISE * total)
+        fewer = f"about 1 in {math.ceil(factor**2):,} of the columns or tables, " if unit > 1.0 else ""
         raise StudyError(
-            f"{self.name}: counts would have noise of ±{noise:,.0f} among {total:,} rows, and {MOST_NOISE:.0%} of the "
-            f"rows is the most that says anything: take an ε about {math.ceil(10.0 * factor) / 10.0:g} times as large, "
-            f"{what}or {math.ceil(factor * total):,} rows"
+            f"{self.name}: counts would have noise of ±{noise:,.0f} among {total:,} rows (limit {MAX_NOISE:.0%} of the "
+            f"rows); use an ε about {math.ceil(10.0 * factor) / 10.0:g} times as large, {fewer}or "
+            f"{math.ceil(factor * total):,} rows"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a method is made for, and how a budget becomes noise: public numbers only, before any row is read."""
+"""Setup of a method: problem, public sizes and budget, and the noise calibrated to it. No row is read."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Budget = float | Sequence[float] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A problem, a cohort's public sizes, and its budget: ε in total or a round, or z itself.
+    """A problem, the public sizes of a cohort, and its budget: total ε, ε per round, or the noise multiplier.
 
-    ``planned`` (n,) are the rounds that every agent's noise is for, of ``n_rounds``. Agents with the same public
-    numbers share a calculation.
+    ``planned`` (n,) is the number of rounds, out of ``n_rounds``, that each agent's noise is calibrated for. Agents
+    with the same public numbers share a calibration.
     """
 
     problem: Problem
@@ -48,7 +48,7 @@ class Setup:
         return self.sizes.n_agents
 
     def constants(self, weight_radius: float, noise_multiplier: Floats) -> Constants:
-        """c1 to c4 and the rest of what both theorems need."""
+        """Return the constants of both theorems."""
         return constants_of(
             self.problem,
             n_features=self.sizes.n_features,
@@ -58,7 +58,7 @@ class Setup:
         )
 
     def gaussian(self, sampling: float = 1.0) -> Floats:
-        """z (n,) of a Gaussian release in every round, of a sample of the rows if need be."""
+        """Return z (n,) of a Gaussian release in every round, of a Poisson sample of the rows if ``sampling`` < 1."""
         if self.noise_multiplier is not None:
             return self.per_agent("noise_multiplier")
         if self.epsilon is None:
@@ -78,26 +78,27 @@ class Setup:
         )
 
     def gaussian_apart(self, share: float) -> tuple[Floats, Floats]:
-        """z (n,) of the one round that takes this share of the budget, in μ², and of each of the others.
+        """Return z (n,) of one round with this share of the budget, in μ², and of each of the other rounds.
 
-        Together they cost what t equal rounds do: ``1/z_1² + (t − 1)/z_2² = t/z²``. For an agent that is to take part
-        in fewer rounds than there are, any of them: ``t`` in place of ``t − 1``.
+        The total cost is that of t equal rounds: ``1/z_1² + (t − 1)/z_2² = t/z²``. If an agent is planned for fewer
+        rounds than the study has, these may be any rounds, and ``t`` replaces ``t − 1``.
         """
-        z, t = self.gaussian(), np.maximum(self.planned, 1)  # for no round, as for one
+        z, t = self.gaussian(), np.maximum(self.planned, 1)  # t = 0 is treated as 1
         others = np.maximum(np.where(t == self.n_rounds, t - 1, t), 1)
         return z / np.sqrt(share * t), z * np.sqrt(others / ((1.0 - share) * t))
 
     def per_agent(self, name: str) -> Floats:
-        """The budget of every agent: (n,)."""
+        """Return this budget for every agent: (n,)."""
         values = np.asarray(getattr(self, name), dtype=float)
         if values.ndim and values.shape != (self.n_agents,):
             raise StudyError(
-                f"{name} has {values.size} values, but there are {self.n_agents} agents; give one for each"
+                f"{name} has {values.size} values for {self.n_agents} agents; give one number, or one per agent"
             )
         return np.broadcast_to(values, (self.n_agents,))
 
 
 def by_distinct_agent(calculate: Callable[..., float], *columns: Floats | Integers) -> Floats:
-    """``calculate`` of every agent, once for agents with the same numbers."""
+    """Return ``calculate`` for every agent, evaluated once per distinct row of the columns."""
     first, which = kinds(*columns)
-    return np.array([calculate(*row) for row in zip(*(each[first].tolist() for each in columns), strict=True)])[which]
+    distinct = zip(*(column[first].tolist() for column in columns), strict=True)
+    return np.array([calculate(*row) for row in distinct])[which]

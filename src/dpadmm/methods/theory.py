@@ -1,4 +1,4 @@
-"""What both theorems of the paper need and say: constants, step sizes η_i^k, and convergence bounds.
+"""Theorems 2 and 3 of the paper: constants, step sizes η_i^k and convergence bounds.
 
 Both bound ``E Σ_i [ f_i(w̄_i) − f_i(w*) + β ‖w̄_i − w̄‖ ]`` after t rounds, starting from zero, for the averages
 ``w̄ = mean_{k=1..t} w^k`` and ``w̄_i`` of the released local models over rounds 0..t−1 (Theorem 2) or 1..t (Theorem 3).
@@ -20,14 +20,14 @@ from dpadmm.queries.problem import Problem
 
 @dataclass(frozen=True)
 class Constants:
-    """What Theorems 2 and 3 need.
+    """Constants of Theorems 2 and 3.
 
     Attributes
     ----------
     c1, c2 : float
         Bounds of ``‖ℓ'‖`` and ``‖R'‖``.
     c3, c4 : float or None
-        Bounds of ``‖∇²ℓ‖`` and ``‖∇²R‖``; None where there is a kink.
+        Bounds of ``‖∇²ℓ‖`` and ``‖∇²R‖``; None if not differentiable.
     reg_share : float
         λ/n.
     n_weights : int
@@ -57,21 +57,21 @@ class Constants:
 
     @cached_property
     def noisy_gradient_size(self) -> Floats:
-        """Root mean square bound of the noisy gradient, ``√((c1 + λc2/n)² + 4 dp c1² z²/m²)``, per agent."""
+        """Bound of the root mean square of the noisy gradient per agent, ``√((c1 + λc2/n)² + 4 dp c1² z²/m²)``."""
         clean = self.c1 + self.reg_share * self.c2
         return np.sqrt(clean**2 + 4.0 * self.n_weights * (self.c1 * self.noise_multiplier / self.n_rows) ** 2)
 
     @cached_property
     def noise_size(self) -> Floats:
-        """``2√2 c1 z √(dp)/m`` per agent: √2 times the root mean square norm of the noise on the gradient."""
+        """``2√2 c1 z √(dp)/m`` per agent: √2 times the root mean square norm of the gradient's noise."""
         return np.asarray(np.sqrt(8.0 * self.n_weights) * self.c1 * self.noise_multiplier / self.n_rows)
 
     @property
     def curvature(self) -> float:
-        """``c3 + λc4/n``; a StudyError where it does not exist."""
+        """``c3 + λc4/n``. Raises StudyError if loss or regularizer is not smooth."""
         if self.c3 is None or self.c4 is None:
-            kink = "loss" if self.c3 is None else "regularizer"
-            raise StudyError(f"the smooth theorem does not apply: the {kink} has kinks; use the non-smooth one")
+            part = "loss" if self.c3 is None else "regularizer"
+            raise StudyError(f"Theorem 3 does not apply: the {part} is not smooth; use Theorem 2")
         return self.c3 + self.reg_share * self.c4
 
 
@@ -83,7 +83,7 @@ def constants_of(
     noise_multiplier: Floats,
     weight_radius: float,
 ) -> Constants:
-    """Gather the constants of a problem; ``noise_multiplier`` is one number or one per agent."""
+    """Return the constants of a problem; ``noise_multiplier`` is one number or one per agent."""
     n_weights = n_features * problem.loss.n_outputs
     return Constants(
         c1=problem.loss.lipschitz,
@@ -125,7 +125,7 @@ class Smooth:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same step in every round for every agent."""
+    """The same step size in every round for every agent."""
 
     step_size: float
     n_agents: int
@@ -139,7 +139,7 @@ class Constant:
 
 
 def theorem_schedule(constants: Constants) -> NonSmooth | Smooth:
-    """Theorem 3's schedule where its assumptions hold, else Theorem 2's."""
+    """Return the schedule of Theorem 3 if its assumptions hold, else that of Theorem 2."""
     smooth = constants.c3 is not None and constants.c4 is not None
     return Smooth(constants) if smooth else NonSmooth(constants)
 

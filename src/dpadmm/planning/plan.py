@@ -19,7 +19,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.engine.noise import CohortQuery, ExactNoise
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.methods.auto import MOST_NOISE, noise_per_unit
+from dpadmm.methods.auto import HYPERPARAMETERS, noise_per_unit
 from dpadmm.models.model import PROBABILITIES
 from dpadmm.planning.forecast import ForecastGrid, Outlook, Pool, Values
 from dpadmm.planning.intervals import Intervals
@@ -94,7 +94,7 @@ class Costs:
 
     @property
     def noise_all(self) -> float:
-        """``x = ν·d``: above :data:`MOST_NOISE`, columns are drowned by the noise."""
+        """``x = ν·d``. Above ``max_noise`` of ``auto``, the noise hides the columns."""
         return self.noise * self.n_features
 
     def as_json(self) -> dict[str, Any]:
@@ -244,7 +244,9 @@ def judged(outlook: Outlook, grid: ForecastGrid, goal: Goal, *, noise_all: float
     forecast = f"forecast {goal.measure.title} {value_text(own[goal.name].mean, goal.name)}"
     gain, clear = goal.margin(own, outlook)
     bar = "a constant prediction" if goal.target is None else "the goal"
-    if gain < -clear or (goal.target is None and gain <= clear and (gain <= 0.0 or noise_all > MOST_NOISE)):
+    if gain < -clear or (
+        goal.target is None and gain <= clear and (gain <= 0.0 or noise_all > HYPERPARAMETERS.max_noise)
+    ):
         beyond = goal.measure.gain(target, outlook.ceiling[goal.name].mean) > outlook.ceiling[goal.name].spread
         if goal.target is None:
             return Recommendation("not recommended", target, f"{forecast}, no better than {bar}")

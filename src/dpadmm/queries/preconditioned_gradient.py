@@ -63,22 +63,22 @@ class PreconditionedGradient:
         of_sum = rows.n_rows * (of_shape + shape.spread * rows.n_rows * 2.0**-53)
         bounds = bound / ((1.0 + of_shape) * (1.0 + 2.0 * of_sum))
         plain = np.stack([shape.transposed_times(each) for each in points])  # one by one: as an agent alone
-        sums = kernels.guarded_sums(rows.measured(shape), plain, self.loss, active, bound=bounds)
+        sums = kernels.guarded_sums(rows.with_transformed_norms(shape), plain, self.loss, active, bound=bounds)
         return np.stack([shape.times(each) for each in sums])
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
         """The same sums over m, with no such care: simulated noise protects nobody."""
         shape, points = self._asked(parameters)
         if isinstance(rows.features, np.ndarray):
-            return np.asarray(kernels.gradient(rows.shaped(shape), points, self.loss, active, bound=self.row_norm))
+            return np.asarray(kernels.gradient(rows.transformed(shape), points, self.loss, active, bound=self.row_norm))
         plain = _of_all(shape.transposed_times, points)
-        gradients = kernels.gradient(rows.measured(shape), plain, self.loss, active, bound=self.row_norm)
+        gradients = kernels.gradient(rows.with_transformed_norms(shape), plain, self.loss, active, bound=self.row_norm)
         return _of_all(shape.times, gradients)
 
     def weighted_mean(self, rows: Rows, parameters: Floats, weights: Floats, active: Integers | None = None) -> Floats:
         """``Σ_i weights_i·means_i`` for parameters that all share, over agents that take part; rows are not copied."""
         shape, points = self._asked(parameters[None])
-        plain, measured = shape.transposed_times(points[0]), rows.measured(shape).cohort(active)
+        plain, measured = shape.transposed_times(points[0]), rows.with_transformed_norms(shape).cohort(active)
         return shape.times(kernels.weighted_gradient(measured, plain, self.loss, weights, bound=self.row_norm))
 
     def _asked(self, parameters: Floats) -> tuple[Preconditioner, Floats]:

@@ -1,14 +1,14 @@
-"""What is minimised, and over which rows.
+"""The optimisation problem and the rows of a cohort.
 
 ``F(w) = mean_i [ mean_j ω_ij ℓ(a_ij, b_ij, w) ] + reg_share · R(w)``, the paper's objective divided by n, with
-``reg_share = λ/n``. Every agent counts the same, whatever the number of its rows. ω is a row's weight over its public
-bound, from 0 to 1; without weights it is 1.
+``reg_share = λ/n``. All agents have the same weight, whatever their number of rows. ω is the weight of a row divided by
+its public bound, in [0, 1]. Without weights it is 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -27,19 +27,19 @@ from dpadmm.matrices.memmap import is_nameless, portions
 from dpadmm.queries.preconditioner import PORTION, Preconditioner
 from dpadmm.regularizers.base import Regularizer
 
-LEAST_NORM = 1e-150
-"""Norms are taken to be at least this: squares of smaller numbers vanish, and with them the clipping."""
+MIN_NORM = 1e-150
+"""Lower limit of row norms. Squares of smaller numbers underflow, which would disable clipping."""
 
 COMPACT_BYTES = 2**27
-"""Rows are copied up to this size, into the cohort's order (twice as fast) and to where a cache line begins (dense rows
-by a third); larger ones are read in place."""
+"""Rows up to this size are copied into cohort order (twice as fast) and aligned to cache lines (dense rows: a third
+faster). Larger ones are read in place."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """A loss, a regularizer and its weight ``reg_share`` (the paper's λ/n).
 
-    It is public whether rows are ``weighted``, and whether their last feature is the constant, ``intercept``.
+    ``weighted`` (rows have weights) and ``intercept`` (the last feature is constant) are public.
     """
 
     loss: Loss
@@ -54,32 +54,32 @@ class Problem:
 
     @property
     def smooth(self) -> bool:
-        """Whether Theorem 3 (smooth) applies; otherwise Theorem 2 does."""
+        """Whether Theorem 3 (smooth) applies, not Theorem 2."""
         return self.loss.smoothness is not None and self.regularizer.smoothness is not None
 
     def losses(self, rows: Rows, points: Floats) -> Floats:
-        """Mean loss of every agent's rows, times their weights, at its own point: (n, d, p) -> (n,)."""
-        values = rows.weighed(self.loss.value(rows.labels, kernels.scores(rows, points)))
+        """Return each agent's mean weighted loss at its own point: (n, d, p) -> (n,)."""
+        values = rows.weighted(self.loss.value(rows.labels, kernels.scores(rows, points)))
         return np.asarray(np.add.reduceat(values, rows.offsets[:-1]) / rows.n_rows)
 
     def objectives(self, rows: Rows, points: Floats) -> Floats:
-        """``f_i(points_i)``: mean loss plus reg_share · R, per agent: (n, d, p) -> (n,)."""
+        """Return ``f_i(points_i)``, mean loss plus reg_share · R per agent: (n, d, p) -> (n,)."""
         return self.losses(rows, points) + self.reg_share * self.regularizer.value(points)
 
     def objective(self, rows: Rows, weights: Floats) -> float:
-        """``F(w)`` at one point for all agents: (d, p) -> number."""
+        """Return ``F(w)`` at one point for all agents: (d, p) -> number."""
         points = np.broadcast_to(weights, (rows.n_agents, *weights.shape))
         return float(self.losses(rows, points).mean() + self.reg_share * self.regularizer.value(weights))
 
     def gradient(self, rows: Rows, weights: Floats) -> Floats:
-        """``F'(w)``: (d, p) -> (d, p). Gradients of rows are clipped to c1."""
+        """Return ``F'(w)``, with gradients of rows clipped to c1: (d, p) -> (d, p)."""
         points = np.broadcast_to(weights, (rows.n_agents, *weights.shape))
         data_term = kernels.gradient(rows, points, self.loss).mean(axis=0)
         return np.asarray(data_term + self.reg_share * self.regularizer.gradient(weights))
 
 
 class Sizes(Protocol):
-    """What is public about the rows of a cohort: how many agents, how many rows each, how many columns."""
+    """Public sizes of a cohort: numbers of agents, of rows per agent and of columns."""
 
     @property
     def n_agents(self) -> int: ...
@@ -91,7 +91,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class PublicSizes:
-    """The sizes of a cohort without its rows: ``n_rows`` (n,) and the number of columns."""
+    """Sizes of a cohort without its rows: ``n_rows`` (n,) and the number of columns."""
 
     n_rows: Integers
     n_features: int
@@ -103,27 +103,27 @@ class PublicSizes:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a cohort of agents: ragged, without padding and, when large, without a copy.
+    """Rows of a cohort of agents: ragged, without padding, and not copied if large.
 
-    Agent i owns ``features[order[offsets[i]:offsets[i+1]]]``; ``labels``, ``norms`` and ``row_weights``, from 0 to 1
-    if there are any, are in cohort order.
-    Build it with :func:`make_rows`, which checks everything.
+    Agent i owns ``features[order[offsets[i]:offsets[i+1]]]``. ``labels``, ``norms`` and the optional ``row_weights``
+    (in [0, 1]) are in cohort order. :func:`make_rows` builds and checks instances.
     """
 
     features: Features
-    labels: NDArray[Any]  # float64, or int8 where coded rows are large: exact, and an eighth of the size
-    order: NDArray[Any]  # int64, or int32 likewise
+    labels: NDArray[Any]  # float64; int8 for large coded rows: exact, an eighth of the size
+    order: NDArray[Any]  # int64; int32 for large coded rows
     offsets: Integers
     known_norms: Floats | None = None
     row_weights: Floats | None = None
+    _cache: dict[str, tuple[Preconditioner, Rows]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def norms(self) -> Floats:
-        """The rows' lengths; where rows are large, made when they are first needed, which some methods never do."""
+        """Row norms. For large rows they are computed on first use, since some methods need none."""
         if self.known_norms is not None:
             return self.known_norms
         norms: Floats = row_norms(self.features)[self.order]
-        return np.maximum(norms, LEAST_NORM, out=norms)
+        return np.maximum(norms, MIN_NORM, out=norms)
 
     @cached_property
     def n_agents(self) -> int:
@@ -140,7 +140,7 @@ class Rows:
 
     @cached_property
     def n_entries(self) -> int:
-        """Stored feature entries of all rows."""
+        """Number of stored feature entries of all rows."""
         stored = row_entries(self.features)
         return (
             int(stored[self.order].sum()) if isinstance(self.features, csr_array) else len(self.order) * int(stored[0])
@@ -148,7 +148,7 @@ class Rows:
 
     @cached_property
     def matrix(self) -> NDArray[np.float64] | csr_array:
-        """The features in the cohort's order, dense or CSR in float64: a copy, for small cohorts."""
+        """Copy of the features in cohort order, dense or CSR in float64, for small cohorts."""
         features = self.features[self.order]
         if not isinstance(features, np.ndarray):
             features = features.tocsr()
@@ -156,12 +156,12 @@ class Rows:
 
     @cached_property
     def in_file(self) -> bool:
-        """Whether features are in a nameless file, and so are worked on portion by portion."""
+        """Whether features are in an unnamed file, and so are processed in portions."""
         return is_nameless(self.features)
 
     @cached_property
     def blocks(self) -> kernels.Blocks:
-        """The kernel's units of work; see :func:`dpadmm.kernels.cut_blocks`."""
+        """Units of work for the kernels (:func:`dpadmm.kernels.cut_blocks`)."""
         stored = row_entries(self.features)
         if isinstance(self.features, csr_array):
             entries = np.diff(np.concatenate([[0], np.cumsum(stored[self.order], dtype=np.int64)])[self.offsets])
@@ -171,7 +171,7 @@ class Rows:
 
     @cached_property
     def even_blocks(self) -> kernels.Blocks:
-        """The same for one point of all agents: blocks of as many rows, whoever owns them; agent 0 stands for all."""
+        """Blocks for one point common to all agents: equal numbers of rows, all with agent index 0."""
         n, stored = len(self.labels), row_entries(self.features)
         entries = n * (self.features.nnz // len(stored) if isinstance(self.features, csr_array) else int(stored[0]))
         return kernels.cut_blocks(
@@ -179,87 +179,86 @@ class Rows:
         )
 
     def cohort(self, agents: Integers | None) -> Rows:
-        """Some agents alone."""
+        """Return the rows of these agents only."""
         if agents is None:
             return self
         sizes = self.n_rows[agents]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         index = np.arange(offsets[-1]) + np.repeat(self.offsets[agents] - offsets[:-1], sizes)
-        return self.some(index, offsets)
+        return self.take(index, offsets)
 
-    def some(self, index: Integers | slice, offsets: Integers) -> Rows:
-        """The rows at these places of the cohort's order, for other agents."""
+    def take(self, index: Integers | slice, offsets: Integers) -> Rows:
+        """Return the rows at these positions of the cohort order, with new offsets."""
         weights = None if self.row_weights is None else self.row_weights[index]
         return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index], weights)
 
-    def weighed(self, values: Floats) -> Floats:
-        """Values of all rows (rows,), times their weights."""
+    def weighted(self, values: Floats) -> Floats:
+        """Multiply values of all rows (rows,) by the row weights."""
         return values if self.row_weights is None else values * self.row_weights
 
-    def shaped(self, shape: Preconditioner) -> Rows:
-        """The same rows in other coordinates, ``B·a``; kept until another shape is asked for."""
-        return self._of_shape("_shaped", shape, self._shaped_rows)
+    def transformed(self, preconditioner: Preconditioner) -> Rows:
+        """Return the preconditioned rows ``B·a``. The last result is cached."""
+        return self._cached("transformed", preconditioner, self._transform)
 
-    def measured(self, shape: Preconditioner) -> Rows:
-        """The same rows with the norms of ``B·a`` in place of their own; kept likewise."""
-        return self._of_shape("_measured", shape, self._measured_rows)
+    def with_transformed_norms(self, preconditioner: Preconditioner) -> Rows:
+        """Return the same rows with the norms of ``B·a`` in place of their own. The last result is cached."""
+        return self._cached("norms", preconditioner, self._replace_norms)
 
-    def _of_shape(self, name: str, shape: Preconditioner, make: Callable[[Preconditioner], Rows]) -> Rows:
-        known: tuple[Preconditioner, Rows] | None = self.__dict__.get(name)
-        if known is None or not known[0].same(shape):
-            self.__dict__.pop(name, None)
-            known = None  # two copies of the rows in memory are enough
-            known = self.__dict__[name] = shape.copy(), make(shape)
-        return known[1]
+    def _cached(self, name: str, preconditioner: Preconditioner, compute: Callable[[Preconditioner], Rows]) -> Rows:
+        cached = self._cache.get(name)
+        if cached is None or not cached[0].same(preconditioner):
+            self._cache.pop(name, None)
+            cached = None  # free the old copy first: at most two copies of the rows are in memory
+            cached = self._cache[name] = preconditioner.copy(), compute(preconditioner)
+        return cached[1]
 
-    def _shaped_rows(self, shape: Preconditioner) -> Rows:
-        features = shape.rows(self.features)
-        return replace(self, features=features, known_norms=None)
+    def _transform(self, preconditioner: Preconditioner) -> Rows:
+        return replace(self, features=preconditioner.rows(self.features), known_norms=None)
 
-    def _measured_rows(self, shape: Preconditioner) -> Rows:
+    def _replace_norms(self, preconditioner: Preconditioner) -> Rows:
         n, step = len(self.order), max(1, PORTION // self.n_features)
         norms, starts = np.empty(n), np.arange(0, n, step)
-        for few in portions(self.features, np.full(len(starts), 8 * PORTION)):
-            for start in starts[few].tolist():
-                some = self.order[start : start + step]
-                norms[start : start + step] = row_norms(shape.rows(self.features[some]))
-        return replace(self, known_norms=np.maximum(norms, LEAST_NORM, out=norms))
+        for portion in portions(self.features, np.full(len(starts), 8 * PORTION)):
+            for start in starts[portion].tolist():
+                index = self.order[start : start + step]
+                norms[start : start + step] = row_norms(preconditioner.rows(self.features[index]))
+        return replace(self, known_norms=np.maximum(norms, MIN_NORM, out=norms))
 
-    def drawn(self, share: float, *, seed: int, round: int) -> Rows:
-        """Rows drawn by chance, each with probability ``share``: a function of (seed, agent, round).
+    def subsample(self, share: float, *, seed: int, round: int) -> Rows:
+        """Return a Poisson sample: each row with probability ``share``, by a generator for (seed, agent, round).
 
-        An agent may be left without any; its mean gradient is then zero.
+        If an agent's sample is empty, its mean gradient is zero.
         """
         chosen = [
-            np.flatnonzero(np.random.default_rng([seed, 3, round, i]).random(m) < share)  # 1, 2: see training
+            np.flatnonzero(np.random.default_rng([seed, 3, round, i]).random(m) < share)  # 1, 2: see engine/loop.py
             for i, m in enumerate(self.n_rows)
         ]
         index = np.concatenate([first + part for first, part in zip(self.offsets, chosen, strict=False)])
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in chosen])])
-        return self.some(index, offsets)
+        return self.take(index, offsets)
 
     def portions(
-        self, active: Integers | None, most: int, *, width: int | None = None
+        self, active: Integers | None, max_entries: int, *, width: int | None = None
     ) -> Iterator[tuple[int, Features, Floats, Floats | float]]:
-        """Agents, each with some of its rows, their labels and weights (1 where there are none).
+        """Yield (agent, features, labels, weights) for portions of each agent's rows; weights default to 1.
 
-        There are about ``most`` stored entries in them, or entries of rows of this width.
-        How rows are cut depends on the agent's own rows alone.
+        A portion has about ``max_entries`` stored entries, or entries of rows of this ``width``. The portions of an
+        agent depend on its own rows only.
         """
         for i in range(self.n_agents) if active is None else active.tolist():
-            mine = self.order[self.offsets[i] : self.offsets[i + 1]]
-            stored = width or int(row_entries(self.features)[mine].sum()) // max(1, len(mine))
-            step = max(1, most // max(1, stored))
-            for start in range(0, len(mine), step):
-                some, first = mine[start : start + step], int(self.offsets[i]) + start
-                these = slice(first, first + len(some))
-                weights = 1.0 if self.row_weights is None else self.row_weights[these]
-                yield i, self.features[some], self.labels[these], weights
+            owned = self.order[self.offsets[i] : self.offsets[i + 1]]
+            stored = width or int(row_entries(self.features)[owned].sum()) // max(1, len(owned))
+            step = max(1, max_entries // max(1, stored))
+            for start in range(0, len(owned), step):
+                index, first = owned[start : start + step], int(self.offsets[i]) + start
+                portion = slice(first, first + len(index))
+                weights = 1.0 if self.row_weights is None else self.row_weights[portion]
+                yield i, self.features[index], self.labels[portion], weights
 
     def agent(self, i: int) -> Rows:
-        """Agent i alone: a cohort of one."""
-        mine = slice(self.offsets[i], self.offsets[i + 1])
-        return self.some(mine, np.array([0, self.offsets[i + 1] - self.offsets[i]]))
+        """Return the rows of agent i as a cohort of one."""
+        index = slice(self.offsets[i], self.offsets[i + 1])
+        return self.take(index, np.array([0, self.offsets[i + 1] - self.offsets[i]]))
 
 
 def make_rows(
@@ -271,20 +270,20 @@ def make_rows(
     names: Sequence[str] = (),
     row_weights: Floats | None = None,
 ) -> Rows:
-    """Check rows and labels and lay them out for a cohort.
+    """Check rows and labels and arrange them for a cohort.
 
     Parameters
     ----------
     features : (rows, d) dense, CSR or coded, float64 or float32
         Every row must have an L2 norm ≤ 1; see :func:`dpadmm.matrices.clipping.clip_rows`.
     labels : (rows,)
-        ±1, 0..p−1 or numbers, as the loss wants them.
+        ±1, 0..p−1 or numbers, depending on the loss.
     order, offsets
-        Agent i owns rows ``order[offsets[i]:offsets[i+1]]``. Left out: one agent owns all rows.
+        Agent i owns rows ``order[offsets[i]:offsets[i+1]]``. By default one agent owns all rows.
     names : sequence of str, optional
-        Names of the agents, for messages.
+        Names of the agents, for error messages.
     row_weights : (rows,), optional
-        What every row's loss is multiplied with, from 0 to 1: a weight over its public bound.
+        Factor of each row's loss in [0, 1]: a weight divided by its public bound.
 
     Examples
     --------
@@ -310,22 +309,22 @@ def make_rows(
         row_weights = _checked_weights(row_weights, n)
     norms = row_norms(features)
     check_norms(norms)
-    np.maximum(norms, LEAST_NORM, out=norms)
+    np.maximum(norms, MIN_NORM, out=norms)
     in_place = in_place or (len(order) == n and order[0] == 0 and bool(np.all(order[1:] > order[:-1])))
     if in_place:
         return Rows(features, labels, order, offsets, norms, row_weights)
     row_weights = None if row_weights is None else row_weights[order]
     if _nbytes(features) > COMPACT_BYTES:
-        del norms  # 8 bytes a row, which may be a fifth of its size
-        if isinstance(features, CodedRows):  # 16 bytes would be a quarter of a row
+        del norms  # 8 bytes per row, up to a fifth of its size
+        if isinstance(features, CodedRows):  # 16 bytes would add a quarter to each row
             labels, order = _small(labels), order.astype(np.int32 if n < 2**31 else np.int64)
         return Rows(features, labels[order], order, offsets, None, row_weights)
-    here = np.arange(len(order))
-    return Rows(_in_order(features, order), labels[order], here, offsets, norms[order], row_weights)
+    identity = np.arange(len(order))
+    return Rows(_in_order(features, order), labels[order], identity, offsets, norms[order], row_weights)
 
 
 def _checked_weights(weights: Floats, n: int) -> Floats:
-    """A row with a larger weight than 1 would say more than its share, so there is none."""
+    """Return the weights; raise DataError unless all are in [0, 1], as the sensitivity assumes."""
     weights = flushed(np.ascontiguousarray(weights, dtype=np.float64))
     if weights.shape != (n,):
         raise DataError(f"features have {n} rows but weights have shape {weights.shape}; give one weight per row")
@@ -338,7 +337,7 @@ def _checked_weights(weights: Floats, n: int) -> Floats:
 
 
 def _small(labels: Floats) -> NDArray[Any]:
-    """The same numbers as int8, if they are such: those of few classes are. Coded counts are below 1 or far larger."""
+    """Return labels as int8 if exact, as for a few classes. Coded counts are below 1 or far larger."""
     if labels.min() < -127.0 or not 1.0 <= labels.max() <= 127.0:
         return labels
     small = labels.astype(np.int8)
@@ -346,7 +345,7 @@ def _small(labels: Floats) -> NDArray[Any]:
 
 
 def _in_order(features: Features, order: Integers) -> Features:
-    """A copy; of dense rows, where a cache line begins."""
+    """Return a copy in this order; of dense rows, aligned to cache lines."""
     if not isinstance(features, np.ndarray):
         return features[order]
     out = aligned_empty((len(order), features.shape[1]), features.dtype)
@@ -371,9 +370,9 @@ def _check_agents(order: Integers, offsets: Integers, names: Sequence[str]) -> N
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(order) or np.any(np.diff(offsets) < 0):
         raise DataError("offsets must rise from 0 to the number of rows, one interval per agent")
     for i in np.flatnonzero(np.diff(offsets) < 2):
-        name = names[int(i)].removeprefix("agent ") if names else str(i + 1)  # as agents without a name are called
+        name = names[int(i)].removeprefix("agent ") if names else str(i + 1)  # default names are "agent 1", ...
         count = offsets[i + 1] - offsets[i]
         raise DataError(
             f"agent {name} has {'no rows' if count == 0 else 'one row'}; every agent needs at least 2 "
-            "(fewer agents, or leave this one out)"
+            "(use fewer agents, or leave this one out)"
         )

@@ -24,7 +24,7 @@ from dpadmm.errors import DataError, StudyError
 from dpadmm.files.atomic import StrPath
 from dpadmm.matrices.arrays import Integers
 from dpadmm.matrices.memmap import is_mapped
-from dpadmm.matrices.storage import grouped, moved
+from dpadmm.matrices.storage import group_order, reorder
 from dpadmm.methods.prior import Prior, prior_of
 from dpadmm.models.run import Result, run
 from dpadmm.planning.intervals import unlikely_intervals
@@ -183,11 +183,11 @@ def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Row
         return make_rows(features, labels, order=order, offsets=offsets, names=names, row_weights=weights), names
     if len(names) == 1:
         return make_rows(features, labels, names=names, row_weights=weights), names
-    places, offsets = grouped(owners, len(names))
+    places, offsets = group_order(owners, len(names))
     del owners  # large, as the places are
-    features, labels = moved(features, places), np.asarray(moved(labels[:, None], places)).reshape(-1)
+    features, labels = reorder(features, places), np.asarray(reorder(labels[:, None], places)).reshape(-1)
     if weights is not None:
-        weights = np.asarray(moved(weights[:, None], places)).reshape(-1)
+        weights = np.asarray(reorder(weights[:, None], places)).reshape(-1)
     del places
     return make_rows(features, labels, offsets=offsets, names=names, row_weights=weights), names
 
