@@ -14,7 +14,7 @@ from mixed_tables import to_toml
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import read_statement
-from dpadmm.cli.screen import rounded_up
+from dpadmm.cli.console import rounded_up
 from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger

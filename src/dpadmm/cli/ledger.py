@@ -16,7 +16,7 @@ import dpadmm
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian, plan_from_json
 from dpadmm.accounting.statement import Statement
-from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
+from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, rounded_down, rounded_up, show_table, write
 from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.federation.site.lifecycle import participation
 from dpadmm.parameters.checks import require_delta
@@ -82,17 +82,17 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     if as_json:
         echo_json(found)
         return
-    say_path(f"Ledger in {folder}")
+    echo_path(f"Ledger in {folder}")
     _show_totals(found["totals"], delta, "")
     if _differ(state):
         _show_totals(found["totals_alone"], delta, "if all other sites work together")
     if state.accounts:
         _show_studies(found["studies"], [each.shares for each in state.accounts.values()])
-    say(f"δ = {delta:g} {whose}. {MEANING}", *([ALONE] if _differ(state) else []))
+    echo(f"δ = {delta:g} {whose}. {MEANING}", *([ALONE] if _differ(state) else []))
     accounts = [(each, Fraction(each.reservation.mu_squared)) for each in state.accounts.values()]
     if any(each.closed and each.spent < reserved * (1 - ROUNDING) for each, reserved in accounts):
-        say(ENDED_EARLY)
-    say_path(f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:", state.fingerprint)
+        echo(ENDED_EARLY)
+    echo_path(f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:", state.fingerprint)
 
 
 @ledger_app.command("verify")
@@ -100,8 +100,8 @@ def verify(folder: Folder) -> None:
     """Verify every record, hash, rule and sum, and the mark; exit code 0 if all are correct, else 2."""
     state = read_ledger(folder)
     studies = f"{len(state.accounts)} {'study' if len(state.accounts) == 1 else 'studies'}"
-    say(f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.")
-    say_path(f"Fingerprint: {state.fingerprint}")
+    echo(f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.")
+    echo_path(f"Fingerprint: {state.fingerprint}")
 
 
 @ledger_app.command("export")
@@ -116,7 +116,7 @@ def export(folder: Folder, output: Output, delta: Delta = None) -> None:
     extra = {"records": records, "how_to_check": CHECK, "dpadmm_version": dpadmm.__version__}
     text = json.dumps({**summary(state, delta), **extra}, indent=2, allow_nan=False)
     _write(folder, output, f"{text}\n".encode())
-    say_path(f"Ledger: {output}")
+    echo_path(f"Ledger: {output}")
 
 
 @ledger_app.command("statement")
@@ -132,9 +132,9 @@ def statement(
     stated = of_account(chosen, state.accounts[chosen], site=site, version=dpadmm.__version__)
     _write(folder, output, stated.as_bytes())
     account = state.accounts[chosen]
-    say_path(f"Statement: {output}")
+    echo_path(f"Statement: {output}")
     if len(account.rounds) < sum(each.charged for each in stated.groups[0].releases):
-        say(_both_charges(account, stated))
+        echo(_both_charges(account, stated))
 
 
 @ledger_app.command("backup")
@@ -147,8 +147,8 @@ def backup(
 
     _check_elsewhere(folder, output)
     state = back_up(folder, output)
-    say_path(f"Copy: {output}")
-    say(
+    echo_path(f"Copy: {output}")
+    echo(
         f"{state.seq} records, all verified. Keep it as secret as the table. Whoever restores it is charged for all "
         "that may have been released since: make a new one whenever a study was enrolled or has ended, or a limit was "
         "changed."
@@ -188,25 +188,25 @@ def restore_command(
     decided = {each.study.hash: each.study.name for each in decisions(site.path.parent) if each.kind != "declined"}
     done = restore(site, copy, named if since or none_since else None, decided)
     policy, state = site.policy, done.state
-    say_path(f"Restored: {site.ledger}", *([f"The damaged ledger is kept: {done.kept}"] if done.kept else []))
+    echo_path(f"Restored: {site.ledger}", *([f"The damaged ledger is kept: {done.kept}"] if done.kept else []))
     if done.complete:
-        say("The mark that was left shows that the copy has every record: nothing more is charged.")
+        echo("The mark that was left shows that the copy has every record: nothing more is charged.")
         return
     close_unknown(site.path.parent, state)
     for hash in done.closed:
         account = state.accounts[hash]
         text = f"charged in full and closed, ε {rounded_up(policy.epsilon_of(account.spent))}"
-        say(f"{account.about.get('name') or hash[:12]}: {text}.")
-    say(f"For studies enrolled since the copy: ε {rounded_up(policy.epsilon_of(done.lost))}.")
+        echo(f"{account.about.get('name') or hash[:12]}: {text}.")
+    echo(f"For studies enrolled since the copy: ε {rounded_up(policy.epsilon_of(done.lost))}.")
     highest, alone = (rounded_up(policy.epsilon_of(each)) for each in (state.max_cap, state.max_cap_alone))
     together = f" (ε {alone} for all other sites working together)" if state.max_cap_alone != state.max_cap else ""
-    say(
+    echo(
         f"Assumed: since the copy was made, the limit was at most ε {highest}{together} at δ = {policy.delta:g}, and "
         f"person.rows at most {state.max_rows_per_person}. These are the highest values in the copy and in site.toml. "
         "If a value was higher for a time, set it in site.toml and repeat this command without the copy."
     )
     left = left_in(Fraction(policy.cap), state.promised)
-    say(f"Left for new studies: ε {rounded_down(policy.epsilon_of(left))} at δ = {policy.delta:g}.")
+    echo(f"Left for new studies: ε {rounded_down(policy.epsilon_of(left))} at δ = {policy.delta:g}.")
 
 
 def chosen_study(state: LedgerState, study: str) -> str:

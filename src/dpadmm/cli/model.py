@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from dpadmm.accounting.report import privacy_sentence
 from dpadmm.cli import owner_report
-from dpadmm.cli.screen import (
+from dpadmm.cli.console import (
     TABLE_KINDS,
     WEIGHTS,
     AsJson,
@@ -24,10 +24,10 @@ from dpadmm.cli.screen import (
     Row,
     TableFile,
     check_free,
+    console_width,
+    echo,
     echo_json,
-    say,
-    say_path,
-    screen_width,
+    echo_path,
     show_table,
     waiting,
     write,
@@ -83,11 +83,11 @@ def predict(
         _write(out, suffix, _tables(model, scorer, data, kept))
     if not quiet:
         _say_warnings(scorer.report, data)
-        say_path(f"{scorer.report.rows:,} predictions: {output}")
+        echo_path(f"{scorer.report.rows:,} predictions: {output}")
 
 
 def _say_warnings(report: Report, data: Path) -> None:
-    say(*(f"Warning: {sentence}" for sentence in owner_report.warnings(report, data)), style="bold")
+    echo(*(f"Warning: {sentence}" for sentence in owner_report.warnings(report, data)), style="bold")
 
 
 def added_columns(model: Model) -> list[str]:
@@ -225,9 +225,9 @@ def _evaluate_privately(
         return echo_json(found.as_json())
     show_private_evaluation(found, data.name)
     _say_warnings(rows.report, data)
-    say("Rows that the model was trained on make it look better than it is. " + ADDS_UP)
+    echo("Rows that the model was trained on make it look better than it is. " + ADDS_UP)
     if output is not None:
-        say_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
+        echo_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
     return None
 
 
@@ -245,7 +245,7 @@ def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
             for group in found.calibration
         ]  # fmt: skip
         show_table(("predicted", "rows", "mean predicted", "observed", "± se"), lines)
-    say(found.sentence)
+    echo(found.sentence)
 
 
 def _interval(measure: NoisyMeasure) -> str:
@@ -268,7 +268,7 @@ def _show_evaluation(found: Evaluation, data: Path) -> None:
         _show_confusion(found)
     _say_never_predicted(found)
     _say_warnings(found.report, data)
-    say(NOT_TO_PUBLISH)
+    echo(NOT_TO_PUBLISH)
 
 
 def _show_calibration(found: Evaluation) -> None:
@@ -296,7 +296,7 @@ def _say_never_predicted(found: Evaluation) -> None:
     never = [str(name) for k, name in enumerate(found.classes) if counts[k].any() and not counts[:, k].any()]
     if never:
         instead = "use the probabilities" if found.bins else "rank by the scores"
-        say(f"No row is predicted to be {' or '.join(never)}: {instead}, or train with class weights ({WEIGHTS}).")
+        echo(f"No row is predicted to be {' or '.join(never)}: {instead}, or train with class weights ({WEIGHTS}).")
 
 
 def _short(names: Sequence[str], longest: int) -> list[str]:
@@ -336,13 +336,13 @@ def explain(
         )
     if as_json:
         return echo_json({**found.as_json(), "privacy_sentence": sentence})
-    say(f"Effect of the columns on: {found.score}", style="bold")
+    echo(f"Effect of the columns on: {found.score}", style="bold")
     _show_coefficients(found, top)
-    say(*in_words(found, top), sentence)
+    echo(*in_words(found, top), sentence)
     if table is not None:
-        say_path(f"Table:  {table}")
+        echo_path(f"Table:  {table}")
     if figure is not None:
-        say_path(f"Figure: {' and '.join(map(str, pictures))}")
+        echo_path(f"Figure: {' and '.join(map(str, pictures))}")
     return None
 
 
@@ -434,7 +434,7 @@ def _break_names(lines: list[list[Text]], change: int) -> None:
 
     def room() -> int:
         widths = [max(len(part) for line in lines for part in line[j].plain.split("\n")) for j in range(len(lines[0]))]
-        return screen_width() - sum(width + 2 for width in widths[1:]) - 2
+        return console_width() - sum(width + 2 for width in widths[1:]) - 2
 
     def break_after(word: str, column: int, most: int) -> None:
         for line in lines:

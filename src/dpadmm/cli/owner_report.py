@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpadmm.cli.screen import say, show_table
+from dpadmm.cli.console import echo, show_table
 from dpadmm.data.encoder import Report, Tally, much
 from dpadmm.data.reader import line_warnings
 
@@ -38,10 +38,10 @@ def as_json(report: Report, path: Path) -> dict[str, Any]:
 def show(report: Report, path: Path) -> None:
     """Show columns with changed cells, and warnings."""
     n_changed = show_counts(report.columns, report.rows)
-    say(*shortened(report))
+    echo(*shortened(report))
     if n_changed or report.shortened:
-        say(OWNER_ONLY, style="dim")
-    say(*(f"Warning: {sentence}" for sentence in warnings(report, path)), style="bold")
+        echo(OWNER_ONLY, style="dim")
+    echo(*(f"Warning: {sentence}" for sentence in warnings(report, path)), style="bold")
 
 
 def shortened(report: Report) -> list[str]:

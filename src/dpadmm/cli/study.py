@@ -17,16 +17,16 @@ from typer import Argument, Option
 from dpadmm.accounting.composition import tally_paper_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian
-from dpadmm.cli.screen import (
+from dpadmm.cli.console import (
     TABLE_KINDS,
     AsJson,
     Row,
     StudyFile,
     check_new,
+    echo,
     echo_json,
+    echo_path,
     rounded_up,
-    say,
-    say_path,
     show_table,
     write,
 )
@@ -128,9 +128,9 @@ def new(
         text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
         said, then = _draft_in_words(draft), "check"
     write(file, (secured_text(text, *masked) if masked else text).encode())
-    say_path(f"Written: {file}")
-    say(*said)
-    say_path(f"  dpadmm study {then} {file}")
+    echo_path(f"Written: {file}")
+    echo(*said)
+    echo_path(f"  dpadmm study {then} {file}")
     return None
 
 
@@ -168,9 +168,9 @@ def _new_release(
         )
         text = evaluation_text(made if masked is None else replace(made, most_rows=masked[1]))
     write(file, text.encode())
-    say_path(f"Written: {file}")
-    say("Choose what it releases and the privacy; then see what it means:")
-    say_path(f"  dpadmm study check {file}")
+    echo_path(f"Written: {file}")
+    echo("Choose what it releases and the privacy; then see what it means:")
+    echo_path(f"  dpadmm study check {file}")
 
 
 def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -> tuple[int, int] | None:
@@ -273,13 +273,13 @@ def check(
         if study and survey and survey.rows:
             show_survey(study, survey)
         _show_problems(problems, place="the table" if survey else "the study")
-        say(*(f"Warning: {each}." for each in warnings))
-        say(*(f"Note: {each}." for each in notes))
+        echo(*(f"Warning: {each}." for each in warnings))
+        echo(*(f"Note: {each}." for each in notes))
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
-            say(*trust_in_words(study))
-            say(f"No problem found: {n_columns} columns, {len(study.features)} features. Hash of the study:")
-            say_path(study.hash)
+            echo(*trust_in_words(study))
+            echo(f"No problem found: {n_columns} columns, {len(study.features)} features. Hash of the study:")
+            echo_path(study.hash)
     counts = problems if len(problems) < 2 else [f"{len(problems)} problems"]
     if waiting:
         counts = [*counts, f"{_wait(waiting)} to be confirmed (dpadmm study confirm {study_file})"]
@@ -336,20 +336,20 @@ def confirm(
     _two_columns(("confirmed", "values"), [(_who(each), each.values) for each in chosen])
     left = [each for each in waiting if each not in chosen]
     if not chosen:
-        say("None of these waits to be confirmed.")
-    say(f"{_wait(left).capitalize()} to be confirmed." if left else "Nothing waits any more. Next:")
-    say_path(f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
+        echo("None of these waits to be confirmed.")
+    echo(f"{_wait(left).capitalize()} to be confirmed." if left else "Nothing waits any more. Next:")
+    echo_path(f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
 
 
 def _show_waiting(waiting: Sequence[Confirmation], study_file: Path) -> None:
     """All that waits, and how to confirm it."""
     _two_columns(("to confirm", "values"), [(_who(each), each.values) for each in waiting])
     if not waiting:
-        say("Nothing waits to be confirmed.")
+        echo("Nothing waits to be confirmed.")
         return
-    say(CONFIRM)
+    echo(CONFIRM)
     found = {group: sum(each.group == group for each in waiting) for group in GROUPS}
-    say_path(*(f"  dpadmm study confirm {study_file} --{each}" for each in (*filter(found.get, GROUPS), "all")))
+    echo_path(*(f"  dpadmm study confirm {study_file} --{each}" for each in (*filter(found.get, GROUPS), "all")))
 
 
 def _wait(waiting: Sequence[Confirmation]) -> str:
@@ -380,7 +380,7 @@ def show_survey(study: Study, survey: Survey) -> None:
     from dpadmm.cli import owner_report
     from dpadmm.data.encoded import plain_schema
 
-    say(f"{survey.rows:,} rows. For your eyes only: how the study reads their cells.")
+    echo(f"{survey.rows:,} rows. For your eyes only: how the study reads their cells.")
     columns = survey.columns | ({f"{study.label.column} (label)": survey.label} if study.label else {})
     changed = owner_report.show_counts(columns, survey.rows)
     label = ["the label"] if study.label and not any(vars(survey.label).values()) else []
@@ -388,9 +388,9 @@ def show_survey(study: Study, survey: Survey) -> None:
     other = " other" if quiet < len(survey.columns) else ""
     names = [f"{quiet}{other} column{'s' * (quiet > 1)}"] if quiet else []
     if names or label:
-        say(f"No such cells in {' and '.join([*names, *label])}.")
-    say(*owner_report.shortened(survey))
-    say(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
+        echo(f"No such cells in {' and '.join([*names, *label])}.")
+    echo(*owner_report.shortened(survey))
+    echo(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
 
 
 def counts_of(survey: Survey) -> dict[str, Any]:
@@ -414,7 +414,7 @@ def schema(
         typer.echo(text, nl=False)
         return
     write(out, text.encode())
-    say_path(f"Written: {out}")
+    echo_path(f"Written: {out}")
 
 
 @study_app.command("show")
@@ -424,12 +424,12 @@ def show(study_file: StudyFile, as_json: AsJson = False) -> None:
     if as_json:
         echo_json(figures(study))
         return
-    say(study.name, style="bold")
-    say_path("Hash, which every agent pins:", study.hash)
+    echo(study.name, style="bold")
+    echo_path("Hash, which every agent pins:", study.hash)
     if study.schema is not None:
         _show_columns(study.schema)
     show_table(("", ""), _facts(study), left=(0, 1), fold=[1], show_header=False)
-    say(*in_words(study))
+    echo(*in_words(study))
 
 
 def figures(study: Study) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from typer import Option
 
-from dpadmm.cli import InterruptedRunError, owner_report, screen
-from dpadmm.cli.screen import (
+from dpadmm.cli import InterruptedRunError, console, owner_report
+from dpadmm.cli.console import (
     AsJson,
     NoPublic,
     Quiet,
@@ -17,9 +17,9 @@ from dpadmm.cli.screen import (
     TableFile,
     check_free,
     chosen_public,
+    echo,
     echo_json,
-    say,
-    say_path,
+    echo_path,
     show_table,
     write,
 )
@@ -72,14 +72,14 @@ def train(
     statement = statement_beside(output)
     check_free(output, statement, overwrite=overwrite)
     silent = quiet or as_json
-    with screen.waiting(f"reading {data}", quiet=silent):
+    with console.waiting(f"reading {data}", quiet=silent):
         prior = None if known is None else prior_from(study, known, beside=data)
         rows = encode(study, data, by=by)
-    with screen.waiting("forecasting intervals", quiet=silent):
+    with console.waiting("forecasting intervals", quiet=silent):
         unlikely = unlikely_intervals(study, agent_sizes(rows, agents or 1), known)
     if unlikely:
-        say(f"Warning: {unlikely} Training spends ε with or without them.", style="bold yellow", err=True)
-    with screen.progress(None, "training", quiet=silent) as advance:
+        echo(f"Warning: {unlikely} Training spends ε with or without them.", style="bold yellow", err=True)
+    with console.progress(None, "training", quiet=silent) as advance:
         result = run_study(
             study, rows, n_agents=agents or 1, seed=seed, prior=prior, observers=[advance], keep_interrupted=True
         )
@@ -94,10 +94,10 @@ def train(
         _show(result, rows, data, output)
         if result.study.hash != study.hash:
             filled = f"The study sets no n_rounds: {result.training.planned_rounds} were filled in."
-            say_path(f"{filled} Hash of the study as run, which the statement has:", result.study.hash)
+            echo_path(f"{filled} Hash of the study as run, which the statement has:", result.study.hash)
         if known is not None and prior is not None:
             said = f"{prior.n_rows:,} public rows of {known.name} were the start"
-            say(f"{said}, trusted as far as the first answers agreed; no ε depends on them.")
+            echo(f"{said}, trusted as far as the first answers agreed; no ε depends on them.")
     if result.interrupted:
         raise InterruptedRunError(
             f"interrupted after {result.outcome.rounds} of {result.training.planned_rounds} rounds; their model is "
@@ -134,18 +134,18 @@ def _plain(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict
 def _show(result: Result, found: EncodedTable, data: Path, output: Path) -> None:
     plain = _plain(result, found, data, output)
     study, count = result.study, len(result.n_rows)
-    who = f"{count} agents of {screen.number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
-    say(f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
+    who = f"{count} agents of {console.number_range(result.n_rows, ',d')} rows" if count > 1 else "one agent"
+    echo(f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {who}")
     model = f"{study.training.loss.name} loss, {study.training.regularizer.name} regularizer"
-    say(f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
-    rows: list[Row] = [("total ε, exact", screen.rounded_up(plain["epsilon"])), *screen.trust_rows(result.privacy)]
+    echo(f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
+    rows: list[Row] = [("total ε, exact", console.rounded_up(plain["epsilon"])), *console.trust_rows(result.privacy)]
     if plain["epsilon_paper"] is not None:
-        rows.append(("total ε, paper's moments bound", screen.rounded_up(plain["epsilon_paper"])))
+        rows.append(("total ε, paper's moments bound", console.rounded_up(plain["epsilon_paper"])))
     rows.append(("δ", f"{result.privacy.delta:g}"))
     rows.append(("noise multiplier z", study.terms.plan.noise_in_words()))
     show_table(("privacy loss of a person with one row", ""), rows)
-    say(*(f"Warning: {each}." for each in study_warnings(study, sum(result.n_rows))))
+    echo(*(f"Warning: {each}." for each in study_warnings(study, sum(result.n_rows))))
     owner_report.show(found.report, data)
     exact = result.privacy.exact_noise
-    say(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")
-    say_path(f"Model:     {output}", f"Statement: {statement_beside(output)}")
+    echo(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")
+    echo_path(f"Model:     {output}", f"Statement: {statement_beside(output)}")

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import SIMULATED, Statement, StatementCheck, Verified, cross_checks, read_statement
-from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, rounded_up, say, say_path, show_table
+from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, number_range, rounded_up, show_table
 from dpadmm.errors import StudyError
 from dpadmm.sites.accounts import of_account
 from dpadmm.trusted.ledger import read_ledger
@@ -39,7 +39,7 @@ def verify(
     _show(file, verified, checks)
     if at_site:
         others = at_site["other_studies"]
-        say(
+        echo(
             f"The ledger has this study with the same numbers: {at_site['released']} of {at_site['charged']} "
             f"rounds released, Σμ² {at_site['spent']:.6g} of {at_site['reserved']:.6g}."
             + (f" It has {others} other studies, which are not included." if others else "")
@@ -121,20 +121,20 @@ def _difference(stated: list[dict[str, Any]], here: dict[str, Any]) -> str:
 
 def _show(file: Path, verified: Verified, checks: dict[int, list[StatementCheck]]) -> None:
     statement = verified.statement
-    say_path(f"Statement in {file}")
-    say(f"{statement.name} ({statement.method}), hash {statement.study_hash[:12]}")
+    echo_path(f"Statement in {file}")
+    echo(f"{statement.name} ({statement.method}), hash {statement.study_hash[:12]}")
     worst = next(iter(checks))
     _show_agents(verified, checks)
     _show_worst(verified, checks[worst], worst)
-    say(
+    echo(
         "All figures are correct. They were recomputed from the noise and the number of releases alone: in "
         "closed form and, where shown, with privacy loss distributions (PLD), which round up.",
         "Names, numbers of rows, rounds released so far and the study's hash cannot be recomputed: they are the word "
         "of whoever signs the statement. An owner can compare them with the site's ledger: --ledger FOLDER.",
     )
     document = verified.document
-    say(document["sampler"]["words"], style="bold" if statement.sampler == SIMULATED else None)
-    say(f"Guaranteed: {document['guaranteed']}", f"Not guaranteed: {document['not_guaranteed']}")
+    echo(document["sampler"]["words"], style="bold" if statement.sampler == SIMULATED else None)
+    echo(f"Guaranteed: {document['guaranteed']}", f"Not guaranteed: {document['not_guaranteed']}")
 
 
 def _show_agents(verified: Verified, checks: dict[int, list[StatementCheck]]) -> None:

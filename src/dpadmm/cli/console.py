@@ -68,10 +68,10 @@ def chosen_public(public: Path | None, no_public: bool) -> Path | Literal[False]
 def exit_with_health(alarms: Sequence[Alarm]) -> None:
     """Print the alarms; exit code 1 if one of them is an error."""
     for alarm in alarms:
-        say_path(alarm.line)
+        echo_path(alarm.line)
     if any(alarm.level == "error" for alarm in alarms):
         raise typer.Exit(1)
-    say("healthy")
+    echo("healthy")
 
 
 def alarms_json(alarms: Sequence[Alarm]) -> dict[str, Any]:
@@ -140,19 +140,19 @@ class CtrlC:
         self.pressed = True
 
 
-def say(*sentences: str, style: str | None = None, err: bool = False) -> None:
+def echo(*sentences: str, style: str | None = None, err: bool = False) -> None:
     """Print sentences, one per line. Names in them may contain any characters: see :func:`_plain_text`."""
     for text in sentences:
         Console(stderr=err).print(_plain_text(text), style=style)
 
 
-def say_path(*lines: str) -> None:
+def echo_path(*lines: str) -> None:
     """Print lines with paths, without wrapping, so that they can be copied."""
     for text in lines:
         Console().print(_plain_text(text), soft_wrap=True)
 
 
-def screen_width() -> int:
+def console_width() -> int:
     """Return the number of characters in a line of the terminal."""
     return Console().width
 
