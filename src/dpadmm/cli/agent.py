@@ -618,12 +618,12 @@ def _epsilon_left(state: LedgerState, policy: Policy) -> str:
 
 
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
-    from dpadmm.cli.study import in_words, start_in_words
+    from dpadmm.cli.study import describe_public_rows, describe_releases
 
     policy = site.policy
     echo(study.name, style="bold")
     echo_path(study.hash)
-    echo(in_words(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
+    echo(describe_releases(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
     names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
     names |= {"honest": "honest sites", "withstood": "sites that may work with the aggregator"}
     names |= {f"{name}_alone": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}
@@ -646,7 +646,7 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
         text += f"together against you: ε {rounded_up(cost['epsilon_alone'])}"
     echo(f"{text}; Σμ² of several studies adds up, ε does not.")
     if study.public_rows is not None:
-        echo(f"{start_in_words(study.public_rows).capitalize()}.")
+        echo(f"Public rows: {describe_public_rows(study.public_rows)}.")
     if study.roster:
         echo(*_roster_text(study, site))
 
