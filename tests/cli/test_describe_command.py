@@ -134,9 +134,9 @@ def test_mistakes_are_a_sentence_and_nothing_is_written(cli: Cli, table: Path, s
             ("study", "new", "x.toml", "--from-model", model, "--from", table),
             "--from and --from-model cannot be combined",
         ),
-        (("evaluate", model, *data, "--delta", "1e-5"), "give --epsilon too"),
+        (("evaluate", model, *data, "--delta", "1e-5"), "require --epsilon"),
         (("evaluate", model, *data, "--epsilon", "0.001"), "counts would have noise of"),
-        (("explain", model, "--table", "t.xls"), "a table is written as .md or .csv"),
+        (("explain", model, "--table", "t.xls"), "the table must be .md or .csv"),
     ):
         with case(sentence):
             answer = cli(*words, *(("-o", out) if words[0] == "describe" else ()))

@@ -378,11 +378,11 @@ def export(
 
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
-    from dpadmm.cli.train import statement_beside
+    from dpadmm.cli.train import privacy_report_path
     from dpadmm.federation.server.journal import Journal, result_of, write_transcript
     from dpadmm.models.model import model_of
 
-    transcript, statement = output.with_suffix(".transcript.npz"), statement_beside(output)
+    transcript, statement = output.with_suffix(".transcript.npz"), privacy_report_path(output)
     check_free(output, statement, transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)

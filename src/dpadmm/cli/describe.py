@@ -22,7 +22,7 @@ from dpadmm.cli.console import (
     write,
     write_json,
 )
-from dpadmm.cli.train import ADDS_UP, EXPERIMENT, statement_beside
+from dpadmm.cli.train import EXPERIMENT, NO_LEDGER, privacy_report_path
 from dpadmm.errors import StudyError
 from dpadmm.methods import StatisticsRelease
 from dpadmm.models.description import ColumnSummary, Description, TwoWay, description_of, load_description
@@ -75,8 +75,8 @@ def describe(
         show(found)
         if data is not None:
             exact = seed is None
-            echo(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")
-            echo_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
+            echo(NO_LEDGER if exact else EXPERIMENT, style=None if exact else "bold")
+            echo_path(f"Results:   {output}", f"Statement: {privacy_report_path(output)}")
         if figure is not None:
             echo_path(f"Figure:    {' and '.join(map(str, pictures))}")
 
@@ -99,13 +99,13 @@ def _released(
         raise StudyError("say which table to describe: --data TABLE")
     if by is not None and agents is not None:
         raise StudyError("--by and --agents cannot be combined: --by defines the agents")
-    check_free(output, statement_beside(output), overwrite=overwrite)
+    check_free(output, privacy_report_path(output), overwrite=overwrite)
     with waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
     result = run_study(study, rows, n_agents=agents or 1, seed=seed)
     found = description_of(result, all_count=True)
     write_json(output, found.as_json())
-    write(statement_beside(output), result.statement.as_bytes())
+    write(privacy_report_path(output), result.statement.as_bytes())
     if not silent:
         echo(*(f"Warning: {each}." for each in study_warnings(study, found.released.n_rows)))
         owner_report.show(rows.report, data)

@@ -284,9 +284,9 @@ def _certificate(folder: Path) -> Iterator[Finding]:
 
 
 def _words(error: DPADMMError | OSError) -> str:
-    from dpadmm.cli import sentence
+    from dpadmm.cli import format_error
 
-    return sentence(error)
+    return format_error(error)
 
 
 def _minute(moment: datetime) -> str:
