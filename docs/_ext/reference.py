@@ -21,7 +21,7 @@ from sphinx.application import Sphinx
 
 import dpadmm
 from dpadmm.accounting import statement
-from dpadmm.cli import COMMANDS, loaded
+from dpadmm.cli import COMMANDS, load_command
 from dpadmm.data.schema import KINDS, Label
 from dpadmm.federation import protocol
 from dpadmm.methods import KINDS as RELEASES
@@ -79,7 +79,7 @@ def first_paragraph(made: Any) -> str:
 
 
 def command_line() -> str:
-    return "\n".join(line for name in COMMANDS for line in _command(f"dpadmm {name}", loaded(name), level=2))
+    return "\n".join(line for name in COMMANDS for line in _command(f"dpadmm {name}", load_command(name), level=2))
 
 
 def _command(name: str, command: Any, level: int) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 from looping import case
 
 from dpadmm.accounting import exact_epsilon
-from dpadmm.cli.screen import rounded_up
+from dpadmm.cli.console import rounded_up
 from dpadmm.federation.site.decisions import decide
 from dpadmm.sites import table as site_table
 from dpadmm.sites.site import read_site

@@ -130,10 +130,13 @@ def test_mistakes_are_a_sentence_and_nothing_is_written(cli: Cli, table: Path, s
         (("plan", study, "--rows", "100", "--agents", "1"), "trains nothing"),
         (("study", "new", "x.toml", "--kind", "statistics"), "--from-dictionary DICT.csv"),
         (("study", "new", "x.toml", "--kind", "counts"), "--kind must be training or statistics"),
-        (("study", "new", "x.toml", "--from-model", model, "--from", table), "give one of --from and --from-model"),
-        (("evaluate", model, *data, "--delta", "1e-5"), "give --epsilon too"),
+        (
+            ("study", "new", "x.toml", "--from-model", model, "--from", table),
+            "--from and --from-model cannot be combined",
+        ),
+        (("evaluate", model, *data, "--delta", "1e-5"), "require --epsilon"),
         (("evaluate", model, *data, "--epsilon", "0.001"), "counts would have noise of"),
-        (("explain", model, "--table", "t.xls"), "a table is written as .md or .csv"),
+        (("explain", model, "--table", "t.xls"), "the table must be .md or .csv"),
     ):
         with case(sentence):
             answer = cli(*words, *(("-o", out) if words[0] == "describe" else ()))
@@ -152,7 +155,7 @@ def test_an_existing_result_is_kept(cli: Cli, table: Path, study: Path) -> None:
 def test_results_feed_a_draft_and_the_planner(cli: Cli, table: Path, study: Path) -> None:
     out, draft = table.with_name("r.json"), table.with_name("d.toml")
     cli("describe", study, "--data", table, "-o", out).succeeded()
-    assert "say which column is predicted" in cli("study", "new", draft, "--from-statistics", out).err
+    assert "--label is required" in cli("study", "new", draft, "--from-statistics", out).err
     cli("study", "new", draft, "--from-statistics", out, "--label", "ill").succeeded()
     cli("study", "check", draft).succeeded()
     said = read_toml(draft)

@@ -124,8 +124,8 @@ def test_a_table_without_intervals_marks_values_that_no_public_row_held():
     table = _markdown(Explanation("log odds", (seen, unseen), (), "too much noise", "", "odds ratio"), "Private.")
     assert "| Odds ratio (no intervals) |" in table
     assert r"| job=other \* | vs average | 1.65 |" in table
-    assert r"\* No public row held this value" in table
-    assert "There are no confidence intervals: too much noise." in table
+    assert r"\* No public row has this value" in table
+    assert "No confidence intervals: too much noise." in table
     assert r"\*" not in _markdown(Explanation("log odds", (seen,), (), "too much noise", ""), "Private.")
 
 
@@ -177,15 +177,15 @@ def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path)
     bare = Model(np.array([[1.0], [-2.0]]), "binary", "logistic", feature_names=("[red]age", "bmi"))
     text = cli("explain", bare.save(tmp_path / "bare.dpadmm")).succeeded().out
     assert "[red]age" in text
-    assert "There are no confidence intervals: they need a release of their own" in " ".join(text.split())
+    assert "No confidence intervals: they need a release of their own" in " ".join(text.split())
     answer = cli("explain", tmp_path / "bare.dpadmm", "--json").succeeded().json
     assert [each["standard_error"] for each in answer["coefficients"]] == [None, None]
 
 
 def test_without_standard_errors_there_is_no_column_for_them(cli, models):
     text = cli("explain", models["without"], columns=80).succeeded().out
-    assert "interval" not in text.split("There are no confidence intervals")[0]
-    assert text.count("There are no confidence intervals") == 1
+    assert "interval" not in text.split("No confidence intervals")[0]
+    assert text.count("No confidence intervals") == 1
     first = explain(load_model(models["without"])).coefficients[0]
     assert f"{first.coefficient:+.3g}" in text
     assert f"{first.effect:+.3g}" in text

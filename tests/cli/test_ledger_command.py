@@ -14,7 +14,7 @@ from mixed_tables import to_toml
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import read_statement
-from dpadmm.cli.screen import rounded_up
+from dpadmm.cli.console import rounded_up
 from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
@@ -49,11 +49,11 @@ def test_show_says_what_is_spent_reserved_and_left(cli, folder):
     assert max(len(line) for line in lines if str(folder) not in line) <= 80
     rows = {line.rsplit(maxsplit=2)[0].strip(): line.split()[-2:] for line in lines if len(line.split()) > 2}
     for words, mu_squared in (
-        ("spent by releases so far", 0.75),
-        ("reserved by open studies, not yet spent", 0.5),
+        ("spent by releases", 0.75),
+        ("reserved by open studies", 0.5),
         ("spent and reserved", 1.25),
         ("left for new studies", 2.75),
-        ("the owner's limit", 4.0),
+        ("limit set by the owner", 4.0),
     ):
         shown_mu, shown_epsilon = map(float, rows[words])
         epsilon = exact_epsilon(mu_squared**0.5, 1e-5)
@@ -92,7 +92,7 @@ def test_both_sums_of_a_study_with_secure_aggregation(cli, tmp_path):
     assert plain["reserved_alone"] == plain["reserved"]
     shown = cli("ledger", "show", tmp_path / "ledger").succeeded().out
     assert max(map(len, shown.splitlines()[1:-1])) <= 80
-    for words in ("if all other sites work together", "honest sites", "which is computational"):
+    for words in ("if all other sites collude", "honest sites", "a computational assumption"):
         assert words in " ".join(shown.split())
     for total in (0.5, 2.5, 2.75, 4.0):
         assert rounded_up(exact_epsilon(total**0.5, 1e-5)) in shown
@@ -247,7 +247,7 @@ def test_a_statement_cannot_overwrite_the_ledger(cli, enrolled):
 def test_the_delta_is_the_owner_s_where_the_site_is_known(cli, folder):
     said = " ".join(cli("ledger", "show", folder).succeeded().out.split())
     assert "ε at δ = 1e-05" in said
-    assert "δ = 1e-05 by default, since there is no site.toml beside the ledger" in said
+    assert "δ = 1e-05 by default, because the ledger has no site.toml" in said
     site = folder.parent / "site.toml"
     site.write_text(
         'format = "dpadmm-site/1"\nledger = "ledger"\n[data]\ntable = "t.csv"\n[person]\nrows = 1\n[limits]\n'
@@ -256,7 +256,7 @@ def test_the_delta_is_the_owner_s_where_the_site_is_known(cli, folder):
     )
     said = " ".join(cli("ledger", "show", folder).succeeded().out.split())
     assert "ε at δ = 1e-07" in said
-    assert "δ = 1e-07 from the site.toml beside the ledger" in said
+    assert "δ = 1e-07 from site.toml" in said
     assert cli("ledger", "show", folder, "--json").succeeded().json["delta"] == 1e-7
     assert cli("ledger", "show", folder, "--delta", "1e-3", "--json").succeeded().json["delta"] == 1e-3
     site.write_text(site.read_text().replace('ledger = "ledger"', 'ledger = "another"'))
@@ -283,7 +283,7 @@ def test_a_statement_and_the_ledger_of_a_study_that_ended_early(cli, enrolled, t
     with Ledger.open(enrolled, cap=read_ledger(enrolled).cap) as ledger:
         ledger.close_study(study().hash)
     said = " ".join(cli("ledger", "show", enrolled).succeeded().out.split())
-    assert "Its statement charges all planned rounds" in said
+    assert "Its privacy report charges all planned rounds" in said
     answer = cli("ledger", "statement", enrolled, study().hash, "-o", tmp_path / "s.json").succeeded()
     assert "It charges all" in answer.out
     assert "released rounds, ε" in " ".join(answer.out.split())
@@ -306,7 +306,7 @@ def test_a_copy_is_made_and_restored_at_the_price_that_is_said(cli, tmp_path):
     assert "[ledger-exists]" in refused.err
     shutil.rmtree(site.ledger)
     both = cli("ledger", "restore", tmp_path / "copy", *here, "--none-since", "--enrolled-since", tmp_path / "x.toml")
-    assert (both.code, "give --enrolled-since or --none-since" in both.err) == (2, True)
+    assert (both.code, "--enrolled-since and --none-since cannot be combined" in both.err) == (2, True)
     forgotten = cli("ledger", "restore", tmp_path / "copy", *here, "--none-since")
     assert (forgotten.code, "'second': accepted here, and not in the copy" in forgotten.err) == (2, True)
     (tmp_path / "second.toml").write_text(to_toml(second))
@@ -328,5 +328,5 @@ def test_a_copy_is_made_and_restored_at_the_price_that_is_said(cli, tmp_path):
         site.path.read_text().replace("epsilon = 12.0", "epsilon = 9.0").replace("rows = 3", "rows = 1")
     )
     said = " ".join(cli("ledger", "restore", *here).succeeded().out.split())
-    assert "at most ε 12.0000 (ε 20.0000 for all other sites working together) at δ" in said
+    assert "at most ε 12.0000 (ε 20.0000 if all other sites collude) at δ" in said
     assert "person.rows at most 3." in said

@@ -127,7 +127,7 @@ def journal_error(cause):
     return error
 
 
-def test_the_exit_code_tells_what_may_heal_from_what_a_person_has_to_cure(cli, monkeypatch):
+def test_transient_errors_have_their_own_exit_code(cli, monkeypatch):
     """Services are started again after 75, and not after 2."""
 
     def refusal(code, cause=None):
@@ -173,9 +173,7 @@ def test_a_package_that_a_site_leaves_out_is_named_and_another_is_not_blamed_on_
     ]:
         monkeypatch.setattr("dpadmm.cli.app", needs(name))
         answer = cli("demo")
-        text = (
-            f"this needs {package}, which the install of a site leaves out: pip install dpadmm adds all that is missing"
-        )
+        text = f"this command needs {package}, which a site installation does not include; run: pip install dpadmm"
         assert (answer.code, answer.err) == (2, f"dpadmm: {text}\n")
     for name in ("dpadmm.nothing", "pandas", None):
         monkeypatch.setattr("dpadmm.cli.app", needs(name))

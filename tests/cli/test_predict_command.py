@@ -82,11 +82,11 @@ MISTAKES = {
     "a table without rows": (["-d", "{folder}/head.csv"], "head.csv has no rows"),
     "a broken cell": (["-d", "{folder}/text.csv"], "column 'x'.*number"),
     "a broken cell, late": (["-d", "{folder}/late.csv"], "column 'x'.*number"),
-    "unknown ending": (["-o", "{folder}/p.xlsx"], r"written as \.csv or \.parquet"),
+    "unknown ending": (["-o", "{folder}/p.xlsx"], r"must be \.csv or \.parquet"),
     "a file that is there": (["-o", "{t}"], "exists; .*--overwrite"),
     "a column that is not there": (["--keep", "nam"], "no column 'nam': did you mean 'name'"),
     "a column of the model that is misspelt": (["--keep", "X"], "no column 'X': did you mean 'x'"),
-    "a column called prediction": (["--keep", "prediction"], "cannot be kept"),
+    "a column called prediction": (["--keep", "prediction"], "cannot keep column"),
 }
 
 
@@ -128,7 +128,7 @@ def test_figures_are_shown_with_what_they_give_away(cli: Cli, model: Path, table
 def test_an_evaluation_fits_the_screen_and_shows_calibration(cli: Cli, tmp_path: Path) -> None:
     rng, names = np.random.default_rng(0), tuple(f"a class with quite a long name, {k}" for k in range(4))
     schema = Schema((Number("x", (0.0, 1.0)), Number("y", (0.0, 1.0))))
-    for classes, top in [(names, "the likeliest class"), (("no", "yes"), "yes")]:
+    for classes, top in [(names, "the most probable class"), (("no", "yes"), "yes")]:
         with case(classes):
             several = len(classes) > 2
             model = Model(
@@ -151,12 +151,12 @@ def test_an_evaluation_fits_the_screen_and_shows_calibration(cli: Cli, tmp_path:
 
 
 def test_a_class_that_is_never_predicted_is_named(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
-    never = "No row is predicted to be bad: use the probabilities, or train with class weights"
+    never = "Never predicted: bad. Either use the probabilities or train with class weights"
     assert never not in " ".join(cli("evaluate", model, "-d", table).succeeded().out.split())
     table.write_text("name,x,c,z\n1,0,b,bad\n2,0,b,good [red]\n")
     assert never in " ".join(cli("evaluate", model, "-d", table).succeeded().out.split())
     table.write_text("name,x,c,z\n1,0,b,good [red]\n2,0,b,good [red]\n")
-    assert "No row is predicted" not in cli("evaluate", model, "-d", table).succeeded().out
+    assert "Never predicted" not in cli("evaluate", model, "-d", table).succeeded().out
 
 
 def test_figures_for_machines(cli: Cli, model: Path, table: Path) -> None:

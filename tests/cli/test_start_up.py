@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from looping import case
 
-from dpadmm.cli import COMMANDS, loaded
+from dpadmm.cli import COMMANDS, load_command
 from dpadmm.federation.demo import SITE_TOML
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
@@ -96,5 +96,5 @@ def test_an_agent_that_runs_loads_no_other_command_and_no_statement():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_says_what_the_command_says(name):
-    own = inspect.cleandoc(loaded(name).help).split("\n\n")[0]
+    own = inspect.cleandoc(load_command(name).help).split("\n\n")[0]
     assert COMMANDS[name] == " ".join(own.split())

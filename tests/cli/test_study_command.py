@@ -65,16 +65,16 @@ def test_show_says_what_is_asked(cli, study_file, columns):
     cells = dict(line.strip().split("  ", 1) for line in text.splitlines() if "  " in line.strip())
     cells = {name: value.strip() for name, value in cells.items()}
     delta = study.training.delta
-    assert cells["columns"] == "4, which make 8 features"
+    assert cells["columns"] == "4, encoded as 8 features"
     assert cells["label"] == "repaid: no, yes"
-    assert cells["rows are divided by R"] == "2, the square root of columns"
+    assert cells["row scaling"] == "1/√4 = 1/2"
     shown = " ".join(text.split())
     assert "income number 100 to 100,000, log 1" in shown
-    assert "age number 18 to 100; missing is said 2" in shown
+    assert "age number 18 to 100; missing indicator 2" in shown
     assert "purpose category car, house, education 4" in shown
     assert "employed boolean 1" in shown
     assert cells["method"] == "auto"
-    assert cells["rounds"].startswith("25 across sites; in one process")
+    assert cells["rounds"].startswith("25 across sites; chosen from")
     assert "in round 1 (moments)" in cells["noise multiplier z"]
     assert float(cells["noise multiplier z"].split()[0]) == pytest.approx(study.noise_multiplier, abs=1e-4)
     exact = exact_epsilon(math.sqrt(study.terms.plan.mu_squared()), delta)
@@ -194,7 +194,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     waiting = cli("study", "check", path)
     assert waiting.out == ""
     groups = "the label, 1 numbers, 1 categories, the public rows"
-    assert f"4 values ({groups}) wait to be confirmed (dpadmm study confirm {path})" in waiting.err
+    assert f"4 unconfirmed values ({groups}) (dpadmm study confirm {path})" in waiting.err
     found = cli("study", "check", path, "--json").json
     names = ["repaid", "age", "ward", "dummy.csv"]
     assert (found["problems"], [each["name"] for each in found["to_confirm"]]) == ([], names)
@@ -205,20 +205,20 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     assert "dummy.csv (public rows) all of its rows, which anyone may see" in text_of(listed)
     for words, left in [(["--numbers"], 3), (["ward"], 2), (["ward"], 2), (["--public-rows"], 1), (["--all"], 0)]:
         done = cli("study", "confirm", path, *words).succeeded()
-        assert (f"{left} value" in text_of(done)) == bool(left)
+        assert (f"{left} unconfirmed value" in text_of(done)) == bool(left)
         assert path.read_text().count("public = false") == left
     assert b"confirm: public?" not in path.read_bytes()
     assert path.read_bytes() == before.replace(b"public = false  # confirm: public?", b"public = true")
-    assert "Nothing waits" in cli("study", "confirm", path).succeeded().out
+    assert "All values confirmed." in cli("study", "confirm", path).succeeded().out
     wrong = cli("study", "confirm", path, "wart")
     assert (wrong.code, wrong.err.count("\n")) == (2, 1)
     assert "did you mean 'ward'" in wrong.err
     fine = cli("study", "check", path, "--data", table_file).succeeded()
     assert "60 rows" in fine.out
-    assert "No such cells in 2 columns and the label." in fine.out
+    assert "No clamped, unknown or missing cells in 2 columns and the label." in fine.out
     assert read_study(path).hash in fine.out
     shown = text_of(cli("study", "show", path).succeeded())
-    assert re.search(r"public rows training starts from public rows .sha256 [0-9a-f]{12}…., which costs nothing", shown)
+    assert re.search(r"public rows used for initialisation at no privacy cost .sha256 [0-9a-f]{12}….", shown)
     rows = table_file.read_text()
     table_file.write_text(rows.replace("no", "yes"))
     assert "public_rows /" in text_of(other := cli("study", "check", path))
@@ -230,10 +230,10 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     both = cli("study", "check", path, "--data", wrong)
     assert both.err.endswith("2 problems\n")
     assert "none of the classes no, yes in row 1; correct the classes" in text_of(both)
-    assert "No such cells in 1 other column." in text_of(both)
+    assert "No clamped, unknown or missing cells in 1 other column." in text_of(both)
     assert "public_rows /" in text_of(both)
     table_file.unlink()
-    assert "Warning: the public rows are not here" in text_of(cli("study", "check", path).succeeded())
+    assert "Warning: the public rows are missing on this machine" in text_of(cli("study", "check", path).succeeded())
     table_file.write_text(rows)
     before = path.read_bytes()
     again = cli("study", "new", path, "--from", table_file, "--label", "repaid")
@@ -252,18 +252,18 @@ def test_a_study_with_secure_aggregation_says_what_its_epsilon_rests_on(cli, tmp
         assert (study.training.trust, study.training.honest, study.most_rows) == ("secure_aggregation", 5, 100_000)
         mu = math.sqrt(study.terms.plan.mu_squared())
         alone = exact_epsilon(math.sqrt(5.0) * mu, study.training.delta)
-        promise = "if at least 5 of the sites that take part in a round are honest: ε 1.0000; if all others work "
+        promise = "ε is 1.0000 if at least 5 of the sites in a round are honest, and "
         for verb in ("check", "show"):
             answer = cli("study", verb, path, columns=80).succeeded()
             assert max(map(len, answer.out.splitlines())) <= 80
-            told = re.search(re.escape(promise) + r"together against you: ε ([0-9.]+)\.", text_of(answer))
-            assert told is not None
-            assert alone <= float(told[1]) <= alone + 1e-4
+            shown = re.search(re.escape(promise) + r"([0-9.]+) if all other sites collude\.", text_of(answer))
+            assert shown is not None
+            assert alone <= float(shown[1]) <= alone + 1e-4
         assert cli("study", "show", path, "--json").succeeded().json["epsilon_alone"] == pytest.approx(alone)
     assert "honest" not in cli("study", "show", local).succeeded().out
     for given, complaint in (
-        (words[:4], "needs --honest, how many sites"),
-        (words[2:], "are for --trust secure_aggregation"),
+        (words[:4], "needs --honest, the minimum number of sites"),
+        (words[2:], "require --trust secure_aggregation"),
         (["--trust", "secure"], "trust must be one of local, secure_aggregation"),
         ([*words[:2], "--honest", "1", *words[4:]], "honest must be a whole number of at least 2"),
     ):
@@ -278,18 +278,18 @@ def test_from_a_dictionary(cli, tmp_path):
     words.write_text("name,kind,low,high,values\nage,number,0,120,\nill,category,,,no|yes\n")
     path = tmp_path / "drafted.toml"
     cli("study", "new", path, "--from-dictionary", words, "--label", "ill", "--name", "Flu").succeeded()
-    assert "No problem found" in cli("study", "check", path).succeeded().out
+    assert "No problems found" in cli("study", "check", path).succeeded().out
     assert read_study(path).name == "Flu"
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--from", "{table}"], "--label COLUMN; {table} has 'age', 'ward', 'note', 'repaid'"),
+        (["--from", "{table}"], "name the column to predict; {table} has 'age', 'ward', 'note', 'repaid'"),
         (["--from", "{table}", "--label", "repayed"], "did you mean 'repaid'"),
-        (["--from", "{table}", "--from-dictionary", "{table}"], "not both"),
-        (["--label", "repaid"], "are for drafts"),
-        (["--dummy"], "--dummy is about a table: give --from TABLE too"),
+        (["--from", "{table}", "--from-dictionary", "{table}"], "cannot be combined"),
+        (["--label", "repaid"], "require --from TABLE"),
+        (["--dummy"], "--dummy requires --from TABLE"),
         (["--from", "none.csv", "--label", "repaid"], "there is no such file"),
         (["--from-dictionary", "{table}"], "needs one column 'name'"),
     ],
@@ -312,7 +312,7 @@ def test_check_counts_what_a_table_has_beyond_the_study(cli, study_file, tmp_pat
     assert "income 6 (60.0%) 0 0" in text_of(answer)
     assert "purpose 0 5 (50.0%) 0" in text_of(answer)
     assert "employed 0 0 2 (20.0%)" in text_of(answer)
-    assert "No such cells in the label." in text_of(answer)
+    assert "No clamped, unknown or missing cells in the label." in text_of(answer)
     assert "'age': 100% of the cells are beyond [18, 100] and clamped: other units?" in text_of(answer)
     found = cli("study", "check", study_file, "--data", table, "--json").succeeded().json
     assert found["problems"] == []
@@ -410,8 +410,8 @@ def test_check_counts_the_rows_that_would_be_shortened(cli, plain_file, tmp_path
     table = tmp_path / "table.csv"
     table.write_text("income,age\n0.1,0.2\n3,4\n0,0\n1,1\n")
     text = text_of(cli("study", "check", plain_file, "--data", table).succeeded())
-    assert "2 (50.0%) of the rows are longer than the study's row_norm and shortened to it" in text
-    assert "A larger row_norm in the study shortens fewer rows" in text
+    assert "Clipped 2 of 4 rows (50.0%) to the study's row_norm." in text
+    assert "A larger row_norm clips fewer rows but adds more noise." in text
     assert cli("study", "check", plain_file, "--data", table, "--json").succeeded().json["table"]["shortened"] == 2
     table.write_text("income,age\n0.1,0.2\n")
     assert "row_norm" not in text_of(cli("study", "check", plain_file, "--data", table).succeeded())

@@ -60,10 +60,10 @@ def files(folder: Path) -> list[str]:
 def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
     model, out = tmp_path / "m.dpadmm", tmp_path / "p.csv"
     shown = cli("train", study, "--data", table, "--by", "site", "-o", model).succeeded().out
-    assert "900 rows × 40 features, 3 agents of 300 rows" in shown
+    assert "900 rows × 40 features, 3 agents with 300 rows each" in shown
     assert re.search(r"total ε, exact +2\.0000", shown)
     assert "must not be published" in " ".join(shown.split())
-    assert "without any protection" not in shown
+    assert "without privacy protection" not in shown
     assert str(model) in shown
     assert str(tmp_path / "m.statement.json") in shown
     assert files(tmp_path) == ["m.dpadmm", "m.statement.json", "rows.csv", "study.toml"]
@@ -112,7 +112,7 @@ def test_exact_noise_is_never_the_same_and_seeded_noise_is(cli: Cli, tmp_path: P
     np.testing.assert_array_equal(first, weights("--seed", 3, "--agents", 4))
     assert load_model(tmp_path / "m").statement["sampler"]["code"] == "simulated"
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m2", "--seed", 3).succeeded()
-    assert "without any protection" in " ".join(answer.out.split())
+    assert "without privacy protection" in " ".join(answer.out.split())
 
 
 def test_rounds_that_were_filled_in_are_said_with_the_hash_of_the_study_as_run(cli: Cli, tmp_path: Path, table: Path):
@@ -123,7 +123,7 @@ def test_rounds_that_were_filled_in_are_said_with_the_hash_of_the_study_as_run(c
         shown = cli("train", given, "-d", table, "-o", tmp_path / "m", "--overwrite").succeeded().out
         statement = read_statement(tmp_path / "m.statement.json").statement
         assert (statement.study_hash == read_study(given).hash) != left_out
-        told = re.search(r"sets no n_rounds: \d+ were filled in.*which the statement has:\n(\w+)\n", shown)
+        told = re.search(r"sets no n_rounds; \d+ were chosen.*as in the privacy report:\n(\w+)\n", shown)
         assert (told and told[1]) == (statement.study_hash if left_out else None)
 
 
@@ -250,7 +250,7 @@ def test_the_study_s_public_rows_are_the_start_unless_told_otherwise(
         again = dpadmm.train(started, table, seed=3, public=public)
         assert np.array_equal(again.weights, found[name][1].weights)
     shown = " ".join(cli("train", started, "-d", table, "-o", tmp_path / "m").succeeded().out.split())
-    assert "400 public rows of sample.csv were the start, trusted as far as the first answers agreed; no ε" in shown
+    assert "Initialised from 400 public rows of sample.csv, down-weighted where the private data disagree." in shown
 
 
 # --- mistakes ----------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_a_statement_that_is_there_is_not_replaced(cli: Cli, tmp_path: Path, tab
     (tmp_path / "m.statement.json").write_text("mine")
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
     assert answer.code == 2
-    assert "m.statement.json exists" in answer.err
+    assert "m.statement.json already exists" in answer.err
     assert not (tmp_path / "m.dpadmm").exists()
 
 
@@ -423,7 +423,7 @@ def test_ctrl_c_keeps_the_rounds_done_and_charges_all(
         assert started.wait(60) == 130
     assert b"Traceback" not in shown
     last = shown.decode().strip().splitlines()[-1]
-    done = re.search(r"interrupted after (\d+) of 1000000 rounds; their model is in m.dpadmm, and charged", last)
+    done = re.search(r"interrupted after (\d+) of 1000000 rounds; the model is in m.dpadmm; all 1000000", last)
     assert done, last
     (group,) = read_statement(tmp_path / "m.statement.json").statement.groups
     assert [(each.released, each.charged) for each in group.releases] == [(int(done[1]), 1_000_000)]
@@ -484,7 +484,7 @@ def test_unlikely_intervals_are_a_warning_before_the_first_round(
     for more in ([], public, too_few, ["--json"], ["--quiet"]):
         answer = cli(*call, *more).succeeded()
         assert re.match(warning, " ".join(answer.err.split())), more
-        assert " ".join(answer.err.split()).endswith("Training spends ε with or without them.")
+        assert " ".join(answer.err.split()).endswith("Training spends ε in any case.")
         assert "Warning: Confidence" not in answer.out
     many = planned.table(tmp_path / "many.csv", 40_000, seed=2)
     for more in ([], public):

@@ -19,7 +19,7 @@ from mixed_tables import to_toml
 from printed import printed
 from rich.text import Text
 
-from dpadmm.cli import screen
+from dpadmm.cli import console
 from dpadmm.errors import DataError
 from dpadmm.federation.logs import make_log
 from dpadmm.models.file import load_model, save_model
@@ -261,10 +261,10 @@ def test_markup_in_names_is_printed_as_it_is(cli, hostile):
 
 def test_tables_and_sentences_are_escaped_once_for_all_commands():
     def speak() -> None:
-        screen.say(HOSTILE, f"{MARKUP}\n")
-        screen.say_path(HOSTILE)
-        cells: list[screen.Row] = [(HOSTILE, "a\nb"), (Text(f"{HOSTILE}\nbelow"), MARKUP)]
-        screen.show_table((HOSTILE, MARKUP), cells, title=f"title {HOSTILE}", caption=f"caption {HOSTILE}")
+        console.echo(HOSTILE, f"{MARKUP}\n")
+        console.echo_path(HOSTILE)
+        cells: list[console.Row] = [(HOSTILE, "a\nb"), (Text(f"{HOSTILE}\nbelow"), MARKUP)]
+        console.show_table((HOSTILE, MARKUP), cells, title=f"title {HOSTILE}", caption=f"caption {HOSTILE}")
 
     out = printed(200, speak)
     assert out.count(SHOWN) == 7
@@ -276,9 +276,9 @@ def test_tables_and_sentences_are_escaped_once_for_all_commands():
 
 def test_styles_survive():
     cell = Text.assemble(("1.5", "bold"), "*")
-    assert screen._plain_text(cell) is cell
-    assert screen._plain_text("x", "bold").style == "bold"
-    assert screen._plain_text(Text("\x1b", "red")).style == "red"
+    assert console._plain_text(cell) is cell
+    assert console._plain_text("x", "bold").style == "bold"
+    assert console._plain_text(Text("\x1b", "red")).style == "red"
 
 
 def test_log_lines_are_escaped(tmp_path):
@@ -293,15 +293,15 @@ def test_log_lines_are_escaped(tmp_path):
         assert (HOSTILE in json.loads(line)["text"]) if as_json else (SHOWN in line)
 
 
-def test_commands_print_through_the_screen_alone():
+def test_commands_print_through_the_console_module_alone():
     """Each call of ``typer.echo`` prints escaped text, JSON, or text of this package."""
     printed_elsewhere = {}
-    for path in sorted(Path(screen.__file__).parent.glob("*.py")):
+    for path in sorted(Path(console.__file__).parent.glob("*.py")):
         tree = ast.parse(path.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         names = [ast.unparse(node.func) for node in calls]
         assert "print" not in names
-        if path.name != "screen.py":
+        if path.name != "console.py":
             assert "Console" not in names
             echoed = [ast.unparse(node.args[0]) for node in calls if ast.unparse(node.func) == "typer.echo"]
             printed_elsewhere[path.stem] = [text for text in echoed if "printable(" not in text]

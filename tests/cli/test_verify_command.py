@@ -61,8 +61,8 @@ def test_a_right_statement(cli, file, columns):
     assert shown[4:6] == [pytest.approx(epsilon, abs=1e-4)] * 2
     assert shown[6] == pytest.approx(epsilon, rel=2e-3)
     assert min(shown[4:]) >= epsilon  # a guarantee is not understated
-    assert "a person, with 2 rows" in text
-    assert "All figures are correct" in text
+    assert "a person with 2 rows" in text
+    assert "All values are correct" in text
     assert "fresh entropy of the operating system" in one_line(text)
     assert "nobody" not in text
 
@@ -113,7 +113,7 @@ def test_what_follows_from_nothing_is_the_word_of_the_signer(cli, file, site, na
             agent["releases"][0][name] = {"statistic": "another", "released": 6}[name]
     file.write_bytes(canonical(document))
     text = one_line(cli("verify", file).succeeded().out)
-    assert "the study's hash cannot be recomputed: they are the word of whoever signs the statement" in text
+    assert "the study hash cannot be recomputed and are taken on trust from the signer" in text
     if name in ("version", "agent"):
         cli("verify", file, "--ledger", site).succeeded()
     else:
@@ -186,7 +186,7 @@ def test_many_groups_and_strange_names_fit_the_screen(cli, tmp_path):
 
 def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
     text = one_line(cli("verify", file, "--ledger", site).succeeded().out)
-    assert "The ledger has this study with the same numbers: 5 of 12 rounds released" in text
+    assert "The ledger agrees: 5 of 12 rounds released" in text
     assert "other studies, which are not included" not in text
     with guarded(site, policy=replace(POLICY, unit=PrivacyUnit(2), epsilon=4.0)) as guard:
         guard.enrol(STUDY)
@@ -194,7 +194,7 @@ def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
         guard.enrol(study(n_rounds=3))
     text = one_line(cli("verify", file, "--ledger", site).succeeded().out)
     assert "6 of 12 rounds" in text
-    assert "It has 1 other studies, which are not included." in text
+    assert "Other studies in the ledger, not included: 1." in text
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
     [
         ("noise_multiplier", lambda z: 2 * z, "noise_multiplier [40.0], the ledger [20.0]"),
         ("charged", lambda n: n - 1, "charged 11, the ledger 12"),
-        ("released", lambda n: n + 1, "5 releases, but the statement has 6"),
+        ("released", lambda n: n + 1, "5 releases, but the privacy report has 6"),
     ],
 )
 def test_a_statement_that_is_not_the_ledgers(cli, site, file, name, change, words):
@@ -223,7 +223,7 @@ def test_a_statement_that_is_not_the_ledgers(cli, site, file, name, change, word
         (lambda s: replace(s, groups=(replace(s.groups[0], n_rows={"a": 9}),)), "n_rows 9, the ledger 8"),
         (
             lambda s: replace(s, groups=(replace(s.groups[0], n_rows={"a": 9, "b": 10}),)),
-            "none of its agents has",
+            "none of its agents matches",
         ),
     ],
 )

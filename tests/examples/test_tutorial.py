@@ -55,8 +55,8 @@ def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:
         each.split()[0] for each in steps
     ]
     assert "20 columns, 5.0% of the cells are missing" in shown
-    assert "study.toml: 17 values (the label, 8 numbers, 7 categories, the public rows) wait to be confirmed" in shown
-    assert "No problem found: 20 columns" in shown
+    assert "study.toml: 17 unconfirmed values (the label, 8 numbers, 7 categories, the public rows)" in shown
+    assert "No problems found: 20 columns" in shown
     assert re.search(r"total ε, exact +1\.0000", shown)
     assert re.search(r"(Recommended|Inconclusive|Not recommended): forecast AUC 0\.8[0-9]+, .*the model from", shown)
 

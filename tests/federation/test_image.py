@@ -128,5 +128,5 @@ def test_what_is_left_out_is_named_where_it_is_needed(tmp_path: Path) -> None:
     ]:
         with case(words):
             seen = run("agent", ["dpadmm", *words], site=tmp_path)
-            text = f"this needs {package}, which the install of a site leaves out: pip install dpadmm adds all"
+            text = f"this command needs {package}, which a site installation does not include; run: pip install dpadmm"
             assert (seen.returncode, text in seen.stderr, "Traceback" in seen.stderr) == (2, True, False), seen.stderr

@@ -358,7 +358,7 @@ def test_the_command_line_knows_weights(path: Path, tmp_path: Path) -> None:
     model = tmp_path / "m.npz"
     said("train", str(file), "--data", str(path), "-o", str(model))
     assert "Rows were weighted by w (up to 4)" in said("explain", str(model))
-    assert "accuracy of the weighted rows" in said("evaluate", str(model), "--data", str(path))
+    assert "weighted accuracy" in said("evaluate", str(model), "--data", str(path))
     assert "weights" in json.loads(CliRunner().invoke(app, ["explain", str(model), "--json"]).output)
     file.write_text(text.replace('weight = "w"', 'weight = "a"'))
     assert "'a' is the label's weight, so it cannot be a column too" in said("study", "check", str(file), fine=False)

@@ -1,4 +1,4 @@
-"""The command line: one file per command group, loaded when it is run."""
+"""The command line. Each command group has its own module, imported when the command runs."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError
 from dpadmm.parameters.text import printable
 
 USER_ERROR, INCONCLUSIVE, TRY_LATER, INTERRUPTED = 2, 3, 75, 130
-"""Exit codes beside 0 and 1.
+"""Exit codes other than 0 and 1.
 
-An audit with too few trials ends with 3. A service that ends with 75 (EX_TEMPFAIL) is worth starting again,
-after 2 it is not.
+An audit with too few trials exits with 3. Restart a service that exits with 75 (EX_TEMPFAIL), but not one that
+exits with 2.
 """
 
-_HEALING = (
+_TRANSIENT_ERRNOS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN),
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT),
 )
-"""Errors of the system that go away when a disk, a network or another process recovers."""
+"""System errors that disappear when a disk, a network or another process recovers."""
 
 
 class InterruptedRunError(Exception):
-    """Ctrl-C ended a command early; the message says what was kept."""
+    """Ctrl-C ended a command early. The message names the results that were kept."""
 
 
 COMMANDS = {
     "demo": "Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.",
-    "simulate": "Train across simulated agents: what does privacy cost?",
+    "simulate": "Train across simulated agents and measure the cost of privacy.",
     "describe": "Release private statistics of a table: counts, means, quantiles, tables.",
-    "train": "Train a study's model on a table, all agents in this process.",
+    "train": "Train a model on a local table.",
     "predict": "Predict every row of a table.",
     "evaluate": "Evaluate a model on a table with labels.",
     "explain": "Show coefficients in the units of the columns, largest effect first.",
-    "plan": "Forecast the cost and the accuracy of a study, without reading private rows.",
-    "privacy": "Privacy calculator: compute noise, ε per round, total ε or rounds from the others.",
-    "compare": "Compare methods at equal privacy: what does each reach, and what does it cost?",
+    "plan": "Forecast the cost and accuracy of a study without reading private rows.",
+    "privacy": "Compute any one of noise, ε or rounds from the rest.",
+    "compare": "Compare methods at the same ε.",
     "reproduce": "Run the paper's experiments and draw its figures and tables.",
     "report": "One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown.",
-    "audit": "Run a privacy attack against the shipped agent, and check that it keeps its guarantee.",
-    "verify": "Check a privacy statement: recompute every ε in two ways.",
-    "study": "A study: the public contract of a run.",
-    "agent": "For data owners: your table, your limits, and the studies you take part in.",
-    "aggregator": "For study coordinators: certificates, the broker, rounds and the model.",
-    "federation": "Try a whole federation on this machine.",
-    "ledger": "The privacy budget of a data set: spent, reserved and left, by study.",
-    "doctor": "Check this installation and this machine, and say what to do about problems.",
-    "version": "Show the version; with --verbose, also what it runs on.",
+    "audit": "Attack the shipped agent and check that its privacy guarantee holds.",
+    "verify": "Verify a privacy report: recompute every ε with two independent methods.",
+    "study": "Create, check and inspect study files.",
+    "agent": "For data owners: configure a site, review studies and take part in them.",
+    "aggregator": "For study coordinators: run the server, enrol sites and collect the model.",
+    "federation": "Run a federation on this machine, as a demonstration.",
+    "ledger": "Inspect, export, back up and restore the privacy budget of a data set.",
+    "doctor": "Check this installation and suggest fixes for problems.",
+    "version": "Show the version; with --verbose, also the environment.",
 }
 """The first line of every command's help."""
 
 _HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "report": "reproduce", "version": "doctor"}
-"""Files of commands that have another name than their command."""
+"""Modules of commands whose module has another name."""
 
 
 class Commands(TyperGroup):
-    """Lists commands from the table, and loads only the one that is run."""
+    """Lists commands from ``COMMANDS`` and imports only the one that is run."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -73,30 +73,32 @@ class Commands(TyperGroup):
             self.add_command(TyperCommand(name, help=text))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, listed, rest = super().resolve_command(ctx, args)
-        return name, listed and loaded(str(name)), rest
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        return name, placeholder and load_command(str(name)), rest
 
 
-def loaded(name: str) -> Any:
+def load_command(name: str) -> Any:
+    """Import a command and return it with its help text reflowed."""
     module = import_module(f"dpadmm.cli.{_HOMES.get(name, name)}")
     command = getattr(module, f"{name}_app", None) or getattr(module, name)
-    alone = typer.Typer(add_completion=False)
-    alone.callback()(lambda: None)  # makes it a group
+    parent = typer.Typer(add_completion=False)
+    parent.callback()(lambda: None)  # makes it a group
     if isinstance(command, typer.Typer):
-        alone.add_typer(command, name=name)
+        parent.add_typer(command, name=name)
     else:
-        alone.command(name)(command)
-    group = typer.main.get_command(alone)
+        parent.command(name)(command)
+    group = typer.main.get_command(parent)
     assert isinstance(group, TyperGroup)
-    return _reflowed(group.commands[name])
+    return _reflow(group.commands[name])
 
 
-def _reflowed(command: Any) -> Any:
-    """Join the lines of each paragraph of the help, so that it wraps at the width of the terminal."""
+def _reflow(command: Any) -> Any:
+    """Join the lines of each help paragraph, so that it wraps at the width of the terminal."""
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
-    command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
-    for each in getattr(command, "commands", {}).values():
-        _reflowed(each)
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    if isinstance(command, TyperGroup):
+        for subcommand in command.commands.values():
+            _reflow(subcommand)
     return command
 
 
@@ -109,24 +111,24 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(dpadmm.__version__)
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Train one linear model across data owners with differential privacy."""
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 a check failed (audit, health, doctor), 2, 3, 75 and 130 as above."""
+    """Run a command. Exit codes: 0 success; 1 failed check (audit, health, doctor); 2, 3, 75 and 130 as above."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded
+            stream.reconfigure(errors="replace")  # prints ? if ε cannot be encoded
     try:
         code = app(standalone_mode=False)
     except InterruptedRunError as error:
@@ -134,56 +136,56 @@ def main() -> None:
     except typer.TyperException as error:
         _fail(error.format_message(), USER_ERROR)
     except (DPADMMError, OSError) as error:
-        _fail(sentence(error), TRY_LATER if _may_heal(error) else USER_ERROR)
+        _fail(format_error(error), TRY_LATER if _is_transient(error) else USER_ERROR)
     except ModuleNotFoundError as error:
-        if (package := _left_out(error)) is None:
+        if (package := _missing_dependency(error)) is None:
             raise
-        text = f"this needs {package}, which the install of a site leaves out"
-        _fail(f"{text}: pip install dpadmm adds all that is missing", USER_ERROR)
+        text = f"this command needs {package}, which a site installation does not include"
+        _fail(f"{text}; run: pip install dpadmm", USER_ERROR)
     else:
         if code == INTERRUPTED:  # typer's exit code for Ctrl-C
             _fail("interrupted", INTERRUPTED)
         sys.exit(code)
 
 
-def sentence(error: DPADMMError | OSError) -> str:
-    """What the user of a command reads of an error."""
+def format_error(error: DPADMMError | OSError) -> str:
+    """Return the message of an error for the user of a command."""
     if isinstance(error, RefusalError):
-        # The user of the command is the owner, who may see the problem with the rows
-        why = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""
-        return f"{error}{why} [{error.code}]"
+        # The user of the command owns the table and may see the problem with its rows
+        cause = f" ({error.__cause__})" if error.code == "study-unfit" and error.__cause__ else ""
+        return f"{error}{cause} [{error.code}]"
     if isinstance(error, OSError) and not isinstance(error, DPADMMError):
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     return str(error)
 
 
-def _may_heal(error: DPADMMError | OSError) -> bool:
-    """Whether the same command can succeed later, without any change by its user."""
-    for each in (error, error.__cause__):
-        if isinstance(each, OSError):
-            return each.errno in _HEALING
-    waiting = ("ledger-failed", "ledger-locked")
-    if isinstance(error, ServiceUnavailableError) or (isinstance(error, RefusalError) and error.code in waiting):
+def _is_transient(error: DPADMMError | OSError) -> bool:
+    """Return whether the same command can succeed later without any change by its user."""
+    for candidate in (error, error.__cause__):
+        if isinstance(candidate, OSError):
+            return candidate.errno in _TRANSIENT_ERRNOS
+    codes = ("ledger-failed", "ledger-locked")
+    if isinstance(error, ServiceUnavailableError) or (isinstance(error, RefusalError) and error.code in codes):
         return True
-    return isinstance(error.__cause__, Exception) and _is_transient(error.__cause__)
+    return isinstance(error.__cause__, Exception) and _is_transient_database_error(error.__cause__)
 
 
-def _is_transient(error: Exception) -> bool:
-    """Whether a database failed because of a full disk, a failing disk, memory or another process."""
-    import sqlite3  # an error has occurred: the time to load it does not matter
+def _is_transient_database_error(error: Exception) -> bool:
+    """Return whether a database failed because of a full or failing disk, memory or another process."""
+    import sqlite3  # slow, and only needed after an error
 
     transient = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM)
     return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in transient
 
 
-def _left_out(error: ModuleNotFoundError) -> str | None:
-    """The package that dpadmm requires and whose module is missing, or None if it is another."""
-    wanted = (error.name or "").partition(".")[0].replace("_", "-")
-    required = (each for each in metadata.requires("dpadmm") or () if "extra ==" not in each)
-    return wanted if wanted in {re.split("[^a-z0-9-]", each)[0] for each in required} else None
+def _missing_dependency(error: ModuleNotFoundError) -> str | None:
+    """Return the missing package if dpadmm depends on it, else None."""
+    package = (error.name or "").partition(".")[0].replace("_", "-")
+    required = (line for line in metadata.requires("dpadmm") or () if "extra ==" not in line)
+    return package if package in {re.split("[^a-z0-9-]", line)[0] for line in required} else None
 
 
-def _fail(sentence: str, code: int) -> None:
-    if sentence:  # empty if typer has shown the help
-        typer.echo(f"dpadmm: {printable(' '.join(sentence.split()))}", err=True)
+def _fail(message: str, code: int) -> None:
+    if message:  # empty if typer has shown the help
+        typer.echo(f"dpadmm: {printable(' '.join(message.split()))}", err=True)
     sys.exit(code)

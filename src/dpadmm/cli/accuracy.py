@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpadmm.cli.console import echo, echo_json, echo_path, show_table
 from dpadmm.cli.reproduce import RESULTS, run_with_progress
-from dpadmm.cli.screen import echo_json, say, say_path, show_table
 from dpadmm.errors import DataError, StudyError
 from dpadmm.experiments import accuracy
 from dpadmm.experiments.accuracy import CONTENDERS, Line
@@ -47,12 +47,12 @@ def run_suite(
             dataset = accuracy.load(entry)
         except DataError as error:
             if not as_json:
-                say(f"{entry.name} is left out: {error}")
+                echo(f"{entry.name} is left out: {error}")
             continue
         if again and not overwrite and (place / RESULTS).exists():
             accuracy.forget(place / RESULTS, again)
         if not as_json:
-            say(f"{entry.name}: {dataset.n_rows} rows × {dataset.n_features} features")
+            echo(f"{entry.name}: {dataset.n_rows} rows × {dataset.n_features} features")
         results = run_with_progress(
             grid,
             dataset,
@@ -84,7 +84,7 @@ def _show(lines: Sequence[Line], folder: Path, *, as_json: bool) -> None:
         cells = [{**vars(each.place), "best": each.best, "gap": each.gap, "error": each.error} for each in lost]
         echo_json({"cells": len(found), "behind": cells, "files": [str(path) for path in files]})
         return
-    say(
+    echo(
         f"auto is behind the best of the rest by more than one standard error in {len(lost)} of {len(found)} cells",
     )
     if lost:
@@ -95,4 +95,4 @@ def _show(lines: Sequence[Line], folder: Path, *, as_json: bool) -> None:
             rows.append((place, f"{100 * each.mine:.2f}", best, f"{100 * each.gap:.2f} ± {100 * each.error:.2f}"))
         show_table(("", "auto", "best of the rest", "behind by"), rows)
     for path in files:
-        say_path(str(path))
+        echo_path(str(path))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer import Argument, Option
 
-from dpadmm.cli.screen import (
+from dpadmm.cli.console import (
     AsJson,
     LogForm,
     Metrics,
@@ -23,12 +23,12 @@ from dpadmm.cli.screen import (
     StudyFile,
     alarms_json,
     check_new,
+    echo,
     echo_json,
+    echo_path,
     exit_with_health,
     rounded_down,
     rounded_up,
-    say,
-    say_path,
     show_table,
     write,
 )
@@ -66,7 +66,7 @@ def init(
     file = folder / "site.toml"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are private
     write_template("site", file)
-    say_path(
+    echo_path(
         f"Written: {file}",
         "1. Fill it in: your table, its label, the rows per person, your limits.",
         f"2. Check it:                 dpadmm agent check {file}",
@@ -105,16 +105,16 @@ def check(
     if as_json:
         counts = {"cells": {**counts_of(survey), "problems": survey.problems}} if survey else {}
         return echo_json(_site_figures(site, persons, state) | counts)
-    say_path(f"Table: {site.table}")
-    say(*_rows_text(site, persons), *_limits_text(site.policy))
-    say_path(f"Ledger: {site.ledger}")
-    say(_ledger_text(site.policy, state), *(f"Warning: {each}" for each in _warnings(site, persons, state)))
+    echo_path(f"Table: {site.table}")
+    echo(*_rows_text(site, persons), *_limits_text(site.policy))
+    echo_path(f"Ledger: {site.ledger}")
+    echo(_ledger_text(site.policy, state), *(f"Warning: {each}" for each in _warnings(site, persons, state)))
     if study is not None and survey is not None:
-        say(study.name, style="bold")
+        echo(study.name, style="bold")
         show_survey(study, survey)
-        say(*(f"Warning: {problem}" for problem in survey.problems))
+        echo(*(f"Warning: {problem}" for problem in survey.problems))
     elif study is not None:
-        say("Cells are counted in tables with named columns only.")
+        echo("Cells are counted in tables with named columns only.")
     return None
 
 
@@ -132,7 +132,7 @@ def _check_connection(site_file: Path, *, as_json: bool) -> None:
     else:
         words = {True: "ok", False: "FAILED", None: "-"}
         for url, checks in found.items():
-            say_path(url)
+            echo_path(url)
             rows = [(check.name, words[check.ok], check.text) for check in checks]
             show_table(("check", "result", "what was seen, or what to do"), rows, left=range(3), whole=(0, 1))
     if not any(map(reachable, found.values())):
@@ -144,8 +144,8 @@ def begin(site_file: SiteFile) -> None:
     """Create the ledger of this data set. Refused if there is one, because spent budget stays spent."""
     site = _opened(site_file)
     site.begin()
-    say_path(f"Created: {site.ledger}")
-    say(
+    echo_path(f"Created: {site.ledger}")
+    echo(
         "Never delete it or put an old copy back: it is the only record of the spent budget (see dpadmm ledger backup)."
     )
 
@@ -181,9 +181,9 @@ def offer(
     target = output or Path(f"{name}.offer.json")
     check_new(target)
     write(target, Offer(name, site.make_key().hex(), study.hash).as_bytes())
-    say_path(f"Send to the aggregator: {target}")
-    say("It is not secret. Next: dpadmm agent review STUDY --accept --hash HASH, with the study that they send")
-    say("back, and the hash that you compared with the other owners, for example by telephone.")
+    echo_path(f"Send to the aggregator: {target}")
+    echo("It is not secret. Next: dpadmm agent review STUDY --accept --hash HASH, with the study that they send")
+    echo("back, and the hash that you compared with the other owners, for example by telephone.")
 
 
 TheirHash = Annotated[
@@ -239,14 +239,14 @@ def review(
     else:
         _show_review(study, site, lines)
     if declined:
-        say(_declined_text(study, site, *decisions.decline(site, study)), err=as_json)
+        echo(_declined_text(study, site, *decisions.decline(site, study)), err=as_json)
         return
     if refusal:
         raise refusal
     if accepted:
         state = decisions.accept(site, study, rows)
     if not as_json:
-        say(*_owner_warnings(study, site, state), _review_result(study, state))
+        echo(*_owner_warnings(study, site, state), _review_result(study, state))
 
 
 @agent_app.command("enrol")
@@ -273,13 +273,13 @@ def enrol(
         amounts |= {"reserved_alone": account.shares * reserved, "left_alone": _left(site.policy, state, alone=True)}
         return echo_json({**answer, **{name: _amount(each, site.policy) for name, each in amounts.items()}})
     done = "Already enrolled, nothing changed" if study.hash in before else "Enrolled"
-    say(f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
-    say_path(study.hash)
+    echo(f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
+    echo_path(study.hash)
     whole = f"{rounded_up(site.policy.epsilon)} at δ = {site.policy.delta:g}"
     rest = _epsilon_left(state, site.policy)
-    say(f"Reserved: ε {_epsilon(reserved, site.policy, account.shares)} of {whole}; left for other studies: {rest}.")
-    say(*_owner_warnings(study, site, state))
-    say("Do not change the table until the study has ended: changed rows are refused.")
+    echo(f"Reserved: ε {_epsilon(reserved, site.policy, account.shares)} of {whole}; left for other studies: {rest}.")
+    echo(*_owner_warnings(study, site, state))
+    echo("Do not change the table until the study has ended: changed rows are refused.")
     return None
 
 
@@ -304,9 +304,9 @@ def leave(
     state = state if already else decisions.leave(site, chosen)
     account = state.accounts[chosen]
     rounds = counted(len(account.rounds), "round", "rounds")
-    say(f"{account.about.get('name') or chosen[:12]}, after {rounds}: {_closed_text(account, already=already)}.")
-    say_path(chosen)
-    say(_charged_text(account, state, site.policy))
+    echo(f"{account.about.get('name') or chosen[:12]}, after {rounds}: {_closed_text(account, already=already)}.")
+    echo_path(chosen)
+    echo(_charged_text(account, state, site.policy))
 
 
 @agent_app.command("request")
@@ -327,10 +327,10 @@ def request(
 
     folder = read_site(site_file).path.parent
     made = make_request(folder, name, None if certificate is None else read_short(certificate))
-    say_path(f"Send to the aggregator: {folder / 'network' / 'request.json'}")
-    say("It is not secret. Fingerprint of your key, which the study coordinators will ask for:")
-    say_path(made.fingerprint)
-    say("Next: dpadmm agent join INVITATION, with the file that they send back.")
+    echo_path(f"Send to the aggregator: {folder / 'network' / 'request.json'}")
+    echo("It is not secret. Fingerprint of your key, which the study coordinators will ask for:")
+    echo_path(made.fingerprint)
+    echo("Next: dpadmm agent join INVITATION, with the file that they send back.")
 
 
 @agent_app.command("join")
@@ -346,11 +346,11 @@ def join(
     from dpadmm.federation.identity import joining
 
     folder, invitation = read_site(site_file).path.parent, joining.read_invitation(invitation_file)
-    say(
+    echo(
         f"Invitation for {invitation.name}, to connect to {invitation.url}",
         "Fingerprint of the aggregator's authority:",
     )
-    say_path(invitation.ca_fingerprint)
+    echo_path(invitation.ca_fingerprint)
     if fingerprint is not None:
         if not joining.same_fingerprint(fingerprint, invitation.ca_fingerprint):
             raise StudyError("the fingerprints differ: this invitation is from somebody else")
@@ -360,8 +360,8 @@ def join(
         if not typer.confirm("Have you compared it with the study coordinators, and is it the same?"):
             raise StudyError("not joined: ask the study coordinators for their fingerprint")
     joining.join(folder, invitation)
-    say(f"Joined as {invitation.name}. Next, for each study you receive:")
-    say_path(f"  dpadmm agent review STUDY --accept --site {site_file}", f"  dpadmm agent run --site {site_file}")
+    echo(f"Joined as {invitation.name}. Next, for each study you receive:")
+    echo_path(f"  dpadmm agent review STUDY --accept --site {site_file}", f"  dpadmm agent run --site {site_file}")
 
 
 @agent_app.command("run")
@@ -427,8 +427,8 @@ def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -
     if seen is not None:
         running = "is running" if live else "is not running"
         connected = "connected" if live and seen["connected"] else "not connected"
-        say(f"{seen['site']}: the agent {running}, {connected} to {seen['broker']} ({seen['at']})")
-        say(f"Its certificate is valid until {seen['certificate_expires'][:10]}.")
+        echo(f"{seen['site']}: the agent {running}, {connected} to {seen['broker']} ({seen['at']})")
+        echo(f"Its certificate is valid until {seen['certificate_expires'][:10]}.")
         rows = [
             (
                 each["name"],
@@ -440,7 +440,7 @@ def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -
             for each in seen["studies"]
         ]
         show_table(("study", "state", "last round", "of", "last asked"), rows)
-    return say(*(f"{alarm.level} {alarm.code}: {alarm.text}" for alarm in alarms))
+    return echo(*(f"{alarm.level} {alarm.code}: {alarm.text}" for alarm in alarms))
 
 
 @agent_app.command("health")
@@ -618,12 +618,12 @@ def _epsilon_left(state: LedgerState, policy: Policy) -> str:
 
 
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
-    from dpadmm.cli.study import in_words, start_in_words
+    from dpadmm.cli.study import describe_public_rows, describe_releases
 
     policy = site.policy
-    say(study.name, style="bold")
-    say_path(study.hash)
-    say(in_words(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
+    echo(study.name, style="bold")
+    echo_path(study.hash)
+    echo(describe_releases(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
     names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
     names |= {"honest": "honest sites", "withstood": "sites that may work with the aggregator"}
     names |= {f"{name}_alone": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}
@@ -644,11 +644,11 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
             f" if at least {study.terms.shares} of the sites that take part in a round are honest; if all others work "
         )
         text += f"together against you: ε {rounded_up(cost['epsilon_alone'])}"
-    say(f"{text}; Σμ² of several studies adds up, ε does not.")
+    echo(f"{text}; Σμ² of several studies adds up, ε does not.")
     if study.public_rows is not None:
-        say(f"{start_in_words(study.public_rows).capitalize()}.")
+        echo(f"Public rows: {describe_public_rows(study.public_rows)}.")
     if study.roster:
-        say(*_roster_text(study, site))
+        echo(*_roster_text(study, site))
 
 
 def _roster_text(study: Study, site: Site) -> list[str]:

@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from dpadmm.cli import InterruptedRunError
-from dpadmm.cli.screen import (
+from dpadmm.cli.console import (
     AsJson,
     LogForm,
     Metrics,
@@ -22,11 +22,11 @@ from dpadmm.cli.screen import (
     alarms_json,
     check_free,
     check_new,
+    echo,
     echo_json,
+    echo_path,
     exit_with_health,
     progress_bar,
-    say,
-    say_path,
     show_table,
     write,
     write_json,
@@ -102,15 +102,15 @@ def init(
         brokers=broker,
         ca=None if ca is None else read_short(ca),
     )
-    say_path(f"Created: {folder}. It contains private keys: keep it secret.")
-    say_path(f"Sites will connect to {authority.url}")
+    echo_path(f"Created: {folder}. It contains private keys: keep it secret.")
+    echo_path(f"Sites will connect to {authority.url}")
     if ca is not None:
-        say("Have these signed by your CA, as a server and as a client, then install the certificates:")
-        say_path(*(f"  {folder / name}" for name in ("server.csr", "aggregator.csr")))
-        say_path(f"  dpadmm aggregator install CERTIFICATE --folder {folder}")
-    say("Fingerprint of this authority, which sites compare when they join:")
-    say_path(authority.fingerprint)
-    say_path(f"Next: dpadmm aggregator approve REQUEST --folder {folder}")
+        echo("Have these signed by your CA, as a server and as a client, then install the certificates:")
+        echo_path(*(f"  {folder / name}" for name in ("server.csr", "aggregator.csr")))
+        echo_path(f"  dpadmm aggregator install CERTIFICATE --folder {folder}")
+    echo("Fingerprint of this authority, which sites compare when they join:")
+    echo_path(authority.fingerprint)
+    echo_path(f"Next: dpadmm aggregator approve REQUEST --folder {folder}")
 
 
 @aggregator_app.command("install")
@@ -127,11 +127,11 @@ def install(
         whose = authority.install(read_short(certificate))
     except StudyError as problem:
         raise StudyError(f"{certificate}: {problem}") from None
-    say(f"Installed: the certificate of {whose}.")
+    echo(f"Installed: the certificate of {whose}.")
     broker = Broker(authority)
     if broker.alive():
         broker.reload()
-        say("The broker uses it for new connections; those that exist continue.")
+        echo("The broker uses it for new connections; those that exist continue.")
 
 
 @aggregator_app.command("approve")
@@ -155,10 +155,10 @@ def approve(
         raise StudyError(f"{target} exists; choose another name with --output")
     invitation = authority.approve(asked, days=days)
     write(target, invitation.as_bytes())
-    say_path(f"Approved {asked.name}. Send to the site: {target}")
-    say("Fingerprint of its key; compare it with the owner of the site, for example by telephone:")
-    say_path(asked.fingerprint)
-    say_path(f"If it differs: dpadmm aggregator revoke {asked.name} --folder {folder}")
+    echo_path(f"Approved {asked.name}. Send to the site: {target}")
+    echo("Fingerprint of its key; compare it with the owner of the site, for example by telephone:")
+    echo_path(asked.fingerprint)
+    echo_path(f"If it differs: dpadmm aggregator revoke {asked.name} --folder {folder}")
 
 
 @aggregator_app.command("revoke")
@@ -176,7 +176,7 @@ def revoke(
         what = " The broker has closed its connections."
     elif broker.kept():  # in another container
         what = " The broker closes its connections within a few seconds."
-    say(f"Revoked: {name}.{what}")
+    echo(f"Revoked: {name}.{what}")
 
 
 @aggregator_app.command("sites")
@@ -213,10 +213,10 @@ def roster(
 
     check_new(output)
     write(output, with_roster(draft, offers).encode())
-    say_path(f"Written: {output}. Send it to all sites: {len(offers)} are in its roster.")
-    say("Hash of the study, which the owners compare with each other, for example by telephone:")
-    say_path(read_study(output).hash)
-    say("Next, at each site: dpadmm agent review STUDY --accept --hash HASH")
+    echo_path(f"Written: {output}. Send it to all sites: {len(offers)} are in its roster.")
+    echo("Hash of the study, which the owners compare with each other, for example by telephone:")
+    echo_path(read_study(output).hash)
+    echo("Next, at each site: dpadmm agent review STUDY --accept --hash HASH")
 
 
 @aggregator_app.command("broker")
@@ -231,7 +231,7 @@ def broker(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text",
         work = keep_broker(_authority(folder), _log(log_form), port=port, metrics=metrics)
         asyncio.run(until_signal(work, ""))
     except InterruptedRunError:
-        say("Stopped. A study that is being served keeps the broker until its end.")
+        echo("Stopped. A study that is being served keeps the broker until its end.")
 
 
 @aggregator_app.command("serve")
@@ -303,10 +303,12 @@ def end(
         name, done, n_rounds = journal.study.name, journal.rounds_done, journal.study.training.planned_rounds
         over = journal.is_over
     if over:
-        return say(f"{'Finished' if done == n_rounds else 'Ended'} before, nothing changed: {name}.")
+        return echo(f"{'Finished' if done == n_rounds else 'Ended'} before, nothing changed: {name}.")
     end_study(path)
-    say(f"Ended for good: {name}, after {done} of {n_rounds} rounds.")
-    return say("Sites are informed by dpadmm aggregator broker or serve, as soon as one of them runs and they connect.")
+    echo(f"Ended for good: {name}, after {done} of {n_rounds} rounds.")
+    return echo(
+        "Sites are informed by dpadmm aggregator broker or serve, as soon as one of them runs and they connect."
+    )
 
 
 @aggregator_app.command("status")
@@ -328,20 +330,22 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
         several = seen[0] if len(seen) == 1 else {"state": "several" if seen else "none", "studies": seen}
         return echo_json(several | {"broker": hub and hub | {"running": is_live(hub)}} | alarms_json(alarms))
     if hub is not None:
-        say_path(f"The broker {'is running' if is_live(hub) else 'is not kept running'}: {hub['broker']} ({hub['at']})")
+        echo_path(
+            f"The broker {'is running' if is_live(hub) else 'is not kept running'}: {hub['broker']} ({hub['at']})"
+        )
     if len(seen) > 1:
         head, listed = ("study", "hash", "state", "rounds", "sites", "began", "last round"), overview(folder)
         show_table(head, map(_line, listed), left=(0, 1, 2), whole=range(1, 7))
         example = command_line("aggregator", "status", listed[0]["hash"][:SHORT], "--folder", folder)
-        say_path(f"Details of one study: {example}")
+        echo_path(f"Details of one study: {example}")
     elif seen:
         _show(seen[0])
     elif hub is not None:
         rows = [(name, site["last_seen"] or "never") for name, site in hub["sites"].items()]
         show_table(("site", "last sign of life"), rows)
     if not seen:
-        say("No study was served here yet.")
-    return say_path(*(alarm.line for alarm in alarms))
+        echo("No study was served here yet.")
+    return echo_path(*(alarm.line for alarm in alarms))
 
 
 @aggregator_app.command("health")
@@ -374,11 +378,11 @@ def export(
 
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
-    from dpadmm.cli.train import statement_beside
+    from dpadmm.cli.train import privacy_report_path
     from dpadmm.federation.server.journal import Journal, result_of, write_transcript
     from dpadmm.models.model import model_of
 
-    transcript, statement = output.with_suffix(".transcript.npz"), statement_beside(output)
+    transcript, statement = output.with_suffix(".transcript.npz"), privacy_report_path(output)
     check_free(output, statement, transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
@@ -397,7 +401,7 @@ def export(
             write_transcript(journal, transcript)
             write_json(output, results)
     write(statement, result.statement.as_bytes())
-    say_path(f"{what} {output}", f"Statement:  {statement}", f"Transcript: {transcript}")
+    echo_path(f"{what} {output}", f"Statement:  {statement}", f"Transcript: {transcript}")
 
 
 def _results(result: FederatedResult) -> dict[str, Any]:
@@ -464,21 +468,21 @@ def _run(server: Server, page_port: int | None) -> None:
 
         def on_start(run: Coordinator) -> None:
             seen = run.snapshot()
-            say(seen["study"]["name"], style="bold")
-            say_path(seen["study"]["hash"])
+            echo(seen["study"]["name"], style="bold")
+            echo_path(seen["study"]["hash"])
             names = ", ".join(site["name"] for site in seen["sites"])
-            say(f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
+            echo(f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
             if not seen["rounds_done"]:
-                say("Waiting for the sites ...")
+                echo("Waiting for the sites ...")
             if page_port is not None:
                 page = resources.enter_context(Page(page_snapshot(server), port=page_port))
-                say_path(f"Live page, on this machine only: {page.url}")
+                echo_path(f"Live page, on this machine only: {page.url}")
             follow_rounds(run, bar, seen["study"]["n_rounds"])
 
         message = f"stopped; no closed round is lost. To continue: {command_line('aggregator', 'resume', *here)}"
         run = asyncio.run(until_signal(server.run(on_start), message))
     _show(run.snapshot())
-    say_path(f"Next: {command_line('aggregator', 'export', '-o', 'MODEL.dpadmm', *here)}")
+    echo_path(f"Next: {command_line('aggregator', 'export', '-o', 'MODEL.dpadmm', *here)}")
 
 
 def follow_rounds(run: Coordinator, bar: Progress, n_rounds: int) -> None:
@@ -530,14 +534,14 @@ def _show(seen: dict[str, Any]) -> None:
     study = seen["study"]
     served = seen.get("served") is not False
     past = {} if served else {"present": "answered", "absent": "missed", "unseen": "never answered"}
-    say(study["name"], style="bold")
-    say(seen["headline"] + (f" (since {_date(seen['since'])} UTC)" if seen["since"] else ""))
+    echo(study["name"], style="bold")
+    echo(seen["headline"] + (f" (since {_date(seen['since'])} UTC)" if seen["since"] else ""))
     usual = seen["median_seconds"]
     pace = "" if usual is None else f", {1000 * usual:.0f} ms each" if usual < 1 else f", {usual:.1f} s each"
-    say(f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}; quorum: {seen['quorum']} sites")
+    echo(f"{seen['rounds_done']} of {study['n_rounds']} rounds{pace}; quorum: {seen['quorum']} sites")
     last = f"; last round {_date(seen['last_round_at'])}" if seen["last_round_at"] else ""
-    say(f"began {_date(seen['begun_at'])}{last} (UTC)")
-    say(f"noise multiplier z: {study['noise']}")
+    echo(f"began {_date(seen['begun_at'])}{last} (UTC)")
+    echo(f"noise multiplier z: {study['noise']}")
     rows = [
         (
             site["name"],
@@ -558,11 +562,11 @@ def _show(seen: dict[str, Any]) -> None:
     )
     show_table((*head, "if all others collude") if "honest" in seen else head, rows)
     if voids := seen.get("voids"):
-        say(
+        echo(
             f"Void rounds: {', '.join(str(void['round']) for void in voids)}; they are charged, and nothing was learnt."
         )
     if stalls := seen["stalls"][-SHOWN_STALLS:]:
         rows = [(each["site"], str(each["round"]), each["start"][:19], (each["end"] or "open")[:19]) for each in stalls]
         show_table(("stalled by", "round", "start (UTC)", "end (UTC)"), rows)
     warnings = [event for event in seen["events"] if event["level"] != "info"][-5:]
-    say(*(f"{event['at'][:19]} {event['text']}" for event in warnings))
+    echo(*(f"{event['at'][:19]} {event['text']}" for event in warnings))

@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Option
 
 from dpadmm.cli import INCONCLUSIVE, InterruptedRunError
-from dpadmm.cli.screen import AsJson, CtrlC, Row, echo_json, progress_bar, say, say_path, show_table
+from dpadmm.cli.console import AsJson, CtrlC, Row, echo, echo_json, echo_path, progress_bar, show_table
 from dpadmm.engine.workers import n_cores
 from dpadmm.reporting.run_folder import check_folder, write_text
 
@@ -103,7 +103,7 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
             show_table((f"gate ({about or 'all studies'})", "measured", "from", "to", ""), rows)
     for gate in result.gates:
         if not gate.passed:
-            say(
+            echo(
                 f"{f'{gate.game}, ' if gate.game else ''}{gate.name}: {gate.sentence}",
                 style=VERDICTS[gate.passed][1],
             )
@@ -114,11 +114,11 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
     count = Counter(gate.passed for gate in result.gates)
     match result.outcome:
         case "passed":
-            say(f"PASSED: {found}", style="bold green")
+            echo(f"PASSED: {found}", style="bold green")
         case "failed":
-            say(f"FAILED: {count[False]} of {count.total()} gates failed. Do not use this build.", style="bold red")
+            echo(f"FAILED: {count[False]} of {count.total()} gates failed. Do not use this build.", style="bold red")
         case "inconclusive":
-            say(
+            echo(
                 f"INCONCLUSIVE: {count[None]} of {count.total()} gates undecided after {result.n_studies:,} trials, "
                 f"and none failed. Increase --trials. So far, {found}",
                 style="bold yellow",
@@ -127,15 +127,15 @@ def _show(result: Audit, folder: Path, figure: Path | None, *, verdict_only: boo
         return
     rate = result.false_alarm
     rarely = f"about once in {int(float(f'{1.0 / rate:.1g}')):,} times" if rate > 0 else "never"
-    say(
+    echo(
         f"{result.n_studies} studies of {' and '.join(result.seen)} (statistics: {', '.join(result.statistics)}) "
         f"in {result.seconds:.0f} s. Correct code fails such an audit {rarely}. "
         "The guarantee is for a person with one row, replace-one neighbours.",
         style="dim",
     )
     if figure:
-        say_path(f"Figure: {figure}")
-    say_path(f"All numbers: {folder / 'audit.json'}")
+        echo_path(f"Figure: {figure}")
+    echo_path(f"All numbers: {folder / 'audit.json'}")
 
 
 def _number(value: float) -> str:

@@ -21,9 +21,18 @@ from dpadmm.accounting.calibration import total_noise_multiplier
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.baselines import ALL_METHODS
 from dpadmm.cli import reproduce
+from dpadmm.cli.console import (
+    AsJson,
+    console_width,
+    echo,
+    echo_json,
+    echo_path,
+    epsilon_text,
+    mean_and_spread,
+    show_table,
+)
+from dpadmm.cli.console import Row as TableRow
 from dpadmm.cli.reproduce import RESULTS, Restart, Scheduler, Workers
-from dpadmm.cli.screen import AsJson, echo_json, epsilon_text, mean_and_spread, say, say_path, screen_width, show_table
-from dpadmm.cli.screen import Row as TableRow
 from dpadmm.cli.simulate_options import (
     RUN_OPTIONS,
     about_study,
@@ -173,9 +182,9 @@ def compare(
         echo_json(answer)
     else:
         show(dataset, results, rows)
-        say(*about_study(study, prior), style="dim")
+        echo(*about_study(study, prior), style="dim")
         for path in written[:2]:
-            say_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
+            echo_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
 
 
 add_options(compare, [each for each in parameters() if each.name not in _OWN])
@@ -389,15 +398,15 @@ def show(dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
         members = list(group)
         beside = [row for row in free if row.n_agents == n_agents and row not in members]
         _show_group([*floor, *beside, *members], first["loss"])
-    say(*dict.fromkeys(said(row) for row in rows if row.reason))
-    say(_explained(rows), style="dim")
+    echo(*dict.fromkeys(said(row) for row in rows if row.reason))
+    echo(_explained(rows), style="dim")
 
 
 def _say_head(name: str, *parts: str) -> None:
     """``name: part, part``, wrapped between parts only; rich also breaks at no-break spaces."""
-    whole, width = ", ".join(part.replace(" ", "\u00a0") for part in parts), screen_width()
+    whole, width = ", ".join(part.replace(" ", "\u00a0") for part in parts), console_width()
     lines = textwrap.wrap(f"{name}: {whole}", width, break_long_words=False, break_on_hyphens=False)
-    say(*(line.replace("\u00a0", " ") for line in lines))
+    echo(*(line.replace("\u00a0", " ") for line in lines))
 
 
 def _show_group(rows: Sequence[Row], loss: str) -> None:
@@ -428,7 +437,7 @@ def _show_group(rows: Sequence[Row], loss: str) -> None:
     agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
     budget = f", {BUDGETS[named.budget].format(named.asked)}" if named.budget else ""
     alone = next((f"; h = {row.honest}: {epsilon_text(row.epsilon_alone)}" for row in rows if row.epsilon_alone), "")
-    say("", f"{agents}{budget}{alone and f'{alone} if all others work together'}", style="bold")
+    echo("", f"{agents}{budget}{alone and f'{alone} if all others work together'}", style="bold")
     headings = ("", *(["trust"] if both else []), *(words[stem] for stem in shown), "total ε", "s")
     show_table(headings, lines, first_width=13, collapse_padding=True)
 

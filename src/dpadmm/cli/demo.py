@@ -13,7 +13,17 @@ from typer import Option
 from dpadmm.accounting.calibration import paper_noise_multiplier
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.cli import InterruptedRunError
-from dpadmm.cli.screen import AsJson, Row, echo_json, epsilon_text, mean_and_spread, say, say_path, show_table, waiting
+from dpadmm.cli.console import (
+    AsJson,
+    Row,
+    echo,
+    echo_json,
+    echo_path,
+    epsilon_text,
+    mean_and_spread,
+    show_table,
+    waiting,
+)
 from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.wheels import MOST_SECONDS
@@ -103,13 +113,13 @@ def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
         except DataError as error:
             if source == "adult":
                 raise
-            say(f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow", err=quiet)
+            echo(f"Adult is not available, so the demo uses synthetic rows. {error}", style="yellow", err=quiet)
     return as_dataset("synthetic", shared), shared
 
 
 def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, figure: Path, folder: Path) -> None:
     first = next(iter(groups.values()))[0]
-    say(
+    echo(
         f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
         f"{first.rows.n_agents} agents"
     )
@@ -134,7 +144,7 @@ def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, fi
         if masked
         else ""
     )
-    say(
+    echo(
         f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for DP-ADMM's noise is {bounds}. "
         f"{trust}"
         "DP-ADMM is the paper's method with its constants, auto has none to tune; the optimum uses all rows without "
@@ -143,4 +153,4 @@ def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, fi
         "The noise is simulated: an experiment without any protection.",
         style="dim",
     )
-    say_path(f"Figure: {figure}", f"All results: {folder}")
+    echo_path(f"Figure: {figure}", f"All results: {folder}")

@@ -8,21 +8,21 @@ from rich.text import Text
 from typer import Argument, Option
 
 from dpadmm.cli import owner_report
-from dpadmm.cli.screen import (
+from dpadmm.cli.console import (
     TABLE_KINDS,
     AsJson,
     Quiet,
     Row,
     check_free,
+    echo,
     echo_json,
-    say,
-    say_path,
+    echo_path,
     show_table,
     waiting,
     write,
     write_json,
 )
-from dpadmm.cli.train import ADDS_UP, EXPERIMENT, statement_beside
+from dpadmm.cli.train import EXPERIMENT, NO_LEDGER, privacy_report_path
 from dpadmm.errors import StudyError
 from dpadmm.methods import StatisticsRelease
 from dpadmm.models.description import ColumnSummary, Description, TwoWay, description_of, load_description
@@ -75,10 +75,10 @@ def describe(
         show(found)
         if data is not None:
             exact = seed is None
-            say(ADDS_UP if exact else EXPERIMENT, style=None if exact else "bold")
-            say_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
+            echo(NO_LEDGER if exact else EXPERIMENT, style=None if exact else "bold")
+            echo_path(f"Results:   {output}", f"Statement: {privacy_report_path(output)}")
         if figure is not None:
-            say_path(f"Figure:    {' and '.join(map(str, pictures))}")
+            echo_path(f"Figure:    {' and '.join(map(str, pictures))}")
 
 
 def _released(
@@ -99,15 +99,15 @@ def _released(
         raise StudyError("say which table to describe: --data TABLE")
     if by is not None and agents is not None:
         raise StudyError("--by and --agents cannot be combined: --by defines the agents")
-    check_free(output, statement_beside(output), overwrite=overwrite)
+    check_free(output, privacy_report_path(output), overwrite=overwrite)
     with waiting(f"reading {data}", quiet=silent):
         rows = encode(study, data, by=by)
     result = run_study(study, rows, n_agents=agents or 1, seed=seed)
     found = description_of(result, all_count=True)
     write_json(output, found.as_json())
-    write(statement_beside(output), result.statement.as_bytes())
+    write(privacy_report_path(output), result.statement.as_bytes())
     if not silent:
-        say(*(f"Warning: {each}." for each in study_warnings(study, found.released.n_rows)))
+        echo(*(f"Warning: {each}." for each in study_warnings(study, found.released.n_rows)))
         owner_report.show(rows.report, data)
     return found
 
@@ -117,13 +117,13 @@ def show(found: Description) -> None:
     rows = f"{found.released.n_rows:,} rows"
     if not found.all_count:
         rows += f", of which about {found.total.value:,.0f} ± {found.total.noise_se:,.0f} count"
-    say(f"{found.study.name}: {rows}", style="bold")
+    echo(f"{found.study.name}: {rows}", style="bold")
     numbers = [each for each in found.columns.values() if each.mean is not None]
     if numbers:
         headings = ("number", "missing", "mean", "± se", "sd", "25%", "median", "75%")
         show_table(headings, [_number(each) for each in numbers], fold=[0], padding=(0, 1, 0, 0))
         if any(getattr(each.bins.column, "transform", "none") == "log" for each in numbers):
-            say("Of columns marked ln: mean and sd of the logarithm.")
+            echo("Of columns marked ln: mean and sd of the logarithm.")
     others = [each for each in found.columns.values() if each.mean is None]
     if others:
         lines: list[Row] = []
@@ -132,7 +132,7 @@ def show(found: Description) -> None:
         show_table(("column and value", "rows", "± noise", "share"), lines[:-1], fold=[0])
     for table in found.tables:
         _show_two_way(table)
-    say(found.sentence)
+    echo(found.sentence)
 
 
 def _number(each: ColumnSummary) -> Row:
@@ -161,7 +161,7 @@ def _values(each: ColumnSummary, total: float) -> list[Row]:
 def _show_two_way(table: TwoWay) -> None:
     one, other = table.pair
     if len(other.labels) > MOST_ACROSS or len(one.labels) > 3 * MOST_VALUES:
-        say(f"{one.name} × {other.name}: {table.counts.size:,} cells, in the file (± {table.noise_se:,.0f}).")
+        echo(f"{one.name} × {other.name}: {table.counts.size:,} cells, in the file (± {table.noise_se:,.0f}).")
         return
     lines: list[Row] = [
         (label, *(f"{count:,.0f}" for count in row)) for label, row in zip(one.labels, table.counts, strict=True)
@@ -169,4 +169,4 @@ def _show_two_way(table: TwoWay) -> None:
     fold = range(len(other.labels) + 1)
     headings = (f"{one.name} × {other.name}", *other.labels)
     show_table(headings, lines, fold=fold, padding=(0, 1, 0, 0))
-    say(f"Each cell ± {table.noise_se:,.0f} (noise).")
+    echo(f"Each cell ± {table.noise_se:,.0f} (noise).")

@@ -18,7 +18,7 @@ import typer
 from typer import Option
 
 import dpadmm
-from dpadmm.cli.screen import AsJson, echo_json, say, say_path
+from dpadmm.cli.console import AsJson, echo, echo_json, echo_path
 from dpadmm.errors import DPADMMError
 
 SITE_LEAVES_OUT = ("numba", "matplotlib", "jinja2")
@@ -68,7 +68,7 @@ def version(
         return typer.echo(dpadmm.__version__)
     for name, value in about.items():
         listed = [f"  {key} {each}" for key, each in value.items()] if isinstance(value, dict) else []
-        say(f"{name}:" if listed else f"{name}: {value}", *listed)
+        echo(f"{name}:" if listed else f"{name}: {value}", *listed)
     return None
 
 
@@ -93,7 +93,7 @@ def doctor(
         echo_json({"problems": problems, "findings": [each._asdict() for each in found]})
     else:
         for each in found:
-            say_path(f"{each.level:<9}{each.check}: {each.text}{f'. {each.cure}' if each.cure else ''}")
+            echo_path(f"{each.level:<9}{each.check}: {each.text}{f'. {each.cure}' if each.cure else ''}")
     if problems:
         raise typer.Exit(1)
 
@@ -284,9 +284,9 @@ def _certificate(folder: Path) -> Iterator[Finding]:
 
 
 def _words(error: DPADMMError | OSError) -> str:
-    from dpadmm.cli import sentence
+    from dpadmm.cli import format_error
 
-    return sentence(error)
+    return format_error(error)
 
 
 def _minute(moment: datetime) -> str:

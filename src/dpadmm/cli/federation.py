@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer import Option
 
-from dpadmm.cli.screen import epsilon_text, progress_bar, say, say_path, show_table
+from dpadmm.cli.console import echo, echo_path, epsilon_text, progress_bar, show_table
 from dpadmm.errors import StudyError
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def demo(
         keep.mkdir(mode=0o700, parents=True, exist_ok=True)
     with nullcontext(keep) if keep else TemporaryDirectory(prefix="dpadmm-federation-") as folder:
         _show(_run(sites, training, Path(folder), quiet=quiet))
-    say(f"Total: {time.monotonic() - began:.1f} s")
+    echo(f"Total: {time.monotonic() - began:.1f} s")
     if keep is not None:
-        say_path(f"Files: {keep}")
+        echo_path(f"Files: {keep}")
 
 
 def _run(n_sites: int, training: Training, folder: Path, *, quiet: bool) -> Summary:
@@ -75,7 +75,7 @@ def _run(n_sites: int, training: Training, folder: Path, *, quiet: bool) -> Summ
                 training,
                 folder,
                 log,
-                report=lambda text: None if quiet else say(text),
+                report=lambda text: None if quiet else echo(text),
                 on_start=lambda run: follow_rounds(run, bar, training.planned_rounds),
             )
             return asyncio.run(until_signal(work, "stopped; all processes of the demo have ended"))
@@ -87,9 +87,9 @@ def _run(n_sites: int, training: Training, folder: Path, *, quiet: bool) -> Summ
 def _show(summary: Summary) -> None:
     assert summary.replay is not None
     replay, study = summary.replay, summary.study
-    say(study.name, style="bold")
+    echo(study.name, style="bold")
     sites = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
-    say(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}")
+    echo(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}")
     intact = f"{summary.n_sites} of {summary.n_sites} intact"
     alone = {}
     if study.training.honest is not None:
@@ -112,4 +112,4 @@ def _show(summary: Summary) -> None:
     if summary.memory:
         rows["peak memory of an agent"] = f"{max(summary.memory):.0f} MB"
     show_table(("checked", ""), rows.items())
-    say(f"Identical to a run in one process, bit by bit: {'yes' if replay.equal else 'NO'}")
+    echo(f"Identical to a run in one process, bit by bit: {'yes' if replay.equal else 'NO'}")

@@ -1,4 +1,4 @@
-"""``dpadmm ledger``: the privacy budget of a data set, for its owner and the data-protection officer."""
+"""``dpadmm ledger``: inspect, export, back up and restore the privacy budget of a data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import dpadmm
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian, plan_from_json
 from dpadmm.accounting.statement import Statement
-from dpadmm.cli.screen import AsJson, Row, echo_json, rounded_down, rounded_up, say, say_path, show_table, write
+from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, rounded_down, rounded_up, show_table, write
 from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.federation.site.lifecycle import participation
 from dpadmm.parameters.checks import require_delta
@@ -25,17 +25,16 @@ from dpadmm.sites.accounts import of_account
 from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
 
 MEANING = (
-    "ε is exact and holds for each person with the maximum number of rows, for replace-one neighbours, "
-    "against everyone who sees all messages of all studies. Σμ² of several releases adds up; ε does not."
+    "ε is exact. It protects a person with the maximum number of rows, for replace-one neighbours, against anyone who "
+    "sees all messages of all studies. Σμ² of several releases adds up; ε does not."
 )
 ALONE = (
-    "With secure aggregation, ε holds if in every round at least as many sites are honest as the study says "
-    "(honest), and as long as its masks are secret, which is computational; what is given for all other sites "
-    "working together needs neither."
+    "With secure aggregation, ε holds if every round has at least the study's number of honest sites, and if its "
+    "masks are secret (a computational assumption). The ε if all other sites collude needs neither assumption."
 )
 ENDED_EARLY = (
-    "The ledger charges a study that ended early only for the rounds it released. Its statement charges all "
-    "planned rounds, because readers cannot know why it ended."
+    "The ledger charges a study that ended early only for the released rounds. Its privacy report charges all "
+    "planned rounds, because readers cannot check why it ended."
 )
 DELTA = 1e-5
 CHECK = (
@@ -45,68 +44,66 @@ CHECK = (
 )
 
 PUBLIC = ("name", "method", "loss", "plan", "statistics", "delta", "masking", "n_rows", "rows_per_person")
-"""The public part of a study's description: not the digest of the rows and its salt."""
+"""The public part of a study's description, without the digest of the rows and its salt."""
 
 ledger_app = typer.Typer(
-    help="The privacy budget of a data set: spent, reserved and left, by study.", no_args_is_help=True
+    help="Inspect, export, back up and restore the privacy budget of a data set.", no_args_is_help=True
 )
 
-Folder = Annotated[Path, Argument(help="The folder of the ledger.", metavar="FOLDER")]
-Output = Annotated[Path, Option("--output", "-o", help="The JSON file to write.")]
+Folder = Annotated[Path, Argument(help="Folder of the ledger.", metavar="FOLDER")]
+Output = Annotated[Path, Option("--output", "-o", help="JSON file to write.")]
 Delta = Annotated[
     float | None,
-    Option(
-        "--delta", help="The δ for which ε is computed.", show_default="from the site.toml beside the ledger, else 1e-5"
-    ),
+    Option("--delta", help="δ at which ε is computed.", show_default="from the site.toml of the ledger, else 1e-5"),
 ]
 TOTALS = {
-    "spent": "spent by releases so far",
-    "reserved": "reserved by open studies, not yet spent",
+    "spent": "spent by releases",
+    "reserved": "reserved by open studies",
     "promised": "spent and reserved",
     "left": "left for new studies",
-    "cap": "the owner's limit",
+    "cap": "limit set by the owner",
 }
 ROUNDING = Fraction(1, 2**40)
-"""A smaller fraction of a limit is a rounding error and shown as zero."""
+"""A smaller fraction of a limit is a rounding error and is shown as zero."""
 
 
 @ledger_app.command("show")
 def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     """Show the spent, reserved and remaining budget, in total and by study.
 
-    The ledger is verified first. The agent may run at the same time.
+    The ledger is verified first. The agent may be running.
     """
-    delta, whose = _delta(folder, delta)
+    delta, source = _delta(folder, delta)
     state = read_ledger(folder)
-    found = summary(state, delta)
+    values = summary(state, delta)
     if as_json:
-        echo_json(found)
+        echo_json(values)
         return
-    say_path(f"Ledger in {folder}")
-    _show_totals(found["totals"], delta, "")
+    echo_path(f"Ledger in {folder}")
+    _show_totals(values["totals"], delta, "")
     if _differ(state):
-        _show_totals(found["totals_alone"], delta, "if all other sites work together")
+        _show_totals(values["totals_alone"], delta, "if all other sites collude")
     if state.accounts:
-        _show_studies(found["studies"], [each.shares for each in state.accounts.values()])
-    say(f"δ = {delta:g} {whose}. {MEANING}", *([ALONE] if _differ(state) else []))
-    accounts = [(each, Fraction(each.reservation.mu_squared)) for each in state.accounts.values()]
-    if any(each.closed and each.spent < reserved * (1 - ROUNDING) for each, reserved in accounts):
-        say(ENDED_EARLY)
-    say_path(f"{state.seq} records, all verified. Fingerprint, to keep elsewhere:", state.fingerprint)
+        _show_studies(values["studies"], [account.shares for account in state.accounts.values()])
+    echo(f"δ = {delta:g} {source}. {MEANING}", *([ALONE] if _differ(state) else []))
+    accounts = [(account, Fraction(account.reservation.mu_squared)) for account in state.accounts.values()]
+    if any(account.closed and account.spent < reserved * (1 - ROUNDING) for account, reserved in accounts):
+        echo(ENDED_EARLY)
+    echo_path(f"{state.seq} records, all verified. Fingerprint (keep a copy elsewhere):", state.fingerprint)
 
 
 @ledger_app.command("verify")
 def verify(folder: Folder) -> None:
-    """Verify every record, hash, rule and sum, and the mark; exit code 0 if all are correct, else 2."""
+    """Verify every record, hash, rule and sum, and the mark. Exit code 0 if all are correct, else 2."""
     state = read_ledger(folder)
     studies = f"{len(state.accounts)} {'study' if len(state.accounts) == 1 else 'studies'}"
-    say(f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.")
-    say_path(f"Fingerprint: {state.fingerprint}")
+    echo(f"The ledger is intact: {state.seq} records, {studies}; hashes, rules, sums and mark are correct.")
+    echo_path(f"Fingerprint: {state.fingerprint}")
 
 
 @ledger_app.command("export")
 def export(folder: Folder, output: Output, delta: Delta = None) -> None:
-    """Write all records with their hashes, without uploads, to a JSON file that anyone can check."""
+    """Write all records and hashes, without uploads, to a JSON file that anyone can verify."""
     delta, _ = _delta(folder, delta)
     state = read_ledger(folder)
     records, chain = [], START
@@ -116,42 +113,41 @@ def export(folder: Folder, output: Output, delta: Delta = None) -> None:
     extra = {"records": records, "how_to_check": CHECK, "dpadmm_version": dpadmm.__version__}
     text = json.dumps({**summary(state, delta), **extra}, indent=2, allow_nan=False)
     _write(folder, output, f"{text}\n".encode())
-    say_path(f"Ledger: {output}")
+    echo_path(f"Ledger: {output}")
 
 
 @ledger_app.command("statement")
 def statement(
     folder: Folder,
-    study: Annotated[str, Argument(help="The study's name, or the beginning of its hash.")],
+    study: Annotated[str, Argument(help="Name of the study, or the beginning of its hash.")],
     output: Output,
     site: str = Option("this site", "--site", help="Site name in the file."),
 ) -> None:
-    """Write the privacy statement of one study, which dpadmm verify checks."""
+    """Write the privacy report of a study (see dpadmm verify)."""
     state = read_ledger(folder)
     chosen = chosen_study(state, study)
     stated = of_account(chosen, state.accounts[chosen], site=site, version=dpadmm.__version__)
     _write(folder, output, stated.as_bytes())
     account = state.accounts[chosen]
-    say_path(f"Statement: {output}")
-    if len(account.rounds) < sum(each.charged for each in stated.groups[0].releases):
-        say(_both_charges(account, stated))
+    echo_path(f"Privacy report: {output}")
+    if len(account.rounds) < sum(release.charged for release in stated.groups[0].releases):
+        echo(_both_charges(account, stated))
 
 
 @ledger_app.command("backup")
 def backup(
     folder: Folder,
-    output: Annotated[Path, Option("--output", "-o", help="The file to write; as secret as the table.")],
+    output: Annotated[Path, Option("--output", "-o", help="File to write. Keep it as secret as the table.")],
 ) -> None:
-    """Copy the ledger to a file, for dpadmm ledger restore. The agent may run at the same time."""
+    """Back up the ledger to a file, for dpadmm ledger restore. The agent may be running."""
     from dpadmm.sites.backup import back_up
 
     _check_elsewhere(folder, output)
     state = back_up(folder, output)
-    say_path(f"Copy: {output}")
-    say(
-        f"{state.seq} records, all verified. Keep it as secret as the table. Whoever restores it is charged for all "
-        "that may have been released since: make a new one whenever a study was enrolled or has ended, or a limit was "
-        "changed."
+    echo_path(f"Backup: {output}")
+    echo(
+        f"{state.seq} records, all verified. Keep it as secret as the table. Restoring it charges all releases that "
+        "may have been made since. Make a new backup when a study is enrolled or ends, or when a limit changes."
     )
 
 
@@ -159,20 +155,20 @@ def backup(
 def restore_command(
     copy: Annotated[
         Path | None,
-        Argument(help="A copy that dpadmm ledger backup made.", show_default="the ledger there is an old copy itself"),
+        Argument(help="Backup made by dpadmm ledger backup.", show_default="the ledger folder is itself an old copy"),
     ] = None,
     site_file: Annotated[Path, Option("--site", help="Your site.toml.", metavar="SITE")] = Path("site.toml"),
     since: Annotated[
         list[Path] | None,
-        Option("--enrolled-since", help="A study enrolled after the copy was made; repeat it.", metavar="STUDY"),
+        Option("--enrolled-since", help="Study enrolled after the backup; repeatable.", metavar="STUDY"),
     ] = None,
-    none_since: bool = Option(False, "--none-since", help="No study was enrolled after the copy was made."),
+    none_since: bool = Option(False, "--none-since", help="No study was enrolled after the backup."),
 ) -> None:
-    """Go on from an old copy of a ledger, and charge all that may have been released since.
+    """Restore a ledger backup; releases made since are charged in full.
 
-    Studies that were open in the copy are charged in full and closed; so are those that were enrolled since. The server
-    is informed that they cannot continue with this site. If you do not say which studies were enrolled since, all that
-    your limits leave is charged.
+    Studies that were open in the backup, and studies enrolled since, are charged in full and closed. The server is
+    informed that they cannot continue with this site. Without --enrolled-since or --none-since, the whole remaining
+    budget is charged.
     """
     from dpadmm.federation.site.decisions import close_unknown, decisions
     from dpadmm.sites.backup import restore
@@ -181,46 +177,44 @@ def restore_command(
 
     site = read_site(site_file)
     if since and none_since:
-        raise StudyError(
-            "studies were enrolled since the copy was made, or none: give --enrolled-since or --none-since"
-        )
-    named = [read_study(each) for each in since or ()]
+        raise StudyError("--enrolled-since and --none-since cannot be combined")
+    studies = [read_study(path) for path in since or ()]
     decided = {each.study.hash: each.study.name for each in decisions(site.path.parent) if each.kind != "declined"}
-    done = restore(site, copy, named if since or none_since else None, decided)
-    policy, state = site.policy, done.state
-    say_path(f"Restored: {site.ledger}", *([f"The damaged ledger is kept: {done.kept}"] if done.kept else []))
-    if done.complete:
-        say("The mark that was left shows that the copy has every record: nothing more is charged.")
+    result = restore(site, copy, studies if since or none_since else None, decided)
+    policy, state = site.policy, result.state
+    echo_path(f"Restored: {site.ledger}", *([f"The damaged ledger is kept in {result.kept}"] if result.kept else []))
+    if result.complete:
+        echo("The mark shows that the backup has every record. Nothing more is charged.")
         return
     close_unknown(site.path.parent, state)
-    for hash in done.closed:
+    for hash in result.closed:
         account = state.accounts[hash]
         text = f"charged in full and closed, ε {rounded_up(policy.epsilon_of(account.spent))}"
-        say(f"{account.about.get('name') or hash[:12]}: {text}.")
-    say(f"For studies enrolled since the copy: ε {rounded_up(policy.epsilon_of(done.lost))}.")
-    highest, alone = (rounded_up(policy.epsilon_of(each)) for each in (state.max_cap, state.max_cap_alone))
-    together = f" (ε {alone} for all other sites working together)" if state.max_cap_alone != state.max_cap else ""
-    say(
-        f"Assumed: since the copy was made, the limit was at most ε {highest}{together} at δ = {policy.delta:g}, and "
-        f"person.rows at most {state.max_rows_per_person}. These are the highest values in the copy and in site.toml. "
-        "If a value was higher for a time, set it in site.toml and repeat this command without the copy."
+        echo(f"{account.about.get('name') or hash[:12]}: {text}.")
+    echo(f"Charged for studies enrolled since the backup: ε {rounded_up(policy.epsilon_of(result.lost))}.")
+    limit, alone = (rounded_up(policy.epsilon_of(cap)) for cap in (state.max_cap, state.max_cap_alone))
+    colluding = f" (ε {alone} if all other sites collude)" if state.max_cap_alone != state.max_cap else ""
+    echo(
+        f"Assumed: since the backup, the limit was at most ε {limit}{colluding} at δ = {policy.delta:g}, and "
+        f"person.rows at most {state.max_rows_per_person}. These are the highest values in the backup and in "
+        "site.toml. If a value was higher for a time, set it in site.toml and repeat this command without the backup."
     )
     left = left_in(Fraction(policy.cap), state.promised)
-    say(f"Left for new studies: ε {rounded_down(policy.epsilon_of(left))} at δ = {policy.delta:g}.")
+    echo(f"Left for new studies: ε {rounded_down(policy.epsilon_of(left))} at δ = {policy.delta:g}.")
 
 
 def chosen_study(state: LedgerState, study: str) -> str:
-    """The hash of the study with this name, or with a hash that begins like this."""
-    named = [each for each, account in state.accounts.items() if account.about.get("name") == study]
-    found = named or [each for each in state.accounts if each.startswith(study)]
-    if len(found) == 1:
-        return found[0]
+    """Return the hash of the study with this name or hash prefix."""
+    named = [hash for hash, account in state.accounts.items() if account.about.get("name") == study]
+    matches = named or [hash for hash in state.accounts if hash.startswith(study)]
+    if len(matches) == 1:
+        return matches[0]
     if not state.accounts:
         raise StudyError("the ledger has no studies yet")
-    names = [f"{each[:12]} {state.accounts[each].about.get('name', '')}".strip() for each in found or state.accounts]
-    what = "matches more than one study" if found else "is not a study in this ledger"
-    cure = "the beginning of the hash" if found else "the name, or the beginning of the hash,"
-    raise StudyError(f"{study!r} {what}; give {cure} of one of these: {first_of(names, 8)}")
+    names = [f"{hash[:12]} {state.accounts[hash].about.get('name', '')}".strip() for hash in matches or state.accounts]
+    problem = "matches more than one study" if matches else "is not a study in this ledger"
+    key = "the beginning of the hash" if matches else "the name, or the beginning of the hash,"
+    raise StudyError(f"{study!r} {problem}; give {key} of one of these: {first_of(names, 8)}")
 
 
 def _check_elsewhere(folder: Path, output: Path) -> None:
@@ -265,23 +259,23 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
 
 
 def _differ(state: LedgerState) -> bool:
-    """Whether secure aggregation gives the ledger two sums or two limits."""
+    """Return whether secure aggregation gives the ledger two sums or two limits."""
     return (state.promised, state.cap) != (state.promised_alone, state.cap_alone)
 
 
 def _totals(delta: float, cap: Fraction, promised: Fraction, spent: Fraction) -> dict[str, dict[str, float]]:
     sums = (spent, left_in(promised, spent), promised, left_in(cap, promised), cap)
-    return {name: _figures(each, delta) for name, each in zip(TOTALS, sums, strict=True)}
+    return {name: _figures(amount, delta) for name, amount in zip(TOTALS, sums, strict=True)}
 
 
 def left_in(whole: Fraction, used: Fraction) -> Fraction:
-    """The rest of a Σμ²; zero if it is only a rounding error."""
+    """Return the unused part of a Σμ², or zero if it is only a rounding error."""
     left = whole - used
     return left if left > whole * ROUNDING else Fraction(0)
 
 
 def _delta(folder: Path, given: float | None) -> tuple[float, str]:
-    """The δ for which ε is shown and its source: the option, or the site.toml beside the ledger."""
+    """Return the δ at which ε is shown, and its source: the option, the ledger's site.toml or the default."""
     if given is not None:
         require_delta(given)
         return given, "as given"
@@ -292,26 +286,26 @@ def _delta(folder: Path, given: float | None) -> tuple[float, str]:
         try:
             site = read_site(path)
             if site.ledger.resolve() == folder.resolve():
-                return site.policy.delta, "from the site.toml beside the ledger"
+                return site.policy.delta, "from site.toml"
         except (DPADMMError, OSError):
             pass  # the ledger can be shown without it
-    return DELTA, "by default, since there is no site.toml beside the ledger (choose with --delta)"
+    return DELTA, "by default, because the ledger has no site.toml (choose with --delta)"
 
 
 def _both_charges(account: Account, stated: Statement) -> str:
     (group,) = stated.groups
-    charged = sum(each.charged for each in group.releases)
+    charged = sum(release.charged for release in group.releases)
     whole, spent = (rounded_up(exact_epsilon(mu, stated.delta)) for mu in (group.person_mu, account.spent**0.5))
     return (
-        f"It charges all {charged} planned rounds, ε {whole} for a person at the study's "
-        f"δ = {stated.delta:g}, because readers cannot know why a study ended; your ledger charges the "
-        f"{len(account.rounds)} released rounds, ε {spent}."
+        f"It charges all {charged} planned rounds, ε {whole} for a person at the study's δ = {stated.delta:g}, because "
+        f"readers cannot check why a study ended. Your ledger charges the {len(account.rounds)} released rounds, "
+        f"ε {spent}."
     )
 
 
 def _releases(account: Account) -> list[dict[str, Any]]:
-    """What the study's plan releases, in how many rounds so far, and in how many in all."""
-    if "plan" not in account.about:  # a reservation that no guard made
+    """Return each statistic of the study's plan with its released and planned rounds."""
+    if "plan" not in account.about:  # not reserved by a guard
         return []
     plan = plan_from_json(account.about["plan"])
     return [
@@ -349,5 +343,5 @@ def _show_studies(studies: Sequence[Mapping[str, Any]], shares: Sequence[int]) -
             plans.append((short, of["statistic"], f"{of['noise_multiplier']:.4f}", done))
     show_table(("study", "state", "rounds", "Σμ² spent", "of", "ε spent", "of"), rows, fold=[0])
     if masked:
-        show_table(("study", "honest sites", "ε spent if all others work together", "of"), masked)
+        show_table(("study", "honest sites", "ε spent if all others collude", "of"), masked)
     show_table(("study", "statistic", "noise multiplier z", "rounds"), plans, left=(0, 1), fold=[1])

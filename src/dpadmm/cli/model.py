@@ -1,4 +1,4 @@
-"""``dpadmm predict``, ``evaluate`` and ``explain``: predictions, their quality, and coefficients."""
+"""``dpadmm predict``, ``evaluate`` and ``explain``: apply, evaluate and explain a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from dpadmm.accounting.report import privacy_sentence
 from dpadmm.cli import owner_report
-from dpadmm.cli.screen import (
+from dpadmm.cli.console import (
     TABLE_KINDS,
     WEIGHTS,
     AsJson,
@@ -24,16 +24,16 @@ from dpadmm.cli.screen import (
     Row,
     TableFile,
     check_free,
+    console_width,
+    echo,
     echo_json,
-    say,
-    say_path,
-    screen_width,
+    echo_path,
     show_table,
     waiting,
     write,
     write_json,
 )
-from dpadmm.cli.train import ADDS_UP, statement_beside
+from dpadmm.cli.train import NO_LEDGER, privacy_report_path
 from dpadmm.data.encoder import Report
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.atomic import atomic_file
@@ -52,7 +52,7 @@ from dpadmm.models.file import load_model
 from dpadmm.models.model import Model, Scorer
 from dpadmm.parameters.text import FORMULA, NUMBER, csv_cell
 
-ModelFile = Annotated[Path, Argument(help="The model's file.", metavar="MODEL")]
+ModelFile = Annotated[Path, Argument(help="Model file.", metavar="MODEL")]
 PREDICTION = "prediction"
 
 
@@ -60,34 +60,33 @@ def predict(
     model_file: ModelFile,
     data: TableFile,
     output: Path = Option(..., "--output", "-o", help="Table to write: .csv or .parquet."),
-    keep: list[str] | None = Option(None, help="A column to copy, such as an id; repeatable."),
+    keep: list[str] | None = Option(None, help="Column to copy to the output, such as an id; repeatable."),
     overwrite: bool = Option(False, "--overwrite", help="Replace an existing file."),
     quiet: Quiet = False,
 ) -> None:
     """Predict every row of a table.
 
-    The output has the columns to keep, the prediction in the classes or units
-    of the label, and the probability of every class if the model has any. In
-    a .csv, an apostrophe precedes text that a spreadsheet would run as a
-    formula.
+    The output has the columns to keep, the predicted class or value, and the
+    class probabilities if the model has them. In a .csv, an apostrophe
+    precedes text that a spreadsheet would run as a formula.
     """
     model, kept = load_model(model_file), list(dict.fromkeys(keep or ()))
     suffix = output.suffix.lower()
     if suffix not in (".csv", ".parquet"):
-        raise StudyError(f"{output}: predictions are written as .csv or .parquet")
+        raise StudyError(f"{output}: the output must be .csv or .parquet")
     check_free(output, overwrite=overwrite)
     if clash := set(kept) & set(added_columns(model)):
-        raise StudyError(f"the column {clash.pop()!r} cannot be kept: a column of predictions has this name")
+        raise StudyError(f"cannot keep column {clash.pop()!r}: the output has a column of this name")
     scorer = Scorer(model)
     with waiting(f"predicting {data}", quiet=quiet), atomic_file(output) as out:
         _write(out, suffix, _tables(model, scorer, data, kept))
     if not quiet:
-        _say_warnings(scorer.report, data)
-        say_path(f"{scorer.report.rows:,} predictions: {output}")
+        _show_warnings(scorer.report, data)
+        echo_path(f"{scorer.report.rows:,} predictions: {output}")
 
 
-def _say_warnings(report: Report, data: Path) -> None:
-    say(*(f"Warning: {sentence}" for sentence in owner_report.warnings(report, data)), style="bold")
+def _show_warnings(report: Report, data: Path) -> None:
+    echo(*(f"Warning: {sentence}" for sentence in owner_report.warnings(report, data)), style="bold")
 
 
 def added_columns(model: Model) -> list[str]:
@@ -123,7 +122,7 @@ def _write(out: IO[bytes], suffix: str, batches: Iterator[Any]) -> None:
 
 
 def _without_formulas(batch: Any) -> Any:
-    """Names and texts of a table for :func:`csv_cell`; numbers stay numbers."""
+    """Apply :func:`csv_cell` to the names and text cells of a batch. Numbers are not changed."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -139,61 +138,61 @@ def _without_formulas(batch: Any) -> Any:
     return pa.record_batch(columns, names=[csv_cell(name) for name in batch.schema.names])
 
 
-WORDS = {
+METRICS = {
     "accuracy": "accuracy",
-    "weighted_accuracy": "accuracy of the weighted rows",
-    "balanced_accuracy": "accuracy, mean over the classes",
-    "weighted_rmse": "root mean square error of the weighted rows",
-    "most_frequent_class": "accuracy of always the most frequent class",
+    "weighted_accuracy": "weighted accuracy",
+    "balanced_accuracy": "balanced accuracy (mean over the classes)",
+    "weighted_rmse": "weighted root mean square error",
+    "most_frequent_class": "majority-class accuracy",
     "auc": "AUC",
     "log_loss": "log-loss",
     "positive_share": "share of the second class",
     "brier": "Brier score",
     "mean_probability": "mean predicted probability",
     "calibration_in_the_large": "calibration in the large (predicted − observed)",
-    "calibration_slope": "calibration slope (1: calibrated, below: too sure)",
+    "calibration_slope": "calibration slope (1: calibrated, below 1: overconfident)",
     "calibration_error": "calibration error (ECE, 10 bins of equal numbers of rows)",
     "rmse": "root mean square error",
     "mae": "mean absolute error",
     "r2": "R²",
     "deviance": "mean deviance",
-    "explained": "share of the deviance explained (D²)",
-    "observed": "events observed",
-    "expected": "events expected",
+    "explained": "explained deviance (D²)",
+    "observed": "observed events",
+    "expected": "expected events",
     "loss": "mean loss, as in training",
 }
 RATES = ("accuracy", "weighted_accuracy", "balanced_accuracy", "most_frequent_class")
 OF_PROBABILITIES = ("log_loss", "brier", "calibration_error")
-MOST_CLASSES = 8
-LONGEST_CLASS = 10
+MAX_CONFUSION_CLASSES = 8
+MAX_CLASS_WIDTH = 10
 
 
 def evaluate(
     model_file: ModelFile,
     data: Path = Option(..., "--data", "-d", help=f"Table with labels: {TABLE_KINDS}.", metavar="TABLE"),
-    label: str | None = Option(None, help="Column of the label, if it has another name in this table."),
-    epsilon: float | None = Option(None, help="Evaluate under privacy, at this total ε."),
-    delta: float | None = Option(None, help="With --epsilon: δ.", show_default="1e-5"),
-    by: str | None = Option(None, help="With --epsilon: the column with the agent of each row."),
-    output: Path | None = Option(None, "--output", "-o", help="With --epsilon: file for the results (.json)."),
+    label: str | None = Option(None, help="Label column, if its name differs in this table."),
+    epsilon: float | None = Option(None, help="Evaluate privately with this total ε."),
+    delta: float | None = Option(None, help="δ (with --epsilon).", show_default="1e-5"),
+    by: str | None = Option(None, help="Column that identifies the owner of each row (with --epsilon)."),
+    output: Path | None = Option(None, "--output", "-o", help="File for the results, .json (with --epsilon)."),
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on a table with labels.
 
     Shows accuracy, loss, AUC, calibration and the confusion matrix. These
-    figures have no noise: the table must be public or your own. With
-    --epsilon they come from one release with noise, and may be published.
+    metrics are not private: do not publish them unless the table is public.
+    With --epsilon they come from one noisy release and may be published.
     """
     model = load_model(model_file)
     if epsilon is not None:
         return _evaluate_privately(model, data, label, by, output, {"epsilon": epsilon, "delta": delta}, as_json)
     if delta is not None or by is not None or output is not None:
-        raise StudyError("--delta, --by and --output are for evaluation under privacy: give --epsilon too")
+        raise StudyError("--delta, --by and --output require --epsilon")
     with waiting(f"reading {data}", quiet=as_json):
-        found = measure(model, data, label=label)
+        evaluation = measure(model, data, label=label)
     if as_json:
-        return echo_json({**found.as_json(), "owner_only": owner_report.as_json(found.report, data)})
-    return _show_evaluation(found, data)
+        return echo_json({**evaluation.as_json(), "owner_only": owner_report.as_json(evaluation.report, data)})
+    return _show_evaluation(evaluation, data)
 
 
 def _evaluate_privately(
@@ -205,7 +204,7 @@ def _evaluate_privately(
     budget: Mapping[str, float | None],
     as_json: bool,
 ) -> None:
-    from dpadmm.training.train import encode, run_study  # which loads the compiler
+    from dpadmm.training.train import encode, run_study  # slow: imports the compiler
 
     if model.label is not None and label is not None:
         model = replace(model, label=replace(model.label, column=label))
@@ -213,39 +212,39 @@ def _evaluate_privately(
     name = str(model.study.get("name") or "a model")[:150]
     study = evaluation_study(model, f"evaluation of {name}", **given)
     if output is not None:
-        check_free(output, statement_beside(output), overwrite=False)
+        check_free(output, privacy_report_path(output), overwrite=False)
     with waiting(f"reading {data}", quiet=as_json):
         rows = encode(study, data, by=by)
     result = run_study(study, rows)
-    found = private_evaluation_of(result, all_count=True)
+    evaluation = private_evaluation_of(result, all_count=True)
     if output is not None:
-        write_json(output, found.as_json())
-        write(statement_beside(output), result.statement.as_bytes())
+        write_json(output, evaluation.as_json())
+        write(privacy_report_path(output), result.statement.as_bytes())
     if as_json:
-        return echo_json(found.as_json())
-    show_private_evaluation(found, data.name)
-    _say_warnings(rows.report, data)
-    say("Rows that the model was trained on make it look better than it is. " + ADDS_UP)
+        return echo_json(evaluation.as_json())
+    show_private_evaluation(evaluation, data.name)
+    _show_warnings(rows.report, data)
+    echo("On rows that it was trained on, a model looks better than it is. " + NO_LEDGER)
     if output is not None:
-        say_path(f"Results:   {output}", f"Statement: {statement_beside(output)}")
+        echo_path(f"Results:        {output}", f"Privacy report: {privacy_report_path(output)}")
     return None
 
 
-def show_private_evaluation(found: PrivateEvaluation, source: str) -> None:
-    """Figures with their standard errors, calibration, and the sentence beside them."""
+def show_private_evaluation(evaluation: PrivateEvaluation, source: str) -> None:
+    """Show metrics with standard errors, the calibration and the privacy of the release."""
     rows: list[Row] = []
-    for name, each in found.figures.items():
-        told = ("–", "", "") if each is None else (f"{each.value:.4g}", f"{each.se:.2g}", _interval(each))
-        rows.append((WORDS[name], *told))
-    show_table((f"on {found.n_rows:,} rows of {source}", "", "± se", "95% interval"), rows, fold=[0])
-    if "brier" in found.figures:
+    for name, metric in evaluation.figures.items():
+        cells = ("–", "", "") if metric is None else (f"{metric.value:.4g}", f"{metric.se:.2g}", _interval(metric))
+        rows.append((METRICS[name], *cells))
+    show_table((f"on {evaluation.n_rows:,} rows of {source}", "", "± se", "95% interval"), rows, fold=[0])
+    if "brier" in evaluation.figures:
         lines: list[Row] = [
             (f"{group.low:.1%} to {group.high:.1%}", f"{group.rows:,.0f}", f"{group.predicted:.1%}",
              f"{group.observed:.1%}", f"{group.se:.1%}")
-            for group in found.calibration
+            for group in evaluation.calibration
         ]  # fmt: skip
         show_table(("predicted", "rows", "mean predicted", "observed", "± se"), lines)
-    say(found.sentence)
+    echo(evaluation.sentence)
 
 
 def _interval(measure: NoisyMeasure) -> str:
@@ -255,99 +254,99 @@ def _interval(measure: NoisyMeasure) -> str:
 
 def _show_evaluation(found: Evaluation, data: Path) -> None:
     rows = []
-    for name, words in WORDS.items():
+    for name, title in METRICS.items():
         if name in found.figures and (bool(found.bins) or name not in OF_PROBABILITIES):
             value = found.figures[name]
             shown = "–" if value is None else f"{value:.1%}" if name in RATES else f"{value:.4g}"
-            if name != "loss" or not found.bins:  # there it is the log-loss
-                rows.append((words, shown))
+            if name != "loss" or not found.bins:  # with bins, the loss is the log-loss
+                rows.append((title, shown))
     show_table((f"on {found.n_rows:,} rows of {data.name}", ""), rows)
     if found.bins:
         _show_calibration(found)
-    if 0 < len(found.classes) <= MOST_CLASSES:
+    if 0 < len(found.classes) <= MAX_CONFUSION_CLASSES:
         _show_confusion(found)
-    _say_never_predicted(found)
-    _say_warnings(found.report, data)
-    say(NOT_TO_PUBLISH)
+    _show_never_predicted(found)
+    _show_warnings(found.report, data)
+    echo(NOT_TO_PUBLISH)
 
 
 def _show_calibration(found: Evaluation) -> None:
-    what = str(found.classes[-1]) if len(found.classes) == 2 else "the likeliest class"
+    event = str(found.classes[-1]) if len(found.classes) == 2 else "the most probable class"
     rows = [
         (f"{each.low:.1%} to {each.high:.1%}", f"{each.rows:,}", f"{each.predicted:.1%}", f"{each.observed:.1%}")
         for each in found.bins
     ]
-    show_table((f"probability of {what}", "rows", "mean predicted", "observed"), rows)
+    show_table((f"probability of {event}", "rows", "mean predicted", "observed"), rows)
 
 
 def _show_confusion(found: Evaluation) -> None:
     names = [str(name) for name in found.classes]
-    short = _short(names, 4 * LONGEST_CLASS // len(names))
+    short = _shorten_names(names, 4 * MAX_CLASS_WIDTH // len(names))
     rows = names if short == names else [f"{number} = {name}" for number, name in zip(short, names, strict=True)]
     counts = [[f"{count:,}" for count in row] for row in found.confusion]
     lines: list[Row] = [(name, *row) for name, row in zip(rows, counts, strict=True)]
     fold = range(len(names) + 1)
-    show_table(("true class, rows predicted as", *short), lines, fold=fold, padding=(0, 1, 0, 0))
+    show_table(("true class, predicted as", *short), lines, fold=fold, padding=(0, 1, 0, 0))
 
 
-def _say_never_predicted(found: Evaluation) -> None:
-    """Classes that some rows have and no row is predicted to have: an accuracy does not show that."""
+def _show_never_predicted(found: Evaluation) -> None:
+    """Name the classes of the table that are never predicted, which an accuracy does not show."""
     counts = found.confusion
     never = [str(name) for k, name in enumerate(found.classes) if counts[k].any() and not counts[:, k].any()]
     if never:
         instead = "use the probabilities" if found.bins else "rank by the scores"
-        say(f"No row is predicted to be {' or '.join(never)}: {instead}, or train with class weights ({WEIGHTS}).")
+        echo(f"Never predicted: {', '.join(never)}. Either {instead} or train with class weights ({WEIGHTS}).")
 
 
-def _short(names: Sequence[str], longest: int) -> list[str]:
-    """The names of the classes, or numbers in place of them where they would leave no room in a table."""
-    return list(names) if max(map(len, names)) <= longest else [str(k + 1) for k in range(len(names))]
+def _shorten_names(names: Sequence[str], max_width: int) -> list[str]:
+    """Return the class names, or numbers instead if a name is too wide for a table."""
+    return list(names) if max(map(len, names)) <= max_width else [str(k + 1) for k in range(len(names))]
 
 
 TOP = 20
-UNSEEN = "* No public row held this value: if no private row does either, its coefficient is noise alone."
-NOTHING_KNOWN = "–: too few rows say something of this coefficient, or of what it is told against."
+UNSEEN = "* No public row has this value. If no private row has it either, the coefficient is pure noise."
+TOO_FEW_ROWS = "–: too few rows to estimate this coefficient or its reference."
 FIGURE = "coefficients"
 
 
 def explain(
     model_file: ModelFile,
     top: int = Option(TOP, help="Number of coefficients to show.", min=1),
-    figure: Path | None = Option(None, help="Folder for a figure (png, svg).", metavar="FOLDER"),
-    table: Path | None = Option(None, help="File for a table to paste into a paper: .md or .csv.", metavar="FILE"),
+    figure: Path | None = Option(None, help="Folder for a figure (.png and .svg).", metavar="FOLDER"),
+    table: Path | None = Option(None, help="File for a table for a paper, .md or .csv.", metavar="FILE"),
     as_json: AsJson = False,
 ) -> None:
     """Show coefficients in the units of the columns, largest effect first.
 
-    If the study asked for inference: with standard errors, 95% intervals,
-    p-values and ratios of odds, rates or hazards. No rows are read.
+    If the study enables inference, also show standard errors, 95% intervals,
+    p-values and odds, rate or hazard ratios. No rows are read.
     """
     model = load_model(model_file)
     found, sentence = explanation_of(model), privacy_sentence(model.privacy)
     if table is not None:
         if table.suffix not in (".md", ".csv"):
-            raise StudyError(f"{table}: a table is written as .md or .csv")
+            raise StudyError(f"{table}: the table must be .md or .csv")
         write(table, (_markdown(found, sentence) if table.suffix == ".md" else _csv(found)).encode())
     if figure is not None:
-        from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
+        from dpadmm.reporting.figures import coefficient_figure, save_figure  # slow: imports matplotlib
 
-        pictures = save_figure(
+        figures = save_figure(
             coefficient_figure(found, top=top, title=str(model.study.get("name") or model_file.name)), figure / FIGURE
         )
     if as_json:
         return echo_json({**found.as_json(), "privacy_sentence": sentence})
-    say(f"Effect of the columns on: {found.score}", style="bold")
+    echo(f"Effect of the columns on: {found.score}", style="bold")
     _show_coefficients(found, top)
-    say(*in_words(found, top), sentence)
+    echo(*_describe(found, top), sentence)
     if table is not None:
-        say_path(f"Table:  {table}")
+        echo_path(f"Table:  {table}")
     if figure is not None:
-        say_path(f"Figure: {' and '.join(map(str, pictures))}")
+        echo_path(f"Figure: {' and '.join(map(str, figures))}")
     return None
 
 
 def _markdown(found: Explanation, sentence: str) -> str:
-    """A table of the estimates for a paper, with what stands below it."""
+    """Return a table of the estimates for a paper, with its notes."""
     effect = f"{found.ratios.capitalize() or 'Coefficient'}{' (no intervals)' if found.unknown else ''}"
     classes = ["Class"] if any(each.output for each in found.coefficients) else []
     head = ["", *classes, "Change", effect, *([] if found.unknown else ["95% CI", "p"])]
@@ -359,22 +358,22 @@ def _markdown(found: Explanation, sentence: str) -> str:
         named = f"{each.name}{' *' * each.unseen}", *([each.output] if classes else []), each.per
         cells = [cell.replace("|", r"\|").replace("*", r"\*") for cell in named]
         if ends:
-            told, low, high = alike(*numbers)
-            cells += [told, f"{low} to {high}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
+            estimate, low, high = alike(*numbers)
+            cells += [estimate, f"{low} to {high}", "–" if p is None else f"{p:.3f}" if p >= 0.0005 else "<0.001"]
         else:
             cells.append(ratio_text(each.coefficient) if found.ratios else f"{each.coefficient:.3g}")
         lines.append(cells)
-    left = [each.name for each in found.coefficients if each not in shown]
-    notes = f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED
-    notes += f" Left out, since too few rows tell: {', '.join(left)}." if left else ""
+    omitted = [each.name for each in found.coefficients if each not in shown]
+    notes = f"No confidence intervals: {found.unknown}." if found.unknown else COUNTED
+    notes += f" Omitted because of too few rows: {', '.join(omitted)}." if omitted else ""
     notes += f" \\{UNSEEN}" if any(each.unseen for each in shown) else ""
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**Effects on: {found.score}**\n\n{body}\n\n{notes} {sentence}\n"
 
 
 def _ratio(logarithm: float) -> float:
-    found = ratio(logarithm)
-    return math.inf if found is None else found
+    value = ratio(logarithm)
+    return math.inf if value is None else value
 
 
 def _csv(found: Explanation) -> str:
@@ -389,56 +388,57 @@ def _csv(found: Explanation) -> str:
     return out.getvalue()
 
 
-def in_words(found: Explanation, top: int) -> list[str]:
+def _describe(found: Explanation, top: int) -> list[str]:
+    """Return the notes below the table of coefficients."""
     against = any(each.per == AGAINST_AVERAGE for each in found.coefficients)
     rest = len(found.coefficients) - top
-    hidden = ", or of values that no public row held" if any(each.unseen for each in found.coefficients[top:]) else ""
+    hidden = ", or of values that no public row has" if any(each.unseen for each in found.coefficients[top:]) else ""
     numbered = ", ".join(f"{short} = {name}" for name, short in _class_column(found).items() if short != name)
     return [
         *([f"Classes: {numbered}."] if numbered else []),
         *([f"{rest:,} more coefficients with smaller effects{hidden}; --top shows more."] if rest > 0 else []),
         *([UNSEEN] if any(each.unseen for each in found.coefficients[:top]) else []),
-        "A coefficient is the change of the score when the column changes as shown and all others stay the "
-        "same; the score of a row is the intercept plus coefficient × value, in units of the change "
-        "shown, over all columns. Sorted by the change over the whole range of a column.",
-        *(["Categories and bins: against the average over the column's public values."] if against else []),
+        "A coefficient is the change in the score for the change shown, with all other columns fixed. The score of a "
+        "row is the intercept plus the sum of coefficient × value, in units of the change shown. Sorted by the effect "
+        "over the whole range of a column.",
+        *(["Categories and bins: relative to the average over the column's public values."] if against else []),
         *([found.shortened] if found.shortened else []),
         *([found.weights] if found.weights else []),
-        f"There are no confidence intervals: {found.unknown}." if found.unknown else COUNTED,
-        *([NOTHING_KNOWN] if not found.unknown and any(e.standard_error is None for e in found.coefficients) else []),
+        f"No confidence intervals: {found.unknown}." if found.unknown else COUNTED,
+        *([TOO_FEW_ROWS] if not found.unknown and any(e.standard_error is None for e in found.coefficients) else []),
     ]
 
 
 def _show_coefficients(found: Explanation, top: int) -> None:
     classes = _class_column(found)
-    words = ["column", *(["class"] if classes else []), "change"]
-    told = [
+    names = ["column", *(["class"] if classes else []), "change"]
+    estimates = [
         "coeffi-\ncient",
         "std.\nerror",
         "95% interval",
         "p",
         *([found.ratios.replace(" ", "\n")] if found.ratios else []),
     ]
-    numbers = ["coefficient", "over\nrange"] if found.unknown else told
+    numbers = ["coefficient", "over\nrange"] if found.unknown else estimates
     lines = [_cells(found, each.in_table, classes) for each in found.coefficients[:top]]
     constants = [_cells(found, each, classes, intercept=True) for each in found.intercepts]
-    headings = [Text(word) for word in (*words, *numbers)]
-    _break_names([headings, *lines, *constants], len(words) - 1)
+    headings = [Text(heading) for heading in (*names, *numbers)]
+    _break_names([headings, *lines, *constants], len(names) - 1)
     rows: list[Row] = [*lines, (), *constants]
-    left, whole = range(len(words)), range(len(words) - 1, len(words) + len(numbers))
+    left, whole = range(len(names)), range(len(names) - 1, len(names) + len(numbers))
     show_table(headings, rows, left=left, fold=left, whole=whole, padding=(0, 1, 0, 0))
 
 
 def _break_names(lines: list[list[Text]], change: int) -> None:
-    """Where names do not fit beside the other columns of a table, break what changes, and names after "="."""
+    """If names do not fit next to the other columns, break the change column, and names after "="."""
 
     def room() -> int:
         widths = [max(len(part) for line in lines for part in line[j].plain.split("\n")) for j in range(len(lines[0]))]
-        return screen_width() - sum(width + 2 for width in widths[1:]) - 2
+        return console_width() - sum(width + 2 for width in widths[1:]) - 2
 
-    def break_after(word: str, column: int, most: int) -> None:
+    def break_after(word: str, column: int, max_width: int) -> None:
         for line in lines:
-            if len(line[column]) > most:
+            if len(line[column]) > max_width:
                 line[column] = Text(line[column].plain.replace(word, f"{word.strip()}\n", 1))
 
     if max(len(line[0]) for line in lines) > room():
@@ -447,9 +447,9 @@ def _break_names(lines: list[list[Text]], change: int) -> None:
 
 
 def _class_column(found: Explanation) -> dict[str, str]:
-    """What the table calls the classes, where each has a score of its own."""
+    """Return the table's names of the classes, if each class has its own score."""
     names = [each.output for each in found.intercepts if each.output]
-    return dict(zip(names, _short(names, LONGEST_CLASS), strict=True)) if names else {}
+    return dict(zip(names, _shorten_names(names, MAX_CLASS_WIDTH), strict=True)) if names else {}
 
 
 def _cells(found: Explanation, each: Coefficient, classes: Mapping[str, str], *, intercept: bool = False) -> list[Text]:

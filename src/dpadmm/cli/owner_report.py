@@ -1,4 +1,4 @@
-"""How the cells of a table were encoded: counts without noise, for the owner of the table only."""
+"""Counts of clamped, unknown and missing cells. They carry no noise and are for the owner of the table only."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpadmm.cli.screen import say, show_table
+from dpadmm.cli.console import echo, show_table
 from dpadmm.data.encoder import Report, Tally, much
 from dpadmm.data.reader import line_warnings
 
-OWNER_ONLY = "For the owner of the table only: these counts have no noise and must not be published."
-SHOWN = 20
+OWNER_ONLY = "For the owner of the table only: these counts carry no noise and must not be published."
+MAX_COLUMNS_SHOWN = 20
 
 
 def warnings(report: Report, path: Path) -> list[str]:
-    """Columns with many clamped or unknown cells, and lines of the file that made no rows."""
+    """Return warnings on columns with many clamped or unknown cells, and on lines of the file that are not rows."""
     hints = {
-        "clamped": "clamped to the bounds; are its units those of the study?",
-        "unknown": "none of the study's values; is it written as in the study?",
+        "clamped": "clamped to the bounds; check that its units match the study",
+        "unknown": "not among the study's values; check its spelling",
     }
     counts = {kind: much(report.columns, report.rows, kind) for kind in hints}
     return line_warnings(path, report.rows) + [
@@ -38,35 +38,35 @@ def as_json(report: Report, path: Path) -> dict[str, Any]:
 def show(report: Report, path: Path) -> None:
     """Show columns with changed cells, and warnings."""
     n_changed = show_counts(report.columns, report.rows)
-    say(*shortened(report))
+    echo(*describe_clipping(report))
     if n_changed or report.shortened:
-        say(OWNER_ONLY, style="dim")
-    say(*(f"Warning: {sentence}" for sentence in warnings(report, path)), style="bold")
+        echo(OWNER_ONLY, style="dim")
+    echo(*(f"Warning: {sentence}" for sentence in warnings(report, path)), style="bold")
 
 
-def shortened(report: Report) -> list[str]:
-    """How many rows were shortened, what that means and what to do; nothing if none was."""
+def describe_clipping(report: Report) -> list[str]:
+    """Describe the number of clipped rows, its effect and the remedy. Return nothing if no row was clipped."""
     if not report.shortened:
         return []
     return [
-        f"{report.shortened:,} ({report.shortened / report.rows:.1%}) of the rows are longer than the study's row_norm "
-        "and shortened to it: all their values count less, by the same factor, so that the model fits them less well. "
-        "A larger row_norm in the study shortens fewer rows, but there is more noise beside every value."
+        f"Clipped {report.shortened:,} of {report.rows:,} rows ({report.shortened / report.rows:.1%}) to the study's "
+        "row_norm. Clipping scales down all values of a row, so the model fits these rows less well. A larger row_norm "
+        "clips fewer rows but adds more noise."
     ]
 
 
 def show_counts(columns: Mapping[str, Tally], rows: int) -> int:
-    """A table of the columns with changed cells, if there are any; how many there are."""
+    """Show a table of the columns with changed cells, and return their number."""
     changed = {name: counts for name, each in columns.items() if any(counts := vars(each).values())}
-    more = len(changed) - SHOWN
+    more = len(changed) - MAX_COLUMNS_SHOWN
     if changed:
         show_table(
             ("cells of column", *vars(Tally())),
             [
                 (name, *(f"{count:,} ({count / rows:.1%})" if count else "0" for count in counts))
-                for name, counts in list(changed.items())[:SHOWN]
+                for name, counts in list(changed.items())[:MAX_COLUMNS_SHOWN]
             ],
             fold=[0],
-            caption=f"and {more} more columns; --json has them all" if more > 0 else None,
+            caption=f"and {more} more columns; use --json for all" if more > 0 else None,
         )
     return len(changed)

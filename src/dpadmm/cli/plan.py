@@ -15,17 +15,17 @@ from rich.text import Text
 from typer import Option
 
 from dpadmm.accounting.release_plan import ReleasePlan
-from dpadmm.cli import InterruptedRunError, screen
-from dpadmm.cli.screen import (
+from dpadmm.cli import InterruptedRunError, console
+from dpadmm.cli.console import (
     WEIGHTS,
     AsJson,
     NoPublic,
     Row,
     StudyFile,
     chosen_public,
+    echo,
     echo_json,
-    say,
-    say_path,
+    echo_path,
     show_table,
     write,
 )
@@ -141,7 +141,7 @@ def plan(
     outlooks, found = _run(study, scenarios, sizes, grid, compared, seed=seed, quiet=as_json)
     intervals = None
     if isinstance(study.training.method, Auto) and study.training.method.inference:
-        with screen.waiting("forecasting intervals", quiet=as_json):
+        with console.waiting("forecasting intervals", quiet=as_json):
             intervals = forecast_intervals(study, scenarios, sizes, seed=seed)
     warnings = [f"{each}." for each in study_warnings(study, int(sizes.max()))]
     made = Plan(
@@ -167,11 +167,11 @@ def plan(
         return echo_json({**made.as_json(), "files": [str(path) for path in written]})
     show(made)
     if write_rounds:
-        say(f"The study says n_rounds = {made.n_rounds} now.")
+        echo(f"The study says n_rounds = {made.n_rounds} now.")
     elif given.training.n_rounds is None and made.n_rounds != given.training.planned_rounds:
         usual = given.training.planned_rounds
-        say(f"Across sites the study runs {usual} rounds, since it sets no n_rounds; --write sets the best number.")
-    return say_path(*(f"Written: {path}" for path in written))
+        echo(f"Across sites the study runs {usual} rounds, since it sets no n_rounds; --write sets the best number.")
+    return echo_path(*(f"Written: {path}" for path in written))
 
 
 def other_rounds(study: Study) -> Sequence[int]:
@@ -225,7 +225,7 @@ def _run(
     quiet: bool,
 ) -> tuple[tuple[forecast.Outlook, ...], tuple[Alternative, ...]]:
     total, done = forecast.n_runs(scenarios, grid, len(others)), 0
-    with screen.progress_bar(quiet=quiet) as bar, screen.CtrlC() as ctrl_c:
+    with console.progress_bar(quiet=quiet) as bar, console.CtrlC() as ctrl_c:
         task = bar.add_task("forecasting", total=total)
 
         def finished() -> None:
@@ -254,34 +254,34 @@ def _write(made: Plan, folder: Path) -> list[Path]:
 
 
 def show(plan: Plan) -> None:
-    say(f"{plan.study.name}: {plan.agents_in_words}", style="bold")
-    say("No private rows were read.")
+    echo(f"{plan.study.name}: {plan.agents_in_words}", style="bold")
+    echo("No private rows were read.")
     _show_costs(plan.costs, plan.study.terms.plan)
-    say(f"Forecast for ε = {plan.grid.own[0]:.4g} and {plan.grid.own[1]} rounds", style="bold")
-    say(_source(plan))
+    echo(f"Forecast for ε = {plan.grid.own[0]:.4g} and {plan.grid.own[1]} rounds", style="bold")
+    echo(_source(plan))
     _show_measures(plan)
-    say(f"Forecast of {plan.measure}", style="bold")
+    echo(f"Forecast of {plan.measure}", style="bold")
     _show_grid(plan)
     if plan.costs.honest is not None:
         _show_trust(plan)
-    say(*sentences(plan))
-    say(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
+    echo(*sentences(plan))
+    echo(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
     verdict = plan.verdict
-    say(f"{verdict.word.capitalize()}: {verdict.reason}.", style=STYLES[verdict.word])
+    echo(f"{verdict.word.capitalize()}: {verdict.reason}.", style=STYLES[verdict.word])
     if plan.intervals is not None:
         alike = (
             "" if plan.public or plan.known else " Rare categories, which synthetic rows lack, make them less likely."
         )
         text = plan.intervals.text(plan.grid.own[0], int(plan.sizes.sum()))
-        say(f"{text}{alike}", style=STYLES["recommended" if plan.intervals.likely else "inconclusive"])
+        echo(f"{text}{alike}", style=STYLES["recommended" if plan.intervals.likely else "inconclusive"])
 
 
 def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
     limit = HYPERPARAMETERS.max_noise
     drowned = f", too much to learn from (above {limit:g})" if costs.noise_all > limit else ""
     rows: list[Row] = [
-        (f"total ε at δ = {costs.delta:g}, exact", screen.rounded_up(costs.epsilon)),
-        *screen.trust_rows(costs),
+        (f"total ε at δ = {costs.delta:g}, exact", console.rounded_up(costs.epsilon)),
+        *console.trust_rows(costs),
         ("noise multiplier z", releases.noise_in_words()),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
@@ -290,7 +290,7 @@ def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
         ("time with all agents in one process", time_in_words(costs.seconds)),
     ]
     if math.isfinite(costs.epsilon_paper):
-        rows.insert(1, ("the paper's bound for the same noise", screen.rounded_up(costs.epsilon_paper)))
+        rows.insert(1, ("the paper's bound for the same noise", console.rounded_up(costs.epsilon_paper)))
     show_table(("", ""), rows, fold=[1], show_header=False)
 
 
@@ -354,7 +354,7 @@ def _show_trust(plan: Plan) -> None:
         found = [forecast_text([values[name] for values in each.values], name) for name in plan.measures]
         shown = [honest, voids, str(each.training.planned_rounds), *found, f"{each.epsilon_alone:.4g}"]
         rows.append([Text.assemble((text, "bold"), "*" * (text is honest)) for text in shown] if own else shown)
-    say("Forecast by honest agents and void rounds", style="bold")
+    echo("Forecast by honest agents and void rounds", style="bold")
     titles = [MEASURES[name].title for name in plan.measures]
     caption = "* this study. A void round is charged in full. ε alone: if all others work together."
     show_table(("honest", "void", "rounds", *titles, "ε alone"), rows, caption=caption)

@@ -12,7 +12,7 @@ from dpadmm.accounting import calibration as noise
 from dpadmm.accounting import gaussian as accounting
 from dpadmm.accounting.events import Release
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.cli.screen import AsJson, Row, echo_json, say, show_table
+from dpadmm.cli.console import AsJson, Row, echo, echo_json, show_table
 from dpadmm.errors import StudyError
 from dpadmm.parameters import checks
 
@@ -46,7 +46,7 @@ def privacy(
         echo_json({name: "inf" if value == math.inf else value for name, value in answer.items()})
     else:
         show_table(("", "value", "how"), _rows(answer), left=(0, 2))
-        say(in_words(answer))
+        echo(in_words(answer))
 
 
 def solve(asked: Any) -> dict[str, Any]:

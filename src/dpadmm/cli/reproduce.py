@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Argument, Option
 
-from dpadmm.cli.screen import AsJson, CtrlC, InterruptedRunError, echo_json, progress_bar, say, say_path, show_table
+from dpadmm.cli.console import AsJson, CtrlC, InterruptedRunError, echo, echo_json, echo_path, progress_bar, show_table
 from dpadmm.cli.simulate_options import open_dataset
 from dpadmm.data import Dataset
 from dpadmm.errors import DataError, StudyError
@@ -105,15 +105,15 @@ def _show(shown: dict[str, dict[str, Any]], output: Path, written: list[Path]) -
         counts = (str(about["runs"]), str(about["refused"] or ""))
         rows.append((name, about["title"], *counts, f"{minutes}:{seconds:02d}"))
     show_table(("", "what", "runs", "refused", "time"), rows, left=(0, 1))
-    say(
+    echo(
         "A run that belongs to several experiments was made once and is counted in each. Refused runs are of "
         "methods that do not apply. Time is summed over the cores.",
         style="dim",
     )
-    say_path(f"Results: {output / RESULTS}")
+    echo_path(f"Results: {output / RESULTS}")
     if written:
-        say_path(f"Figures, tables and claims: {output} ({len(written)} files)")
-        say_path(f"One page of all: dpadmm report {output} -o {output / 'report.html'}")
+        echo_path(f"Figures, tables and claims: {output} ({len(written)} files)")
+        echo_path(f"One page of all: dpadmm report {output} -o {output / 'report.html'}")
 
 
 def check_results_folder(folder: Path, *, overwrite: bool) -> None:
@@ -202,7 +202,7 @@ def report(
         write_markdown(lines, output, source=str(results))
     else:
         write_text(output, report_html(lines, source=str(results)))
-    say_path(f"Report: {output}")
+    echo_path(f"Report: {output}")
 
 
 def _check_output(output: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from typer import Option
 
 from dpadmm.baselines import ALL_METHODS
-from dpadmm.cli import screen, simulate_options
-from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, say, say_path, show_table
+from dpadmm.cli import console, simulate_options
+from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, number_range, show_table
 from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, numbers
 from dpadmm.data import Dataset
 from dpadmm.engine.noise import fresh_seed
@@ -81,7 +81,7 @@ def simulate(
     if interrupted:
         done = list(results.values())[-1].outcome.rounds
         where = f"; what was done is in {folder}" if folder else ""
-        raise screen.InterruptedRunError(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
+        raise console.InterruptedRunError(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
 
 
 simulate_options.add_options(simulate, simulate_options.parameters())
@@ -104,7 +104,7 @@ def run_all(
         if first.partition != "equal":
             for plan in others:  # a random split may leave an agent too few rows: found before any run
                 prepare(dataset, plan)
-        with screen.progress(sum(plan.planned_rounds for plan in plans.values()), "training", quiet=quiet) as advance:
+        with console.progress(sum(plan.planned_rounds for plan in plans.values()), "training", quiet=quiet) as advance:
             for k, (name, plan) in enumerate(plans.items(), 1):
                 try:
                     prepared = prepare(dataset, plan)
@@ -157,7 +157,7 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
         from dpadmm.reporting.figures import convergence_figure, save_figure
 
         first = results["1"]
-        epsilon = f", ε = {screen.epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
+        epsilon = f", ε = {console.epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
         save_figure(convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence")
 
 
@@ -165,19 +165,19 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, 
     shown = finished(results.values())
     first = shown[0]
     rows, problem, several = first.rows, first.problem, len(shown) > 1
-    say(
+    echo(
         f"{dataset.name}: {len(rows.labels)} training rows × {rows.n_features} features, "
         f"{rows.n_agents} agents of {number_range(rows.n_rows, 'd')} rows"
     )
     runs = f", mean ± standard deviation of {len(shown)} runs" if several else ""
     rounds = "" if first.settings.planned_rounds == 1 else f", {first.outcome.rounds} rounds"
     model = f"{problem.loss.name} loss, {problem.regularizer.name} regularizer"
-    say(f"{first.settings.method.name}, {model}{rounds}{runs}")
+    echo(f"{first.settings.method.name}, {model}{rounds}{runs}")
     rate, ends = problem.loss.task in ("binary", "multiclass"), end_values(shown)
     error = "half deviance" if problem.loss.task == "count" else "RMS error"
     found: list[Row] = [
-        (text if rate else text.replace("error", error), screen.mean_and_spread(name, ends[name], is_rate=rate))
-        for name, text in screen.NAMES.items()
+        (text if rate else text.replace("error", error), console.mean_and_spread(name, ends[name], is_rate=rate))
+        for name, text in console.NAMES.items()
         if name in ends
     ]
     reports = [result.privacy for result in shown]
@@ -186,20 +186,20 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, 
         paper = not math.isnan(worst.paper_epsilon)
         words = f"total ε{' of each run' if several else ''}, {'exact' if paper else worst.accountant}"
         found += [(), (words, number_range(worst.epsilon_by_agent))]
-        found += screen.trust_rows(worst)
-        found += [("total ε, paper's moments bound", screen.epsilon_text(worst.paper_epsilon))] if paper else []
+        found += console.trust_rows(worst)
+        found += [("total ε, paper's moments bound", console.epsilon_text(worst.paper_epsilon))] if paper else []
         found += [("δ", f"{worst.delta:g}")]
         if not any(map(math.isnan, worst.noise_multiplier)):
             found += [("noise multiplier z", number_range(worst.noise_multiplier))]
     else:
         found += [(), ("privacy", "none")]
     show_table(("", "value"), found)
-    say(*notes, style="dim")
+    echo(*notes, style="dim")
     if reports[0].private:
-        say(
+        echo(
             "The noise is simulated from a seed: this shows what a private run would reach and cost; "
             "it protects nobody.",
             style="dim",
         )
     if folder:
-        say_path(f"Written to {folder}")
+        echo_path(f"Written to {folder}")

@@ -1,4 +1,4 @@
-"""``dpadmm study``: draft the public contract of a run, check it, and see what it asks of every agent."""
+"""``dpadmm study``: create, check and inspect study files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typer import Argument, Option
 from dpadmm.accounting.composition import tally_paper_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian
-from dpadmm.cli.screen import (
+from dpadmm.cli.console import (
     TABLE_KINDS,
     AsJson,
     Row,
     StudyFile,
     check_new,
+    echo,
     echo_json,
+    echo_path,
     rounded_up,
-    say,
-    say_path,
     show_table,
     write,
 )
@@ -53,84 +53,85 @@ if TYPE_CHECKING:
     from dpadmm.data.encoded import Survey
     from dpadmm.studies.drafts import Draft
 
-study_app = typer.Typer(help="A study: the public contract of a run.", no_args_is_help=True)
+study_app = typer.Typer(help="Create, check and inspect study files.", no_args_is_help=True)
 
-MOST_SHOWN = 60
-CONFIRM = "Are these public knowledge, whoever's rows are used? Correct in the file what is not; then confirm them:"
+MAX_COLUMNS_SHOWN = 60
+CONFIRM = "Would these values be public for any data set? Edit any that are not, then confirm:"
 GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories", "public-rows": "the public rows"}
-_WHERE = re.compile(
+_PROBLEM = re.compile(
     rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*REGISTRIES, *TABLES))}|provenance|public_rows|study): (.+)"
 )
 
 
 @study_app.command("new")
 def new(
-    file: Path = Argument(..., help="The file to write.", metavar="FILE"),
+    file: Path = Argument(..., help="File to write.", metavar="FILE"),
     from_table: Path | None = Option(
-        None, "--from", metavar="TABLE", help=f"A public or dummy table ({TABLE_KINDS}). Never private rows."
+        None, "--from", metavar="TABLE", help=f"Public or dummy table ({TABLE_KINDS}). Never private rows."
     ),
-    label: str | None = Option(None, metavar="COLUMN", help="The column to predict."),
+    label: str | None = Option(None, metavar="COLUMN", help="Column to predict."),
     dictionary: Path | None = Option(
         None,
         "--from-dictionary",
         metavar="DICT.csv",
-        help="A data dictionary: a line for every column, with name, kind, low, high, values (a|b|c), description.",
+        help="Data dictionary with one line per column: name, kind, low, high, values (a|b|c), description.",
     ),
     statistics: Path | None = Option(
         None,
         "--from-statistics",
         metavar="RESULTS.json",
-        help="Private statistics, by dpadmm describe or from sites: centers and scales come from them.",
+        help="Private statistics (from dpadmm describe or from sites) that set centers and scales.",
     ),
     model: Path | None = Option(
-        None, "--from-model", metavar="MODEL", help="A model to evaluate on the rows of sites: an evaluation study."
+        None, "--from-model", metavar="MODEL", help="Model to evaluate across sites; drafts an evaluation study."
     ),
     kind: str = Option("training", metavar="KIND", help="training, or statistics (with --from-dictionary)."),
-    by: str | None = Option(None, metavar="COLUMN", help="A column that says who owns a row: left out."),
-    name: str | None = Option(None, metavar="TEXT", help="The study's name."),
-    dummy: bool = Option(False, "--dummy", help="The rows of TABLE are made up: training does not start from them."),
+    by: str | None = Option(None, metavar="COLUMN", help="Column that identifies the owner of each row; omitted."),
+    name: str | None = Option(None, metavar="TEXT", help="Name of the study."),
+    dummy: bool = Option(False, "--dummy", help="TABLE has synthetic rows; do not use them for initialisation."),
     trust: str = Option(
-        "local", metavar="TRUST", help="local, or secure_aggregation: only the sum of answers is seen."
+        "local", metavar="TRUST", help="local, or secure_aggregation (only the sum of releases is visible)."
     ),
     honest: int | None = Option(
-        None, metavar="H", help="With secure_aggregation: the sites of a round that are honest, at least."
+        None, metavar="H", help="Minimum number of honest sites in a round (secure_aggregation)."
     ),
-    most_rows: int | None = Option(None, metavar="M", help="With secure_aggregation: no site has more rows."),
+    most_rows: int | None = Option(None, metavar="M", help="Maximum number of rows per site (secure_aggregation)."),
 ) -> None:
-    """Write a commented study file to edit: an example, or a draft for your columns.
+    """Write a commented study file: an example, or a draft for your columns.
 
-    What was read off a table is marked public = false; the study is refused until you have looked at each
-    value and said true. A dictionary is public, and needs no confirmation. Training starts from the rows of the
-    table, once you have confirmed that anyone may see them.
+    Values inferred from a table are marked public = false. The study is rejected until you have reviewed them and
+    set public = true. Values from a dictionary need no confirmation. Training is initialised from the rows of the
+    table if you confirm that they are public.
     """
     masked = _secure_aggregation(trust, honest, most_rows)
     if dummy and from_table is None:
-        raise StudyError("--dummy is about a table: give --from TABLE too")
+        raise StudyError("--dummy requires --from TABLE")
     sources = {"--from": from_table, "--from-dictionary": dictionary, "--from-statistics": statistics}
     sources["--from-model"] = model
-    if len(given := [each for each, path in sources.items() if path is not None]) > 1:
-        raise StudyError(f"give one of {' and '.join(given)}, not both")
+    if len(given := [option for option, path in sources.items() if path is not None]) > 1:
+        raise StudyError(f"{' and '.join(given)} cannot be combined; give one of them")
     if kind not in ("training", "statistics"):
-        raise StudyError(f"--kind must be training or statistics, not {kind!r:.60}; --from-model makes evaluations")
-    drafted = bool(given)
+        raise StudyError(
+            f"--kind must be training or statistics, not {kind!r:.60}; for an evaluation, give --from-model MODEL"
+        )
     if kind == "statistics" or model is not None:
-        return _new_release(file, dictionary, model, name, masked, unfit=[label, by, from_table, statistics])
-    if not drafted and (label is not None or name is not None or by is not None):
-        raise StudyError("--label, --by and --name are for drafts: give --from TABLE or --from-dictionary too")
+        return _new_release(file, dictionary, model, name, masked, unsupported=[label, by, from_table, statistics])
+    if not given and (label is not None or name is not None or by is not None):
+        raise StudyError("--label, --by and --name require --from TABLE or --from-dictionary DICT.csv")
     from dpadmm.studies.drafts import secured_text, study_text
 
     check_new(file)
-    text, said, then = template("study"), ["Edit it for your question; then see what it means:"], "show"
-    if drafted:
+    text, summary, next_command = template("study"), ["Edit it for your data, then inspect it:"], "show"
+    if given:
         draft = _drafted(from_table, dictionary, statistics, label)
         draft = draft if by is None else draft.without(by)
         draft = draft.made_up() if dummy else draft
         text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
-        said, then = _draft_in_words(draft), "check"
+        summary, next_command = _describe_draft(draft), "check"
     write(file, (secured_text(text, *masked) if masked else text).encode())
-    say_path(f"Written: {file}")
-    say(*said)
-    say_path(f"  dpadmm study {then} {file}")
+    echo_path(f"Written: {file}")
+    echo(*summary)
+    echo_path(f"  dpadmm study {next_command} {file}")
     return None
 
 
@@ -141,15 +142,15 @@ def _new_release(
     name: str | None,
     masked: tuple[int, int] | None,
     *,
-    unfit: Sequence[object],
+    unsupported: Sequence[object],
 ) -> None:
-    """Write a study of the kind statistics or evaluation."""
+    """Write a study of kind statistics or evaluation."""
     from dpadmm.studies.drafts import columns_from_dictionary, evaluation_text, secured_text, statistics_text
 
-    if any(each is not None for each in unfit) or (dictionary is None and model is None):
+    if any(option is not None for option in unsupported) or (dictionary is None and model is None):
         raise StudyError(
-            "a statistics study is drafted with --kind statistics --from-dictionary DICT.csv, and an evaluation with "
-            "--from-model MODEL; both take no label and no other table"
+            "a statistics study needs --kind statistics --from-dictionary DICT.csv, an evaluation --from-model MODEL; "
+            "neither takes --label, --by or another table"
         )
     check_new(file)
     if dictionary is not None:
@@ -163,33 +164,33 @@ def _new_release(
 
         assert model is not None
         trust = {"trust": "secure_aggregation", "honest": masked[0]} if masked else {}
-        made = evaluation_study(
+        study = evaluation_study(
             load_model(model), name or f"evaluation of {model.stem}", epsilon=1.0, delta=1e-5, **trust
         )
-        text = evaluation_text(made if masked is None else replace(made, most_rows=masked[1]))
+        text = evaluation_text(study if masked is None else replace(study, most_rows=masked[1]))
     write(file, text.encode())
-    say_path(f"Written: {file}")
-    say("Choose what it releases and the privacy; then see what it means:")
-    say_path(f"  dpadmm study check {file}")
+    echo_path(f"Written: {file}")
+    echo("Choose the released statistics and the privacy budget, then check it:")
+    echo_path(f"  dpadmm study check {file}")
 
 
 def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -> tuple[int, int] | None:
-    """How many sites are honest and the most rows of one; None for local trust."""
-    known = {each.name: each for each in (*table_parameters("privacy"), *parameters(Study))}
-    if known["trust"].checked(trust) == "local":
+    """Return the minimum of honest sites and the maximum of rows per site, or None without secure aggregation."""
+    by_name = {parameter.name: parameter for parameter in (*table_parameters("privacy"), *parameters(Study))}
+    if by_name["trust"].checked(trust) == "local":
         if honest is not None or most_rows is not None:
-            raise StudyError("--honest and --most-rows are for --trust secure_aggregation")
+            raise StudyError("--honest and --most-rows require --trust secure_aggregation")
         return None
     if honest is None or most_rows is None:
         raise StudyError(
-            "secure_aggregation needs --honest, how many sites of a round can be relied on not to work with the "
-            "aggregator, and --most-rows, a number of rows that no site exceeds"
+            "secure_aggregation needs --honest, the minimum number of sites in a round that do not collude, and "
+            "--most-rows, the maximum number of rows per site"
         )
-    return known["honest"].checked(honest), known["most_rows"].checked(most_rows)
+    return by_name["honest"].checked(honest), by_name["most_rows"].checked(most_rows)
 
 
 def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path | None, label: str | None) -> Draft:
-    """A draft from a table, a dictionary or private statistics, whichever is given."""
+    """Return a draft from a table, a dictionary or private statistics."""
     from dpadmm.data.reader import column_names
     from dpadmm.parameters.suggestions import listed
     from dpadmm.studies.drafts import draft_from_dictionary, draft_from_table
@@ -199,60 +200,65 @@ def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path 
     if statistics is not None:
         from dpadmm.models.description import draft_from_statistics, load_description
 
-        found = load_description(statistics)
+        description = load_description(statistics)
         if label is None:
-            raise StudyError(f"say which column is predicted: --label COLUMN; there are {listed(found.columns)}")
-        return draft_from_statistics(found, label)
+            raise StudyError(
+                f"--label is required: name the column to predict; {statistics} has {listed(description.columns)}"
+            )
+        return draft_from_statistics(description, label)
     assert from_table is not None
     if label is None:
         names = listed(column_names(from_table))
-        raise StudyError(f"say which column is predicted: --label COLUMN; {from_table} has {names}")
+        raise StudyError(f"--label is required: name the column to predict; {from_table} has {names}")
     return draft_from_table(from_table, label)
 
 
-def _draft_in_words(draft: Draft) -> list[str]:
-    """What was drafted, what was left out, and what is to be done."""
-    out = [each for each in draft.columns if each.about is None]
-    used = len(draft.columns) - len(out)
+def _describe_draft(draft: Draft) -> list[str]:
+    """Describe the drafted columns, the omitted ones and the next steps."""
+    omitted = [column for column in draft.columns if column.about is None]
+    used = len(draft.columns) - len(omitted)
     columns = "1 column" if used == 1 else f"{used} columns"
-    said = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
-    if out:
-        reasons = [f"{each.name!r} ({each.comment.partition(';')[0]})" for each in out]
-        said.append(f"Left out: {first_of(reasons, 8, between='; ')}.")
-    said += [f"Column {each.name!r} {each.comment}" for each in draft.columns if each.is_doubted]
-    said += [f"The label: {each}." for each in draft.comments]
-    if asked := [repr(each.name) for each in draft.columns if each.about and each.comment and not each.is_doubted]:
-        said.append(f"Comments in the file ask about {first_of(asked, 8)}.")
+    lines = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
+    if omitted:
+        reasons = [f"{column.name!r} ({column.comment.partition(';')[0]})" for column in omitted]
+        lines.append(f"Omitted: {first_of(reasons, 8, between='; ')}.")
+    lines += [f"Column {column.name!r} {column.comment}" for column in draft.columns if column.is_doubted]
+    lines += [f"The label: {comment}." for comment in draft.comments]
+    commented = [
+        repr(column.name) for column in draft.columns if column.about and column.comment and not column.is_doubted
+    ]
+    if commented:
+        lines.append(f"See the comments in the file on {first_of(commented, 8)}.")
     if draft.not_public:
-        said.append(f"Training will not start from the rows of {draft.source}: {draft.not_public}.")
+        lines.append(f"The rows of {draft.source} are not used for initialisation: {draft.not_public}.")
     if draft.public_rows is not None:
-        said.append(
-            "Training will start from these rows once you confirm that anyone may see them; delete [public_rows] "
-            "from the file if not."
+        lines.append(
+            "Training is initialised from these rows if you confirm that they are public. If they are not, delete "
+            "[public_rows] from the file."
         )
     if not draft.confirm:
-        return [*said, "Choose the model and the privacy; then:"]
+        return [*lines, "Choose the model and the privacy budget, then check the study:"]
     return [
-        *said,
-        "Its bounds, centers, scales, values and classes were read off the table. Open the file, correct what is not "
-        "public knowledge, and confirm the rest (dpadmm study confirm). Then check it:",
+        *lines,
+        "Bounds, centers, scales, values and classes were inferred from the table. Edit any that are not public "
+        "knowledge and confirm the rest (dpadmm study confirm). Then check the study:",
     ]
 
 
 @study_app.command("check")
 def check(
     study_file: StudyFile,
-    data: Path | None = Option(None, metavar="TABLE", help="Also count on your table what would be clamped."),
+    data: Path | None = Option(None, metavar="TABLE", help="Also check your table against the study."),
     as_json: AsJson = False,
 ) -> None:
-    """List every problem of a study, one per line, and what waits to be confirmed. Exit code 2 if there is any.
+    """Validate a study file and list unconfirmed values. Exit code 2 if there are any problems.
 
-    With a table, on its owner's machine: whether it has the columns, and how many cells would be clamped,
-    unknown or missing. Those counts are for the owner's eyes only.
+    With --data: check that the table has the columns, and count cells that would be clamped, unknown or missing.
+    These counts carry no noise. Run it on the owner's machine and do not share them.
     """
-    said = read_toml(study_file)
-    problems, waiting, survey = study_problems(said), confirmations(said), None
-    study = None if problems or waiting else read_study(study_file)
+    document = read_toml(study_file)
+    problems, unconfirmed, survey = study_problems(document), confirmations(document), None
+    study = None if problems or unconfirmed else read_study(study_file)
     if study and data is not None:
         from dpadmm.data.encoded import plain_schema, survey_table
 
@@ -262,33 +268,33 @@ def check(
     notes = study_notes(study) if study else []
     if study and study.public_rows is not None:
         if study.public_rows.is_here:
-            problems += _of_public_rows(study)
+            problems += _public_rows_problems(study)
         else:
-            warnings.append("the public rows are not here; whoever trains or aggregates needs them")
+            warnings.append("the public rows are missing on this machine; train and the server need them")
     if as_json:
-        to_confirm = [each._asdict() for each in waiting]
-        about = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings, "notes": notes}
-        echo_json({**about, "table": counts_of(survey) if survey else None})
+        to_confirm = [each._asdict() for each in unconfirmed]
+        result = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings, "notes": notes}
+        echo_json({**result, "table": counts_of(survey) if survey else None})
     else:
         if study and survey and survey.rows:
             show_survey(study, survey)
         _show_problems(problems, place="the table" if survey else "the study")
-        say(*(f"Warning: {each}." for each in warnings))
-        say(*(f"Note: {each}." for each in notes))
+        echo(*(f"Warning: {each}." for each in warnings))
+        echo(*(f"Note: {each}." for each in notes))
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
-            say(*trust_in_words(study))
-            say(f"No problem found: {n_columns} columns, {len(study.features)} features. Hash of the study:")
-            say_path(study.hash)
+            echo(*describe_trust(study))
+            echo(f"No problems found: {n_columns} columns, {len(study.features)} features. Study hash:")
+            echo_path(study.hash)
     counts = problems if len(problems) < 2 else [f"{len(problems)} problems"]
-    if waiting:
-        counts = [*counts, f"{_wait(waiting)} to be confirmed (dpadmm study confirm {study_file})"]
+    if unconfirmed:
+        counts = [*counts, f"{_count_by_group(unconfirmed)} (dpadmm study confirm {study_file})"]
     if counts:
         raise StudyError(f"{study_file}: {'; '.join(counts)}")
 
 
-def _of_public_rows(study: Study) -> list[str]:
-    """What is wrong with a study's public rows, which are here."""
+def _public_rows_problems(study: Study) -> list[str]:
+    """Return the problems of a study's public rows."""
     from dpadmm.training.train import prior_from
 
     assert study.public_rows is not None
@@ -303,109 +309,109 @@ def _of_public_rows(study: Study) -> list[str]:
 def confirm(
     study_file: StudyFile,
     columns: list[str] = Argument([], metavar="[COLUMN]...", help="Columns by name.", show_default=False),
-    everything: bool = Option(False, "--all", help="All that waits."),
+    everything: bool = Option(False, "--all", help="All unconfirmed values."),
     numbers: bool = Option(False, "--numbers", help="Bounds, centers and scales."),
     categories: bool = Option(False, "--categories", help="Values of categories and ordinals."),
-    label: bool = Option(False, "--label", help="The label's classes or bounds."),
-    public_rows: bool = Option(False, "--public-rows", help="That anyone may see the rows of the table itself."),
+    label: bool = Option(False, "--label", help="Classes or bounds of the label."),
+    public_rows: bool = Option(False, "--public-rows", help="The rows of the table itself."),
 ) -> None:
-    """Confirm that values inferred from a table are public knowledge: public = true.
+    """Mark inferred values as public knowledge (public = true).
 
-    The question at the end of such a line is removed. Nothing else in the file changes. Without a choice, the
-    unconfirmed values are listed.
+    Only these lines of the file change. Without columns or options, list the unconfirmed values.
     """
     from dpadmm.parameters.suggestions import unknown_name
     from dpadmm.studies.drafts import confirmed_text
 
-    said = read_toml(study_file)
-    waiting = confirmations(said)
-    if not waiting and study_problems(said):
+    document = read_toml(study_file)
+    unconfirmed = confirmations(document)
+    if not unconfirmed and study_problems(document):
         raise StudyError(f"{study_file} has problems; correct them first: dpadmm study check {study_file}")
-    names = [*(said["columns"] if isinstance(said.get("columns"), dict) else ()), *(each.name for each in waiting)]
+    columns_in_file = document["columns"] if isinstance(document.get("columns"), dict) else ()
+    names = [*columns_in_file, *(each.name for each in unconfirmed)]
     for name in columns:
         if name not in names:
             raise unknown_name("column", name, names, study_file)
     groups = {"numbers": numbers, "categories": categories, "label": label, "public-rows": public_rows}
-    chosen = [each for each in waiting if everything or groups[each.group] or each.name in columns]
+    chosen = [each for each in unconfirmed if everything or groups[each.group] or each.name in columns]
     if not (everything or columns or any(groups.values())):
-        _show_waiting(waiting, study_file)
+        _show_unconfirmed(unconfirmed, study_file)
         return
     if chosen:
         text = confirmed_text(study_file.read_bytes().decode(), {each.place for each in chosen})
         write(study_file.resolve(), text.encode())
-    _two_columns(("confirmed", "values"), [(_who(each), each.values) for each in chosen])
-    left = [each for each in waiting if each not in chosen]
+    _show_pairs(("confirmed", "values"), [(_title(each), each.values) for each in chosen])
+    left = [each for each in unconfirmed if each not in chosen]
     if not chosen:
-        say("None of these waits to be confirmed.")
-    say(f"{_wait(left).capitalize()} to be confirmed." if left else "Nothing waits any more. Next:")
-    say_path(f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
+        echo("These values are already confirmed.")
+    echo(f"{_count_by_group(left)}." if left else "All values confirmed. Next:")
+    echo_path(f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
 
 
-def _show_waiting(waiting: Sequence[Confirmation], study_file: Path) -> None:
-    """All that waits, and how to confirm it."""
-    _two_columns(("to confirm", "values"), [(_who(each), each.values) for each in waiting])
-    if not waiting:
-        say("Nothing waits to be confirmed.")
+def _show_unconfirmed(unconfirmed: Sequence[Confirmation], study_file: Path) -> None:
+    """List the unconfirmed values and the commands that confirm them."""
+    _show_pairs(("unconfirmed", "values"), [(_title(each), each.values) for each in unconfirmed])
+    if not unconfirmed:
+        echo("All values confirmed.")
         return
-    say(CONFIRM)
-    found = {group: sum(each.group == group for each in waiting) for group in GROUPS}
-    say_path(*(f"  dpadmm study confirm {study_file} --{each}" for each in (*filter(found.get, GROUPS), "all")))
+    echo(CONFIRM)
+    counts = {group: sum(each.group == group for each in unconfirmed) for group in GROUPS}
+    echo_path(*(f"  dpadmm study confirm {study_file} --{group}" for group in (*filter(counts.get, GROUPS), "all")))
 
 
-def _wait(waiting: Sequence[Confirmation]) -> str:
-    """How many values wait, by group."""
-    found = {words: sum(each.group == group for each in waiting) for group, words in GROUPS.items()}
-    by_group = ", ".join(words if words.startswith("the ") else f"{n} {words}" for words, n in found.items() if n)
-    return f"1 value ({by_group}) waits" if len(waiting) == 1 else f"{len(waiting)} values ({by_group}) wait"
+def _count_by_group(unconfirmed: Sequence[Confirmation]) -> str:
+    """Return the number of unconfirmed values, by group."""
+    counts = {words: sum(each.group == group for each in unconfirmed) for group, words in GROUPS.items()}
+    by_group = ", ".join(words if words.startswith("the ") else f"{n} {words}" for words, n in counts.items() if n)
+    return f"{len(unconfirmed)} unconfirmed value{'s' * (len(unconfirmed) > 1)} ({by_group})"
 
 
-def _who(waiting: Confirmation) -> str:
+def _title(value: Confirmation) -> str:
     kinds = {"label": " (label)", "public-rows": " (public rows)"}
-    return f"{waiting.name}{kinds.get(waiting.group, '')}"
+    return f"{value.name}{kinds.get(value.group, '')}"
 
 
 def _show_problems(problems: Sequence[str], *, place: str) -> None:
-    """Mistakes with their place; sentences that name none are about the ``place`` as a whole."""
-    found = [(_WHERE.fullmatch(each), each) for each in problems]
-    _two_columns(("where", "problem"), [match.groups() if match else (place, each) for match, each in found])
+    """List problems by place. A problem without a place of its own is listed under ``place``."""
+    matches = [(_PROBLEM.fullmatch(problem), problem) for problem in problems]
+    _show_pairs(("where", "problem"), [match.groups() if match else (place, text) for match, text in matches])
 
 
-def _two_columns(headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
+def _show_pairs(headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
         show_table(headings, rows, left=(0, 1), fold=(0, 1), first_width=28)
 
 
 def show_survey(study: Study, survey: Survey) -> None:
-    """Counts by column, and warnings: for the owner's eyes only."""
+    """Show counts by column and warnings, for the owner of the table only."""
     from dpadmm.cli import owner_report
     from dpadmm.data.encoded import plain_schema
 
-    say(f"{survey.rows:,} rows. For your eyes only: how the study reads their cells.")
+    echo(f"{survey.rows:,} rows. These counts are for the data owner only; do not share them.")
     columns = survey.columns | ({f"{study.label.column} (label)": survey.label} if study.label else {})
     changed = owner_report.show_counts(columns, survey.rows)
     label = ["the label"] if study.label and not any(vars(survey.label).values()) else []
-    quiet = len(columns) - changed - len(label)
-    other = " other" if quiet < len(survey.columns) else ""
-    names = [f"{quiet}{other} column{'s' * (quiet > 1)}"] if quiet else []
+    unchanged = len(columns) - changed - len(label)
+    other = " other" if unchanged < len(survey.columns) else ""
+    names = [f"{unchanged}{other} column{'s' * (unchanged > 1)}"] if unchanged else []
     if names or label:
-        say(f"No such cells in {' and '.join([*names, *label])}.")
-    say(*owner_report.shortened(survey))
-    say(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
+        echo(f"No clamped, unknown or missing cells in {' and '.join([*names, *label])}.")
+    echo(*owner_report.describe_clipping(survey))
+    echo(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
 
 
 def counts_of(survey: Survey) -> dict[str, Any]:
-    """The same, for programs."""
+    """Return the counts of :func:`show_survey` for JSON."""
     columns = {name: asdict(tally) for name, tally in survey.columns.items()}
     return {"rows": survey.rows, "shortened": survey.shortened, "columns": columns, "label": asdict(survey.label)}
 
 
 @study_app.command("schema")
 def schema(
-    out: Path | None = Option(None, "--out", "-o", metavar="FILE", help="The file to write; else it is shown."),
+    out: Path | None = Option(None, "--out", "-o", metavar="FILE", help="File to write (default: standard output)."),
 ) -> None:
-    """Write the JSON Schema of study files, with which editors complete and check them.
+    """Write the JSON Schema for study files (for editor completion).
 
-    Editors find it by the first line of a study: #:schema ./study.schema.json
+    Editors find it through the first line of a study: #:schema ./study.schema.json
     """
     from dpadmm.studies.json_schema import study_schema
 
@@ -414,26 +420,26 @@ def schema(
         typer.echo(text, nl=False)
         return
     write(out, text.encode())
-    say_path(f"Written: {out}")
+    echo_path(f"Written: {out}")
 
 
 @study_app.command("show")
 def show(study_file: StudyFile, as_json: AsJson = False) -> None:
-    """Check a study, and show its hash, its columns, its model, its noise and what it costs."""
+    """Show a study's hash, columns, model, noise and privacy loss."""
     study = read_study(study_file)
     if as_json:
         echo_json(figures(study))
         return
-    say(study.name, style="bold")
-    say_path("Hash, which every agent pins:", study.hash)
+    echo(study.name, style="bold")
+    echo_path("Study hash (agents accept only this version):", study.hash)
     if study.schema is not None:
         _show_columns(study.schema)
     show_table(("", ""), _facts(study), left=(0, 1), fold=[1], show_header=False)
-    say(*in_words(study))
+    echo(*describe_releases(study))
 
 
 def figures(study: Study) -> dict[str, Any]:
-    """All about a study, for programs."""
+    """Return the hash, shape, noise and privacy loss of a study for JSON."""
     terms = study.terms
     mu_squared, paper = terms.plan.mu_squared(), tally_paper_epsilon(terms.plan.tally(), terms.delta)
     return {
@@ -452,101 +458,102 @@ def figures(study: Study) -> dict[str, Any]:
     }
 
 
-def in_words(study: Study) -> list[str]:
-    """What is asked of an agent."""
+def describe_releases(study: Study) -> list[str]:
+    """Describe the queries that an agent answers, and the scope of ε."""
     terms, size = study.terms, math.prod(study.broadcast_shape)
-    often = "at most once in each of" if study.allow_missed_rounds else "once in each of"
-    numbers = f"{size} numbers" if size > 1 else "one number"
-    asked = ", and ".join(
-        f"{f'{often} {n} rounds' if n > 1 else 'in one round'} "
+    frequency = "at most once in each of" if study.allow_missed_rounds else "once in each of"
+    numbers = f"{size} public numbers" if size > 1 else "one public number"
+    releases = ", and ".join(
+        f"{f'{frequency} {n} rounds' if n > 1 else 'in one round'} "
         f"the sum of the {gaussian(release).statistic} over all its rows"
         for release, n in terms.plan.tally()
     )
     return [
-        f"Asked of an agent: {asked}, with noise, at public numbers that are sent to it ({numbers}). Nothing "
-        "else about the rows is asked for.",
-        "The ε is for each person with one row at one agent, against everyone who sees all messages of this "
-        "study. With k rows μ is k times as large; every owner's own limits and ledger decide.",
-        *trust_in_words(study),
+        f"Each agent releases, with noise, {releases}. It receives {numbers} per round. It releases nothing else "
+        "about its rows.",
+        "ε protects a person with one row at one agent, against anyone who sees all messages of this study. For a "
+        "person with k rows, μ is k times as large. The owner's limits and ledger apply in addition.",
+        *describe_trust(study),
     ]
 
 
-def trust_in_words(study: Study) -> list[str]:
-    """What ε rests on with secure aggregation, and what is left of it otherwise."""
+def describe_trust(study: Study) -> list[str]:
+    """State ε with and without the honest sites that secure aggregation assumes."""
     if study.training.honest is None:
         return []
-    found = figures(study)
+    numbers = figures(study)
     return [
-        f"Secure aggregation: if at least {study.training.honest} of the sites that take part in a round are honest: "
-        f"ε {rounded_up(found['epsilon_exact'])}; if all others work together against you: ε "
-        f"{rounded_up(found['epsilon_alone'])}."
+        f"Secure aggregation: ε is {rounded_up(numbers['epsilon_exact'])} if at least {study.training.honest} of the "
+        f"sites in a round are honest, and {rounded_up(numbers['epsilon_alone'])} if all other sites collude."
     ]
 
 
 def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
     paper = numbers["epsilon_paper"]
-    constant = ", one for a constant" if settings.intercept else ""
-    by_size = " across sites; in one process, what suits rows and budget"
+    intercept = ", including an intercept" if settings.intercept else ""
+    by_size = " across sites; chosen from rows and budget in one process"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
-        ("weights", f"{study.shape[0]} × {study.shape[1]}{constant}"),
+        ("weights", f"{study.shape[0]} × {study.shape[1]}{intercept}"),
         ("method", settings.method.name),
-        ("bound of a row's gradient c1", f"{numbers['lipschitz']:g}"),
+        ("gradient bound of a row, c1", f"{numbers['lipschitz']:g}"),
     ]
     return [
-        *_rows_in_words(study),
-        *(model if study.kind == "training" else [("kind", study.kind), *_release_in_words(study)]),
-        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_absences(study)}"),
+        *_describe_rows(study),
+        *(model if study.kind == "training" else [("kind", study.kind), *_describe_statistics(study)]),
+        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_describe_quorum(study)}"),
         ("noise multiplier z", study.terms.plan.noise_in_words()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
-        *([("secure aggregation", _sites_in_words(study))] if settings.honest is not None else []),
+        *([("secure aggregation", _describe_sites(study))] if settings.honest is not None else []),
         *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),
-        *([("constants", origin or "all of them the defaults")] if study.kind == "training" else []),
-        *([("public rows", start_in_words(study.public_rows))] if study.public_rows else []),
+        *([("constants", origin or "default")] if study.kind == "training" else []),
+        *([("public rows", describe_public_rows(study.public_rows))] if study.public_rows else []),
     ]
 
 
-def _release_in_words(study: Study) -> list[tuple[str, str]]:
-    """What a study that trains nothing releases, and how noisy it is."""
+def _describe_statistics(study: Study) -> list[tuple[str, str]]:
+    """Describe the release of a statistics or evaluation study and its noise."""
     encoding = study.encoding if study.kind == "statistics" else None
     unit = encoding.scale if encoding else 1.0
     noise = 2.0 * study.noise_multiplier * unit / math.sqrt(study.training.planned_rounds)
-    share = "" if study.training.honest is None else f", and √(sites/{study.training.honest}) times that in their sum"
-    apart = "" if study.training.honest is not None else ", and √sites times that in their sum"
-    what = "rows by class and bin of the score"
+    factor = "√sites" if study.training.honest is None else f"√(sites/{study.training.honest})"
+    released = "rows by class and bin of the score"
     if encoding:
         tables = getattr(study.training.method, "tables", None) or ()
-        what = f"{len(study.features)} counts and moments" + "".join(f"; {one} × {other}" for one, other in tables)
-    return [("released", what), ("noise of a count, one site", f"± {noise:,.1f} rows{share}{apart}")]
+        released = f"{len(study.features)} counts and moments" + "".join(f"; {one} × {other}" for one, other in tables)
+    return [
+        ("released", released),
+        ("noise of a count, one site", f"± {noise:,.1f} rows; {factor} times that in the sum"),
+    ]
 
 
-def _sites_in_words(study: Study) -> str:
-    """Who is in the roster of a study with secure aggregation."""
-    most = "" if study.most_rows is None else f", of at most {study.most_rows:,} rows each"
-    names = [each.name for each in study.roster]
-    sites = f"{len(names)} sites{most}: {first_of(names)}"
-    without = f"no roster of sites yet (dpadmm aggregator roster){most}"
+def _describe_sites(study: Study) -> str:
+    """Describe the roster of a study with secure aggregation."""
+    limit = "" if study.most_rows is None else f", at most {study.most_rows:,} rows each"
+    names = [site.name for site in study.roster]
+    sites = f"{len(names)} sites{limit}: {first_of(names)}"
+    without = f"no roster yet (dpadmm aggregator roster){limit}"
     return f"at least {study.training.honest} honest; {sites if names else without}"
 
 
-def start_in_words(rows: PublicRows) -> str:
-    """That training starts from public rows."""
-    return f"training starts from public rows (sha256 {rows.sha256[:12]}…), which costs nothing"
+def describe_public_rows(rows: PublicRows) -> str:
+    """Return the role and the hash of a study's public rows."""
+    return f"used for initialisation at no privacy cost (sha256 {rows.sha256[:12]}…)"
 
 
-def _absences(study: Study) -> str:
+def _describe_quorum(study: Study) -> str:
     if not study.allow_missed_rounds:
         return ""
-    quorum = "" if study.quorum is None else f"; {study.quorum} sites make a round"
-    deadline = "" if study.deadline is None else f", after {study.deadline:g} seconds"
-    return f", some may be missed{quorum}{deadline}"
+    quorum = "" if study.quorum is None else f"; quorum {study.quorum} sites"
+    deadline = "" if study.deadline is None else f", deadline {study.deadline:g} seconds"
+    return f", sites may miss some{quorum}{deadline}"
 
 
-def _rows_in_words(study: Study) -> list[tuple[str, str]]:
-    """What the rows are made of."""
+def _describe_rows(study: Study) -> list[tuple[str, str]]:
+    """Describe the label, the columns and the row scaling."""
     names = first_of(study.features)
     classes = "a number" if study.classes is None else ", ".join(map(str, study.classes))
     if study.schema is not None and study.label is None:
@@ -560,59 +567,65 @@ def _rows_in_words(study: Study) -> list[tuple[str, str]]:
         if study.label.counts:
             classes = f"a count up to {study.label.largest:g}"
             if study.label.times is not None:
-                classes = f"an event or not by intervals up to {', '.join(f'{each:g}' for each in study.label.times)}"
+                classes = f"event or not, in intervals up to {', '.join(f'{time:g}' for time in study.label.times)}"
             if study.label.exposure is not None:
                 classes += f", {study.label.exposure} up to {study.label.longest:g}"
     if study.label.weight is not None:
         classes += f"; weights {study.label.weight} up to {study.label.weight_bound:g}"
     if study.label.class_weight is not None:
         classes += f"; class weights {', '.join(f'{name} {each:g}' for name, each in study.label.class_weight.items())}"
-    declared = " (declared)" if study.schema.row_norm is not None else ", the square root of columns"
-    declared += " and interactions" if study.schema.interactions and study.schema.row_norm is None else ""
+    scale = f"1/{study.schema.scale:.4g}"
+    derived = f"1/√{round(study.schema.scale**2)} = {scale}"
     return [
         ("label", f"{study.label.column}: {classes}"),
-        ("columns", f"{len(study.schema.columns)}, which make {len(study.features)} features"),
+        ("columns", f"{len(study.schema.columns)}, encoded as {len(study.features)} features"),
         ("features", names),
-        ("rows are divided by R", f"{study.schema.scale:.4g}{declared}"),
+        ("row scaling", derived if study.schema.row_norm is None else f"{scale} (row_norm)"),
     ]
 
 
 def _show_columns(schema: Schema) -> None:
-    """Name, kind, and public bounds or values of every column."""
+    """Show the name, kind, and public bounds or values of every column."""
     rows: list[Row] = [
-        (column.name, getattr(column, "kind", "interaction"), _holds(column), str(len(column.features)))
-        for column in schema.terms[:MOST_SHOWN]
+        (
+            column.name,
+            "interaction" if isinstance(column, Interaction) else column.kind,
+            _domain(column),
+            str(len(column.features)),
+        )
+        for column in schema.terms[:MAX_COLUMNS_SHOWN]
     ]
-    more = len(schema.terms) - MOST_SHOWN
+    more = len(schema.terms) - MAX_COLUMNS_SHOWN
     rows += [(f"and {more:,} more", "", "", "")] if more > 0 else []
     show_table(("column", "kind", "bounds or values", "features"), rows, left=range(3), fold=(0, 2))
 
 
-def _holds(column: Column | Interaction) -> str:
+def _domain(column: Column | Interaction) -> str:
+    """Return the public bounds or values of a column."""
     if isinstance(column, Interaction):
         return "products of both columns' features"
     if isinstance(column, Number):
         low, high = (f"{int(x):,}" if float(x).is_integer() and abs(x) < 1e12 else f"{x:g}" for x in column.bounds)
         bins = f", cut at {', '.join(f'{edge:g}' for edge in column.bins)}" if column.bins else ""
-        usual = "" if column.center is None else f", center {column.center:g}, scale {column.scale:g}"
-        bins += f", straight between {', '.join(f'{knot:g}' for knot in column.knots)}" if column.knots else ""
-        text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{usual}{bins}"
+        center = "" if column.center is None else f", center {column.center:g}, scale {column.scale:g}"
+        bins += f", linear between {', '.join(f'{knot:g}' for knot in column.knots)}" if column.knots else ""
+        text = f"{low} to {high}{', log' if column.transform == 'log' else ''}{center}{bins}"
     elif isinstance(column, Category | Ordinal):
         text = first_of(column.values, 8, between=" < " if isinstance(column, Ordinal) else ", ")
     else:
-        text = "as it is" if column.kind == "plain" else ""
+        text = "not scaled" if column.kind == "plain" else ""
     missing = getattr(column, "missing", "middle") == "indicator"
-    return "; ".join(each for each in (text, "missing is said" if missing else "") if each)
+    return "; ".join(part for part in (text, "missing indicator" if missing else "") if part)
 
 
 def write_template(kind: str, path: Path) -> None:
-    """The packaged example of a study or a site, to a file that must be new."""
+    """Write the packaged example of a study or a site to a new file."""
     check_new(path)
     write(path, template(kind).encode())
 
 
 def template(kind: str) -> str:
-    """The packaged example of a study or a site."""
+    """Return the packaged example of a study or a site."""
     return (
         files("dpadmm.studies" if kind == "study" else "dpadmm.sites")
         .joinpath("templates", f"{kind}.toml")

@@ -1,4 +1,4 @@
-"""``dpadmm verify``: recompute the figures of a privacy statement."""
+"""``dpadmm verify``: recompute the values of a privacy report."""
 
 from __future__ import annotations
 
@@ -9,44 +9,42 @@ from typer import Argument, Option
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import SIMULATED, Statement, StatementCheck, Verified, cross_checks, read_statement
-from dpadmm.cli.screen import AsJson, Row, echo_json, number_range, rounded_up, say, say_path, show_table
+from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, number_range, rounded_up, show_table
 from dpadmm.errors import StudyError
 from dpadmm.sites.accounts import of_account
 from dpadmm.trusted.ledger import read_ledger
 
-SHOWN = 12
+MAX_GROUPS_SHOWN = 12
 
 
 def verify(
-    file: Path = Argument(..., help="A privacy statement (JSON).", metavar="FILE"),
-    ledger: Path | None = Option(
-        None, help="Also compare the statement with the ledger in this folder.", metavar="FOLDER"
-    ),
+    file: Path = Argument(..., help="Privacy report (JSON).", metavar="FILE"),
+    ledger: Path | None = Option(None, help="Also compare the report with the ledger in FOLDER.", metavar="FOLDER"),
     as_json: AsJson = False,
 ) -> None:
-    """Check a privacy statement: recompute every ε in two ways.
+    """Verify a privacy report: recompute every ε with two independent methods.
 
     Only the noise, the releases and δ are taken from the file. Exit code 0 if
-    all figures are correct, else 2. No calculation can tell whether agents
-    did what the statement says; owners can check that with --ledger.
+    all values are correct, else 2. Recomputation cannot show that agents
+    followed the report; data owners can check this with --ledger.
     """
     verified = read_statement(file)
-    at_site = None if ledger is None else compared(verified.statement, ledger)
+    entry = None if ledger is None else compare_with_ledger(verified.statement, ledger)
     checks = cross_checks(verified)
     if as_json:
-        echo_json({**as_plain(verified, checks), "ledger": at_site})
+        echo_json({**_to_dict(verified, checks), "ledger": entry})
         return
     _show(file, verified, checks)
-    if at_site:
-        others = at_site["other_studies"]
-        say(
-            f"The ledger has this study with the same numbers: {at_site['released']} of {at_site['charged']} "
-            f"rounds released, Σμ² {at_site['spent']:.6g} of {at_site['reserved']:.6g}."
-            + (f" It has {others} other studies, which are not included." if others else "")
+    if entry:
+        others = entry["other_studies"]
+        echo(
+            f"The ledger agrees: {entry['released']} of {entry['charged']} rounds released, Σμ² {entry['spent']:.6g} "
+            f"of {entry['reserved']:.6g}."
+            + (f" Other studies in the ledger, not included: {others}." if others else "")
         )
 
 
-def as_plain(verified: Verified, checks: dict[int, list[StatementCheck]]) -> dict[str, Any]:
+def _to_dict(verified: Verified, checks: dict[int, list[StatementCheck]]) -> dict[str, Any]:
     statement, document = verified
     return {
         "right": True,
@@ -67,26 +65,28 @@ def as_plain(verified: Verified, checks: dict[int, list[StatementCheck]]) -> dic
     }
 
 
-def compared(statement: Statement, folder: Path) -> dict[str, Any]:
-    """The entry of the study in a ledger; raises ``StudyError`` if it contradicts the statement."""
+def compare_with_ledger(statement: Statement, folder: Path) -> dict[str, Any]:
+    """Return the ledger's entry of the study, or raise ``StudyError`` if it contradicts the report."""
     if statement.sampler == SIMULATED:
-        raise StudyError("the statement is for a simulated run, which is in no ledger")
+        raise StudyError("the privacy report is for a simulated run, which no ledger records")
     state = read_ledger(folder)
     account = state.accounts.get(statement.study_hash)
     if account is None:
         raise StudyError(f"the ledger in {folder} has no study {statement.study_hash}")
-    # Together with the rules of the ledger: no more was spent than is charged here
+    # With the rules of the ledger, this shows that no more was spent than the report charges
     own = of_account(statement.study_hash, account, site="this site", version=statement.version)
-    (here,) = _terms(own)
+    (recorded,) = _terms(own)
     stated = _terms(statement)
-    same = [terms for terms in stated if {**terms, "released": here["released"]} == here]
-    if not same:
-        raise StudyError(f"the statement contradicts the ledger in {folder}: {_difference(stated, here)}")
-    if (released := min(terms["released"] for terms in same)) > here["released"]:
-        raise StudyError(f"the ledger in {folder} has {here['released']} releases, but the statement has {released}")
+    matching = [terms for terms in stated if {**terms, "released": recorded["released"]} == recorded]
+    if not matching:
+        raise StudyError(f"the privacy report contradicts the ledger in {folder}: {_difference(stated, recorded)}")
+    if (released := min(terms["released"] for terms in matching)) > recorded["released"]:
+        raise StudyError(
+            f"the ledger in {folder} has {recorded['released']} releases, but the privacy report has {released}"
+        )
     return {
-        "charged": here["charged"],
-        "released": here["released"],
+        "charged": recorded["charged"],
+        "released": recorded["released"],
         "spent": float(account.spent),
         "reserved": account.reservation.mu_squared,
         "other_studies": len(state.accounts) - 1,
@@ -94,7 +94,7 @@ def compared(statement: Statement, folder: Path) -> dict[str, Any]:
 
 
 def _terms(statement: Statement) -> list[dict[str, Any]]:
-    """The terms of every distinct agent, for comparison."""
+    """Return the terms of every distinct agent, for comparison."""
     return [
         {
             "name": statement.name,
@@ -112,36 +112,36 @@ def _terms(statement: Statement) -> list[dict[str, Any]]:
     ]
 
 
-def _difference(stated: list[dict[str, Any]], here: dict[str, Any]) -> str:
+def _difference(stated: list[dict[str, Any]], recorded: dict[str, Any]) -> str:
     if len(stated) > 1:
-        return "none of its agents has the numbers of the ledger"
-    name = next(name for name, value in here.items() if stated[0][name] != value and name != "released")
-    return f"it has {name} {stated[0][name]!r}, the ledger {here[name]!r}"
+        return "none of its agents matches the ledger"
+    name = next(name for name, value in recorded.items() if stated[0][name] != value and name != "released")
+    return f"it has {name} {stated[0][name]!r}, the ledger {recorded[name]!r}"
 
 
 def _show(file: Path, verified: Verified, checks: dict[int, list[StatementCheck]]) -> None:
     statement = verified.statement
-    say_path(f"Statement in {file}")
-    say(f"{statement.name} ({statement.method}), hash {statement.study_hash[:12]}")
+    echo_path(f"Privacy report: {file}")
+    echo(f"{statement.name} ({statement.method}), hash {statement.study_hash[:12]}")
     worst = next(iter(checks))
     _show_agents(verified, checks)
     _show_worst(verified, checks[worst], worst)
-    say(
-        "All figures are correct. They were recomputed from the noise and the number of releases alone: in "
-        "closed form and, where shown, with privacy loss distributions (PLD), which round up.",
-        "Names, numbers of rows, rounds released so far and the study's hash cannot be recomputed: they are the word "
-        "of whoever signs the statement. An owner can compare them with the site's ledger: --ledger FOLDER.",
+    echo(
+        "All values are correct. They were recomputed from the noise and the number of releases: in closed form and, "
+        "where shown, with privacy loss distributions (PLD), which round up.",
+        "Names, numbers of rows, released rounds and the study hash cannot be recomputed and are taken on trust from "
+        "the signer. A data owner can compare them with the site's ledger: --ledger FOLDER.",
     )
     document = verified.document
-    say(document["sampler"]["words"], style="bold" if statement.sampler == SIMULATED else None)
-    say(f"Guaranteed: {document['guaranteed']}", f"Not guaranteed: {document['not_guaranteed']}")
+    echo(document["sampler"]["words"], style="bold" if statement.sampler == SIMULATED else None)
+    echo(f"Guaranteed: {document['guaranteed']}", f"Not guaranteed: {document['not_guaranteed']}")
 
 
 def _show_agents(verified: Verified, checks: dict[int, list[StatementCheck]]) -> None:
     statement, document = verified
     order = sorted(range(len(statement.groups)), key=lambda i: (i not in checks, -statement.groups[i].person_mu))
-    rows = []
-    for i in order[:SHOWN]:
+    rows, more = [], len(order) - MAX_GROUPS_SHOWN
+    for i in order[:MAX_GROUPS_SHOWN]:
         group, stated = statement.groups[i], document["agents"][i]["epsilon"][repr(statement.delta)]
         rounds = [(each.released, each.charged) for each in group.releases]
         own = next((each for each in checks.get(i, []) if each[:2] == (1, statement.delta)), None)
@@ -160,22 +160,22 @@ def _show_agents(verified: Verified, checks: dict[int, list[StatementCheck]]) ->
         ("agents", "rows", "z", "rounds", "ε stated", "closed form", "PLD"),
         rows,
         fold=range(7),
-        title=f"One row of an agent, at δ = {statement.delta:g}; charged for all rounds",
-        caption=f"and {len(order) - SHOWN} more groups of agents with a smaller ε" if len(order) > SHOWN else None,
+        title=f"Privacy loss of one row at δ = {statement.delta:g}; all rounds are charged",
+        caption=f"and {more} more groups of agents with a smaller ε" if more > 0 else None,
     )
 
 
 def _show_worst(verified: Verified, checks: list[StatementCheck], position: int) -> None:
     group, rows = verified.statement.groups[position], list[Row]()
     for check in checks:
-        who = f"{check.n_rows} row{'s' if check.n_rows > 1 else ''}"
-        who = f"a person, with {who}" if check.n_rows == group.rows_per_person > 1 else who
-        rows += [(who, f"{check.delta:g}", rounded_up(check.stated), rounded_up(check.closed_form), _pld(check))]
+        unit = f"{check.n_rows} row{'s' if check.n_rows > 1 else ''}"
+        unit = f"a person with {unit}" if check.n_rows == group.rows_per_person > 1 else unit
+        rows += [(unit, f"{check.delta:g}", rounded_up(check.stated), rounded_up(check.closed_form), _pld(check))]
     if (paper := verified.document["agents"][position]["epsilon_paper"]) is not None:
         rows += [(), ("1 row, the paper's bound ε̄", f"{verified.statement.delta:g}", rounded_up(paper), "", "")]
-    show_table(("The agent with the largest ε", "δ", "ε stated", "closed form", "PLD"), rows)
+    show_table(("Agent with the largest ε", "δ", "ε stated", "closed form", "PLD"), rows)
     show_table(
-        ("Its releases: sums over rows of", "z", "rounds", "share of Σμ²"),
+        ("Its releases (sums over rows)", "z", "rounds", "share of Σμ²"),
         [
             (
                 each.statistic,

@@ -1,4 +1,4 @@
-"""What commands share: options, progress on stderr, sentences and tables on stdout."""
+"""Options shared by commands, progress on stderr, and text and tables on stdout."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from dpadmm.planning.plan import Costs
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
-StudyFile = Annotated[Path, Argument(help="The study's TOML file.", metavar="STUDY")]
+StudyFile = Annotated[Path, Argument(help="Study file (TOML).", metavar="STUDY")]
 TABLE_KINDS = ".csv, .tsv (also .gz), .parquet, .arrow, a folder of these, or a .toml file for a database"
 TableFile = Annotated[Path, Option("--data", "-d", help=f"Table: {TABLE_KINDS}.", metavar="TABLE")]
-LogForm = Annotated[Literal["text", "json"], Option("--log", help="The form of log lines.")]
+LogForm = Annotated[Literal["text", "json"], Option("--log", help="Format of log lines.")]
 Metrics = Annotated[
     str | None,
-    Option("--metrics", help="Serve /metrics for Prometheus: a port on this machine only, or ADDRESS:PORT."),
+    Option("--metrics", help="Serve Prometheus metrics at /metrics, on PORT (this machine only) or ADDRESS:PORT."),
 ]
-OnlyLive = Annotated[bool, Option("--live", help="Check only that the process gives signs of life.")]
+OnlyLive = Annotated[bool, Option("--live", help="Check only that the process is alive.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
-NoPublic = Annotated[bool, Option("--no-public", help="Leave the study's public rows out.")]
+NoPublic = Annotated[bool, Option("--no-public", help="Ignore the study's public rows.")]
 
 NAMES = {
     "train_loss_global": "training loss, global model",
@@ -55,23 +55,23 @@ NAMES = {
     "augmented_objective": "augmented objective (sum over agents)",
     "seconds": "seconds in rounds",
 }
-"""Labels of measures, in the order they are shown."""
+"""Labels of measures, in display order."""
 
 
 def chosen_public(public: Path | None, no_public: bool) -> Path | Literal[False] | None:
-    """A table of public rows, False for none, or None for the study's own."""
+    """Return the table of public rows, False to ignore public rows, or None for the study's own."""
     if public is not None and no_public:
         raise StudyError("--public and --no-public cannot be combined")
     return False if no_public else public
 
 
 def exit_with_health(alarms: Sequence[Alarm]) -> None:
-    """Print the alarms; exit code 1 if one of them is an error."""
+    """Print the alarms. Exit with code 1 if one of them is an error."""
     for alarm in alarms:
-        say_path(alarm.line)
+        echo_path(alarm.line)
     if any(alarm.level == "error" for alarm in alarms):
         raise typer.Exit(1)
-    say("healthy")
+    echo("healthy")
 
 
 def alarms_json(alarms: Sequence[Alarm]) -> dict[str, Any]:
@@ -84,13 +84,13 @@ def echo_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(total_rounds: int | None, what: str, *, quiet: bool) -> Iterator[Observer]:
-    """A progress bar of rounds on a terminal, which disappears at the end; None: of the one run that is watched.
+def progress(total_rounds: int | None, text: str, *, quiet: bool) -> Iterator[Observer]:
+    """Show a transient progress bar of rounds. None takes the total from the observed run.
 
-    Ctrl-C takes effect at the end of a round; pressed twice, at once.
+    Ctrl-C takes effect at the end of a round, or immediately if pressed twice.
     """
     with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
-        task = bar.add_task(what, total=total_rounds)
+        task = bar.add_task(text, total=total_rounds)
 
         def advance(view: RoundView) -> None:
             bar.update(task, advance=1, total=view.n_rounds if total_rounds is None else total_rounds)
@@ -101,74 +101,74 @@ def progress(total_rounds: int | None, what: str, *, quiet: bool) -> Iterator[Ob
 
 
 def progress_bar(*, quiet: bool) -> Progress:
-    """A progress bar with counts and the remaining time, on stderr if that is a terminal."""
+    """Return a progress bar with counts and the remaining time, on stderr if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
 @contextmanager
-def waiting(what: str, *, quiet: bool) -> Iterator[None]:
-    """A spinner on stderr if that is a terminal."""
+def waiting(text: str, *, quiet: bool) -> Iterator[None]:
+    """Show a spinner on stderr if that is a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield
         return
-    with console.status(Text(printable(what))):
+    with console.status(Text(printable(text))):
         yield
 
 
 class CtrlC:
-    """Records the first Ctrl-C, which would get lost or do damage during a compilation."""
+    """Records the first Ctrl-C, which would be lost or do damage during a compilation."""
 
     def __init__(self) -> None:
         self.pressed = False
-        self._before = signal.getsignal(signal.SIGINT)
+        self._previous_handler = signal.getsignal(signal.SIGINT)
 
     def __enter__(self) -> CtrlC:
-        if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._remember)
+        if self._previous_handler is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._before)
+        if self._previous_handler is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._previous_handler)
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if self.pressed:
             raise KeyboardInterrupt
         self.pressed = True
 
 
-def say(*sentences: str, style: str | None = None, err: bool = False) -> None:
-    """Print sentences, one per line. Names in them may contain any characters: see :func:`_plain_text`."""
-    for text in sentences:
+def echo(*lines: str, style: str | None = None, err: bool = False) -> None:
+    """Print lines, wrapped at the width of the terminal and escaped by :func:`_plain_text`."""
+    for text in lines:
         Console(stderr=err).print(_plain_text(text), style=style)
 
 
-def say_path(*lines: str) -> None:
-    """Print lines with paths, without wrapping, so that they can be copied."""
+def echo_path(*lines: str) -> None:
+    """Print lines without wrapping, so that paths and commands can be copied."""
     for text in lines:
         Console().print(_plain_text(text), soft_wrap=True)
 
 
-def screen_width() -> int:
+def console_width() -> int:
     """Return the number of characters in a line of the terminal."""
     return Console().width
 
 
 WEIGHTS = "docs/how-to/weights.md"
-"""Where class weights are explained."""
+"""The page on class weights."""
 
 Row = Sequence[str | Text]
-"""Cells of a table: ``str`` for any text, ``Text`` where a cell has a style or several lines."""
+"""Cells of a table: ``str`` for any text, ``Text`` for a cell with a style or several lines."""
 
 
 def _plain_text(text: str | Text, style: str = "") -> Text:
-    """Text for a terminal: markup is not interpreted, and control and format characters are escaped.
+    """Return text for a terminal: markup is not interpreted, control and format characters are escaped.
 
-    Everything that a command prints passes here or through JSON, because any of it may have names from files of
-    others. Only a ``Text`` keeps its line breaks.
+    All output of commands passes through this function or through JSON, because it may contain names from untrusted
+    files. Only a ``Text`` keeps its line breaks.
     """
     if isinstance(text, str):
         return Text(printable(text), style)
@@ -180,10 +180,10 @@ def show_table(
     headings: Row, rows: Iterable[Row], *, left: Container[int] = (0,), fold: Container[int] = (),
     whole: Container[int] = (), first_width: int | None = None, **layout: Any,
 ) -> None:  # fmt: skip
-    """Print a table; an empty row begins a section.
+    """Print a table. An empty row starts a section.
 
-    Columns ``left`` are left-aligned, ``fold`` are wrapped within words, ``whole`` are not wrapped, and the
-    first has at most ``first_width`` characters.
+    Columns ``left`` are left-aligned, ``fold`` wrap within words, and ``whole`` do not wrap. The first column has
+    at most ``first_width`` characters.
     """
     for name in ("title", "caption"):
         if layout.get(name):
@@ -213,58 +213,58 @@ def write_json(path: Path, value: Any) -> None:
 
 def check_new(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise StudyError(f"{path} exists and is left as it is; choose another name")
+        raise StudyError(f"{path} already exists; choose another name")
 
 
 def check_free(*paths: Path, overwrite: bool) -> None:
-    """Check that files can be written, before any ε is spent."""
+    """Raise ``StudyError`` if a file cannot be written. Called before any ε is spent."""
     for path in paths:
         if path.is_dir():
             raise StudyError(f"{path} is a folder; give the name of a file")
         if path.exists() and not overwrite:
-            raise StudyError(f"{path} exists; choose another name with -o, or add --overwrite")
-        folder = next(each for each in path.parents if each.exists())
+            raise StudyError(f"{path} already exists; choose another name with -o, or add --overwrite")
+        folder = next(parent for parent in path.parents if parent.exists())
         if not folder.is_dir():
-            raise StudyError(f"{path} cannot be written, since {folder} is not a folder")
+            raise StudyError(f"cannot write {path}: {folder} is not a folder")
 
 
 def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str:
-    """``0.4312 ± 0.0067``, or percent for error rates."""
+    """Return ``0.4312 ± 0.0067``, in percent for error rates."""
     from dpadmm.engine.metrics import spread
 
     percent = is_rate and "error" in name
     scale, unit, digits = (100.0, "%", 2) if percent else (1.0, "", 4)
     mean = f"{np.mean(values) * scale:.{digits}f}"
-    around = f" ± {spread(values) * scale:.{digits}f}" if len(values) > 1 else ""
-    return f"{mean}{around}{unit}"
+    deviation = f" ± {spread(values) * scale:.{digits}f}" if len(values) > 1 else ""
+    return f"{mean}{deviation}{unit}"
 
 
 def epsilon_text(value: float) -> str:
-    """ε with four digits."""
+    """Return ε with four digits."""
     return f"{value:.4f}" if np.isfinite(value) else "∞ (no privacy)"
 
 
 def number_range(values: ArrayLike, form: str = ".4f") -> str:
-    """``smallest to largest``, or one number if they look the same."""
+    """Return ``smallest to largest``, or one number if both have the same text."""
     low, high = f"{np.min(values):{form}}", f"{np.max(values):{form}}"
     return low if low == high else f"{low} to {high}"
 
 
 def trust_rows(report: PrivacyReport | Costs) -> list[Row]:
-    """What ε rests on with secure aggregation, and what is left of it otherwise."""
+    """Return the honest agents that secure aggregation assumes, and ε if all others collude."""
     if report.honest is None:
         return []
     return [
         (f"  with at least {report.honest} honest agents", ""),
-        ("  if all others work together", rounded_up(report.epsilon_alone)),
+        ("  if all others collude", rounded_up(report.epsilon_alone)),
     ]
 
 
 def rounded_up(epsilon: float) -> str:
-    """ε with four digits, rounded up: a guarantee must not be understated."""
+    """Return ε with four digits, rounded up so that the privacy loss is not understated."""
     return f"{math.ceil(epsilon * 1e4 * (1.0 - 1e-9)) / 1e4:.4f}"
 
 
 def rounded_down(epsilon: float) -> str:
-    """A remaining ε with four digits, rounded down, up to a relative error of 1e-9."""
+    """Return a remaining ε with four digits, rounded down, up to a relative error of 1e-9."""
     return f"{math.floor(epsilon * 1e4 * (1.0 + 1e-9)) / 1e4:.4f}"
