@@ -1,8 +1,8 @@
-"""The one round loop, and what may watch it.
+"""The round loop and its observers.
 
-A round is: broadcast the consensus -> ``method.step`` at the agents that take part -> ``method.aggregate``.
-An absent agent's last upload counts for a few rounds more, except in server-side methods, and it is charged only for
-rounds it took part in.
+A round is: broadcast the consensus -> ``method.step`` at the participating agents -> ``method.aggregate``.
+The last upload of an absent agent stays in the mean for a few rounds, except in server-side methods. An agent is
+charged only for rounds in which it participated.
 """
 
 from __future__ import annotations
@@ -28,50 +28,64 @@ AVERAGES: tuple[AverageName, ...] = ("last", "all", "tail")
 
 @dataclass(frozen=True)
 class RoundView:
-    """The state after round k, as observers see it."""
+    """The state after round k, for observers.
+
+    Attributes
+    ----------
+    seconds : float
+        Time in rounds so far, without observers.
+    state : State
+        State of the method's agents.
+    uploads : (n, d, p), optional
+        Last uploads; those of absent agents are from earlier rounds. None if they are not stored.
+    active : (present,), optional
+        Agents that participated; None for all.
+    local_models : bool
+        Whether agents have local models. Otherwise their measures are those of the global model.
+    broadcast : array
+        The next broadcast: the consensus, or the state of a server-side method's aggregator.
+    """
 
     round: int
     n_rounds: int
     consensus: Floats
     released: Floats
-    seconds: float  # spent in rounds so far, without the observers' own
-    state: Any = None  # what the method's agents remember
-    uploads: Floats | None = (
-        None  # (n, d, p): what agents sent last; of an absent one, what it sent before; None: not kept
-    )
-    active: Integers | None = None  # who took part; None: all
-    local_models: bool = True  # whether agents have some; else what is measured of them is the global model's
-    broadcast: Floats | None = None  # next: the consensus, or all that a server-side method's aggregator knows
+    seconds: float
+    state: Any = None
+    uploads: Floats | None = None
+    active: Integers | None = None
+    local_models: bool = True
+    broadcast: Floats | None = None
 
 
 Observer = Callable[[RoundView], None]
-"""Called after every round; it watches and cannot change the run."""
+"""Called after every round. It cannot change the run."""
 
 
 StopRule = Callable[[int, Floats, Floats], bool]
-"""(round, consensus, consensus before) -> stop? It sees only what everyone sees."""
+"""(round, consensus, previous consensus) -> whether to stop. It uses public values only."""
 
 
 @dataclass(frozen=True)
 class StopWhenStill:
-    """Stop when the consensus moved less than ``tolerance`` (relative) in this round."""
+    """Stop if the relative change of the consensus in a round is below ``tolerance``."""
 
     tolerance: float
 
     def __call__(self, round: int, consensus: Floats, before: Floats) -> bool:
-        moved = np.linalg.norm(consensus - before)
-        return bool(moved < self.tolerance * max(float(np.linalg.norm(consensus)), np.finfo(float).tiny))
+        change = np.linalg.norm(consensus - before)
+        return bool(change < self.tolerance * max(float(np.linalg.norm(consensus)), np.finfo(float).tiny))
 
 
 Participation = Callable[[int], Integers | None]
-"""round -> the agents that take part, or None for all."""
+"""round -> participating agents, or None for all."""
 
 
 @dataclass(frozen=True)
 class RandomParticipation:
-    """Every agent takes part in a round with probability ``chance``; at least one always does.
+    """Every agent participates in a round with probability ``chance``; at least one always does.
 
-    Where ``least`` are needed and fewer are there, nobody is asked.
+    If fewer than ``least`` > 1 agents are present, the round has no participants.
     """
 
     chance: float
@@ -89,7 +103,7 @@ class RandomParticipation:
 
 @dataclass(frozen=True)
 class RandomVoids:
-    """With secure aggregation: every round is void with probability ``chance``."""
+    """Abort each round with probability ``chance``, as can happen with secure aggregation."""
 
     chance: float
     seed: int
@@ -100,7 +114,7 @@ class RandomVoids:
 
 @dataclass(frozen=True)
 class PlannedParticipation:
-    """A public plan: ``mask[k−1, i]`` says whether agent i takes part in round k."""
+    """A public plan: ``mask[k−1, i]`` is true if agent i participates in round k."""
 
     mask: np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -110,7 +124,7 @@ class PlannedParticipation:
 
 @dataclass
 class Averages:
-    """The averages both theorems define, and those a released model may be made from."""
+    """Averages over rounds: those of both theorems, and those that may be the released model."""
 
     with_released: bool = False
     rounds: int = 0
@@ -141,7 +155,7 @@ class Averages:
         return np.asarray(self._tail_sum / self.tail_rounds) if self.tail_rounds else self.consensus
 
     def model(self, average: AverageName, last: Floats) -> Floats:
-        """The global model: ``last`` w^t, mean of ``all`` rounds, or mean of the ``tail`` (second half)."""
+        """Return the global model: ``last`` w^t, mean of ``all`` rounds, or mean of the ``tail`` (second half)."""
         if average not in AVERAGES:
             raise StudyError(f"average must be one of {', '.join(AVERAGES)}, not {average!r}")
         if average == "last" or self.rounds == 0:
@@ -161,28 +175,50 @@ class Averages:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is left after training."""
+    """Result of a run.
 
-    consensus: Floats  # (d, p): w^t, the global model of the last round
-    released: Floats  # (n, d, p): w̃_i^t, the local models as everyone saw them
+    Attributes
+    ----------
+    consensus : (d, p)
+        w^t, the global model of the last round.
+    released : (n, d, p)
+        w̃_i^t, the public local models.
+    rounds : int
+        Completed rounds.
+    charged_rounds : int
+        Rounds with releases: the completed ones, and one more if it was interrupted after its release.
+    attended : (rounds, n), optional
+        Whether each agent participated, and is charged; None if all participated in every round.
+    seconds : float
+        Time in rounds, without observers.
+    interrupted : bool
+        Whether Ctrl-C ended the run. All other values hold for the completed rounds.
+    state : State
+        State of the method's agents.
+    broadcast : array
+        The next broadcast: the consensus, or the state of a server-side method's aggregator.
+    """
+
+    consensus: Floats
+    released: Floats
     averages: Averages
-    rounds: int  # done
-    charged_rounds: int  # released: those done, and one more where an interruption came between
-    attended: NDArray[np.bool_] | None  # (rounds, n): who took part, and is charged for it; None: all in every round
-    seconds: float  # in rounds, without observers
-    interrupted: bool  # by Ctrl-C; everything above still holds for the rounds done
-    state: State  # what the method's agents remember
-    broadcast: Floats  # next: the consensus, or all that a server-side method's aggregator knows
+    rounds: int
+    charged_rounds: int
+    attended: NDArray[np.bool_] | None
+    seconds: float
+    interrupted: bool
+    state: State
+    broadcast: Floats
 
     @property
     def n_attended(self) -> Integers:
-        """Rounds that each agent took part in: (n,)."""
+        """Number of rounds in which each agent participated: (n,)."""
         if self.attended is None:
             return np.full(len(self.released), self.charged_rounds)
         return np.asarray(self.attended.sum(axis=0))
 
     def weights(self, average: AverageName = "last") -> Floats:
-        """The global model; see :meth:`Averages.model`."""
+        """Return the global model; see :meth:`Averages.model`."""
         return self.averages.model(average, self.consensus)
 
 
@@ -202,17 +238,31 @@ def train(
     sizes: Sizes | None = None,
     voids: Callable[[int], bool] | None = None,
 ) -> Outcome:
-    """Run ``n_rounds`` rounds of a method over a cohort, or fewer when ``stop`` says so.
+    """Run a method over a cohort.
 
-    ``warm_start`` (d, p) are public weights to start from, such as those of an earlier model. With
-    ``keep_interrupted`` Ctrl-C ends the run and returns what was done. ``sizes`` are what aggregators know, where
-    that is not the size of ``rows`` (forecasts). ``voids`` says which rounds are void: agents have said their part
-    and are charged, and nothing can be made of it. ``DivergenceError`` is raised when the consensus, or the mean of all
-    so far, is not finite.
+    Parameters
+    ----------
+    n_rounds : int
+        Number of rounds, unless ``stop`` ends the run earlier.
+    participation : callable, optional
+        Participating agents of each round; by default all.
+    warm_start : (d, p), optional
+        Public weights to start from, such as those of an earlier model.
+    keep_interrupted : bool
+        Whether Ctrl-C ends the run and returns the completed rounds, instead of raising KeyboardInterrupt.
+    sizes : Sizes, optional
+        Sizes that the aggregator uses, if they differ from those of ``rows`` (forecasts).
+    voids : callable, optional
+        Whether a round is aborted: its releases are charged, and its result is discarded.
+
+    Raises
+    ------
+    DivergenceError
+        If the consensus, or its mean over all rounds so far, is not finite.
     """
     averages = Averages() if averages is None else averages
     state, shape = method.init(problem, rows), (rows.n_features, problem.loss.n_outputs)
-    uploads: Floats | LazyAnswers = np.broadcast_to(np.zeros(()), (rows.n_agents, *shape))  # takes no room
+    uploads: Floats | LazyAnswers = np.broadcast_to(np.zeros(()), (rows.n_agents, *shape))  # needs no memory
     if warm_start is not None:
         warm_start = np.asarray(warm_start, dtype=float)
         if warm_start.shape != shape or not np.isfinite(warm_start).all():
@@ -227,10 +277,10 @@ def train(
         for k in range(1, n_rounds + 1):
             started = perf_counter()
             active = participation(k) if participation else None
-            if active is not None and not len(active):  # too few are there: nobody is asked
+            if active is not None and not len(active):  # too few agents: no query is sent
                 done = charged = k
                 continue
-            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # refused below
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # raised below
                 new_state, sent = method.step(state, Round(k, problem, rows, broadcast, noise, active))
                 if active is not None and not method.server_side:
                     sent = keep_absent(np.asarray(sent), np.asarray(uploads), active)
@@ -241,18 +291,18 @@ def train(
                 result = RoundResult(uploads, broadcast, k, problem, (sizes or rows).n_rows, active, answered)
                 if isinstance(noise, SecureSumNoise):
                     result = result.pooled(noise.honest)
-                void = voids is not None and voids(k)
-                next_broadcast = broadcast if void else method.aggregate(result)
+                is_aborted = voids is not None and voids(k)
+                next_broadcast = broadcast if is_aborted else method.aggregate(result)
                 new_consensus = method.model(next_broadcast)
-            if participation:  # charged first: an interruption may cost budget, never privacy
+            if participation:  # charge first: an interruption may waste budget, but never exceeds it
                 attended[k - 1, slice(None) if active is None else active] = True
             charged = k
             state, broadcast, consensus, done = new_state, next_broadcast, new_consensus, k
             seconds += perf_counter() - started
             local = local_models(method, state, consensus)
-            seen = None if isinstance(uploads, LazyAnswers) else uploads
+            stored = None if isinstance(uploads, LazyAnswers) else uploads
             view = RoundView(
-                k, n_rounds, consensus, local, seconds, state, seen, active, method.local_models, broadcast
+                k, n_rounds, consensus, local, seconds, state, stored, active, method.local_models, broadcast
             )
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
                 averages(view)
@@ -267,19 +317,19 @@ def train(
             raise
         interrupted = True
     released = local_models(method, state, consensus)
-    taken = attended[:charged] if participation else None
-    return Outcome(consensus, released, averages, done, charged, taken, seconds, interrupted, state, broadcast)
+    mask = attended[:charged] if participation else None
+    return Outcome(consensus, released, averages, done, charged, mask, seconds, interrupted, state, broadcast)
 
 
 def tallies(plans: Sequence[ReleasePlan], attended: NDArray[np.bool_] | None, n_rounds: int) -> list[Tally]:
-    """What every agent releases, by its plan and who takes part when (rounds, n); None: all in so many rounds."""
+    """Return each agent's releases, from its plan and its participation (rounds, n); None: all in every round."""
     if attended is None:
         rounds = range(1, n_rounds + 1)
-        known = {id(plan): plan.tally(rounds) for plan in {id(plan): plan for plan in plans}.values()}
-        return [known[id(plan)] for plan in plans]
+        by_plan = {id(plan): plan.tally(rounds) for plan in {id(plan): plan for plan in plans}.values()}
+        return [by_plan[id(plan)] for plan in plans]
     return [plan.tally(np.flatnonzero(attended[:, i]) + 1) for i, plan in enumerate(plans)]
 
 
 def local_models(method: Method[Any], state: State, consensus: Floats) -> Floats:
-    """The agents' models (n, d, p): their own, or the consensus where a method knows no others."""
+    """Return the agents' models (n, d, p): local models, or the consensus if the method has none."""
     return state.released if method.local_models else np.broadcast_to(consensus, state.released.shape)

@@ -232,8 +232,23 @@ class PublicState:
     def unpacked(cls, packed: Floats, shape: tuple[int, int]) -> PublicState:
         d, size = shape[0], shape[0] * shape[1]
         numbers, scale, direction, *rest = np.split(packed, np.cumsum([7, d, d, size, size, size]))
-        matrices = (matrix.reshape(shape) for matrix in rest)
-        return cls(*numbers.tolist(), Preconditioner(scale, direction), *matrices)
+        clip, step, shrink, n_averaged, ridge, prior_weight, noise = numbers.tolist()
+        point, last_gradient, total, origin = (matrix.reshape(shape) for matrix in rest)
+        preconditioner = Preconditioner(scale, direction)
+        return cls(
+            clip,
+            step,
+            shrink,
+            n_averaged,
+            ridge,
+            prior_weight,
+            noise,
+            preconditioner,
+            point,
+            last_gradient,
+            total,
+            origin,
+        )
 
     @property
     def weights(self) -> Floats:
