@@ -103,14 +103,14 @@ def test_check_says_what_the_owner_has_and_allows(cli, site_file, columns):
     assert max(map(len, lines)) <= columns
     said = text_of(answer)
     assert "7 rows of 5 persons; 6 rows are used." in said
-    assert "The others count as rows of zeros: 1 person has more than 2 rows." in said
+    assert "The other rows are replaced with zeros: 1 person has more than 2 rows." in said
     assert "ε 1 at δ = 1e-06 for each person (2 rows), over all studies" in said
     assert "at most 1,000 rounds" in said
-    assert "no study with fewer than 5 rows" in said
+    assert "at least 5 rows" in said
     assert "Not created yet." in said
     assert not (site_file.parent / "ledger").exists()
     cli("agent", "begin", site_file).succeeded()
-    assert "0 studies, 0 of them open; ε 0.0000 spent" in text_of(cli("agent", "check", site_file).succeeded())
+    assert "0 studies, 0 open; ε 0.0000 spent" in text_of(cli("agent", "check", site_file).succeeded())
 
 
 def test_check_as_json(cli, site_file):
@@ -128,7 +128,7 @@ def test_check_as_json(cli, site_file):
 
 def test_check_without_a_person_column(cli, site_file):
     site_file.write_text(site_file.read_text().replace('column = "who"', ""))
-    assert "7 rows, all used: you guarantee that nobody has more than 2 rows." in text_of(
+    assert "7 rows, all used. You guarantee that no person has more than 2 rows." in text_of(
         cli("agent", "check", site_file).succeeded()
     )
 
@@ -147,7 +147,7 @@ def test_check_tells_what_an_owner_may_have_overlooked(cli, site_file):
     site_file.write_text(text)
     os.chmod(site_file, 0o666)
     answer = cli("agent", "check", site_file).succeeded()
-    assert "fewer than your min_rows = 70: any study is refused." in text_of(answer)
+    assert "fewer than your min_rows = 70; any study is refused." in text_of(answer)
     assert answer.err.startswith("dpadmm: warning: everyone on this machine may write to")
     assert answer.err.count("\n") == 1
 
@@ -187,11 +187,11 @@ def test_review_says_who_takes_part_and_of_whom_to_be_sure(cli, begun, study_fil
     text = STUDY.replace('name = "dp_admm"', 'name = "auto"').replace("[method]", MASKED)
     study_file.write_text(f'{text}trust = "secure_aggregation"\nhonest = 3\n{roster}')
     answer = text_of(cli("agent", "review", study_file, "--site", begun).succeeded())
-    assert "Sites that take part: clinic (you), b, c, d, e, f." in answer
+    assert "Sites: clinic (you), b, c, d, e, f." in answer
     # All but 5 of 6 are in a sum, and 3 of them are to be honest: of 4 one has to be sure, oneself included
-    assert "at most 2 of these 6 work with the aggregator" in answer
+    assert "at most 2 of these 6 sites collude with the server" in answer
     assert "at least 3 other owners whom you trust" in answer
-    assert "if all others work together against you" in answer
+    assert "if all other sites collude, ε" in answer
 
 
 def test_review_as_json(cli, begun, study_file):
@@ -224,8 +224,8 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
     mu = 2 * float(read_study(study_file).terms.plan.mu_squared()) ** 0.5
     epsilon, alone = (rounded_up(exact_epsilon(each, 1e-6)) for each in (mu, 2**0.5 * mu))
     review = cli("agent", "review", study_file, "--site", begun).succeeded()
-    words = f"ε {epsilon} at your δ = 1e-06 if at least 2 of the sites that take part in a round are honest; if all"
-    assert f"{words} others work together against you: ε {alone}; Σμ²" in text_of(review)
+    words = f"ε {epsilon} at your δ = 1e-06 if at least 2 of the sites in a round are honest; if all"
+    assert f"{words} other sites collude, ε {alone}. Σμ²" in text_of(review)
     assert max(len(line) for line in review.out.splitlines()) <= 80
     told = cli("agent", "review", study_file, "--site", begun, "--json").succeeded().json["limits"]
     limits = {line["limit"]: (line["asked"], line["allowed"]) for line in told}
@@ -234,22 +234,22 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
     assert limits["epsilon_alone"][1] == pytest.approx(2.0)
     compared = ("--hash", read_study(study_file).hash)
     enrolled = text_of(cli("agent", "enrol", study_file, "--site", begun, *compared).succeeded())
-    assert f"Reserved: ε {epsilon} ({alone} if all other sites work together) of 1.0000" in enrolled
+    assert f"Reserved: ε {epsilon} ({alone} if all other sites collude) of 1.0000" in enrolled
     checked = text_of(cli("agent", "check", begun).succeeded())
-    assert f"If all other sites work together, ε 0.0000 is spent, {alone} spent or reserved." in checked
-    assert "Secure aggregation: allowed, up to ε 2 at δ = 1e-06 if all other sites work together" in checked
+    assert f"If all other sites collude, ε 0.0000 is spent, {alone} spent or reserved." in checked
+    assert "Secure aggregation: allowed, up to ε 2 at δ = 1e-06 if all other sites collude" in checked
     figures = cli("agent", "check", begun, "--json").succeeded().json
     assert figures["limits"]["secure_aggregation"] == {"epsilon_alone": 2.0, "min_honest": 2, "min_withstood": 1}
     assert figures["promised_alone"]["mu_squared"] == 2 * figures["promised"]["mu_squared"]
     left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
-    assert "It is charged with ε 0.0000 (0.0000 if all other sites work together)" in left
+    assert "Charged: ε 0.0000 (0.0000 if all other sites collude)" in left
 
 
 REFUSED = {
     "policy-method": ("site", '"dp_admm", "dp_sgd"', '"dp_sgd"', "method"),
     "policy-loss": ("site", '"logistic", ', "", "loss"),
     "policy-rounds": ("site", "max_rounds = 1000", "max_rounds = 19", "rounds"),
-    "policy-rows": ("site", "min_rows = 5", "min_rows = 8", "rows here"),
+    "policy-rows": ("site", "min_rows = 5", "min_rows = 8", "rows"),
     "budget-cap": ("study", "epsilon = 0.3", "epsilon = 0.9", "total"),
 }
 
@@ -302,8 +302,8 @@ def test_enrol_reserves_and_again_is_harmless(cli, begun, study_file):
     amounts = cli("agent", "review", study_file, "--site", begun, "--json").succeeded().json["limits"][-1]
     assert (amounts["asked"], amounts["left"], amounts["holds"]) == (cost, site.policy.cap, True)
     again = cli("agent", "review", study_file, "--site", begun).succeeded()
-    assert "0 of 20 rounds are answered" in text_of(again)
-    assert "1 study, 1 of them open" in text_of(cli("agent", "check", begun).succeeded())
+    assert "0 of 20 rounds answered" in text_of(again)
+    assert "1 study, 1 open" in text_of(cli("agent", "check", begun).succeeded())
 
 
 def test_a_second_study_sees_what_the_first_has_reserved(cli, begun, study_file):
@@ -467,7 +467,7 @@ def test_enrolled_and_left_twice_say_so(cli, begun, study_file):
     assert again.startswith("Already enrolled, nothing changed: repayment")
     left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
     assert left.startswith("repayment of [red]loans[/red], after 0 rounds: Left. ")
-    assert "statement charges all planned rounds" in left
+    assert "privacy report charges all planned rounds" in left
     before = read_ledger(begun.parent / "ledger").fingerprint
     again = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
     assert again.startswith("repayment of [red]loans[/red], after 0 rounds: Left before; nothing changed.")
@@ -540,9 +540,9 @@ def test_declining_what_is_reserved_ends_it_and_says_so(cli, begun, study_file, 
     assert not account(begun, study_file).closed
     told = declined(cli, begun, study_file)
     assert "Nothing was reserved" not in told
-    assert "Declined. It was enrolled, and is left now: it gets no more answers" in told
-    assert f"It answered {n_rounds} rounds." in told
-    assert ("It is charged with ε 0.0000" in told) == (n_rounds == 0)
+    assert "Declined, and left because it was enrolled. The study gets no more answers" in told
+    assert f"Answered: {n_rounds} rounds." in told
+    assert ("Charged: ε 0.0000" in told) == (n_rounds == 0)
     ended = account(begun, study_file)
     assert ended.closed
     assert len(ended.rounds) == n_rounds
@@ -573,7 +573,7 @@ def test_declining_needs_no_table(cli, begun, study_file):
     cli("agent", "enrol", study_file, "--site", begun).succeeded()
     (begun.parent / "table.csv").unlink()
     begun.write_text(begun.read_text().replace("max_rounds = 1000", "max_rounds = 1"))
-    assert "is left now" in declined(cli, begun, study_file)
+    assert "left because it was enrolled" in declined(cli, begun, study_file)
     assert account(begun, study_file).closed
 
 
@@ -592,7 +592,7 @@ def test_a_decline_that_nobody_heeds_is_not_called_done(cli, begun, study_file, 
             assert "eclined" not in answer.out.replace("--decline", "")
     assert decision(begun, study_file) == "left"
     assert not account(begun, study_file).closed
-    assert "is left now" in declined(cli, begun, study_file)
+    assert "left because it was enrolled" in declined(cli, begun, study_file)
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_every_entry_of_a_site_file_is_there():
 def test_the_command_line_page_has_every_command_and_option(reference):
     page = reference.command_line()
     for name in cli.COMMANDS:
-        command = cli.loaded(name)
+        command = cli.load_command(name)
         for each, made in (getattr(command, "commands", None) or {"": command}).items():
             title = f"`dpadmm {name} {each}".rstrip() + "`\n"
             assert title in page

@@ -238,7 +238,7 @@ def _declining_while_the_agent_runs(land: Land) -> None:
     assert "Enrolled: third" in land.said("agent", "enrol", "third.toml", *site)  # the newest decision counts
     wait_for(lambda: _states(land, "west").get(third.hash) == "active")
     told = " ".join(land.said("agent", "review", "third.toml", *site, "--decline").split())
-    assert "It was enrolled, and is left now" in told
+    assert "left because it was enrolled" in told
     assert "Nothing was reserved" not in told
     assert read_ledger(ledger).accounts[third.hash].closed
     wait_for(lambda: _states(land, "west").get(third.hash) == "left")

@@ -65,7 +65,7 @@ def test_from_offers_to_the_model(land: Land) -> None:
 def _offers_and_mistakes(land: Land) -> None:
     (land.folder / "small.toml").write_text(DRAFT.replace("most_rows = 100", "most_rows = 59"))
     told = sentence(land.refused("agent", "offer", "small.toml", "--site", "east/site.toml"))
-    assert "your table has 60 rows, and most_rows of the draft is 59; ask the study coordinators" in told
+    assert "your table has 60 rows, but the draft allows 59 (most_rows); ask the study coordinators" in told
     site = land.folder / "east" / "site.toml"
     allowed = site.read_text()
     site.write_text(allowed.replace("allow = true", "allow = false"))
@@ -120,7 +120,7 @@ def _one_hash(land: Land) -> None:
     text = (land.folder / "agreed.toml").read_text()
     (land.folder / "swapped.toml").write_text(text.replace(agreed.roster[1].key, "ab" * 32))
     told = land.refused("agent", "review", "swapped.toml", *east, "--accept", "--hash", agreed.hash)
-    assert "the hashes differ" in sentence(told)
+    assert "the hash differs from --hash" in sentence(told)
     mine = {each.name: each.key for each in agreed.roster}["east"]
     (land.folder / "without.toml").write_text(text.replace(mine, "ab" * 32))
     theirs = ("--hash", read_study(land.folder / "without.toml").hash)

@@ -1,4 +1,4 @@
-"""``dpadmm agent``: the commands of a data owner, from the first file to taking part in a study."""
+"""``dpadmm agent``: commands for data owners, from the first file to running studies."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from dpadmm.trusted.unit import Persons
 
 
-ALONE = "if all other sites work together"
+ALONE = "if all other sites collude"
 
 agent_app = typer.Typer(
-    help="For data owners: your table, your limits, and the studies you take part in.", no_args_is_help=True
+    help="For data owners: configure a site, review studies and take part in them.", no_args_is_help=True
 )
 
 SiteFile = Annotated[Path, Argument(help="Your site.toml.", show_default=False, metavar="SITE")]
@@ -58,7 +58,7 @@ SiteOption = Annotated[Path, Option("--site", help="Your site.toml.", metavar="S
 
 @agent_app.command("init")
 def init(
-    folder: Path = Argument(..., help="The folder for this data set.", show_default=False, metavar="FOLDER"),
+    folder: Path = Argument(..., help="Folder for this data set.", show_default=False, metavar="FOLDER"),
 ) -> None:
     """Write a commented site.toml to fill in. Existing files are kept."""
     from dpadmm.cli.study import write_template
@@ -79,25 +79,23 @@ def init(
 @agent_app.command("check")
 def check(
     site_file: SiteFile,
-    study_file: Path | None = Option(
-        None, "--study", metavar="STUDY", help="Also count the cells that this study would change."
-    ),
-    connection: bool = Option(False, "--connect", help="Check the connection to the brokers instead of the table."),
+    study_file: Path | None = Option(None, "--study", metavar="STUDY", help="Also check the table against this study."),
+    connection: bool = Option(False, "--connect", help="Check the connection to the brokers instead."),
     as_json: AsJson = False,
 ) -> None:
-    """Read your table, and show your limits and the remaining budget.
+    """Check your table, and show your limits and the remaining budget.
 
-    With --study, also count the cells outside the bounds of the study, with unknown values, or missing. An
-    agent replaces such cells silently, as the study defines. The counts are exact: do not publish them.
+    With --study, also count cells that are out of bounds, unknown or missing. The agent replaces such cells as the
+    study defines. The counts carry no noise: do not publish them.
 
-    With --connect, try each step of a connection to the brokers, and say what to do where one fails. Exit code 1: no
-    broker can be used.
+    With --connect, test each step of the connection to the brokers and suggest fixes. Exit code 1 if no broker can be
+    reached.
     """
     from dpadmm.cli.study import counts_of, show_survey
 
     if connection:
         if study_file is not None:
-            raise StudyError("--connect checks the connection, and --study the table: use one of them")
+            raise StudyError("--connect and --study cannot be combined")
         return _check_connection(site_file, as_json=as_json)
     site, study = _opened(site_file), read_study(study_file) if study_file else None
     persons, state = site.rows.persons(), _ledger_state(site)
@@ -114,7 +112,7 @@ def check(
         show_survey(study, survey)
         echo(*(f"Warning: {problem}" for problem in survey.problems))
     elif study is not None:
-        echo("Cells are counted in tables with named columns only.")
+        echo("Cells were not counted: the table has no named columns.")
     return None
 
 
@@ -134,72 +132,79 @@ def _check_connection(site_file: Path, *, as_json: bool) -> None:
         for url, checks in found.items():
             echo_path(url)
             rows = [(check.name, words[check.ok], check.text) for check in checks]
-            show_table(("check", "result", "what was seen, or what to do"), rows, left=range(3), whole=(0, 1))
+            show_table(("check", "result", "details"), rows, left=range(3), whole=(0, 1))
     if not any(map(reachable, found.values())):
         raise typer.Exit(1)
 
 
 @agent_app.command("begin")
 def begin(site_file: SiteFile) -> None:
-    """Create the ledger of this data set. Refused if there is one, because spent budget stays spent."""
+    """Create the ledger of this data set. An existing ledger is never replaced."""
     site = _opened(site_file)
     site.begin()
     echo_path(f"Created: {site.ledger}")
     echo(
-        "Never delete it or put an old copy back: it is the only record of the spent budget (see dpadmm ledger backup)."
+        "Never delete it or replace it with an old copy: it is the only record of the spent budget (see dpadmm ledger "
+        "backup)."
     )
 
 
 @agent_app.command("offer")
 def offer(
-    draft: Path = Argument(..., help="The draft of a study.", show_default=False, metavar="DRAFT"),
+    draft: Path = Argument(..., help="Draft of a study.", show_default=False, metavar="DRAFT"),
     site_file: SiteOption = Path("site.toml"),
     output: Path | None = Option(
-        None, "-o", "--output", help="The offer's file.", metavar="FILE", show_default="NAME.offer.json"
+        None, "-o", "--output", help="File to write.", metavar="FILE", show_default="NAME.offer.json"
     ),
 ) -> None:
-    """Offer to take part in a study with secure aggregation: creates a key for it, which stays here.
+    """Offer to take part in a study with secure aggregation.
 
-    Nothing is accepted yet: review the study that comes back with the keys of all sites.
+    Creates a key for the study. Its private part stays on this machine. The offer accepts nothing: review the study
+    that the coordinators send back with the keys of all sites.
     """
     from dpadmm.federation.identity.joining import site_identity
     from dpadmm.federation.offers import Offer
 
     study, site = read_study(draft), _opened(site_file)
     if study.training.trust != "secure_aggregation":
-        raise StudyError(f"{draft}: offers are for studies with secure aggregation; review this one as it is")
-    if study.roster or study.most_rows is None:
-        has = "has a roster already: review it" if study.roster else "needs most_rows, which no site exceeds"
-        raise StudyError(f"{draft}: an offer is for a draft, and this one {has}")
+        raise StudyError(f"{draft}: the study does not use secure aggregation; review it without an offer")
+    if study.roster:
+        raise StudyError(f"{draft}: the study already has a roster; review it")
+    if study.most_rows is None:
+        raise StudyError(f"{draft}: the draft does not set most_rows, the maximum number of rows per site")
     if site.policy.masking is None:
-        text = "it does not allow secure aggregation; add [secure_aggregation] with allow = true"
-        raise StudyError(f"{site_file}: {text}")
+        raise StudyError(f"{site_file}: secure aggregation is not allowed; add [secure_aggregation] with allow = true")
     if (n_rows := site.rows.persons().n_rows) > study.most_rows:
-        text = f"your table has {n_rows:,} rows, and most_rows of the draft is {study.most_rows:,}"
-        raise StudyError(f"{text}; ask the study coordinators for a larger number")
+        text = f"your table has {n_rows:,} rows, but the draft allows {study.most_rows:,} (most_rows)"
+        raise StudyError(f"{text}; ask the study coordinators for a larger limit")
     name = site_identity(site.path.parent).name
     target = output or Path(f"{name}.offer.json")
     check_new(target)
     write(target, Offer(name, site.make_key().hex(), study.hash).as_bytes())
-    echo_path(f"Send to the aggregator: {target}")
-    echo("It is not secret. Next: dpadmm agent review STUDY --accept --hash HASH, with the study that they send")
-    echo("back, and the hash that you compared with the other owners, for example by telephone.")
+    echo_path(f"Send to the study coordinators: {target}")
+    echo(
+        "It is not secret. They send back the study. Compare its hash with the other owners, for example by telephone. "
+        "Then: dpadmm agent review STUDY --accept --hash HASH"
+    )
 
 
 TheirHash = Annotated[
     str | None,
-    Option("--hash", help="The study's hash, as the other owners have it.", metavar="HASH", show_default=False),
+    Option("--hash", help="Study hash received from the other owners.", metavar="HASH", show_default=False),
 ]
 
 
-def _compare(study: Study, path: Path, expected: str | None, *, needed: bool) -> None:
-    """Secure aggregation protects from an aggregator that made sites up only where owners compared the hash."""
+def _check_hash(study: Study, path: Path, expected: str | None, *, needed: bool) -> None:
+    """Raise ``StudyError`` if the study has another hash, or if secure aggregation needs one and none is given.
+
+    Only a comparison of hashes among owners protects against a server that invents sites.
+    """
     if expected is not None and "".join(expected.split()).lower() != study.hash:
-        raise StudyError(f"{path}: the hashes differ: this is not the study that the other owners have")
+        raise StudyError(f"{path}: the hash differs from --hash; the other owners have another study")
     if expected is None and needed and study.terms.masking is not None:
         raise StudyError(
-            f"{path}: with secure aggregation, compare the study's hash with the other owners, not through the "
-            "aggregator, and give it: --hash HASH (dpadmm agent review shows it)"
+            f"{path}: secure aggregation needs --hash HASH; compare the hash (dpadmm agent review) with the other "
+            "owners, not through the server"
         )
 
 
@@ -208,21 +213,20 @@ def review(
     study_file: StudyFile,
     site_file: SiteOption = Path("site.toml"),
     as_json: AsJson = False,
-    accepted: bool = Option(False, "--accept", help="Accept the study, like enrol."),
-    declined: bool = Option(False, "--decline", help="Decline the study; an enrolled study is left."),
+    accepted: bool = Option(False, "--accept", help="Accept the study (same as enrol)."),
+    declined: bool = Option(False, "--decline", help="Decline the study, or leave it if enrolled."),
     expected: TheirHash = None,
 ) -> None:
-    """Compare the cost of a study with your limits and your ledger; accept or decline it.
+    """Compare the cost of a study with your limits and ledger; accept or decline it.
 
-    Exit code 0: you can enrol it. 2: it would be refused; the message gives the reason. The agent may run
-    at the same time.
+    Exit code 0 if you can enrol it, 2 if it would be refused. The agent may be running.
     """
     from dpadmm.cli.study import figures
 
     if accepted and declined:
-        raise StudyError("a study can be accepted or declined, not both")
+        raise StudyError("--accept and --decline cannot be combined")
     study, site = read_study(study_file), _opened(site_file)
-    _compare(study, study_file, expected, needed=accepted)
+    _check_hash(study, study_file, expected, needed=accepted)
     state, refusal, rows, n_rows = read_ledger(site.ledger), None, None, None
     try:
         rows = site.rehearse(study, state).rows
@@ -256,12 +260,12 @@ def enrol(
     as_json: AsJson = False,
     expected: TheirHash = None,
 ) -> None:
-    """Accept a study: fix its rows as they are now, and reserve its budget.
+    """Accept a study: record the current rows and reserve its budget.
 
-    Repeating the command is harmless. The rows must not change until the study has ended.
+    Repeating the command changes nothing. The rows must not change until the study has ended.
     """
     study, site = read_study(study_file), _opened(site_file)
-    _compare(study, study_file, expected, needed=True)
+    _check_hash(study, study_file, expected, needed=True)
     before = read_ledger(site.ledger).accounts
     state = decisions.accept(site, study)
     account = state.accounts[study.hash]
@@ -279,21 +283,19 @@ def enrol(
     rest = _epsilon_left(state, site.policy)
     echo(f"Reserved: ε {_epsilon(reserved, site.policy, account.shares)} of {whole}; left for other studies: {rest}.")
     echo(*_owner_warnings(study, site, state))
-    echo("Do not change the table until the study has ended: changed rows are refused.")
+    echo("Do not change the table until the study has ended. The agent refuses to use changed rows.")
     return None
 
 
 @agent_app.command("leave")
 def leave(
-    study: str = Argument(
-        ..., help="The study's file, its name, or the beginning of its hash.", show_default=False, metavar="STUDY"
-    ),
+    study: str = Argument(..., help="Study file, name, or beginning of the hash.", show_default=False, metavar="STUDY"),
     site_file: SiteOption = Path("site.toml"),
 ) -> None:
-    """Leave a study: it gets no more answers, and its unused budget is released.
+    """Leave a study permanently and free its unused budget.
 
-    It is done at once, without a question, and for good: a study that was left cannot be enrolled again. Released
-    answers stay spent. A running agent stops answering it.
+    The command does not ask for confirmation, and the study cannot be enrolled again. Budget spent by past releases
+    stays spent. A running agent stops answering the study.
     """
     from dpadmm.cli.ledger import chosen_study
 
@@ -316,48 +318,48 @@ def request(
     certificate: Path | None = Option(
         None,
         "--certificate",
-        help="If your own CA signs certificates: what it made of network/request.csr, then intermediate ones (PEM).",
+        help="With your own CA: certificate for network/request.csr, followed by intermediate ones (PEM).",
         metavar="FILE",
         show_default=False,
     ),
 ) -> None:
-    """Create the private key of your site, and a request to send to the aggregator."""
+    """Create the private key of your site and a request for the study coordinators."""
     from dpadmm.federation.identity.joining import make_request
     from dpadmm.federation.identity.private_files import read_short
 
     folder = read_site(site_file).path.parent
-    made = make_request(folder, name, None if certificate is None else read_short(certificate))
-    echo_path(f"Send to the aggregator: {folder / 'network' / 'request.json'}")
-    echo("It is not secret. Fingerprint of your key, which the study coordinators will ask for:")
-    echo_path(made.fingerprint)
-    echo("Next: dpadmm agent join INVITATION, with the file that they send back.")
+    site_request = make_request(folder, name, None if certificate is None else read_short(certificate))
+    echo_path(f"Send to the study coordinators: {folder / 'network' / 'request.json'}")
+    echo("It is not secret. The coordinators will ask for the fingerprint of your key:")
+    echo_path(site_request.fingerprint)
+    echo("They send back an invitation. Next: dpadmm agent join INVITATION")
 
 
 @agent_app.command("join")
 def join(
     invitation_file: Path = Argument(
-        ..., help="The aggregator's invitation.", show_default=False, metavar="INVITATION"
+        ..., help="Invitation received from the study coordinators.", show_default=False, metavar="INVITATION"
     ),
     site_file: SiteOption = Path("site.toml"),
-    fingerprint: str | None = Option(None, help="The expected fingerprint, from the study coordinators."),
-    yes: bool = Option(False, "--yes", help="I have compared the fingerprint."),
+    fingerprint: str | None = Option(None, help="Expected fingerprint, from the study coordinators."),
+    yes: bool = Option(False, "--yes", help="Confirm that you have compared the fingerprint."),
 ) -> None:
-    """Accept the aggregator's invitation, after you have compared its fingerprint."""
+    """Accept an invitation after comparing its fingerprint."""
     from dpadmm.federation.identity import joining
 
     folder, invitation = read_site(site_file).path.parent, joining.read_invitation(invitation_file)
     echo(
         f"Invitation for {invitation.name}, to connect to {invitation.url}",
-        "Fingerprint of the aggregator's authority:",
+        "Fingerprint of the server's certificate authority:",
     )
     echo_path(invitation.ca_fingerprint)
     if fingerprint is not None:
         if not joining.same_fingerprint(fingerprint, invitation.ca_fingerprint):
-            raise StudyError("the fingerprints differ: this invitation is from somebody else")
+            raise StudyError("the fingerprints differ; the invitation is not from these study coordinators")
     elif not yes:
         if not os.isatty(0):
             raise StudyError("compare the fingerprint with the study coordinators, then add --yes")
-        if not typer.confirm("Have you compared it with the study coordinators, and is it the same?"):
+        if not typer.confirm("Does it match the fingerprint that the study coordinators gave you?"):
             raise StudyError("not joined: ask the study coordinators for their fingerprint")
     joining.join(folder, invitation)
     echo(f"Joined as {invitation.name}. Next, for each study you receive:")
@@ -371,14 +373,15 @@ def run(
     log_form: LogForm = "text",
     metrics: Metrics = None,
 ) -> None:
-    """Answer the studies that you accepted, until it is stopped. Connects to the broker; opens no port but --metrics.
+    """Run the agent: answer accepted studies until stopped.
 
-    It notices when you accept or leave a study. It can be killed at any time and resumes when started again.
+    The agent connects to the broker and opens no port except --metrics. It detects accepted and left studies while
+    running. It can be killed at any time and resumes when restarted.
     """
     from dpadmm.federation.logs import make_log
     from dpadmm.federation.site.process import LOG, SiteProcess
 
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # gives memory of tables back
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # returns the memory of tables
     site = read_site(site_file)
     _warn(*site.warnings(), *broken_promises(site.policy, read_ledger(site.ledger)))
     folder = site.path.parent
@@ -390,7 +393,7 @@ def run(
 
 @contextmanager
 def _without_pandas() -> Iterator[None]:
-    """Keep pyarrow from importing pandas, which would cost an agent 40 MB that it does not use."""
+    """Prevent pyarrow from importing pandas, which would add 40 MB of unused memory."""
     import pyarrow
 
     if "pandas" in sys.modules:
@@ -414,16 +417,16 @@ async def _until_signal(process: SiteProcess, metrics: str | None) -> None:
 
 @agent_app.command("status")
 def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -> None:
-    """Show whether the agent is running and connected, which studies it answers, and what is wrong."""
+    """Show whether the agent is running and connected, its studies, and its alarms."""
     from dpadmm.federation import health
 
     folder = read_site(site_file).path.parent
     seen = health.read_status(folder / health.STATUS)
     alarms, live = health.agent_alarms(seen, folder), health.is_live(seen)
     if as_json:
-        known = {} if seen is None else seen | {"running": live, "connected": live and seen["connected"]}
+        state = {} if seen is None else seen | {"running": live, "connected": live and seen["connected"]}
         days = {} if seen is None else {"certificate_days_left": health.days_left(seen["certificate_expires"])}
-        return echo_json({"running": False, "connected": False, "studies": []} | known | days | alarms_json(alarms))
+        return echo_json({"running": False, "connected": False, "studies": []} | state | days | alarms_json(alarms))
     if seen is not None:
         running = "is running" if live else "is not running"
         connected = "connected" if live and seen["connected"] else "not connected"
@@ -439,13 +442,13 @@ def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -
             )
             for each in seen["studies"]
         ]
-        show_table(("study", "state", "last round", "of", "last asked"), rows)
+        show_table(("study", "state", "last round", "of", "last request"), rows)
     return echo(*(f"{alarm.level} {alarm.code}: {alarm.text}" for alarm in alarms))
 
 
 @agent_app.command("health")
 def health_command(site_file: SiteOption = Path("site.toml"), only_live: OnlyLive = False) -> None:
-    """Say what is wrong, for systemd, Docker and Kubernetes. Exit code 0: healthy. 1: not."""
+    """Health check for systemd, Docker and Kubernetes. Exit code 0 if healthy, else 1."""
     from dpadmm.federation import health
 
     folder = read_site(site_file).path.parent
@@ -481,34 +484,34 @@ def _rows_text(site: Site, persons: Persons) -> list[str]:
     k = site.policy.unit.rows
     rows = "one row" if k == 1 else f"{k} rows"
     if persons.n_persons is None:
-        return [f"{persons.n_rows:,} rows, all used: you guarantee that nobody has more than {rows}."]
+        return [f"{persons.n_rows:,} rows, all used. You guarantee that no person has more than {rows}."]
     counts = f"{persons.n_rows:,} rows of {persons.n_persons:,} persons; {persons.n_used:,} rows are used."
     if persons.n_used == persons.n_rows:
-        return [counts, f"Nobody has more than {rows}."]
+        return [counts, f"No person has more than {rows}."]
     reasons = [
         (persons.n_above, "person has", "persons have", f"more than {rows}"),
         (persons.n_without_id, "row has", "rows have", "no id"),
         (persons.n_ambiguous, "id is", "ids are", "written in different ways (7 and 007)"),
     ]
-    why = "; ".join(f"{counted(n, one, several)} {what}" for n, one, several, what in reasons if n)
-    return [counts, f"The others count as rows of zeros: {why}."]
+    causes = "; ".join(f"{counted(n, one, several)} {problem}" for n, one, several, problem in reasons if n)
+    return [counts, f"The other rows are replaced with zeros: {causes}."]
 
 
 def _limits_text(policy: Policy) -> list[str]:
     rows = counted(policy.unit.rows, "row", "rows")
     return [
         f"Limit: ε {policy.epsilon:g} at δ = {policy.delta:g} for each person ({rows}), over all studies.",
-        f"Allowed: {', '.join(sorted(policy.methods))}; losses {', '.join(sorted(policy.losses))}; at "
-        f"most {policy.max_rounds:,} rounds in a study; no study with fewer than {policy.min_rows:,} rows.",
+        f"Allowed: methods {', '.join(sorted(policy.methods))}; losses {', '.join(sorted(policy.losses))}; at most "
+        f"{policy.max_rounds:,} rounds per study; at least {policy.min_rows:,} rows.",
         *([_masking_text(policy.masking, policy.delta)] if policy.masking else []),
     ]
 
 
 def _masking_text(limits: MaskingLimits, delta: float) -> str:
     return (
-        f"Secure aggregation: allowed, up to ε {limits.epsilon_alone:g} at δ = {delta:g} if all other sites work "
-        f"together; studies must rely on at least {limits.min_honest} honest sites, and withstand "
-        f"{counted(limits.min_withstood, 'site that works', 'sites that work')} with the aggregator."
+        f"Secure aggregation: allowed, up to ε {limits.epsilon_alone:g} at δ = {delta:g} {ALONE}. Studies must assume "
+        f"at least {limits.min_honest} honest sites and tolerate "
+        f"{counted(limits.min_withstood, 'site that colludes', 'sites that collude')} with the server."
     )
 
 
@@ -517,14 +520,14 @@ def _ledger_text(policy: Policy, state: LedgerState | None) -> str:
         return "Not created yet."
     n_open = sum(not account.closed for account in state.accounts.values())
     text = (
-        f"{counted(len(state.accounts), 'study', 'studies')}, {n_open} of them open; ε "
+        f"{counted(len(state.accounts), 'study', 'studies')}, {n_open} open; ε "
         f"{_epsilon(state.spent, policy)} spent, {_epsilon(state.promised, policy)} spent or reserved, "
         f"{_epsilon_left(state, policy)} left."
     )
     if state.promised_alone == state.promised:
         return text
     alone = [_epsilon(each, policy) for each in (state.spent_alone, state.promised_alone)]
-    return f"{text} If all other sites work together, ε {alone[0]} is spent, {alone[1]} spent or reserved."
+    return f"{text} I{ALONE[1:]}, ε {alone[0]} is spent, {alone[1]} spent or reserved."
 
 
 def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[str]:
@@ -532,7 +535,7 @@ def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[s
     found, used = site.rows.line_warnings(persons.n_rows), persons.n_used
     if used < site.policy.min_rows:
         found.append(
-            f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}: any study is refused."
+            f"only {used:,} rows are used, fewer than your min_rows = {site.policy.min_rows:,}; any study is refused."
         )
     if site.policy.delta * used >= 1.0:
         found.append(f"δ = {site.policy.delta:g} should be well below 1 / rows = {1 / used:.2g}.")
@@ -574,9 +577,9 @@ def _site_figures(site: Site, persons: Persons, state: LedgerState | None) -> di
 
 
 def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None) -> list[dict[str, Any]]:
-    """Every limit with its requested, allowed and remaining amount, without the study's own reservation."""
-    known = state.accounts.get(study.hash)
-    own, shares = (known.promised, known.shares) if known is not None and not known.closed else (Fraction(0), 1)
+    """Return every limit with its requested, allowed and remaining amount, without the study's own reservation."""
+    account = state.accounts.get(study.hash)
+    own, shares = (account.promised, account.shares) if account and not account.closed else (Fraction(0), 1)
     lines = []
     for limit in policy.evaluate(study.terms, n_rows, (state.promised - own, state.promised_alone - shares * own)):
         values: dict[str, tuple[Any, ...]] = {limit.name: (limit.asked, limit.allowed, limit.left)}
@@ -591,7 +594,7 @@ def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None
 
 
 def _left(policy: Policy, state: LedgerState | None, *, alone: bool = False) -> Fraction:
-    """Σμ² that is neither spent nor reserved, or that if all other sites work together."""
+    """Return the Σμ² that is neither spent nor reserved, or with ``alone`` the one if all other sites collude."""
     from dpadmm.cli.ledger import left_in
 
     state = state or LedgerState()
@@ -601,12 +604,12 @@ def _left(policy: Policy, state: LedgerState | None, *, alone: bool = False) -> 
 
 
 def _amount(mu_squared: Fraction, policy: Policy) -> dict[str, float]:
-    """Σμ², and the corresponding ε at the owner's δ."""
+    """Return Σμ² and the corresponding ε at the owner's δ."""
     return {"epsilon": policy.epsilon_of(mu_squared), "mu_squared": float(mu_squared)}
 
 
 def _epsilon(mu_squared: Fraction, policy: Policy, shares: int = 1) -> str:
-    """ε, and with secure aggregation that if all other sites work together."""
+    """Return ε as text; with secure aggregation, also ε if all other sites collude."""
     text = rounded_up(_amount(mu_squared, policy)["epsilon"])
     return f"{text} ({_epsilon(shares * mu_squared, policy)} {ALONE})" if shares > 1 else text
 
@@ -624,8 +627,8 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     echo(study.name, style="bold")
     echo_path(study.hash)
     echo(describe_releases(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
-    names = {"rows": "rows here", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
-    names |= {"honest": "honest sites", "withstood": "sites that may work with the aggregator"}
+    names = {"rows": "rows", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
+    names |= {"honest": "honest sites", "withstood": "tolerated sites that collude with the server"}
     names |= {f"{name}_alone": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}
     rows = [
         (
@@ -635,16 +638,14 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
         )
         for line in lines
     ]
-    show_table(("", "asked", "allowed", "left", "fits"), rows, fold=range(5))
-    who = "with one row" if policy.unit.rows == 1 else f"with up to {policy.unit.rows} rows"
+    show_table(("", "requested", "allowed", "left", "fits"), rows, fold=range(5))
+    unit = "with one row" if policy.unit.rows == 1 else f"with up to {policy.unit.rows} rows"
     cost = {line["limit"]: line["asked"] for line in lines}
-    text = f"The study would cost each person {who} here ε {rounded_up(cost['epsilon'])} at your δ = {policy.delta:g}"
+    text = f"Privacy loss of a person {unit}: ε {rounded_up(cost['epsilon'])} at your δ = {policy.delta:g}"
     if study.terms.masking:
-        text += (
-            f" if at least {study.terms.shares} of the sites that take part in a round are honest; if all others work "
-        )
-        text += f"together against you: ε {rounded_up(cost['epsilon_alone'])}"
-    echo(f"{text}; Σμ² of several studies adds up, ε does not.")
+        text += f" if at least {study.terms.shares} of the sites in a round are honest; if all other sites collude, ε "
+        text += rounded_up(cost["epsilon_alone"])
+    echo(f"{text}. Σμ² of several studies adds up; ε does not.")
     if study.public_rows is not None:
         echo(f"Public rows: {describe_public_rows(study.public_rows)}.")
     if study.roster:
@@ -652,14 +653,14 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
 
 
 def _roster_text(study: Study, site: Site) -> list[str]:
-    """Who takes part, and of how many an owner has to be sure: a sum leaves out n − q sites, and needs h."""
+    """List the sites and the number of owners to compare with. A sum omits up to n − q sites and needs h honest."""
     n, honest, quorum = len(study.roster), study.terms.shares, study.terms.quorum
     names = [f"{name} (you)" if (site.keys / key).exists() else name for name, key in study.roster]
     return [
-        f"Sites that take part: {', '.join(names)}.",
-        f"The first ε holds if at most {quorum - honest} of these {n} work with the aggregator, which could have made "
-        f"sites up. Compare the hash above with at least {n - quorum + honest - 1} other owners whom you trust, by "
-        "telephone for example, and not through the aggregator.",
+        f"Sites: {', '.join(names)}.",
+        f"The first ε holds if at most {quorum - honest} of these {n} sites collude with the server. The server could "
+        f"have invented sites: compare the hash above with at least {n - quorum + honest - 1} other owners whom you "
+        "trust, for example by telephone, not through the server.",
     ]
 
 
@@ -677,12 +678,12 @@ def _cell(limit: str, column: str, value: Any) -> str:
 
 
 def _owner_warnings(study: Study, site: Site, state: LedgerState) -> list[str]:
-    found = (*site.rows.warnings(study), *broken_promises(site.policy, state))
-    return [f"For the owner only: {warning}" for warning in found]
+    warnings = (*site.rows.warnings(study), *broken_promises(site.policy, state))
+    return [f"For the owner only: {warning}" for warning in warnings]
 
 
 def _closed_text(account: Account, *, already: bool) -> str:
-    """How a study was closed, and whether that was before this command."""
+    """Describe how a study was closed, and whether that was before this command."""
     from dpadmm.federation.site.lifecycle import CLOSED_TEXT, participation
 
     text = CLOSED_TEXT[participation("accepted", account.ending, None)]
@@ -690,13 +691,13 @@ def _closed_text(account: Account, *, already: bool) -> str:
 
 
 def _charged_text(account: Account, state: LedgerState, policy: Policy) -> str:
-    """What a closed study cost, and the remaining budget."""
+    """Describe the cost of a closed study and the remaining budget."""
     from dpadmm.cli.ledger import ENDED_EARLY
 
     spent, left = _epsilon(account.spent, policy, account.shares), _epsilon_left(state, policy)
-    charged = f"It is charged with ε {spent}; left for other studies: {left}."
+    charged = f"Charged: ε {spent}; left for other studies: {left}."
     if account.ending == "restore":
-        return f"{charged} That is its whole budget, since the restored ledger may lack some of its rounds."
+        return f"{charged} This is its whole budget, because the restored ledger may lack some of its rounds."
     return f"{charged} {ENDED_EARLY}"
 
 
@@ -705,10 +706,10 @@ def _declined_text(study: Study, site: Site, state: LedgerState, changed: bool) 
     if account is None:
         done = "Declined, and recorded with the date" if changed else "Already declined, nothing changed"
         return f"{done}. Nothing was reserved."
-    done = "Declined. It was enrolled, and is left now" if changed else _closed_text(account, already=True)
+    done = "Declined, and left because it was enrolled" if changed else _closed_text(account, already=True)
     rounds = counted(len(account.rounds), "round", "rounds")
     return (
-        f"{done}: it gets no more answers, and cannot be enrolled again. It answered {rounds}. "
+        f"{done}. The study gets no more answers and cannot be enrolled again. Answered: {rounds}. "
         f"{_charged_text(account, state, site.policy)}"
     )
 
@@ -716,7 +717,7 @@ def _declined_text(study: Study, site: Site, state: LedgerState, changed: bool) 
 def _review_result(study: Study, state: LedgerState) -> str:
     account = state.accounts.get(study.hash)
     if account is None:
-        return "Within your limits: you can enrol it. Nothing was changed."
-    done = f"{len(account.rounds)} of {study.training.planned_rounds} rounds are answered"
+        return "Within your limits; you can enrol it. Nothing was changed."
+    done = f"{len(account.rounds)} of {study.training.planned_rounds} rounds answered"
     closed = f" {_closed_text(account, already=True)}." if account.closed else ""
     return f"Enrolled since {account.reservation.at}: {done}.{closed}"

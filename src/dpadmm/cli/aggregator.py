@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 aggregator_app = typer.Typer(
-    help="For study coordinators: certificates, the broker, rounds and the model.", no_args_is_help=True
+    help="For study coordinators: run the server, enrol sites and collect the model.", no_args_is_help=True
 )
 
 Folder = Annotated[Path, Option("--folder", help="The aggregator's folder, created by init.", metavar="FOLDER")]

@@ -40,7 +40,7 @@ def audit(
     as_json: AsJson = False,
     quiet: bool = Option(False, "--quiet", help="Show the verdict only."),
 ) -> None:
-    """Run a privacy attack against the shipped agent, and check that it keeps its guarantee.
+    """Attack the shipped agent and check that its privacy guarantee holds.
 
     Whole studies run through the real guard, noise and ledger, on worst-case
     rows, with an aggregator that tries to infer one row. The studies of all

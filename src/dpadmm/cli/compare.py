@@ -96,7 +96,7 @@ def compare(
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
-    """Compare methods at equal privacy: what does each reach, and what does it cost?
+    """Compare methods at the same ε.
 
     With a STUDY, its method beside others on a table (--data), all at the study's total ε and δ.
     """

@@ -57,7 +57,7 @@ def version(
     verbose: bool = Option(False, "--verbose", "-v", help="Also Python, system, packages and extras: for bug reports."),
     as_json: AsJson = False,
 ) -> None:
-    """Show the version; with --verbose, also what it runs on.
+    """Show the version; with --verbose, also the environment.
 
     The long form names no person, machine or folder, so that it can be published.
     """
@@ -77,7 +77,7 @@ def doctor(
     ledger: Path | None = Option(None, "--ledger", metavar="FOLDER", help="Also check a ledger."),
     as_json: AsJson = False,
 ) -> None:
-    """Check this installation and this machine, and say what to do about problems.
+    """Check this installation and suggest fixes for problems.
 
     Checks packages, compiler cache, clock and disk; with --site also limits, table, ledger and certificate. Nothing is
     changed, and the network is not used. Exit code 1: there is a problem (warnings do not count).

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpadmm.federation.demo import Summary
     from dpadmm.studies.settings import Training
 
-federation_app = typer.Typer(help="Try a whole federation on this machine.", no_args_is_help=True)
+federation_app = typer.Typer(help="Run a federation on this machine, as a demonstration.", no_args_is_help=True)
 federation_app.callback()(lambda: None)  # a group, though it has one command
 
 

@@ -106,7 +106,7 @@ def plan(
     seed: int = Option(1, help="Seed of splits and simulated noise."),
     as_json: AsJson = False,
 ) -> None:
-    """Forecast the cost and the accuracy of a study, without reading private rows.
+    """Forecast the cost and accuracy of a study without reading private rows.
 
     ε, noise, traffic and time follow from public numbers. Accuracy, AUC and log-loss are forecast by running
     the study on public rows, or on synthetic rows with three strengths of signal. The exit code is 0 whatever

@@ -36,7 +36,7 @@ def privacy(
     cross_check: bool = Option(False, "--cross-check", help="Also use the RDP and PLD accountants of dp_accounting."),
     as_json: AsJson = False,
 ) -> None:
-    """Privacy calculator: compute noise, ε per round, total ε or rounds from the others.
+    """Compute any one of noise, ε or rounds from the rest.
 
     Noise for a target: --epsilon with --rounds. Total ε: --round-epsilon or -z, with --rounds. Rounds
     within a budget: --epsilon with --round-epsilon or -z. --delta is always required.

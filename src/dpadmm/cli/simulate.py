@@ -36,7 +36,7 @@ def simulate(
     overwrite: bool = Option(False, "--overwrite", help="Replace the run that is in the output folder."),
     **options: Any,
 ) -> None:
-    """Train across simulated agents: what does privacy cost?
+    """Train across simulated agents and measure the cost of privacy.
 
     With a STUDY, its settings on a table (--data), tested on rows that are held out.
     """
