@@ -31,7 +31,7 @@ from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.errors import DataError
 from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.studies.drafts.draft import Draft, DraftColumn, check_name
-from dpadmm.studies.public_rows import LEAST_PUBLIC, PublicRows
+from dpadmm.studies.public_rows import MIN_PUBLIC_ROWS, PublicRows
 
 MOST_CATEGORIES, MOST_CLASSES = 50, 20
 MOST_DISTINCT = 10_000
@@ -146,7 +146,7 @@ def _no_start(label: CellSummary) -> str:
     lacking = label.missing + (sum(label.numbers[1].values()) if label.is_number else 0)
     if lacking:
         return f"{lacking:,} of them have no label"
-    return f"{label.rows:,} of them are too few, it takes {LEAST_PUBLIC}" if label.rows < LEAST_PUBLIC else ""
+    return f"{label.rows:,} of them are too few, it takes {MIN_PUBLIC_ROWS}" if label.rows < MIN_PUBLIC_ROWS else ""
 
 
 @dataclass
