@@ -184,7 +184,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     path = tmp_path / "drafted.toml"
     answer = cli("study", "new", path, "--from", table_file, "--label", "repaid").succeeded()
     assert "2 columns and the label 'repaid' from dummy.csv." in text_of(answer)
-    assert "'note' (every row has another value" in text_of(answer)
+    assert "'note' (unique in every row" in text_of(answer)
     for verb in ("show", "check"):
         refused = cli("study", verb, path)
         assert refused.code == 2
@@ -291,7 +291,7 @@ def test_from_a_dictionary(cli, tmp_path):
         (["--label", "repaid"], "are for drafts"),
         (["--dummy"], "--dummy is about a table: give --from TABLE too"),
         (["--from", "none.csv", "--label", "repaid"], "there is no such file"),
-        (["--from-dictionary", "{table}"], "needs one column 'name'"),
+        (["--from-dictionary", "{table}"], "requires exactly one column 'name'"),
     ],
 )
 def test_nothing_is_written_where_nothing_can_be_drafted(cli, tmp_path, table_file, options, complaint):
@@ -386,7 +386,7 @@ def test_the_column_that_says_whose_a_row_is_can_be_left_out(cli, tmp_path):
     text = (tmp_path / "s.toml").read_text()
     assert "[columns.age]" in text
     assert "[columns.hospital]" not in text
-    assert "says who owns a row" in text
+    assert "identifies the data owner" in text
     wrong = cli("study", "new", tmp_path / "other.toml", *given, "hospitol")
     assert wrong.code == 2
     assert "did you mean 'hospital'" in wrong.err

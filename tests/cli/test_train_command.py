@@ -336,7 +336,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         _started(Path.unlink), "sample.csv: public rows not found; copy the .* --no-public"
     ),
     "another table than the study's public rows": (
-        _started(lambda path: path.write_text("n0\n1\n")), "sample.csv: not the table that the study declares.* --no-public"
+        _started(lambda path: path.write_text("n0\n1\n")), "sample.csv: not the table that .* --no-public"
     ),
     "rows that are the public ones": (
         _started(lambda path: shutil.copy(path, path.with_name("rows.csv"))), "rows.csv is the public table itself"

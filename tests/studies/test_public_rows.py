@@ -120,11 +120,11 @@ def test_a_draft_names_its_table_as_seen_from_the_study_and_waits_for_a_word(tmp
 
 def test_a_draft_says_why_training_does_not_start_from_its_table(tmp_path: Path) -> None:
     for draft, why in [
-        (draft_from_table(table(tmp_path, 4), "ill"), "4 of them are too few, it takes 5"),
+        (draft_from_table(table(tmp_path, 4), "ill"), "there are only 4, fewer than 5"),
         (draft_from_table(table(tmp_path, 60, missing=2), "ill"), "2 of them have no label"),
-        (draft_from_table(table(tmp_path, 60), "ill").made_up(), "they are made up"),
+        (draft_from_table(table(tmp_path, 60), "ill").without_public_rows(), "they are synthetic"),
     ]:
         with case(why):
             text = study_text(draft, "x")
-            assert f'# Training does not start from the rows of "sample.csv": {why}.\n' in text
+            assert f'# The rows of "sample.csv" are not used as public rows: {why}.\n' in text
             assert "public_rows" not in tomllib.loads(text)

@@ -124,7 +124,7 @@ def new(
     if drafted:
         draft = _drafted(from_table, dictionary, statistics, label)
         draft = draft if by is None else draft.without(by)
-        draft = draft.made_up() if dummy else draft
+        draft = draft.without_public_rows() if dummy else draft
         text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
         said, then = _draft_in_words(draft), "check"
     write(file, (secured_text(text, *masked) if masked else text).encode())
@@ -219,9 +219,9 @@ def _draft_in_words(draft: Draft) -> list[str]:
     if out:
         reasons = [f"{each.name!r} ({each.comment.partition(';')[0]})" for each in out]
         said.append(f"Left out: {first_of(reasons, 8, between='; ')}.")
-    said += [f"Column {each.name!r} {each.comment}" for each in draft.columns if each.is_doubted]
+    said += [f"Column {each.name!r} {each.comment}" for each in draft.columns if each.has_question]
     said += [f"The label: {each}." for each in draft.comments]
-    if asked := [repr(each.name) for each in draft.columns if each.about and each.comment and not each.is_doubted]:
+    if asked := [repr(each.name) for each in draft.columns if each.about and each.comment and not each.has_question]:
         said.append(f"Comments in the file ask about {first_of(asked, 8)}.")
     if draft.not_public:
         said.append(f"Training will not start from the rows of {draft.source}: {draft.not_public}.")
