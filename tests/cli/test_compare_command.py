@@ -168,9 +168,9 @@ def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
         (["--epsilon", "1", "--rho", "-1"], "rho must be a positive number"),
         (["--epsilon", "1", "--metrics-every", "0"], "metrics_every must be at least 1"),
         (["--epsilon", "1", "--repeats", "0"], "repeats must be a whole number of at least 1"),
-        (["--epsilon", "1", "--trust", "secure_aggregation"], "secure_aggregation needs honest"),
-        (["--epsilon", "1", "--honest", "3"], "honest belongs to trust"),
-        (["--epsilon", "1", "--void-rounds", "0.1"], "void_rounds belongs to trust"),
+        (["--epsilon", "1", "--trust", "secure_aggregation"], "secure_aggregation requires honest"),
+        (["--epsilon", "1", "--honest", "3"], "honest requires trust"),
+        (["--epsilon", "1", "--void-rounds", "0.1"], "void_rounds requires trust"),
         (
             ["--epsilon", "1", "-m", "dp_sgd", "--trust", "secure_aggregation", "--honest", "3"],
             "only the sum of all answers is seen; add a method for that: auto",

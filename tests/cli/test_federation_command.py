@@ -81,7 +81,7 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
             assert not (tmp_path / "new").exists()
     for words, text in {
         ("--trust", "blind"): "trust must be",
-        ("--honest", 3): "honest belongs to",
+        ("--honest", 3): "honest requires",
         ("--trust", "secure_aggregation", "--method", "dp_admm"): "choose auto",
         ("--trust", "secure_aggregation", "--sites", 2): "at least 3 sites",
     }.items():

@@ -262,7 +262,7 @@ def test_budgets_that_protect_little_are_warned_about(cli, study_file, public):
     study_file.write_text(planned.STUDY.replace("epsilon = 1.0", "epsilon = 20.0"))
     call = ["plan", study_file, "--agents", 1, "--rows", 200000, "--rounds", "5", "--repeats", 2, "--public", public]
     large, delta = cli(*call, "--json").succeeded().json["warnings"]
-    assert large.startswith("ε = 20 promises little")
+    assert large.startswith("ε = 20 gives weak protection")
     assert delta.startswith("δ = 1e-05 is not below 1/200,000")
 
 

@@ -270,13 +270,13 @@ def refused(answer, complaint: str, code: int = 2) -> None:
 
 def test_bad_budgets(cli, tmp_path_factory: pytest.TempPathFactory):
     for words, complaint in [
-        ([], "exactly one of epsilon .*none was given"),
+        ([], "exactly one of epsilon .*none given"),
         (["--round-epsilon", "1.5"], "exact"),
         (["--round-epsilon", "0"], "round_epsilon must be a positive number"),
         (["--noise-multiplier=-1"], "noise_multiplier must be a number of at least 0"),
         (
             ["--round-epsilon", "0.1", "--noise-multiplier", "1"],
-            "round_epsilon and noise_multiplier were given",
+            "round_epsilon and noise_multiplier given",
         ),
     ]:
         with case(words, complaint):

@@ -134,7 +134,7 @@ def test_a_study_of_numbers(cli, plain_file):
         (
             "epsilon = 1.0 ",
             "epsilon = 1e9 ",
-            "epsilon = 1e+09 in 25 rounds takes less noise than agents can add; take a smaller",
+            "epsilon = 1e+09 in 25 rounds requires too little noise",
         ),
         ("epsilon = 1.0 ", "epsilon = nan ", "epsilon must be a positive number"),
         ("epsilon = 1.0 ", "epsilon = [1.0, 2.0] ", "epsilon must be a positive number"),
@@ -184,7 +184,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     path = tmp_path / "drafted.toml"
     answer = cli("study", "new", path, "--from", table_file, "--label", "repaid").succeeded()
     assert "2 columns and the label 'repaid' from dummy.csv." in text_of(answer)
-    assert "'note' (every row has another value" in text_of(answer)
+    assert "'note' (unique in every row" in text_of(answer)
     for verb in ("show", "check"):
         refused = cli("study", verb, path)
         assert refused.code == 2
@@ -202,7 +202,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     listed = cli("study", "confirm", path).succeeded()
     assert "repaid (label) classes no, yes age bounds 20, 70, center 41, scale 15 ward values" in text_of(listed)
     assert path.read_bytes() == before
-    assert "dummy.csv (public rows) all of its rows, which anyone may see" in text_of(listed)
+    assert "dummy.csv (public rows) all rows of the table" in text_of(listed)
     for words, left in [(["--numbers"], 3), (["ward"], 2), (["ward"], 2), (["--public-rows"], 1), (["--all"], 0)]:
         done = cli("study", "confirm", path, *words).succeeded()
         assert (f"{left} unconfirmed value" in text_of(done)) == bool(left)
@@ -224,7 +224,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     assert "public_rows /" in text_of(other := cli("study", "check", path))
     assert (other.code, other.err.count("\n")) == (2, 1)
     assert "public_rows: " in other.err  # a single problem is told there, too
-    assert "dummy.csv: not the study's public rows, but another table" in other.err
+    assert "dummy.csv: not the table that the study declares" in other.err
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("age,ward,repaid\n30,a,maybe\n")
     both = cli("study", "check", path, "--data", wrong)
@@ -291,7 +291,7 @@ def test_from_a_dictionary(cli, tmp_path):
         (["--label", "repaid"], "require --from TABLE"),
         (["--dummy"], "--dummy requires --from TABLE"),
         (["--from", "none.csv", "--label", "repaid"], "there is no such file"),
-        (["--from-dictionary", "{table}"], "needs one column 'name'"),
+        (["--from-dictionary", "{table}"], "requires exactly one column 'name'"),
     ],
 )
 def test_nothing_is_written_where_nothing_can_be_drafted(cli, tmp_path, table_file, options, complaint):
@@ -346,7 +346,7 @@ def test_check_notes_that_public_rows_do_not_influence_estimates_with_intervals(
     assert cli("study", "check", path, "--json").succeeded().json["notes"] == []
     path.write_text(re.sub("(?m)^# inference = .*", "inference = true", path.read_text()))
     said = text_of(cli("study", "check", path).succeeded())
-    assert "Note: with inference, training starts from the public rows, which do not influence the estimate." in said
+    assert "Note: with inference, the public rows are only the starting point and do not affect the estimate." in said
     assert "Warning" not in said
 
 
@@ -366,7 +366,7 @@ def test_check_warns_of_a_budget_that_promises_little(cli, study_file, tmp_path)
     text = study_file.read_text().replace("epsilon = 1.0 ", "epsilon = 50.0 ").replace("delta = 1e-5", "delta = 0.05")
     study_file.write_text(text)
     said = text_of(cli("study", "check", study_file, "--data", table).succeeded())
-    assert "Warning: ε = 50 promises little" in said
+    assert "Warning: ε = 50 gives weak protection" in said
     assert "Warning: δ = 0.05 is not below 1/30" in said
     assert len(cli("study", "check", study_file, "--json").succeeded().json["warnings"]) == 1  # rows are not known
 
@@ -386,7 +386,7 @@ def test_the_column_that_says_whose_a_row_is_can_be_left_out(cli, tmp_path):
     text = (tmp_path / "s.toml").read_text()
     assert "[columns.age]" in text
     assert "[columns.hospital]" not in text
-    assert "says who owns a row" in text
+    assert "identifies the data owner" in text
     wrong = cli("study", "new", tmp_path / "other.toml", *given, "hospitol")
     assert wrong.code == 2
     assert "did you mean 'hospital'" in wrong.err

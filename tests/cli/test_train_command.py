@@ -183,7 +183,7 @@ def test_a_budget_that_promises_little_is_warned_about(cli: Cli, tmp_path: Path,
     path = tmp_path / "large.toml"
     path.write_text(to_toml(make_study(method="auto", epsilon=30.0, delta=0.5, n_rounds=5)))
     out = cli("train", path, "-d", table, "-o", tmp_path / "m", columns=200).succeeded().out
-    assert "Warning: ε = 30 promises little" in out
+    assert "Warning: ε = 30 gives weak protection" in out
     assert f"Warning: δ = 0.5 is not below 1/{N_ROWS:,}" in out
     assert "nan" not in out
 
@@ -333,10 +333,10 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         _public(lambda cells: {**cells, "outcome": ["odd"] * 60}), "public.csv.* is none of the classes",
     ),
     "no table of the study's public rows": (
-        _started(Path.unlink), "sample.csv: the study's public rows are not there; put the .* --no-public"
+        _started(Path.unlink), "sample.csv: public rows not found; copy the .* --no-public"
     ),
     "another table than the study's public rows": (
-        _started(lambda path: path.write_text("n0\n1\n")), "sample.csv: not the study's public rows.* --no-public"
+        _started(lambda path: path.write_text("n0\n1\n")), "sample.csv: not the table that .* --no-public"
     ),
     "rows that are the public ones": (
         _started(lambda path: shutil.copy(path, path.with_name("rows.csv"))), "rows.csv is the public table itself"

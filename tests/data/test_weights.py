@@ -146,7 +146,7 @@ def test_a_study_says_what_weights_do_not_go_with() -> None:
     weight = {"weight": "w", "weight_bound": 4.0}
     numbers = {"classes": None, "bounds": [0, 1], **weight}
     for made, words in [
-        (study({"weight": "age", "weight_bound": 1}), "'age' is the label's weight, so it cannot be a column too"),
+        (study({"weight": "age", "weight_bound": 1}), "'age' is the label's weight; remove it from"),
         (
             study(
                 {key: value for key, value in numbers.items() if value is not None} | {"classes": None},
@@ -154,11 +154,11 @@ def test_a_study_says_what_weights_do_not_go_with() -> None:
                 method={"name": "auto", "inference": True},
                 training={"intercept": False},
             ),
-            "need intercept = true, which tells the mean weight",
+            "requires intercept = true",
         ),
         (
             study(weight, kind="evaluation", evaluation={"weights": [0.1, 0.2]}, training={"intercept": True}),
-            "weights are for training, and kind = 'evaluation' counts rows",
+            "weights apply to training only; remove them for kind = 'evaluation'",
         ),
     ]:
         with case(words):

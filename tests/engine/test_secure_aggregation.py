@@ -170,14 +170,14 @@ def test_void_rounds_are_charged_and_the_run_goes_on_even_without_its_first() ->
 def test_what_cannot_be_secure_aggregation_says_why() -> None:
     masked = {**COMMON, "trust": "secure_aggregation"}
     for changes, words in (
-        ({}, "needs honest"),
+        ({}, "requires honest"),
         ({"honest": 1}, "honest"),
         ({"honest": 7}, "there are 6 agents"),
-        ({"honest": 3, "method": "dp_admm"}, "only their sum is seen"),
+        ({"honest": 3, "method": "dp_admm"}, "does not support secure_aggregation"),
         ({"honest": 3, "epsilon": (1.0,) * 6}, "one budget"),
-        ({"honest": 3, "epsilon": None, "noise_multiplier": 0.0}, "noise"),
-        ({"honest": 3, "trust": "local"}, "belongs to trust"),
-        ({"trust": "local", "void_rounds": 0.1}, "void_rounds belongs"),
+        ({"honest": 3, "epsilon": None, "noise_multiplier": 0.0}, "above 0"),
+        ({"honest": 3, "trust": "local"}, "requires trust"),
+        ({"trust": "local", "void_rounds": 0.1}, "void_rounds requires"),
     ):
         with pytest.raises(StudyError, match=words):
             simulate("synthetic", **{**masked, **changes})

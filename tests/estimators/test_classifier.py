@@ -207,8 +207,8 @@ def test_agents_that_cannot_be_are_refused_before_anything_is_charged() -> None:
     accountant = BudgetAccountant(epsilon=1.0, delta=1e-5)
     for given, groups, words in (
         ({"n_agents": 4, "trust": "secure_aggregation", "honest": 5}, None, "honest = 5, but there are 4 agents"),
-        ({"n_agents": 4, "trust": "secure_aggregation"}, None, "secure_aggregation needs honest"),
-        ({**MASKED, "method": "dp_admm"}, None, "only their sum is seen"),
+        ({"n_agents": 4, "trust": "secure_aggregation"}, None, "secure_aggregation requires honest"),
+        ({**MASKED, "method": "dp_admm"}, None, "does not support secure_aggregation"),
         ({"n_agents": 4}, THREE, "groups say who the agents are"),
         ({"n_agents": 0}, None, "n_agents must be a whole number of at least 1"),
         ({**MASKED, "honest": 1.5}, None, "honest must be a whole number of at least 2"),

@@ -115,7 +115,7 @@ def test_a_mistake_is_told_with_its_place():
         ((*BLOCK, "epsilon"), [], "one value or a list of values"),
         ((*BLOCK, "timed"), "yes", "timed must be true or false"),
         ((*BLOCK, "metrics_every"), 0, "metrics_every must be at least 1"),
-        ((*BLOCK, "round_epsilon"), 0.1, "give exactly one of epsilon"),
+        ((*BLOCK, "round_epsilon"), 0.1, "set exactly one of epsilon"),
     ]:
         with case(path, value, says):
             with pytest.raises(DPADMMError, match=says) as refused:

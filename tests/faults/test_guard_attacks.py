@@ -46,7 +46,7 @@ from dpadmm.errors import DPADMMError, RefusalError
 from dpadmm.losses import Huber, Logistic
 from dpadmm.queries.gradient import Gradient
 from dpadmm.sites.agent import Agent
-from dpadmm.studies.study import origins, study_from
+from dpadmm.studies.study import provenance_parameters, study_from
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 from dpadmm.trusted.policy import Terms
@@ -270,7 +270,7 @@ def changed_studies() -> dict[str, Callable[[], Any]]:
         own = DEPLOYABLE_OWNERS.get(name, {})
         spent = dict.fromkeys(BUDGETS) if name in BUDGETS else {}
         training = STUDY.training.changed(**{**own, **spent, name: OTHER_TRAINING[name]})
-        constants = [each.name for each in origins()]
+        constants = [each.name for each in provenance_parameters()]
         more: dict[str, Any] = {"provenance": {name: "assumed"}} if name in constants else {}
         if training.loss.task == "regression":
             more["classes"] = None

@@ -263,7 +263,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("aggregator", "resume", "second.toml", "--folder", "hub"), "no such journal"),
     (
         ("aggregator", "serve", "second.toml", "--folder", "hub"),
-        "public.csv: the study's public rows are not there; put the table there",
+        "public.csv: public rows not found; copy the table to this path",
     ),
     (("aggregator", "status", "missing.toml", "--folder", "hub"), "missing.toml"),
     (("aggregator", "serve", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),

@@ -89,7 +89,7 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
         ),
         (lambda: study(training={"method": "dp_admm"}), "inference belongs to auto, and dp_admm gives no intervals"),
         (lambda: Settings(epsilon=1.0, inference=True), "inference belongs to auto, and dp_admm gives no intervals"),
-        (lambda: study(training={"average": "tail"}), 'with inference, average is "last"'),
+        (lambda: study(training={"average": "tail"}), 'inference requires average = "last"'),
         (
             lambda: study(training={"n_rounds": 1}),
             "at least 2 rounds: the last one starts from the result of the others",
@@ -322,7 +322,7 @@ def test_estimators_tell_intervals_in_the_units_of_rows_and_labels() -> None:
         plain = DPADMMRegressor(4.0, y_bounds=(10, 45), **common).fit(x[:500], z[:500])
     with pytest.raises(StudyError, match="fit with inference=True"):
         plain.conf_int()
-    with pytest.raises(StudyError, match="inference belongs to auto"):
+    with pytest.raises(StudyError, match="does not support inference; use auto"):
         DPADMMRegressor(4.0, y_bounds=(10, 45), inference=True, method="dp_admm", **common).fit(x, z)
 
 

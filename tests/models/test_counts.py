@@ -63,13 +63,13 @@ def models(table: Path) -> dict[str, Model]:
 def test_studies_say_what_counts_need_before_anything_is_spent() -> None:
     plain = Label("visits", bounds=(0, 30))
     for made, words in [
-        (lambda: study(replace(VISITS, bounds=(1.0, 30.0))), "counts have the lower bound 0, not 1"),
-        (lambda: study(DEATHS, inference=False), "times need inference = true"),
-        (lambda: study(VISITS, intercept=False), "needs intercept = true"),
-        (lambda: study(VISITS, loss="squared"), "exposure and times belong to the loss poisson, not to squared"),
-        (lambda: study(replace(VISITS, exposure="age")), "'age' is the label's exposure, so it cannot be a column"),
-        (lambda: study(Label("visits", classes=("a", "b"))), "label needs bounds"),
-        (lambda: Study(name="x", features=("a",), training=TRAINING), "needs .columns. and .label."),
+        (lambda: study(replace(VISITS, bounds=(1.0, 30.0))), "counts start at 0, not 1"),
+        (lambda: study(DEATHS, inference=False), "times require inference = true"),
+        (lambda: study(VISITS, intercept=False), "requires intercept = true"),
+        (lambda: study(VISITS, loss="squared"), "exposure and times require the poisson loss, not squared"),
+        (lambda: study(replace(VISITS, exposure="age")), "'age' is the label's exposure; remove it from"),
+        (lambda: study(Label("visits", classes=("a", "b"))), "poisson loss requires bounds under"),
+        (lambda: Study(name="x", features=("a",), training=TRAINING), "requires .columns., and .label. with bounds"),
     ]:
         with case(words), pytest.raises(StudyError, match=words):
             made()

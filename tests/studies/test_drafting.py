@@ -20,7 +20,7 @@ from dpadmm.data.schema import Category
 from dpadmm.data.schema_file import ASK
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.studies.drafts import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
-from dpadmm.studies.drafts.table import friendly
+from dpadmm.studies.drafts.table import round_bounds
 from dpadmm.studies.study import Study, study_from, study_problems
 
 N = 60
@@ -73,15 +73,16 @@ def test_kinds_are_guessed_and_the_rest_is_left_out_with_a_reason(tmp_path: Path
     }
     out = {each.name: each.comment for each in draft.columns if not each.about}
     assert out == {
-        "row": "a running number, which looks like an identifier",
-        "patient_id": "looks like an identifier; up to 9 rows have the same. If it names persons, every owner says so "
-        'in site.toml, since ε is for one row otherwise: [person] column = "patient_id", rows = 9 (or fewer)',
+        "row": "a running number; probably an identifier",
+        "patient_id": "looks like an identifier; up to 9 rows have the same value. If it identifies persons, every "
+        'owner must set, in site.toml, [person] column = "patient_id", rows = 9 (or fewer); otherwise ε protects '
+        "single rows",
         "email": "looks like an identifier",
-        "comment": "every row has another value: looks like an identifier",
+        "comment": "unique in every row; probably an identifier",
         "empty": "every cell is missing",
         "country": "'CH' in every row",
         "ill_since": "looks like the label 'ill' itself",
-        "level": "every row has another value: looks like an identifier",
+        "level": "unique in every row; probably an identifier",
     }
     assert draft.label == {"column": "ill", "classes": ("no", "yes")}
     text = study_text(draft, "x")
@@ -116,7 +117,7 @@ def test_a_column_that_alone_tells_the_label_waits_for_an_answer(
             cells = [code[0] if each == "yes" else code[1] for each in COLUMNS["ill"]]
             columns = {"age": COLUMNS["age"], "outcome": cells, "ill": COLUMNS["ill"]}
             draft = draft_from_table(csv_file(tmp_path, columns), "ill")
-            assert [each.name for each in draft.columns if each.is_doubted] == ["outcome"]
+            assert [each.name for each in draft.columns if each.has_question] == ["outcome"]
             text = study_text(draft, "x").replace("public = false", "public = true")
             question = "alone tells the label in 60 of 60 rows: is it known before the outcome?"
             assert f"[columns.outcome]\n# {question}\n" in text
@@ -188,18 +189,18 @@ def test_labels(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_what_cannot_be_drafted_is_a_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
     for columns, words in [
         ({"a": [1, 2], "y": ["", ""]}, "the label 'y' has no value in any row"),
-        ({"a": [1, 2], "y": ["no", "no"]}, "is 'no' in every row: nothing to learn"),
+        ({"a": [1, 2], "y": ["no", "no"]}, "is 'no' in every row; use a table with at least two classes"),
         ({"a": [0, 1] * 30, "y": [f"t{i}" for i in range(60)]}, "the label 'y' has 60 different values"),
         ({"a": [1, 2], "z": [1, 2]}, "has no column 'y'"),
-        ({"a": [1, 1], "y": ["no", "yes"]}, "no column is left to learn from"),
+        ({"a": [1, 1], "y": ["no", "yes"]}, "no usable column except the label"),
         ({"a": ['"1,5"', '"2,5"'], "y": ["no", "yes"]}, "decimals are written with a point"),
-        ({"a": ['"x\ny"', "z"], "y": ["no", "yes"]}, "'a' has a value that is not text on one line"),
-        ({"a": ["x" * 201, "z"], "y": ["no", "yes"]}, "'a' has a value that is not text on one line"),
-        ({"a": ["x", "z"], "y": ["no", '"y\nes"']}, "'y' has a value that is not text on one line"),
+        ({"a": ['"x\ny"', "z"], "y": ["no", "yes"]}, "'a' has a value that is not printable text"),
+        ({"a": ["x" * 201, "z"], "y": ["no", "yes"]}, "'a' has a value that is not printable text"),
+        ({"a": ["x", "z"], "y": ["no", '"y\nes"']}, "'y' has a value that is not printable text"),
         ({"a": [], "y": []}, "has no rows"),
-        ({"a": [1, 2], "b\tc": [1, 2], "y": ["no", "yes"]}, "name of a column must be text on one line"),
-        ({"a": [1, 2], "": [1, 2], "y": ["no", "yes"]}, "name of a column must be text on one line"),
-        ({**{f"c{i}": [i] for i in range(20_000)}, "y": ["no"]}, "has 20,001 columns; a draft is made of"),
+        ({"a": [1, 2], "b\tc": [1, 2], "y": ["no", "yes"]}, "a column name must be printable text"),
+        ({"a": [1, 2], "": [1, 2], "y": ["no", "yes"]}, "a column name must be printable text"),
+        ({**{f"c{i}": [i] for i in range(20_000)}, "y": ["no"]}, "has 20,001 columns, but a draft has"),
     ]:
         with case(columns, words):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -218,7 +219,7 @@ def test_a_repeated_name_is_refused(tmp_path: Path) -> None:
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
 def test_bounds_are_rounded_outwards(one: float, other: float) -> None:
     low, high = min(one, other), max(one, other)
-    found = friendly(low, high)
+    found = round_bounds(low, high)
     assert found[0] <= low <= high <= found[1]
     assert found[0] < found[1]
     if low >= 0.0:
@@ -244,7 +245,7 @@ def test_any_name_and_value_can_be_read_back(
     label, *rest = (f"x{i} {name}" for i, name in enumerate(names))
     abouts = [{"kind": "category", "values": tuple(values)}, {"kind": "number", "bounds": bounds}]
     columns = tuple(DraftColumn(name, abouts[i % 2], comment) for i, name in enumerate(rest))
-    left_out = DraftColumn(title, None, "every row has another value")
+    left_out = DraftColumn(title, None, "unique in every row")
     target = {"column": label, "classes": tuple(values[:2])}
     draft = Draft((*columns, left_out), target, comment, confirm=True)
     found = tomllib.loads(study_text(draft, title))
@@ -281,27 +282,27 @@ def test_a_dictionary_needs_no_confirmation(tmp_path: Path) -> None:
         "age", "age missing", "income", "stage", "sex=f", "sex=m", "sex=other", "smoker",
     )  # fmt: skip
     assert study.classes == ("no", "yes")
-    assert '"note": of kind' in text
-    assert '"zip": the dictionary says so' in text
+    assert '"note": kind' in text
+    assert '"zip": role out in the dictionary' in text
     again = draft_from_dictionary(path, "ill")
     assert study_text(again, "x") == text
 
 
 def test_a_mistake_in_a_dictionary_is_a_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
     for old, new, words in [
-        ("0,120", ",120", "'age' is a number and needs low and high, which are missing"),
-        ("0,120", "x,120", "'age' is a number and needs low and high, not 'x'"),
+        ("0,120", ",120", "'age' requires a number as low, not an empty cell"),
+        ("0,120", "x,120", "'age' requires a number as low, not 'x'"),
         ("0,120", "120,0", "column 'age': bounds must rise"),
         ("0,120", "0,nan", "column 'age': bounds must be finite"),
-        ("I|II|III", "", "'stage' is of kind Ordinal and needs values"),
+        ("I|II|III", "", "'stage' of kind Ordinal requires values"),
         ("I|II|III", "I|I", "'I' is there twice"),
-        (",label,", ",,", "say which column is predicted"),
-        ("no|yes", "", "the label 'ill' needs its classes as values"),
-        ("name,kind", "nme,kind", "needs one column 'name'; did you mean 'nme'"),
-        ("smoker,bool", "age,bool", "column 'age' is there twice"),
-        ("smoker,bool,,,,,,,", "smoker,bool", "line 6: 2 cells where there are 9 headings"),
+        (",label,", ",,", "no label; name the column to predict"),
+        ("no|yes", "", "the label 'ill' requires values"),
+        ("name,kind", "nme,kind", "requires exactly one column 'name'; did you mean 'nme'"),
+        ("smoker,bool", "age,bool", "column 'age' is listed twice"),
+        ("smoker,bool,,,,,,,", "smoker,bool", "line 6: 2 cells, but 9 headings"),
         (",log,", ",sqrt,", "transform must be none or log"),
-        (DICTIONARY[DICTIONARY.index("age") :], "", "must have a line for every column"),
+        (DICTIONARY[DICTIONARY.index("age") :], "", "lines after its header"),
     ]:
         with case(old, new, words):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -342,7 +343,7 @@ def test_codes_for_missing_numbers_are_named_and_kept_out(tmp_path: Path) -> Non
         with case(code):
             found = drafted(tmp_path, [*usual * 3, code])
             assert found.about == plain.about
-            assert found.comment.startswith(f"{code:.0f} in 10 rows: far from all others")
+            assert found.comment.startswith(f"{code:.0f} in 10 rows: far from all other numbers")
     two = drafted(tmp_path, [*usual * 3, -99, 999])
     assert two.about == plain.about
     assert two.comment.startswith("-99 in 10 rows and 999 in 10 rows")
@@ -391,7 +392,7 @@ def test_whole_numbers_may_number_persons_with_several_rows(tmp_path: Path) -> N
         "ill": rng.choice(["no", "yes"], n).tolist(),
     }
     draft = draft_from_table(csv_file(tmp_path, cells), "ill")
-    asked = {each.name: each.comment for each in draft.columns if "number persons or records" in each.comment}
+    asked = {each.name: each.comment for each in draft.columns if "identify persons or records" in each.comment}
     assert asked.keys() == {"subject", "who", "badge"}
     assert '[person] column = "who", rows = 3' in asked["who"]
     assert all(each.about for each in draft.columns)
@@ -419,7 +420,7 @@ def test_a_label_of_counts_is_asked_about(tmp_path: Path) -> None:
     draft = draft_from_table(csv_file(tmp_path, columns), "y")
     assert draft.label["classes"] == (0, 1, 2, 7)
     (question,) = draft.comments
-    assert 'bounds = [0, 7] in place of classes, and name = "squared" under [loss]' in question
+    assert 'bounds = [0, 7], and set name = "squared" under [loss]' in question
     text = study_text(draft, "x").replace("classes = [0, 1, 2, 7]", "bounds = [0, 7]").replace('"softmax"', '"squared"')
     assert study_from(tomllib.loads(text.replace("public = false", "public = true"))).classes is None
     for cells in ([0, 1], [-1, 0, 1], ["a", "b", "c"]):

@@ -68,10 +68,10 @@ def test_a_draft_hints_and_the_hint_can_be_taken(tmp_path: Path):
     path = tmp_path / "dummy.csv"
     path.write_text("severity,stage,note,ill\n" + "\n".join(row.replace('"', '""') for row in rows) + "\n")
     text = study_text(draft_from_table(path, "ill"), "x")
-    assert 'if they are: kind = "ordinal", values = ["low", "medium", "high"], and no unseen' in text.replace(
+    assert 'if they are, set kind = "ordinal", values = ["low", "medium", "high"], and remove unseen' in text.replace(
         "\n# ", " "
     )
-    assert 'not amounts: kind = "ordinal", values = ["1", "2", "3", "4", "5"]' in text
+    assert 'not amounts, set kind = "ordinal", values = ["1", "2", "3", "4", "5"]' in text
     assert text.count("ordinal") == 2
     before = 'kind = "category"\nvalues = ["high", "low", "medium"]'
     assert before in text

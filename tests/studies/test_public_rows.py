@@ -67,29 +67,29 @@ def test_a_mistake_in_the_study_is_one_sentence() -> None:
         ({**good, "sha": SHA}, "public_rows: unknown setting 'sha'; did you mean 'sha256'"),
         ({**good, "file": 3}, "public_rows: file must be text, not 3"),
         ({**good, "public": "yes"}, "public_rows: public must be true or false"),
-        ({**good, "public": False}, "public_rows: it is not confirmed that anyone may see"),
+        ({**good, "public": False}, "public_rows: not confirmed as public"),
     ]:
         with case(about), pytest.raises(StudyError, match=words):
             study_from({**_without(), "public_rows": about})
-        if words != "public_rows: it is not confirmed that anyone may see":
+        if words != "public_rows: not confirmed as public":
             assert len(study_problems({**_without(), "public_rows": about})) == 1
-    with pytest.raises(StudyError, match=r"\[public_rows\] is for auto, not for dp_admm"):
+    with pytest.raises(StudyError, match=r"dp_admm does not use public rows; remove \[public_rows\] or use auto"):
         study_from({**_without(), "public_rows": good, "method": {"name": "dp_admm"}})
-    with pytest.raises(StudyError, match=r"\[public_rows\] needs \[columns\]"):
+    with pytest.raises(StudyError, match=r"\[public_rows\] requires \[columns\]"):
         study_from({**plain, "public_rows": good})
 
 
 def test_a_file_is_needed_where_it_is_used_and_must_have_these_bytes(tmp_path: Path) -> None:
     path = tmp_path / "sample.csv"
     for rows, words in [
-        (PublicRows(SHA), "does not say where its public rows are"),
-        (PublicRows(SHA, str(path)), "sample.csv: the study's public rows are not there; put the table there"),
-        (PublicRows(SHA, str(tmp_path)), "are not there"),
+        (PublicRows(SHA), "has no path for its public rows"),
+        (PublicRows(SHA, str(path)), "sample.csv: public rows not found; copy the table to this path"),
+        (PublicRows(SHA, str(tmp_path)), "public rows not found"),
     ]:
         with case(words), pytest.raises(DataError, match=words):
             rows.verified()
     path.write_bytes(ROWS + b"70,no\n")
-    with pytest.raises(DataError, match=f"another table .sha256 {PublicRows.of(path).sha256[:12]}…, not {SHA[:12]}…"):
+    with pytest.raises(DataError, match=f"declares .sha256 {PublicRows.of(path).sha256[:12]}…, expected {SHA[:12]}…"):
         PublicRows(SHA, str(path)).verified()
 
 
@@ -110,7 +110,7 @@ def test_a_draft_names_its_table_as_seen_from_the_study_and_waits_for_a_word(tmp
         waiting = confirmations(tomllib.loads(text))
         assert [each.group for each in waiting] == ["label", "numbers", "public-rows"]
         rest = confirmed_text(text, {each.place for each in waiting[:2]})
-        with pytest.raises(StudyError, match="public_rows: it is not confirmed that anyone may see"):
+        with pytest.raises(StudyError, match="public_rows: not confirmed as public"):
             study_from(tomllib.loads(rest))
         (folder / "study.toml").write_text(confirmed_text(rest, {waiting[2].place}))
         found = read_study(folder / "study.toml").public_rows
@@ -120,11 +120,11 @@ def test_a_draft_names_its_table_as_seen_from_the_study_and_waits_for_a_word(tmp
 
 def test_a_draft_says_why_training_does_not_start_from_its_table(tmp_path: Path) -> None:
     for draft, why in [
-        (draft_from_table(table(tmp_path, 4), "ill"), "4 of them are too few, it takes 5"),
+        (draft_from_table(table(tmp_path, 4), "ill"), "there are only 4, fewer than 5"),
         (draft_from_table(table(tmp_path, 60, missing=2), "ill"), "2 of them have no label"),
-        (draft_from_table(table(tmp_path, 60), "ill").made_up(), "they are made up"),
+        (draft_from_table(table(tmp_path, 60), "ill").without_public_rows(), "they are synthetic"),
     ]:
         with case(why):
             text = study_text(draft, "x")
-            assert f'# Training does not start from the rows of "sample.csv": {why}.\n' in text
+            assert f'# The rows of "sample.csv" are not used as public rows: {why}.\n' in text
             assert "public_rows" not in tomllib.loads(text)

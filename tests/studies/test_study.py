@@ -24,10 +24,10 @@ from dpadmm.losses import Huber, Logistic
 from dpadmm.matrices.clipping import INTERCEPT
 from dpadmm.methods import Auto, DpAdmm, DpAdmmRounds
 from dpadmm.studies.settings import Training
-from dpadmm.studies.study import DEPLOYABLE, FORMAT, Study, origins, read_study, study_from
+from dpadmm.studies.study import DEPLOYABLE, FORMAT, Study, provenance_parameters, read_study, study_from
 from studies import DEPLOYABLE_OWNERS, FIXED, tables
 
-CONSTANTS = [each.name for each in origins() if each.name in FIXED]
+CONSTANTS = [each.name for each in provenance_parameters() if each.name in FIXED]
 ORIGINS = ("public", "assumed", "derived from public data")
 
 BASE = {
@@ -238,13 +238,13 @@ def test_a_roster_and_what_it_promises_are_part_of_the_hash(tmp_path):
         ({"roster": [*ROSTER, ROSTER[0]]}, "same name"),
         ({"roster": [*ROSTER, {"name": "x", "key": ROSTER[0]["key"]}]}, "same key"),
         ({"roster": [{"name": "x"}]}, "name and a key"),
-        ({"roster": [{"name": "X Y", "key": "0" * 64}]}, "not the name of a site"),
+        ({"roster": [{"name": "X Y", "key": "0" * 64}]}, "is not a valid site name"),
         ({"roster": [{"name": "x", "key": "0" * 63}]}, "64 hexadecimal digits"),
         ({"roster": "site-1"}, "list of tables"),
-        ({"honest": 4}, "take at most 3"),
-        ({"honest": 3, "allow_missed_rounds": True, "quorum": 3}, "take at most 2"),
+        ({"honest": 4}, "set honest to 3 or less"),
+        ({"honest": 3, "allow_missed_rounds": True, "quorum": 3}, "set honest to 2 or less"),
         ({"quorum": 5, "allow_missed_rounds": True}, "only 4 sites"),
-        ({"most_rows": None}, "needs most_rows"),
+        ({"most_rows": None}, "requires most_rows"),
         ({"most_rows": 0}, "most_rows must be"),
     ],
 )
@@ -257,7 +257,7 @@ def test_sums_of_many_sites_have_to_fit():
     many = [{"name": f"s{i}", "key": f"{i:064x}"} for i in range(1, 1001)]
     with pytest.raises(StudyError, match="63 bits"):
         masked(500, roster=many, most_rows=10**8, features=[f"x{i}" for i in range(5000)])
-    with pytest.raises(StudyError, match="belong to"):
+    with pytest.raises(StudyError, match="require trust"):
         changed(most_rows=5)
 
 
@@ -277,7 +277,7 @@ def test_a_study_cannot_be_changed_from_outside():
 def test_a_constant_needs_an_origin(name):
     training = {**BASE["privacy"], **owned(name, **{name: OTHER[name]})}
     classes = None if training.get("loss") in ("huber", "squared") else ["no", "yes"]
-    with pytest.raises(StudyError, match=rf"where does {name} = .* come from\?"):
+    with pytest.raises(StudyError, match=rf"{name} = .* is not the default, so its source is required"):
         changed(training=training, classes=classes)
     for origin in ORIGINS:
         changed(training=training, classes=classes, provenance={name: origin})
@@ -295,10 +295,10 @@ def test_a_constant_needs_an_origin(name):
         ({"name": 5}, "name must be"),
         ({"name": "a\nb"}, "name must be printable text"),
         ({"features": []}, "at least one"),
-        ({"features": "age"}, "list of the columns"),
+        ({"features": "age"}, "list of at least one column name"),
         ({"features": ["age", "age"]}, "twice"),
         ({"features": ["age", "\x1b[31m"]}, "features[1] must be printable text"),
-        ({"features": ["age", 1]}, "name of a column"),
+        ({"features": ["age", 1]}, "must be a column name"),
         ({"classes": "ab"}, "classes must be a list"),
         ({"classes": 5}, "classes must be a list"),
         ({"classes": ["a"]}, "exactly 2 classes"),
@@ -311,25 +311,28 @@ def test_a_constant_needs_an_origin(name):
         ({"training": {"epsilon": 1.0, "noise_multiplier": 2.0}}, "exactly one of epsilon"),
         ({"training": {"epsilon": [1.0, 2.0]}}, "epsilon must be a positive number"),
         ({"training": {"noise_multiplier": 0}}, "no privacy"),
-        ({"training": {"noise_multiplier": 0.01}}, "noise multiplier is 0.01"),
-        ({"training": {"noise_multiplier": 1e12}}, "noise multiplier is"),
+        ({"training": {"noise_multiplier": 0.01}}, "noise_multiplier = 0.01 is outside 0.1"),
+        ({"training": {"noise_multiplier": 1e12}}, "noise_multiplier = 1e+12 is outside"),
         (
             {"training": {"epsilon": 1e9}},
-            "epsilon = 1e+09 in 100 rounds takes less noise than agents can add; take a small",
+            "epsilon = 1e+09 in 100 rounds requires too little noise",
         ),
-        ({"training": {"epsilon": 1e300}}, "less noise than agents can add; take a smaller epsilon"),
-        ({"training": {"epsilon": 1e-12, "delta": 1e-12}}, "more noise than agents can add; take a larger epsilon"),
+        ({"training": {"epsilon": 1e300}}, "0.1 to 1e+09); reduce epsilon"),
+        ({"training": {"epsilon": 1e-12, "delta": 1e-12}}, "0.1 to 1e+09); increase epsilon, or use fewer rounds"),
         (
             {"training": {"epsilon": 1.0, "method": "admm"}},
-            "agents can answer for auto, dp_admm and dp_sgd, not for admm",
+            "admm runs in simulations only; use auto, dp_admm or dp_sgd",
         ),
-        ({"training": {"epsilon": 1.0, "method": "admm_pvp"}}, "agents can answer for auto, dp_admm and dp_sgd"),
+        (
+            {"training": {"epsilon": 1.0, "method": "admm_pvp"}},
+            "admm_pvp runs in simulations only",
+        ),
         ({"training": {"epsilon": 1.0, "method": "dp-admm"}}, "did you mean 'dp_admm'"),
         ({"training": {"epsilon": 1.0, "n_agents": 5}}, "unknown setting 'n_agents'"),
         ({"training": {"epsilon": 1.0, "rounds": 5}}, "did you mean 'n_rounds'"),
         ({"training": {"epsilon": 1.0, "n_rounds": 10**400}}, "n_rounds"),
         ({"loss": [1]}, "loss must be a table"),
-        ({"loss": {"delta": 1.0}}, "loss: give it a name"),
+        ({"loss": {"delta": 1.0}}, "loss: name is missing"),
         ({"loss": {"name": "huber", "width": 1.0}}, "loss: width is a parameter of smoothed_hinge, not of huber"),
         ({"method": {"name": "dp_sgd", "sampling": 0.5}, "provenance": {"sampling": "public"}}, "agents release sums"),
         ({"provenance": {"n_rounds": "public"}}, "unknown setting 'n_rounds'"),
@@ -425,7 +428,7 @@ def test_the_constant_column_is_a_part_of_what_is_agreed_on() -> None:
     table = with_constant.as_json()
     assert table["intercept_value"] == INTERCEPT
     assert study_from(table).hash == with_constant.hash
-    with pytest.raises(StudyError, match="need the same version"):
+    with pytest.raises(StudyError, match="use the same version"):
         study_from({**table, "intercept_value": 0.5})
     without = Study(name="s", features=("x",), training={"intercept": False, "noise_multiplier": 9.0})
     assert "intercept_value" not in without.as_json()
@@ -467,7 +470,7 @@ def test_a_study_holds_nothing_but_what_its_file_says():
         pass
 
     for one, what in ((Loud(), "loss"), (Cheap(), "method")):
-        with pytest.raises(StudyError, match=f"the {what} {one.name!r} is not one that sites know"):
+        with pytest.raises(StudyError, match=f"the {what} {one.name!r} is not registered"):
             Study(name="s", features=("x",), training=Training(epsilon=1.0, **{what: one}))
     with pytest.raises(StudyError, match="not a class"):
         Training(epsilon=1.0, loss=Huber)
@@ -477,7 +480,7 @@ def test_a_study_holds_nothing_but_what_its_file_says():
 
 def test_a_setting_of_what_was_not_chosen_is_refused_in_a_study_and_checked_anywhere():
     for name, value in (("mechanism", "pure"), ("loss_delta", 0.5), ("learning_rate", 0.1)):
-        with pytest.raises(StudyError, match=f"nothing that was chosen has the setting {name}"):
+        with pytest.raises(StudyError, match=f"method, loss and regularizer have no setting {name}"):
             Study(name="s", features=("x",), training={"epsilon": 1.0, name: value})
     with pytest.raises(StudyError, match="loss_delta must be a number"):
         Training(epsilon=1.0, loss_delta="nonsense")
@@ -491,7 +494,7 @@ def test_a_plan_that_a_site_could_not_finish_or_state_is_refused(kind, monkeypat
         "a short plan": ReleasePlan.constant(Release(5.0), 9),
     }
     monkeypatch.setattr(DpAdmmRounds, "plan", lambda self, agent, n_rounds: plans[kind])
-    with pytest.raises(StudyError, match="every round must release something, of at most 8 kinds"):
+    with pytest.raises(StudyError, match="must release something in every round, and at most 8 different kinds"):
         Study(name="s", features=("x",), training={"method": "dp_admm", "noise_multiplier": 5.0, "n_rounds": 10})
 
 
@@ -504,5 +507,5 @@ def test_settings_with_a_meaning_of_their_own_are_refused():
     class Cheap(Training):
         pass
 
-    with pytest.raises(StudyError, match="training must be a table of settings"):
+    with pytest.raises(StudyError, match="training must be a mapping of settings"):
         Study(name="s", features=("x",), training=Cheap(epsilon=1.0))

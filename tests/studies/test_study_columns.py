@@ -97,7 +97,7 @@ def test_a_mistake_is_one_sentence() -> None:
         ("bounds = [0, 120]", "bounds = [0, 120]\npublic = 'yes'", "public must be true or false"),
         ('classes = ["no", "yes"]', "", "either classes"),
         ('classes = ["no", "yes"]', 'classes = ["no"]', "list of 2"),
-        ('classes = ["no", "yes"]', "bounds = [0, 1]", "with the loss logistic the label needs classes"),
+        ('classes = ["no", "yes"]', "bounds = [0, 1]", "the logistic loss requires classes under [label]"),
         ('column = "readmitted"', "", "column is missing"),
         ("[label]", "[labels]", "unknown setting 'labels'"),
         ('name = "readmission"', 'name = "x"\nfeatures = ["age"]', "give either"),
@@ -120,7 +120,7 @@ def test_what_looks_like_an_identifier_may_be_allowed() -> None:
 
 
 def test_softmax_is_for_three_classes_or_more() -> None:
-    with pytest.raises(StudyError, match="for two classes take the loss logistic"):
+    with pytest.raises(StudyError, match="use the logistic loss for two"):
         parsed(loss={"name": "softmax"})
 
 

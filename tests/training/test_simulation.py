@@ -212,7 +212,7 @@ def test_centralized_is_the_minimizer_and_not_private() -> None:
 
 def test_centralized_takes_no_budget() -> None:
     for name in ["epsilon", "round_epsilon", "noise_multiplier"]:
-        with case(name), pytest.raises(StudyError, match=f"takes no {name}"):
+        with case(name), pytest.raises(StudyError, match=f"is not private; remove {name}"):
             run(method="centralized", **{name: 0.5})
 
 

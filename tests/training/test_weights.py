@@ -361,4 +361,4 @@ def test_the_command_line_knows_weights(path: Path, tmp_path: Path) -> None:
     assert "weighted accuracy" in said("evaluate", str(model), "--data", str(path))
     assert "weights" in json.loads(CliRunner().invoke(app, ["explain", str(model), "--json"]).output)
     file.write_text(text.replace('weight = "w"', 'weight = "a"'))
-    assert "'a' is the label's weight, so it cannot be a column too" in said("study", "check", str(file), fine=False)
+    assert "'a' is the label's weight; remove it from" in said("study", "check", str(file), fine=False)

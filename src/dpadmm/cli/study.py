@@ -125,7 +125,7 @@ def new(
     if given:
         draft = _drafted(from_table, dictionary, statistics, label)
         draft = draft if by is None else draft.without(by)
-        draft = draft.made_up() if dummy else draft
+        draft = draft.without_public_rows() if dummy else draft
         text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
         summary, next_command = _describe_draft(draft), "check"
     write(file, (secured_text(text, *masked) if masked else text).encode())
@@ -222,10 +222,10 @@ def _describe_draft(draft: Draft) -> list[str]:
     if omitted:
         reasons = [f"{column.name!r} ({column.comment.partition(';')[0]})" for column in omitted]
         lines.append(f"Omitted: {first_of(reasons, 8, between='; ')}.")
-    lines += [f"Column {column.name!r} {column.comment}" for column in draft.columns if column.is_doubted]
+    lines += [f"Column {column.name!r} {column.comment}" for column in draft.columns if column.has_question]
     lines += [f"The label: {comment}." for comment in draft.comments]
     commented = [
-        repr(column.name) for column in draft.columns if column.about and column.comment and not column.is_doubted
+        repr(column.name) for column in draft.columns if column.about and column.comment and not column.has_question
     ]
     if commented:
         lines.append(f"See the comments in the file on {first_of(commented, 8)}.")

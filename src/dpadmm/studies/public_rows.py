@@ -1,4 +1,4 @@
-"""The public rows of a study: a table that anyone may see, from which training starts. No ε depends on it."""
+"""The public rows of a study: a published table used to initialise training. ε does not depend on it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from msgspec import Meta
 from dpadmm.errors import DataError, StudyError
 from dpadmm.parameters.fields import parameters, problems
 
-LEAST_PUBLIC = 5
-"""One for each fold of the model that training starts from."""
+MIN_PUBLIC_ROWS = 5
+"""One row for each fold that tunes the initial model."""
 
 TABLE = "public_rows"
-"""Its table in the study's file."""
+"""Name of the table in a study file."""
 
 
 @dataclass(frozen=True)
 class PublicRows:
-    """A table, known by its bytes: the same bytes in another file are the same rows, and the same study.
+    """A public table, identified by the digest of its bytes; its path is not part of the study's hash.
 
-    Only whoever trains or aggregates needs the file; agents see what is broadcast.
+    Only the process that trains, or the server, reads the file. Sites receive broadcasts only.
     """
 
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$"), "SHA-256 of the table's bytes, in hexadecimal digits."]
-    file: Annotated[str | None, "The table's file, relative to that of the study."] = field(default=None, compare=False)
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$"), "SHA-256 digest of the file, in hexadecimal."]
+    file: Annotated[str | None, "Path of the table, relative to the study file."] = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for each in parameters(PublicRows):
-            each.checked(getattr(self, each.name), f"{TABLE}: ")
+        for parameter in parameters(PublicRows):
+            parameter.checked(getattr(self, parameter.name), f"{TABLE}: ")
 
     @classmethod
     def of(cls, path: Path) -> PublicRows:
-        """The rows of a file."""
+        """Return the public rows in a file."""
         return cls(_digest(path), str(path))
 
     @property
@@ -44,48 +44,49 @@ class PublicRows:
         return self.file is not None and Path(self.file).is_file()
 
     def verified(self) -> Path:
-        """The file, if it is there and has these bytes."""
+        """Return the path of the file; raise DataError if it is missing or has another digest."""
         if self.file is None:
-            raise DataError(f"the study does not say where its public rows are; give file in [{TABLE}]")
+            raise DataError(f"the study has no path for its public rows; set file under [{TABLE}]")
         path = Path(self.file)
         if not self.is_here:
-            raise DataError(f"{path}: the study's public rows are not there; put the table there")
-        if (found := _digest(path)) != self.sha256:
+            raise DataError(f"{path}: public rows not found; copy the table to this path")
+        if (digest := _digest(path)) != self.sha256:
             raise DataError(
-                f"{path}: not the study's public rows, but another table (sha256 {found[:12]}…, not "
-                f"{self.sha256[:12]}…); put theirs there"
+                f"{path}: not the table that the study declares (sha256 {digest[:12]}…, expected "
+                f"{self.sha256[:12]}…); replace it with the declared table"
             )
         return path
 
 
-def public_rows_problems(about: object) -> list[str]:
-    """A sentence for everything that is wrong with ``[public_rows]``."""
-    if not isinstance(about, Mapping):
-        return [f"{TABLE} must be a table, such as [{TABLE}], not {about!r:.60}"]
-    found = problems({name: each for name, each in about.items() if name != "public"}, parameters(PublicRows), TABLE)
-    if "sha256" not in about:
-        found.append(f"{TABLE}: sha256 is missing: that of the table, as sha256sum prints it")
-    if not isinstance(about.get("public", True), bool):
-        found.append(f"{TABLE}: public must be true or false, not {about['public']!r:.60}")
-    return found
+def public_rows_problems(entries: object) -> list[str]:
+    """Return a message for each problem of ``[public_rows]``."""
+    if not isinstance(entries, Mapping):
+        return [f"{TABLE} must be a table, such as [{TABLE}], not {entries!r:.60}"]
+    settings = {name: value for name, value in entries.items() if name != "public"}
+    messages = problems(settings, parameters(PublicRows), TABLE)
+    if "sha256" not in entries:
+        messages.append(f"{TABLE}: sha256 is missing; add the digest that sha256sum prints")
+    if not isinstance(entries.get("public", True), bool):
+        messages.append(f"{TABLE}: public must be true or false, not {entries['public']!r:.60}")
+    return messages
 
 
-def is_unconfirmed(about: object) -> bool:
-    """Whether someone still has to say that anyone may see these rows."""
-    return isinstance(about, Mapping) and about.get("public", True) is False
+def is_unconfirmed(entries: object) -> bool:
+    """Return whether the rows are not yet confirmed as public."""
+    return isinstance(entries, Mapping) and entries.get("public", True) is False
 
 
-def public_rows_from(about: Mapping[str, Any], folder: Path) -> PublicRows:
-    """Public rows from their table in a study's file, which lies in ``folder``."""
-    for sentence in public_rows_problems(about):
-        raise StudyError(sentence)
-    if is_unconfirmed(about):
+def public_rows_from(entries: Mapping[str, Any], folder: Path) -> PublicRows:
+    """Build the public rows from ``[public_rows]`` of a study file in ``folder``."""
+    for message in public_rows_problems(entries):
+        raise StudyError(message)
+    if is_unconfirmed(entries):
         raise StudyError(
-            f"{TABLE}: it is not confirmed that anyone may see these rows; if so, say public = true, by hand or with "
-            f"dpadmm study confirm; if not, leave [{TABLE}] out"
+            f"{TABLE}: not confirmed as public. If anyone may see these rows, run dpadmm study confirm, or set "
+            f"public = true; otherwise remove [{TABLE}]"
         )
-    file = about.get("file")
-    return PublicRows(about["sha256"], None if file is None else str(folder / file))
+    file = entries.get("file")
+    return PublicRows(entries["sha256"], None if file is None else str(folder / file))
 
 
 def _digest(path: Path) -> str:

@@ -1,8 +1,8 @@
-"""What a run can be told: ``Training``, which a study fixes, and ``Settings``, with what simulations need too.
+"""Settings of a run: ``Training`` for studies, and its subclass ``Settings`` for simulations.
 
-Names are the same in Python, in files and as options. Losses, regularizers and methods own their parameters:
-``loss="huber", loss_delta=0.5`` is ``loss=Huber(delta=0.5)``, and ``rho=0.2`` goes to a method that has one.
-Settings are public: none of them is read off the rows.
+Settings have the same names in Python, in files and as command-line options. Losses, regularizers and methods own their
+parameters: ``loss="huber", loss_delta=0.5`` means ``loss=Huber(delta=0.5)``, and ``rho=0.2`` is passed to the method.
+All settings are public. None of them is inferred from private rows.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from dpadmm.queries.problem import Problem, Sizes
 from dpadmm.regularizers import L2, REGULARIZERS, Regularizer
 
 BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
-"""Ways to say how much may be spent; a private method takes exactly one."""
+"""Alternative ways to set the budget. A private method takes exactly one."""
 
 PRIVACY = (*BUDGETS, "delta", "calibration", "trust", "honest")
-"""What a study's file has in ``[privacy]``."""
+"""Keys of ``[privacy]`` in a study file."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Classes by name; a parameter of one of them is a setting whose name begins with ``prefix``."""
+    """Classes by name. Each of their parameters is a setting with the name ``prefix + parameter``."""
 
     classes: Mapping[str, Any]
     prefix: str
     help: str
     check: Callable[[Any], None]
-    """Refuses an object of another class that does not have what it takes."""
+    """Raises StudyError if an object of an unregistered class lacks the required interface."""
 
 
 def _check_kind(kind: type, what: str) -> Callable[[Any], None]:
-    def check(made: Any) -> None:
-        if not isinstance(made, kind):
+    def check(instance: Any) -> None:
+        if not isinstance(instance, kind):
             raise StudyError(
-                f"{what} {type(made).__name__} is not a {kind.__name__}; see CONTRIBUTING.md for what it needs"
+                f"{what} {type(instance).__name__} is not a {kind.__name__}; see CONTRIBUTING.md for the interface"
             )
 
     return check
@@ -76,7 +76,7 @@ REGISTRIES: Mapping[str, Registry] = {
 
 @dataclass(frozen=True, init=False)
 class Training:
-    """Model, method and budget: the part of a study that is about training.
+    """Model, method and privacy budget of a study.
 
     Examples
     --------
@@ -88,113 +88,124 @@ class Training:
     loss: Loss = field(default=Logistic())
     regularizer: Regularizer = field(default=L2())
     reg_share: Annotated[
-        NotNegative | None, "λ/n: weight of the regularizer beside the mean loss; if not given, 1e-4 (auto: 1e-6)."
+        NotNegative | None, "λ/n: weight of the regularizer relative to the mean loss (default: 1e-4; auto: 1e-6)."
     ] = None
-    intercept: Annotated[bool, "Add a constant column (0.28, and rows are scaled by 0.96 to keep norm ≤ 1)."] = False
+    intercept: Annotated[bool, "Add a constant column of 0.28. Rows are scaled by 0.96 to keep their norm ≤ 1."] = False
     epsilon: Annotated[
         Positive | tuple[Positive, ...] | None,
-        "TOTAL ε of the run, exact; one number or one per agent (1,2,0.5).",
+        "Total ε of the run, exact; one number, or one per agent (1,2,0.5).",
     ] = None
     round_epsilon: Annotated[
         Positive | tuple[Positive, ...] | None,
-        "ε per ROUND, as in the paper; one number or one per agent (auto deals the total of all rounds anew).",
+        "ε per round, as in the paper; one number, or one per agent. auto redistributes the total over the rounds.",
     ] = None
     noise_multiplier: Annotated[
-        NotNegative | tuple[NotNegative, ...] | None, "Noise in units of the sensitivity, z; 0: no privacy."
+        NotNegative | tuple[NotNegative, ...] | None,
+        "Noise multiplier z, in units of the sensitivity; 0 = no privacy.",
     ] = None
     delta: Annotated[Delta, "δ of the total (and of a round in the paper's calibration)."] = 1e-5
     calibration: Annotated[
-        Literal["paper", "exact"], "How round_epsilon becomes noise: √(2 ln(1.25/δ))/ε, or the exact curve."
+        Literal["paper", "exact"], "Noise for round_epsilon: √(2 ln(1.25/δ))/ε as in the paper, or exact."
     ] = "paper"
     trust: Annotated[
         Literal["local", "secure_aggregation"],
-        "local: each agent adds all the noise that protects it. secure_aggregation: a share, and only the sum is seen.",
+        "local: each answer carries its own noise. secure_aggregation: only the sum is visible and carries the noise.",
     ] = "local"
     honest: Annotated[
         Honest | None,
-        "With secure_aggregation: how many agents of every round are honest, at least; fewer mean more noise.",
+        "With secure_aggregation: minimum number of honest agents in every round. A smaller number means more noise.",
     ] = None
     method: MethodSettings = field(default=Auto())
     n_rounds: Annotated[
         Rounds | None,
-        "Rounds, t; if not given, 100, or what suits rows and budget (auto).",
+        "Number of rounds t (default: 100; auto: chosen from the number of rows and the budget).",
     ] = None
     average: Annotated[
         AverageName,
-        "The model is the consensus of the last round, or its mean over all rounds or the second half.",
+        "Model: the consensus of the last round, or its mean over all rounds or over the second half.",
     ] = "last"
 
     def __init__(self, **given: Any) -> None:
         known = flat_parameters(type(self))
         check_names(given, known, type(self).__name__.lower())
-        for name in given.keys() - {each.name for each in parameters(type(self))}:
-            known[name].checked(given[name])  # also where nothing that was chosen has it
-        for each in parameters(type(self)):
-            value = given.get(each.name, each.default)
-            if each.name in REGISTRIES:
-                object.__setattr__(self, each.name, _chosen(each.name, value, given))
+        for name in given.keys() - {parameter.name for parameter in parameters(type(self))}:
+            known[name].checked(given[name])  # checked even if the chosen method does not have it
+        for parameter in parameters(type(self)):
+            value = given.get(parameter.name, parameter.default)
+            if parameter.name in REGISTRIES:
+                object.__setattr__(self, parameter.name, _build_choice(parameter.name, value, given))
             else:
-                object.__setattr__(self, each.name, each.checked(value))
+                object.__setattr__(self, parameter.name, parameter.checked(value))
         if self.reg_share is None:
             object.__setattr__(self, "reg_share", self.method.usual_reg_share)
         if self.n_rounds is None and (not self.method.rounds_by_size or self.epsilon is None):
             object.__setattr__(self, "n_rounds", self.method.usual_rounds)
         self._check_budget()
         self._check_trust()
-        if given.get("inference") and not hasattr(self.method, "inference"):
-            raise StudyError(f"inference belongs to auto, and {self.method.name} gives no intervals; leave it out")
-        if getattr(self.method, "inference", False) and self.average != "last":
-            raise StudyError('intervals are around the model of the last round: with inference, average is "last"')
+        if given.get("inference") and not isinstance(self.method, Auto):
+            raise StudyError(f"{self.method.name} does not support inference; use auto, or remove inference")
+        if self.has_inference and self.average != "last":
+            raise StudyError('inference requires average = "last"')
 
     def _check_trust(self) -> None:
         if self.trust == "local":
             if self.honest is not None:
-                raise StudyError('honest belongs to trust = "secure_aggregation"; leave it out')
+                raise StudyError('honest requires trust = "secure_aggregation"; remove it')
             return
         if self.honest is None:
             raise StudyError(
-                "secure_aggregation needs honest: how many agents of a round can be relied on not to work with the "
-                "aggregator; the guarantee holds if there are so many"
+                "secure_aggregation requires honest, the number of agents in a round that do not collude with the "
+                "server; ε holds only if there are at least that number"
             )
         if not self.method.sums_only:
-            able = ", ".join(name for name, each in ALL_METHODS.items() if each.sums_only)
+            supported = ", ".join(name for name, method in ALL_METHODS.items() if method.sums_only)
             raise StudyError(
-                f"{self.method.name} needs the answer of every agent by itself, and with secure_aggregation only their "
-                f'sum is seen; choose {able}, or trust = "local"'
+                f"{self.method.name} does not support secure_aggregation, because it uses the answer of each agent; "
+                f'use {supported}, or trust = "local"'
             )
         if self.noise_multiplier == 0.0 or any(isinstance(getattr(self, name), tuple) for name in BUDGETS):
-            raise StudyError("with secure_aggregation all agents have one budget, and noise; give one number above 0")
+            raise StudyError("secure_aggregation requires one budget above 0 for all agents")
 
     def _check_budget(self) -> None:
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if not self.method.private and given:
-            raise StudyError(f"the {self.method.name} method is not private, so it takes no {given[0]}; leave it out")
+            raise StudyError(f"the {self.method.name} method is not private; remove {given[0]}")
         if self.method.private and len(given) != 1:
-            said = f"{' and '.join(given)} were given" if given else "none was given"
             raise StudyError(
-                f"give exactly one of epsilon (total), round_epsilon, noise_multiplier; {said} "
-                "(noise_multiplier = 0 means no privacy)"
+                "set exactly one of epsilon (total), round_epsilon and noise_multiplier (0 = no privacy); "
+                f"{' and '.join(given) if given else 'none'} given"
             )
 
     @property
+    def has_inference(self) -> bool:
+        """Whether the method estimates intervals."""
+        return isinstance(self.method, Auto) and self.method.inference
+
+    @property
     def planned_rounds(self) -> int:
-        """Rounds of this method: ``n_rounds``, or 1 where every agent speaks once."""
+        """Number of rounds: ``n_rounds``, or 1 for methods of one round."""
         return 1 if self.method.one_round else self.n_rounds or self.method.usual_rounds
 
     def with_rounds(self, problem: Problem, sizes: Sizes) -> Self:
-        """The same with the rounds that suit public sizes and the budget, where nobody said how many."""
+        """Return a copy whose unset number of rounds is chosen from public sizes and the budget."""
         if self.n_rounds is not None:
             return self
         planned = np.full(sizes.n_agents, self.planned_rounds)
         return self.changed(n_rounds=self.method.best_rounds(self._setup(problem, sizes, planned, 0)))
 
     def check_intercept(self) -> None:
-        """Of counts: methods start at the rate of all rows, which is a weight of the constant column."""
+        """Raise StudyError if a count model has no intercept.
+
+        Methods start at the overall rate, which is the weight of the constant column.
+        """
         if self.loss.task == "count" and not self.intercept:
-            raise StudyError(f"the loss {self.loss.name} needs intercept = true: rates have a level of their own")
+            raise StudyError(f"the {self.loss.name} loss requires intercept = true")
 
     def problem(self, n_classes: int, label: Label | None = None) -> Problem:
-        """What is minimised; ``n_classes`` counts the declared classes (0: regression). Counts need a study's label."""
+        """Return the optimization problem.
+
+        ``n_classes`` is the number of declared classes, 0 for regression. Counts require the study's label.
+        """
         loss: Any = self.loss
         if isinstance(loss, Poisson) and label is not None:
             loss = replace(loss, unit=1.0 / label.largest, cuts=label.cuts)
@@ -204,7 +215,7 @@ class Training:
         return Problem(loss, self.regularizer, float(self.reg_share or 0.0), weighted, self.intercept)
 
     def rounds(self, problem: Problem, sizes: Sizes, planned: Integers, *, seed: int = 0) -> Method[Any]:
-        """The method with noise for ``planned`` (n,) rounds of every agent."""
+        """Return the method with noise calibrated to the ``planned`` (n,) rounds of each agent."""
         return self.method.rounds(self._setup(problem, sizes, planned, seed))
 
     def _setup(self, problem: Problem, sizes: Sizes, planned: Integers, seed: int) -> Setup:
@@ -212,71 +223,72 @@ class Training:
         return Setup(problem=problem, sizes=sizes, planned=planned, n_rounds=self.planned_rounds, seed=seed, **budget)
 
     def changed(self, **given: Any) -> Self:
-        """The same with some settings changed, by the names under which they can be given."""
+        """Return a copy with some settings changed, by their flat names."""
         check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
-        own = {each.name: getattr(self, each.name) for each in parameters(type(self))}
-        if "method" in given:  # another method has its own usual values
+        own = {parameter.name: getattr(self, parameter.name) for parameter in parameters(type(self))}
+        if "method" in given:  # another method has its own defaults
             usual = {"n_rounds": self.method.usual_rounds, "reg_share": self.method.usual_reg_share}
             own |= {name: None for name, value in usual.items() if own[name] == value}
         for what, registry in REGISTRIES.items():
-            made = chosen(what, registry.classes, given.get(what, own[what]))
-            beside = {each.name: f"{registry.prefix}{each.name}" for each in parameters(type(made))}
-            changes = {name: given.pop(flat) for name, flat in beside.items() if flat in given}
-            given[what] = replace(made, **changes) if changes else made
+            choice = chosen(what, registry.classes, given.get(what, own[what]))
+            flat_names = _flat_names(registry, choice)
+            changes = {name: given.pop(flat) for name, flat in flat_names.items() if flat in given}
+            given[what] = replace(choice, **changes) if changes else choice
         return type(self)(**{**own, **given})
 
     def flat(self) -> dict[str, Any]:
-        """Every setting by the name under which it can be given; what is chosen by name, by its name."""
-        out: dict[str, Any] = {}
-        for each in parameters(type(self)):
-            value = getattr(self, each.name)
-            if each.name not in REGISTRIES:
-                out[each.name] = value
+        """Return all settings by flat name; method, loss and regularizer as their names."""
+        settings: dict[str, Any] = {}
+        for parameter in parameters(type(self)):
+            value = getattr(self, parameter.name)
+            if parameter.name not in REGISTRIES:
+                settings[parameter.name] = value
                 continue
-            prefix, out[each.name] = REGISTRIES[each.name].prefix, value.name
-            out |= {f"{prefix}{own.name}": getattr(value, own.name) for own in parameters(type(value))}
-        return out
+            settings[parameter.name] = value.name
+            flat_names = _flat_names(REGISTRIES[parameter.name], value)
+            settings |= {flat: getattr(value, name) for name, flat in flat_names.items()}
+        return settings
 
 
 @dataclass(frozen=True, init=False)
 class Settings(Training):
-    """Settings of one simulated run: :class:`Training`, and how agents and measurements are simulated."""
+    """Settings of a simulation: :class:`Training`, plus partition, participation and metrics."""
 
     method: Annotated[
-        MethodSettings, "Training method; if not given, the paper's dp_admm (a study's default is auto)."
+        MethodSettings, "Training method. Default: dp_admm, the method of the paper; in a study: auto."
     ] = field(default=DpAdmm())
-    n_agents: Annotated[Count, "Number of agents; not used where agents are given by groups."] = 10
+    n_agents: Annotated[Count, "Number of agents; ignored with partition = groups."] = 10
     partition: Annotated[
         Literal["equal", "unequal", "label_skewed", "groups"],
-        "How rows are dealt to agents: equal random shares, log-normal shares, Dirichlet over labels, by groups.",
+        "How rows are assigned to agents: equal random shares, log-normal shares, Dirichlet over labels, by groups.",
     ] = "equal"
     partition_spread: Annotated[
-        Positive, "Log-standard-deviation of unequal shares, or concentration of label_skewed."
+        Positive, "Standard deviation of the logarithm of unequal shares, or concentration of label_skewed."
     ] = 0.5
-    clip_rows: Annotated[bool, "Shorten rows longer than 1 instead of refusing them."] = False
-    participation: Annotated[Probability, "Chance of an agent to take part in a round."] = 1.0
+    clip_rows: Annotated[bool, "Clip rows to unit L2 norm instead of raising an error."] = False
+    participation: Annotated[Probability, "Probability that an agent participates in a round."] = 1.0
     void_rounds: Annotated[
         Annotated[float, Meta(ge=0, lt=1)],
-        "With secure_aggregation: share of rounds that are void since an agent vanishes: charged, and nothing learnt.",
+        "With secure_aggregation: fraction of rounds lost to a dropout: the budget is spent, the update discarded.",
     ] = 0.0
     stop_tolerance: Annotated[
-        Annotated[float, Meta(gt=0, lt=1)] | None, "Stop when the consensus moves less than this (relative)."
+        Annotated[float, Meta(gt=0, lt=1)] | None, "Stop when the relative change of the consensus is below this value."
     ] = None
-    test_rows: Annotated[NotNegative, "Rows held out: a count, or a share below 1; 0 for none."] = 0.2
-    metrics_every: Annotated[Annotated[int, Meta(ge=0)], "Measure every this many rounds; 0: never."] = 1
+    test_rows: Annotated[NotNegative, "Rows held out for testing: a count, or a fraction below 1; 0 = none."] = 0.2
+    metrics_every: Annotated[Annotated[int, Meta(ge=0)], "Evaluate every N rounds (0 = never)."] = 1
     seed: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        "Seed of the split, of participation and of the noise (default: from the system).",
+        "Seed of the split, the participation and the noise (default: random).",
     ] = None
 
     def _check_trust(self) -> None:
         super()._check_trust()
         if self.void_rounds and self.trust == "local":
-            raise StudyError('void_rounds belongs to trust = "secure_aggregation"; leave it out')
+            raise StudyError('void_rounds requires trust = "secure_aggregation"; remove it')
 
 
 def settings_from(table: Mapping[str, Any], where: str = "settings") -> Settings:
-    """Settings from a table of names and values, such as a TOML file; unknown names are refused.
+    """Build settings from a mapping such as a parsed TOML file. Unknown names raise StudyError.
 
     Examples
     --------
@@ -290,41 +302,45 @@ def settings_from(table: Mapping[str, Any], where: str = "settings") -> Settings
 _FLAT: dict[type, dict[str, Parameter]] = {}
 
 
-def flat_parameters(made: type[Training]) -> dict[str, Parameter]:
-    """All that can be set, by name: own fields, and the parameters of everything that can be chosen."""
-    if made not in _FLAT:
-        _FLAT[made] = _flat_parameters(made)
-    return _FLAT[made]
+def flat_parameters(settings: type[Training]) -> dict[str, Parameter]:
+    """Return all parameters by flat name: own fields, and those of every registered class."""
+    if settings not in _FLAT:
+        _FLAT[settings] = _collect_parameters(settings)
+    return _FLAT[settings]
 
 
-def _flat_parameters(made: type[Training]) -> dict[str, Parameter]:
-    found: dict[str, Parameter] = {}
-    for each in parameters(made):
-        if each.name not in REGISTRIES:
-            found[each.name] = each
+def _collect_parameters(settings: type[Training]) -> dict[str, Parameter]:
+    collected: dict[str, Parameter] = {}
+    for parameter in parameters(settings):
+        if parameter.name not in REGISTRIES:
+            collected[parameter.name] = parameter
             continue
-        registry = REGISTRIES[each.name]
+        registry = REGISTRIES[parameter.name]
         names = tuple(registry.classes)
-        help = f"{each.help or registry.help} One of {', '.join(names)}."
-        found[each.name] = Parameter(each.name, Literal[names], each.default.name, help)
-        owners: dict[str, dict[str, list[str]]] = {}  # of each parameter: what it means, for whom
+        help = f"{parameter.help or registry.help} One of {', '.join(names)}."
+        collected[parameter.name] = Parameter(parameter.name, Literal[names], parameter.default.name, help)
+        owners: dict[str, dict[str, list[str]]] = {}  # flat name -> help text -> classes
         for name, own in ((cls.name, own) for cls in registry.classes.values() for own in parameters(cls)):
             flat = f"{registry.prefix}{own.name}"
             meanings = owners.setdefault(flat, {})
             meanings.setdefault(own.help, []).append(name)
             help = " ".join(f"{text} ({', '.join(names)})" for text, names in meanings.items())
-            found[flat] = replace(own, name=flat, help=help)
-    return found
+            collected[flat] = replace(own, name=flat, help=help)
+    return collected
 
 
-def _chosen(what: str, value: object, given: Mapping[str, Any]) -> Any:
-    """What is named or given, with those of its parameters that were given beside it."""
+def _flat_names(registry: Registry, choice: object) -> dict[str, str]:
+    """Return the flat name of each parameter of a loss, regularizer or method."""
+    return {parameter.name: f"{registry.prefix}{parameter.name}" for parameter in parameters(type(choice))}
+
+
+def _build_choice(what: str, value: object, given: Mapping[str, Any]) -> Any:
+    """Return the method, loss or regularizer, with its parameters from ``given``."""
     registry = REGISTRIES[what]
-    made = chosen(what, registry.classes, value)
-    if type(made) not in registry.classes.values():
-        registry.check(made)
-    beside = {each.name: f"{registry.prefix}{each.name}" for each in parameters(type(made))}
-    changes = {name: given[flat] for name, flat in beside.items() if flat in given}
+    choice = chosen(what, registry.classes, value)
+    if type(choice) not in registry.classes.values():
+        registry.check(choice)
+    changes = {name: given[flat] for name, flat in _flat_names(registry, choice).items() if flat in given}
     if changes and not isinstance(given.get(what, ""), str):
-        raise StudyError(f"{what} is an object, so {next(iter(changes))} must be given to it, and not beside it")
-    return replace(made, **changes) if changes else made
+        raise StudyError(f"{what} is an object; pass {next(iter(changes))} to its constructor")
+    return replace(choice, **changes) if changes else choice

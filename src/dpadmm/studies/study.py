@@ -1,7 +1,7 @@
-"""A study: the public contract of a training run, frozen and named by a hash of all it says.
+"""The study: the public configuration of a run, immutable and identified by a hash.
 
-Whoever knows the hash knows which columns, model, method, noise and number of rounds were agreed on: an agent
-pins it when it enrols, and no later message can change any of it.
+The hash covers columns, model, method, noise and number of rounds. A site pins it at enrolment, and no later message
+can change any of these.
 """
 
 from __future__ import annotations
@@ -49,30 +49,28 @@ from dpadmm.trusted.policy import MaskingTerms, Terms
 
 FORMAT = "dpadmm-study/2"
 ADJACENCY = "replace-one"
-DEPLOYABLE = tuple(name for name, made in METHODS.items() if made.deployable)
-"""Methods whose agents say nothing but noisy sums over all their rows."""
-_DEPLOYABLE_WORDS = f"{', '.join(DEPLOYABLE[:-1])} and {DEPLOYABLE[-1]}"
+DEPLOYABLE = tuple(name for name, method in METHODS.items() if method.deployable)
+"""Methods whose agents send only noisy sums over all their rows."""
 
 TRAINING = "training"
-"""The kind of a study that trains a model, which its file need not say."""
+"""The default kind: a study that trains a model. Optional in the file."""
 
 Origin = Literal["public", "assumed", "derived from public data"]
-"""Where a constant comes from."""
+"""Source of a constant."""
 
-LARGEST = 10**15
-LEAST_NOISE, MOST_NOISE = 0.1, 1e9
-"""z that exact noise can be drawn for."""
+MAX_CLASS_VALUE = 10**15
+MIN_NOISE, MAX_NOISE = 0.1, 1e9
+"""Range of noise multipliers z for which exact noise can be drawn."""
 
 LARGE_EPSILON = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What was agreed on.
+    """The public configuration of a run.
 
-    ``training`` may be given as a table of settings. Where the columns are known, ``schema`` and ``label``
-    say so, and ``features`` and ``classes`` follow from them; else ``features`` are columns of numbers that are
-    used as they are, and rows longer than 1 are shortened to 1.
+    ``training`` may be a mapping of settings. With ``schema`` and ``label``, ``features`` and ``classes`` are derived.
+    Without them, ``features`` names numeric columns that are used without encoding, and rows are clipped to norm 1.
 
     Examples
     --------
@@ -81,96 +79,96 @@ class Study:
     ((2, 1), '...', 'auto')
     """
 
-    name: Annotated[str, "What it is about, on one line."]
+    name: Annotated[str, "Title of the study, on one line."]
     training: Training
     schema: Schema | None = None
     label: Label | None = None
-    features: Annotated[
-        tuple[str, ...], "Columns of numbers that are used as they are, in the order of the weights."
-    ] = ()
+    features: Annotated[tuple[str, ...], "Numeric columns used without encoding, in the order of the weights."] = ()
     classes: Annotated[
-        tuple[str | int | float, ...] | None, "The labels' public values, negative first; none for numbers."
+        tuple[str | int | float, ...] | None, "Public classes of the label, negative first; omit for a numeric label."
     ] = None
     provenance: Annotated[
         Mapping[str, Origin],
-        "Where a constant comes from that is not the default; a tuned one would leak rows.",
+        "Source of each constant that is not the default. A constant tuned on private rows would leak them.",
     ] = field(default_factory=dict)
-    allow_missed_rounds: Annotated[bool, "Whether agents may miss rounds; they are not charged for those."] = False
+    allow_missed_rounds: Annotated[bool, "Whether sites may miss rounds. A missed round is not charged."] = False
     quorum: Annotated[
         Annotated[int, Meta(ge=1, le=10**6)] | None,
-        "With allow_missed_rounds: the least number of sites whose answers make a round; all, if not given.",
+        "With allow_missed_rounds: minimum number of answers per round (default: all sites).",
     ] = None
     deadline: Annotated[
         Annotated[float, Meta(ge=0.1, le=1e7)] | None,
-        "With allow_missed_rounds: seconds after which a round goes on without those that are missing, if there are "
-        "enough; if not given, sites that are there are waited for.",
+        "With allow_missed_rounds: seconds after which a round closes if the quorum has answered "
+        "(default: wait for all connected sites).",
     ] = None
     most_rows: Annotated[
         Annotated[int, Meta(ge=1, le=10**8)] | None,
-        "With secure_aggregation: no site has more rows than this; all of them draw their noise for so many.",
+        "With secure_aggregation: maximum number of rows per site. Every site scales its noise to this number.",
     ] = None
     roster: tuple[RosterEntry, ...] = ()
     public_rows: PublicRows | None = None
 
     def __post_init__(self) -> None:
-        for each in parameters(Study):
-            if each.name in ("name", "allow_missed_rounds", "quorum", "deadline", "most_rows"):
-                object.__setattr__(self, each.name, each.checked(getattr(self, each.name), "study: "))
+        for parameter in parameters(Study):
+            if parameter.name in ("name", "allow_missed_rounds", "quorum", "deadline", "most_rows"):
+                object.__setattr__(self, parameter.name, parameter.checked(getattr(self, parameter.name), "study: "))
         if not self.name.strip():
             raise StudyError("study: name must not be empty")
         if not self.allow_missed_rounds and (self.quorum is not None or self.deadline is not None):
-            raise StudyError("study: quorum and deadline need allow_missed_rounds = true: that sites may miss rounds")
+            raise StudyError("study: quorum and deadline require allow_missed_rounds = true")
         self._make_training()
         self._check_columns()
         self._check_training()
         object.__setattr__(self, "roster", roster_from(self.roster))
-        for sentence in text_problems(self.as_json()):
-            raise StudyError(f"study: {sentence}")
+        for message in text_problems(self.as_json()):
+            raise StudyError(f"study: {message}")
         self._check_trust()
-        _ = self.terms  # the noise and the step sizes exist
-        self._check_room()
+        _ = self.terms  # raises if the noise is out of range
+        self._check_overflow()
 
     def _check_trust(self) -> None:
-        """Of secure aggregation; drafts have no roster yet, and can be tried in one process."""
+        """Check the settings of secure aggregation.
+
+        The roster may be empty: a draft has none yet and can be run in one process.
+        """
         honest, n = self.training.honest, len(self.roster)
         if honest is None:
             if n or self.most_rows is not None:
-                raise StudyError('study: roster and most_rows belong to [privacy] trust = "secure_aggregation"')
+                raise StudyError('study: roster and most_rows require trust = "secure_aggregation" under [privacy]')
             return
         if n and self.most_rows is None:
-            raise StudyError("study: secure_aggregation needs most_rows: a number of rows that no site exceeds")
+            raise StudyError("study: secure_aggregation requires most_rows, the maximum number of rows per site")
         self.check_sites(n)
 
     def check_sites(self, n_sites: int) -> None:
-        """Refuse to rely on more honest sites than a round of so many sites may have; 0: not known how many."""
-        honest, least = self.training.honest, self.quorum_of(n_sites)
-        if honest is not None and 0 < least <= honest:
+        """Raise StudyError unless ``honest`` is below the smallest possible round; 0 sites: number unknown."""
+        honest, quorum = self.training.honest, self.quorum_of(n_sites)
+        if honest is not None and 0 < quorum <= honest:
             raise StudyError(
-                f"study: honest = {honest}, but a round may have {least} sites, of which one or more could work with "
-                f"the aggregator; take at most {least - 1}, or more sites"
+                f"study: honest = {honest}, but a round may have only {quorum} sites and at least one may collude with "
+                f"the server; set honest to {quorum - 1} or less, or add sites"
             )
 
-    def _check_room(self) -> None:
-        """The sum of what all sites say fits 63 bits, and their shares of the noise are not too small."""
+    def _check_overflow(self) -> None:
+        """Raise StudyError if the sum of all masked answers may exceed 63 bits, or a noise share is too small."""
         terms, honest = self.terms, self.training.honest
         if honest is not None and self.most_rows is not None:
             for release, _ in terms.plan.tally():
-                asked = gaussian(release)
-                statistic = terms.statistics[asked.statistic]
-                grid = Lattice(statistic.row_norm, math.prod(statistic.shape), self.most_rows)
-                reach = grid.reach(grid.noise_scale(asked.noise_multiplier, honest))
+                query = terms.statistics[gaussian(release).statistic]
+                lattice = Lattice(query.row_norm, math.prod(query.shape), self.most_rows)
+                reach = lattice.reach(lattice.noise_scale(gaussian(release).noise_multiplier, honest))
                 if (max(1, len(self.roster)) * reach).bit_length() > 62:
-                    raise StudyError("study: sums of so many sites and rows might not fit 63 bits; take fewer rows")
+                    raise StudyError("study: the sum over all sites may exceed 63 bits; reduce most_rows")
 
     @property
     def kind(self) -> str:
-        """``training``, or ``statistics`` or ``evaluation``, which train nothing."""
+        """``training``, ``statistics`` or ``evaluation``."""
         method = self.training.method
         return method.name if type(method) in KINDS.values() else TRAINING
 
     @cached_property
     def encoding(self) -> Schema | None:
-        """How cells become features: by the columns, or as their counts, moments and tables."""
+        """Schema that maps cells to features; for statistics, to counts, moments and tables."""
         method = self.training.method
         if self.schema is None or not isinstance(method, StatisticsRelease):
             return self.schema
@@ -179,85 +177,86 @@ class Study:
     def _check_columns(self) -> None:
         labelled = self.kind != StatisticsRelease.name
         if not labelled and self.label is not None:
-            raise StudyError("study: statistics have no label; make it one of the columns")
+            raise StudyError("study: statistics have no label; declare it as a column instead")
         if labelled and (self.schema is None) != (self.label is None):
-            raise StudyError("study: columns and label belong together; give both, or features alone")
+            raise StudyError("study: give both columns and label, or only features")
         if (encoding := self.encoding) is not None:
             if self.features not in ((), encoding.features):
-                raise StudyError("study: the columns say what the features are; leave features out")
+                raise StudyError("study: features are derived from the columns; remove features")
             object.__setattr__(self, "features", encoding.features)
             object.__setattr__(self, "classes", self.label.classes if self.label else None)
         for name in ("features", "classes"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_features(self.features)
-        object.__setattr__(self, "classes", _checked_classes(self.classes))
+        object.__setattr__(self, "classes", _normalize_classes(self.classes))
 
     def _make_training(self) -> None:
         if isinstance(self.training, Mapping):
             check_names(self.training, flat_parameters(Training), "study, training")
-            made = Training(**self.training)
-            for name in self.training.keys() - made.flat().keys():
-                raise StudyError(f"study: nothing that was chosen has the setting {name}; leave it out")
-            object.__setattr__(self, "training", made)
-        if type(self.training) is not Training:  # a class of its own could change what the settings mean
-            raise StudyError(f"study: training must be a table of settings, not {self.training!r:.60}")
+            training = Training(**self.training)
+            for name in self.training.keys() - training.flat().keys():
+                raise StudyError(f"study: the chosen method, loss and regularizer have no setting {name}; remove it")
+            object.__setattr__(self, "training", training)
+        if type(self.training) is not Training:  # a subclass could change the meaning of the settings
+            raise StudyError(f"study: training must be a mapping of settings, not {self.training!r:.60}")
 
     def _check_training(self) -> None:
         training = self.training
-        for what, registry in REGISTRIES.items():  # whoever reads the study's file makes these classes
-            one = getattr(training, what)
-            if type(one) is not registry.classes.get(one.name) and type(one) not in KINDS.values():
-                raise StudyError(f"study: the {what} {one.name!r} is not one that sites know; register it first")
+        for what, registry in REGISTRIES.items():  # readers of the file look these classes up by name
+            choice = getattr(training, what)
+            if type(choice) is not registry.classes.get(choice.name) and type(choice) not in KINDS.values():
+                raise StudyError(f"study: the {what} {choice.name!r} is not registered, so sites cannot load it")
         for name in BUDGETS:
             if isinstance(getattr(training, name), tuple):
-                raise StudyError(f"study: {name} must be one value, the same for every agent")
+                raise StudyError(f"study: {name} must be a single number, the same for every agent")
         if not training.method.deployable:
-            raise StudyError(f"study: agents can answer for {_DEPLOYABLE_WORDS}, not for {training.method.name}")
+            raise StudyError(f"study: {_not_deployable(training.method.name)}")
         task = training.loss.task
         self._check_counts()
         self._check_weights()
         numbers = task in ("regression", "count")
         if self.label is not None and (self.label.bounds is None) == numbers:
-            need = "bounds, since it predicts a number" if numbers else "classes"
-            raise StudyError(f"study: with the loss {training.loss.name} the label needs {need}")
+            raise StudyError(
+                f"study: the {training.loss.name} loss requires {'bounds' if numbers else 'classes'} under [label]"
+            )
         if self.label is not None and task == "multiclass" and len(self.label.classes or ()) == 2:
-            raise StudyError("study: for two classes take the loss logistic; softmax is for three or more")
+            raise StudyError("study: softmax requires three or more classes; use the logistic loss for two")
         resolve_classes(task, self.classes)
         self._check_public_rows()
         self._check_provenance()
 
     def _check_counts(self) -> None:
-        """What only labels that are counts have, and what they need."""
+        """Check the settings of count labels, and reject them for other labels."""
         label, loss = self.label, self.training.loss
         if loss.task != "count":
             if label is not None and label.exposure is not None:
-                raise StudyError(f"study: exposure and times belong to the loss poisson, not to {loss.name}")
+                raise StudyError(f"study: exposure and times require the poisson loss, not {loss.name}")
             return
         if label is None:
-            raise StudyError(f"study: the loss {loss.name} needs [columns] and [label], which has the largest count")
+            raise StudyError(f"study: the {loss.name} loss requires [columns], and [label] with bounds")
         self.training.check_intercept()
-        if self.schema is not None and label.exposure in [each.name for each in self.schema.columns]:
-            raise StudyError(f"study: {label.exposure!r} is the label's exposure, so it cannot be a column too")
+        if self.schema is not None and label.exposure in [column.name for column in self.schema.columns]:
+            raise StudyError(f"study: {label.exposure!r} is the label's exposure; remove it from [columns]")
         if label.bounds is not None and label.bounds[0] != 0.0:
-            raise StudyError(f"study: counts have the lower bound 0, not {label.bounds[0]:g}; bounds = [0, largest]")
-        if label.times is not None and not getattr(self.training.method, "inference", False):
-            raise StudyError("study: times need inference = true under [method], which estimates hazard ratios")
+            raise StudyError(f"study: counts start at 0, not {label.bounds[0]:g}; set bounds = [0, maximum]")
+        if label.times is not None and not self.training.has_inference:
+            raise StudyError("study: times require inference = true under [method]")
         object.__setattr__(self, "label", replace(label, counts=True))
 
     def _check_weights(self) -> None:
-        """What weights of rows go with."""
+        """Check that row weights fit the other settings."""
         label, training = self.label, self.training
         if label is None or not label.weighted:
             return
         if self.kind != TRAINING:
-            raise StudyError(f"study: weights are for training, and kind = {self.kind!r} counts rows; leave them out")
-        if self.schema is not None and label.weight in [each.name for each in self.schema.columns]:
-            raise StudyError(f"study: {label.weight!r} is the label's weight, so it cannot be a column too")
-        inference = getattr(training.method, "inference", False)
-        if inference and training.loss.task == "regression" and not training.intercept:
+            raise StudyError(f"study: weights apply to training only; remove them for kind = {self.kind!r}")
+        if self.schema is not None and label.weight in [column.name for column in self.schema.columns]:
+            raise StudyError(f"study: {label.weight!r} is the label's weight; remove it from [columns]")
+        if training.has_inference and training.loss.task == "regression" and not training.intercept:
             raise StudyError(
-                "study: intervals of the squared loss with weights need intercept = true, which tells the mean weight"
+                "study: inference with the squared loss and weights requires intercept = true, "
+                "from which the mean weight is estimated"
             )
 
     def _check_public_rows(self) -> None:
@@ -266,71 +265,74 @@ class Study:
         if not isinstance(self.public_rows, PublicRows):
             raise StudyError(f"study: public_rows must be PublicRows, not {self.public_rows!r:.60}")
         if self.schema is None:
-            raise StudyError("study: [public_rows] needs [columns] and [label], which say how to read it")
+            raise StudyError("study: [public_rows] requires [columns] and [label]")
         if not self.training.method.weighs_public_rows:
-            able = ", ".join(name for name in DEPLOYABLE if METHODS[name].weighs_public_rows)
-            raise StudyError(f"study: [public_rows] is for {able}, not for {self.training.method.name}; leave it out")
+            supported = ", ".join(name for name in DEPLOYABLE if METHODS[name].weighs_public_rows)
+            raise StudyError(
+                f"study: {self.training.method.name} does not use public rows; remove [public_rows] or use {supported}"
+            )
 
     def _check_provenance(self) -> None:
-        """Every constant that is not the default says where it comes from."""
+        """Require a source for each constant that is not the default."""
         if not isinstance(self.provenance, Mapping):
             raise StudyError(f"study: provenance must be a table, not {self.provenance!r:.60}")
         object.__setattr__(self, "provenance", dict(self.provenance))
-        for sentence in problems(self.provenance, origins(), "study: provenance"):
-            raise StudyError(sentence)
+        for message in problems(self.provenance, provenance_parameters(), "study: provenance"):
+            raise StudyError(message)
         if self.kind != TRAINING:
-            return  # nothing is tuned
-        said, chosen = self.training.flat(), {what: getattr(self.training, what).name for what in REGISTRIES}
-        usual = Training(**chosen, epsilon=1.0).flat()  # the defaults of what was chosen
-        for name in _constants().keys() & said.keys():
-            if said[name] != usual[name] and name not in self.provenance:
+            return  # no constants to tune
+        settings, choices = self.training.flat(), {what: getattr(self.training, what).name for what in REGISTRIES}
+        defaults = Training(**choices, epsilon=1.0).flat()
+        for name in _constants().keys() & settings.keys():
+            if settings[name] != defaults[name] and name not in self.provenance:
                 raise StudyError(
-                    f'study: where does {name} = {said[name]} come from? Add {name} = "assumed" under '
-                    "[provenance], or public, or derived from public data; a value tuned on private rows leaks them"
+                    f"study: {name} = {settings[name]} is not the default, so its source is required. Add {name} = "
+                    '"assumed", "public" or "derived from public data" under [provenance]. A value tuned on private '
+                    "rows would leak them"
                 )
 
     @cached_property
     def problem(self) -> Problem:
-        """What is minimised."""
+        """The optimization problem."""
         return self.training.problem(len(self.classes or ()), self.label)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """(d, p) of the weights."""
+        """Shape (d, p) of the weights."""
         return len(self.features) + self.training.intercept, self.problem.loss.n_outputs
 
     @cached_property
     def broadcast_shape(self) -> tuple[int, ...]:
-        """The shape of what is broadcast in every round: that of the weights, unless a method says more."""
+        """Shape of the broadcast: that of the weights, unless the method's state is larger."""
         return self.method(1).start(self.shape).shape
 
     def upload_shape(self, round: int) -> tuple[int, ...]:
-        """The shape of what a site says in round k: that of the statistic which it releases."""
+        """Return the shape of a site's release in round k."""
         release = self.terms.plan.at(round if 1 <= round <= self.terms.plan.n_rounds else 1)
         assert release is not None  # every round of a study releases something
         return self.terms.statistics[gaussian(release).statistic].shape
 
     @property
     def noise_multiplier(self) -> float:
-        """z of every agent; the smallest, where rounds differ."""
+        """Noise multiplier z; the minimum if rounds differ."""
         return min(gaussian(release).noise_multiplier for release, _ in self.terms.plan.tally())
 
     @property
     def epsilon(self) -> float:
-        """Total ε of all rounds: as it was set, or what the noise gives."""
-        said, terms = self.training.epsilon, self.terms
-        return (
-            float(said) if isinstance(said, float) else exact_epsilon(math.sqrt(terms.plan.mu_squared()), terms.delta)
-        )
+        """Total ε of all rounds: the configured value, or computed from the noise."""
+        epsilon, terms = self.training.epsilon, self.terms
+        if isinstance(epsilon, float):
+            return epsilon
+        return exact_epsilon(math.sqrt(terms.plan.mu_squared()), terms.delta)
 
     def method(self, *n_rows: int) -> DeployableMethod[Any]:
-        """The method, as agents of so many rows run it."""
+        """Return the method for agents with these numbers of rows."""
         sizes = PublicSizes(np.array(n_rows), self.shape[0])
         rounds = np.full(len(n_rows), self.training.planned_rounds)
         return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
 
     def check_rows(self, *n_rows: int) -> None:
-        """Refuse a study of which agents with so many rows would say noise alone; before anything is spent."""
+        """Raise StudyError if the noise would dominate the releases of agents with these numbers of rows."""
         method = self.method(*n_rows)
         if isinstance(method, NewtonRounds):
             columns = len(self.schema.columns) if self.schema else len(self.features)
@@ -341,21 +343,21 @@ class Study:
 
     @cached_property
     def terms(self) -> Terms:
-        """What is asked of an agent's guard."""
+        """Terms that the guard of a site checks: plan, queries, δ and masking."""
         settings, problem = self.training, self.problem
-        with np.errstate(over="ignore"):  # too much noise is refused below
+        with np.errstate(over="ignore"):  # the range of z is checked below
             plan = self.method(1).plan(0, settings.planned_rounds)
         if plan.n_releases != settings.planned_rounds or len(plan.tally()) > MAX_RELEASES:
             raise StudyError(
-                f"study: every round must release something, of at most {MAX_RELEASES} kinds in all, which "
-                f"{settings.method.name} does not do"
+                f"study: {settings.method.name} must release something in every round, and at most {MAX_RELEASES} "
+                "different kinds in total"
             )
         for release, _ in plan.tally():
             z = getattr(release, "noise_multiplier", 0.0)
             if settings.noise_multiplier == 0.0:
-                raise StudyError("study: noise_multiplier = 0 means no privacy, which no agent agrees to")
-            if not LEAST_NOISE <= z <= MOST_NOISE:
-                raise StudyError(f"study: {_noise_in_words(settings, z)}")
+                raise StudyError("study: noise_multiplier = 0 gives no privacy; set a positive value")
+            if not MIN_NOISE <= z <= MAX_NOISE:
+                raise StudyError(f"study: {_describe_noise_range(settings, z)}")
         names = dict.fromkeys(gaussian(release).statistic for release, _ in plan.tally())
         return Terms(
             hash=self.hash,
@@ -371,14 +373,14 @@ class Study:
 
     @property
     def _masking(self) -> MaskingTerms | None:
-        """What a guard has to know of secure aggregation; no guard is on an empty roster."""
+        """Terms of secure aggregation. A guard never enrols with an empty roster."""
         if self.training.honest is None:
             return None
-        keys = tuple((each.name, bytes.fromhex(each.key)) for each in self.roster)
+        keys = tuple((entry.name, bytes.fromhex(entry.key)) for entry in self.roster)
         return MaskingTerms(self.training.honest, self.quorum_of(len(keys)), self.most_rows or 1, keys)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values, every setting written out; ``study_from`` takes it back."""
+        """Return the study as plain values, including defaults; :func:`study_from` is the inverse."""
         if self.schema is not None:
             label = {} if self.label is None else {"label": label_as_json(self.label)}
             columns = schema_as_json(self.schema, label=self.label.column if self.label else None)
@@ -396,20 +398,20 @@ class Study:
             "provenance": dict(self.provenance),
             "allow_missed_rounds": self.allow_missed_rounds,
             **({"intercept_value": INTERCEPT} if self.training.intercept else {}),
-            **{name: each for name in _OPTIONAL if (each := getattr(self, name)) is not None},
-            **({"roster": [each._asdict() for each in self.roster]} if self.roster else {}),
+            **{name: value for name in _OPTIONAL if (value := getattr(self, name)) is not None},
+            **({"roster": [entry._asdict() for entry in self.roster]} if self.roster else {}),
             **({"public_rows": {"sha256": self.public_rows.sha256}} if self.public_rows else {}),
         }
 
     def quorum_of(self, n_sites: int) -> int:
-        """How many of so many sites must answer a round."""
+        """Return how many of ``n_sites`` must answer for a round to count."""
         if self.quorum is not None and n_sites and self.quorum > n_sites:
-            raise StudyError(f"study: quorum = {self.quorum}, but only {n_sites} sites are to take part")
+            raise StudyError(f"study: quorum = {self.quorum}, but only {n_sites} sites take part")
         return n_sites if self.quorum is None else self.quorum
 
     @cached_property
     def hash(self) -> str:
-        """By which all who take part know it."""
+        """Identifier of the study, the same at the server and all sites."""
         return hash_of(self.as_json())
 
 
@@ -417,20 +419,22 @@ _OPTIONAL = ("quorum", "deadline", "most_rows")
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "privacy": PRIVACY,
-    "training": tuple(each.name for each in parameters(Training) if each.name not in (*PRIVACY, *REGISTRIES)),
+    "training": tuple(
+        parameter.name for parameter in parameters(Training) if parameter.name not in (*PRIVACY, *REGISTRIES)
+    ),
 }
-"""Tables of a study's file beside those of the registries, and the settings in each."""
+"""Settings in each table of a study file, except the tables of the registries."""
 
 KEYS = (
     *("format", "kind", "name", "adjacency", "label", "columns", "row_norm", "interactions"),
     *("features", "classes", "public_rows", *REGISTRIES, *TABLES, *KINDS),
     *("provenance", "allow_missed_rounds", *_OPTIONAL, "roster", "intercept_value"),
 )
-"""What the file of a study may say."""
+"""Top-level keys of a study file."""
 
 
 def read_study(path: StrPath) -> Study:
-    """A study from its TOML file.
+    """Read a study from its TOML file.
 
     Parameters
     ----------
@@ -440,26 +444,26 @@ def read_study(path: StrPath) -> Study:
     Returns
     -------
     Study
-        Checked, and frozen.
+        The study, checked and immutable.
 
     Raises
     ------
     StudyError
-        The file is no study, or waits for someone to confirm that its values are public.
+        If the file is not a valid study, or contains values that are not confirmed as public.
     """
     file = Path(path)
     return study_from(read_toml(file), str(file), file.parent)
 
 
 def study_from(table: Mapping[str, Any], where: str = "study", folder: Path = Path()) -> Study:
-    """A study from a table such as a TOML file in ``folder``, or from :meth:`Study.as_json`.
+    """Build a study from the parsed TOML file in ``folder``, or from :meth:`Study.as_json`.
 
-    Unknown names are refused.
+    Unknown keys raise StudyError.
     """
     if not isinstance(table, Mapping):
-        raise StudyError(f"{where}: a study is a table of names and values, not {table!r:.60}")
-    for sentence in _of_file(table, where):
-        raise StudyError(sentence)
+        raise StudyError(f"{where}: a study must be a table, not {table!r:.60}")
+    for problem in _file_problems(table, where):
+        raise StudyError(problem)
     given: dict[str, Any] = {
         name: table[name]
         for name in ("name", "features", "classes", "provenance", "allow_missed_rounds", *_OPTIONAL, "roster")
@@ -469,18 +473,18 @@ def study_from(table: Mapping[str, Any], where: str = "study", folder: Path = Pa
         if "columns" in table:
             given["label"], given["schema"] = rows_from(table)
         elif table.keys() & {"label", "row_norm", "interactions"}:
-            raise StudyError("[label], row_norm and interactions belong to [columns]; with features, give classes")
+            raise StudyError("[label], row_norm and interactions require [columns]; with features, set classes instead")
         if "public_rows" in table:
             given["public_rows"] = public_rows_from(table["public_rows"], folder)
-        for sentence in _of_training(table):
-            raise StudyError(sentence)
+        for problem in _training_problems(table):
+            raise StudyError(problem)
         return Study(**given, training=_training_from(table))
     except StudyError as error:
         raise StudyError(f"{where}: {str(error).removeprefix('study: ')}") from None
 
 
 def study_problems(table: Mapping[str, Any]) -> list[str]:
-    """A sentence for everything that is wrong with a study's table; nothing, if it is a study once it is confirmed.
+    """Return a message for each problem of a study's table; unconfirmed values are not problems.
 
     Examples
     --------
@@ -488,128 +492,124 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
     >>> study_problems(table)
     ["training: unknown setting 'rounds'; did you mean 'n_rounds'?"]
     """
-    found = _of_file(table, "study")
+    messages = _file_problems(table, "study")
     if table.get("format") != FORMAT:
-        return [each.removeprefix("study: ") for each in found]
+        return [message.removeprefix("study: ") for message in messages]
     if "columns" in table and "features" not in table:
-        found += rows_problems(table) or doubted(table)
-    found += _of_training(table)
+        messages += rows_problems(table) or doubted(table)
+    messages += _training_problems(table)
     if isinstance(table.get("provenance"), Mapping):
-        found += problems(table["provenance"], origins(), "provenance")
+        messages += problems(table["provenance"], provenance_parameters(), "provenance")
     if "public_rows" in table:
-        found += public_rows_problems(table["public_rows"])
-    if not found:
+        messages += public_rows_problems(table["public_rows"])
+    if not messages:
         try:
-            study_from(_confirmed(table) if confirmations(table) else table)
+            study_from(_confirm_all(table) if confirmations(table) else table)
         except StudyError as error:
-            found = [str(error)]
-    return [" ".join(each.removeprefix("study: ").split()) for each in found]
+            messages = [str(error)]
+    return [" ".join(message.removeprefix("study: ").split()) for message in messages]
 
 
 class Confirmation(NamedTuple):
-    """Values that were read off a table and wait for someone to say that they are public."""
+    """Values inferred from the data that a person must confirm as public."""
 
     place: tuple[str, ...]
-    """Of the study's file: ``("label",)``, ``("columns", name)`` or ``("public_rows",)``."""
+    """Table in the study file: ``("label",)``, ``("columns", name)`` or ``("public_rows",)``."""
     name: str
     group: Literal["label", "numbers", "categories", "public-rows"]
     values: str
 
 
 def confirmations(table: Mapping[str, Any]) -> list[Confirmation]:
-    """All that waits to be confirmed, where there is no problem with the texts and the columns."""
+    """Return the unconfirmed values of a study's table; none if its text or columns have problems."""
     if "columns" not in table or "features" in table or text_problems(table) or rows_problems(table):
         return []
-    found = []
-    for _, about in unconfirmed(table):
-        if "name" in about:
-            group: Any = "numbers" if about["kind"] in ("number", "plain") else "categories"
-            found.append(Confirmation(("columns", about["name"]), about["name"], group, _shown(about)))
+    pending = []
+    for _, entry in unconfirmed(table):
+        if "name" in entry:
+            group: Any = "numbers" if entry["kind"] in ("number", "plain") else "categories"
+            pending.append(Confirmation(("columns", entry["name"]), entry["name"], group, _format_values(entry)))
         else:
-            found.append(Confirmation(("label",), about["column"], "label", _shown(about)))
-    about = table.get("public_rows", {})
-    if is_unconfirmed(about) and not public_rows_problems(about):
-        name = about.get("file", about["sha256"])
-        found.append(Confirmation(("public_rows",), name, "public-rows", "all of its rows, which anyone may see"))
-    return found
+            pending.append(Confirmation(("label",), entry["column"], "label", _format_values(entry)))
+    entry = table.get("public_rows", {})
+    if is_unconfirmed(entry) and not public_rows_problems(entry):
+        name = entry.get("file", entry["sha256"])
+        pending.append(Confirmation(("public_rows",), name, "public-rows", "all rows of the table"))
+    return pending
 
 
-def _confirmed(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The same study's table when everything is confirmed."""
+def _confirm_all(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the study's table with all values confirmed."""
     rows = {"public_rows": {**table["public_rows"], "public": True}} if "public_rows" in table else {}
     return {**confirmed(table), **rows}
 
 
 def study_notes(study: Study) -> list[str]:
-    """What is worth knowing, and nothing to correct."""
-    starts = "with inference, training starts from the public rows, which do not influence the estimate"
-    return [starts] if _with_intervals(study) and study.public_rows is not None else []
-
-
-def _with_intervals(study: Study) -> bool:
-    return bool(getattr(study.training.method, "inference", False))
+    """Return notes about the study that require no change."""
+    note = "with inference, the public rows are only the starting point and do not affect the estimate"
+    return [note] if study.training.has_inference and study.public_rows is not None else []
 
 
 def study_warnings(study: Study, n_rows: int | None = None) -> list[str]:
-    """Where a budget protects little: a large ε, or a δ that is not below 1 / rows (where their number is known).
+    """Return warnings about weak protection or ignored settings.
 
-    And a penalty that estimates with intervals ignore.
+    Protection is weak if ε is large, or if δ is not below 1 / ``n_rows``. Inference ignores the regularizer.
     """
-    epsilon, delta, found = study.epsilon, study.terms.delta, []
-    if _with_intervals(study) and (study.training.reg_share or 0.0) > study.training.method.usual_reg_share:
-        found.append("inference estimates the model without a penalty: the regularizer does not influence it")
+    epsilon, delta, messages = study.epsilon, study.terms.delta, []
+    if study.training.has_inference and (study.training.reg_share or 0.0) > study.training.method.usual_reg_share:
+        messages.append("inference estimates the model without a penalty, so the regularizer has no effect")
     if epsilon >= LARGE_EPSILON:
-        found.append(
-            f"ε = {epsilon:.4g} promises little: odds about a person may change by a factor of e^{epsilon:.4g}"
+        messages.append(
+            f"ε = {epsilon:.4g} gives weak protection: odds about a person may change by a factor of e^{epsilon:.4g}"
         )
     if n_rows and delta * n_rows >= 1.0:
-        found.append(
-            f"δ = {delta:g} is not below 1/{n_rows:,}, so it allows a method that publishes a row of the table; "
-            f"take {0.1 / n_rows:.0e} or less"
+        messages.append(
+            f"δ = {delta:g} is not below 1/{n_rows:,}, so it would permit publishing a row; "
+            f"use {0.1 / n_rows:.0e} or less"
         )
-    return found
+    return messages
 
 
-def origins() -> list[Parameter]:
-    """What ``[provenance]`` may say: an origin for each constant that people like to tune.
+def provenance_parameters() -> list[Parameter]:
+    """Return the entries of ``[provenance]``: one for each numeric constant of a model or method.
 
-    Chosen on private rows such a number would leak them, and nothing would count it.
+    Tuning such a constant on private rows would leak them without being accounted for.
     """
-    return [Parameter(name, Origin, None, each.help) for name, each in _constants().items()]
+    return [Parameter(name, Origin, None, constant.help) for name, constant in _constants().items()]
 
 
 def _constants() -> dict[str, Parameter]:
-    """Every setting that is a number of a model or a method."""
-    counted = (*PRIVACY, "n_rounds")
-    return {
-        name: each for name, each in flat_parameters(Training).items() if each.base is float and name not in counted
-    }
+    """Return the numeric settings of models and methods."""
+    budget = (*PRIVACY, "n_rounds")
+    settings = flat_parameters(Training)
+    return {name: setting for name, setting in settings.items() if setting.base is float and name not in budget}
 
 
 def _tables(training: Training, kind: str = TRAINING) -> dict[str, dict[str, Any]]:
-    """The tables of a study's file that are about training; unset values are left out.
+    """Return the training tables of a study file, without unset values.
 
-    The rounds are always there: a hash that left them to this version's default would name other plans in others.
+    The number of rounds is always included. If the hash depended on the default, another version of dpadmm could
+    assign the same hash to another plan.
     """
-    chosen = {name: getattr(training, name) for name in REGISTRIES}
-    tables: dict[str, dict[str, Any]] = {
-        name: {"name": made.name, **{each.name: getattr(made, each.name) for each in parameters(type(made))}}
-        for name, made in chosen.items()
-    }
+    tables: dict[str, dict[str, Any]] = {}
+    for name in REGISTRIES:
+        choice = getattr(training, name)
+        own = {parameter.name: getattr(choice, parameter.name) for parameter in parameters(type(choice))}
+        tables[name] = {"name": choice.name, **own}
     for name in training.method.omit_if_default:
         if not tables["method"][name]:
             del tables["method"][name]
-    tables |= {name: {each: getattr(training, each) for each in names} for name, names in TABLES.items()}
+    tables |= {name: {key: getattr(training, key) for key in keys} for name, keys in TABLES.items()}
     tables["training"]["n_rounds"] = training.planned_rounds
     if kind != TRAINING:
         tables[kind] = {key: for_json(value) for key, value in tables["method"].items() if key != "name"}
-        tables["training"] = {name: tables["training"][name] for name in OF_TRAINING[kind]}
+        tables["training"] = {name: tables["training"][name] for name in _TRAINING_KEYS[kind]}
         tables = {name: tables[name] for name in _tables_of(kind)}
     return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
 
 
 def _training_from(table: Mapping[str, Any]) -> Training:
-    """The training of a study's table that has no problem by itself."""
+    """Build the training from a study's table whose single tables are valid."""
     given: dict[str, Any] = {}
     for name, registry in REGISTRIES.items():
         for key, value in table.get(name, {}).items():
@@ -622,156 +622,148 @@ def _training_from(table: Mapping[str, Any]) -> Training:
 
 
 def _kind(table: Mapping[str, Any]) -> str:
-    """The kind of study that a table with no problem of its frame is."""
+    """Return the kind of study."""
     return str(table.get("kind", TRAINING))
 
 
-OF_TRAINING = {StatisticsRelease.name: ("n_rounds",), "evaluation": ("n_rounds", "intercept")}
-"""What ``[training]`` of other kinds of studies says."""
+_TRAINING_KEYS = {StatisticsRelease.name: ("n_rounds",), "evaluation": ("n_rounds", "intercept")}
+"""Settings in ``[training]`` of studies that train no model."""
 
 
 def _tables_of(kind: str) -> tuple[str, ...]:
-    """The tables of a study's file of another kind than training."""
+    """Return the tables in the file of a study that trains no model."""
     return (kind, "training", "privacy", *(["loss"] if kind == "evaluation" else []))
 
 
-def _of_file(table: Mapping[str, Any], where: str) -> list[str]:
-    """What is wrong with the frame of a study's table."""
+def _file_problems(table: Mapping[str, Any], where: str) -> list[str]:
+    """Return the problems of the top-level keys."""
     if table.get("format") != FORMAT:
         return [f'{where}: format must be "{FORMAT}", not {table.get("format")!r:.60}']
-    found = [f"{where}: {sentence}" for sentence in text_problems(table)]
-    found += [
+    messages = [f"{where}: {problem}" for problem in text_problems(table)]
+    messages += [
         f"{where}: unknown setting {name!r:.60}; {nearest(str(name), KEYS)}" for name in table if name not in KEYS
     ]
     kinds = (TRAINING, *KINDS)
     if _kind(table) not in kinds:
-        said = f"{where}: kind must be one of {', '.join(kinds)}, not {table['kind']!r:.60}"
-        return [*found, f"{said}; {nearest(_kind(table), kinds)}"]
-    found += _of_kind(table, where)
+        message = f"{where}: kind must be one of {', '.join(kinds)}, not {table['kind']!r:.60}"
+        return [*messages, f"{message}; {nearest(_kind(table), kinds)}"]
+    messages += _kind_problems(table, where)
     if table.get("adjacency", ADJACENCY) != ADJACENCY:
-        found.append(f'{where}: adjacency must be "{ADJACENCY}", not {table["adjacency"]!r:.60}')
+        messages.append(f'{where}: adjacency must be "{ADJACENCY}", not {table["adjacency"]!r:.60}')
     if "name" not in table:
-        found.append(f"{where}: name is missing")
+        messages.append(f"{where}: name is missing")
     if ("columns" in table) == ("features" in table):
-        found.append(f"{where}: give either [columns] with their public bounds and values, or a list of features")
+        messages.append(f"{where}: give either [columns] with public bounds and values, or a list of features")
     if table.get("intercept_value", INTERCEPT) != INTERCEPT:
-        found.append(
-            f"{where}: its constant column is {table['intercept_value']!r:.60}, and {INTERCEPT} in this "
-            "version of dpadmm; all who take part need the same version"
+        messages.append(
+            f"{where}: intercept_value is {table['intercept_value']!r:.60}, but {INTERCEPT} in this version of dpadmm; "
+            "use the same version at the server and all sites"
         )
-    return found
+    return messages
 
 
-def _of_kind(table: Mapping[str, Any], where: str) -> list[str]:
-    """Tables that belong to studies of another kind."""
-    kind, known = _kind(table), (*REGISTRIES, *TABLES, *KINDS)
-    mine = (*REGISTRIES, *TABLES) if kind == TRAINING else _tables_of(kind)
-    found = [
-        f"{where}: [{name}] does not belong to kind = {kind!r}; leave it out"
-        for name in known
-        if name in table and name not in mine
-    ]
-    others = {"public_rows", "provenance", *(("label", "row_norm") if kind == StatisticsRelease.name else ())}
+def _kind_problems(table: Mapping[str, Any], where: str) -> list[str]:
+    """Return a message for each entry that does not apply to this kind of study."""
+    kind = _kind(table)
+    allowed = (*REGISTRIES, *TABLES) if kind == TRAINING else _tables_of(kind)
+    unfit = [f"[{name}]" for name in (*REGISTRIES, *TABLES, *KINDS) if name in table and name not in allowed]
     if kind != TRAINING:
-        found += [
-            f"{where}: {name!r:.60} does not belong to kind = {kind!r}; leave it out"
-            for name in table
-            if name in others and table[name]
-        ]
+        others = {"public_rows", "provenance", *(("label", "row_norm") if kind == StatisticsRelease.name else ())}
+        unfit += [f"{name!r:.60}" for name in table if name in others and table[name]]
         if isinstance(table.get("training"), Mapping):
-            unfit = [each for each in table["training"] if each not in OF_TRAINING[kind]]
-            found += [
-                f"{where}: training: {name!r:.60} does not belong to kind = {kind!r}; leave it out" for name in unfit
-            ]
-    return found
+            unfit += [f"training: {key!r:.60}" for key in table["training"] if key not in _TRAINING_KEYS[kind]]
+    return [f"{where}: {entry} does not apply to kind = {kind!r}; remove it" for entry in unfit]
 
 
 def table_parameters(table: str, name: str | None = None) -> Sequence[Parameter]:
-    """What a table of a study's file about training may say; ``name`` is the class of a registry."""
+    """Return the parameters of a training table of a study file; ``name`` selects a class of a registry."""
     if table in TABLES:
-        return [flat_parameters(Training)[each].single() for each in TABLES[table]]
+        return [flat_parameters(Training)[key].single() for key in TABLES[table]]
     if table in KINDS:
         return parameters(KINDS[table])
     return parameters(REGISTRIES[table].classes[name]) if name is not None else ()
 
 
-def _of_training(table: Mapping[str, Any]) -> list[str]:
-    """What is wrong with each table about training, by itself."""
-    found = []
-    for name, about in ((name, table[name]) for name in (*REGISTRIES, *TABLES, *KINDS) if name in table):
-        if not isinstance(about, Mapping):
-            found.append(f"{name} must be a table, such as [{name}], not {about!r:.60}")
+def _training_problems(table: Mapping[str, Any]) -> list[str]:
+    """Return the problems of each training table, checked separately."""
+    messages = []
+    for name, entries in ((name, table[name]) for name in (*REGISTRIES, *TABLES, *KINDS) if name in table):
+        if not isinstance(entries, Mapping):
+            messages.append(f"{name} must be a table, such as [{name}], not {entries!r:.60}")
         elif name in TABLES or name in KINDS:
-            found += problems(about, table_parameters(name), name)
-        elif not isinstance(about.get("name"), str) or about["name"] not in REGISTRIES[name].classes:
-            wrong, classes = about.get("name"), REGISTRIES[name].classes
-            said = f"{wrong!r:.60} does not exist" if "name" in about else "give it a name"
-            found.append(f"{name}: {said}; {nearest(str(wrong), classes)}")
+            messages += problems(entries, table_parameters(name), name)
+        elif not isinstance(entries.get("name"), str) or entries["name"] not in REGISTRIES[name].classes:
+            choice, classes = entries.get("name"), REGISTRIES[name].classes
+            message = f"{choice!r:.60} does not exist" if "name" in entries else "name is missing"
+            messages.append(f"{name}: {message}; {nearest(str(choice), classes)}")
         else:
-            found += _of_choice(name, about)
-    return found
+            messages += _choice_problems(name, entries)
+    return messages
 
 
-def _of_choice(table: str, about: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the parameters of a loss, regularizer or method that exists."""
-    classes, name = REGISTRIES[table].classes, about["name"]
+def _choice_problems(table: str, entries: Mapping[str, Any]) -> list[str]:
+    """Return the problems with the parameters of a registered loss, regularizer or method."""
+    classes, name = REGISTRIES[table].classes, entries["name"]
     if table == "method" and name not in DEPLOYABLE:
-        return [f"{table}: agents can answer for {_DEPLOYABLE_WORDS}, not for {name}"]
-    own = table_parameters(table, name)
-    found, given = [], {key: value for key, value in about.items() if key != "name"}
+        return [f"{table}: {_not_deployable(name)}"]
+    messages, given = [], {key: value for key, value in entries.items() if key != "name"}
     for key in list(given):
-        others = [other for other, made in classes.items() if key in {each.name for each in parameters(made)}]
-        if others and name not in others:
-            found.append(f"{table}: {key} is a parameter of {', '.join(others)}, not of {name}; leave it out")
+        owners = [other for other, cls in classes.items() if key in {parameter.name for parameter in parameters(cls)}]
+        if owners and name not in owners:
+            messages.append(f"{table}: {key} is a parameter of {', '.join(owners)}, not of {name}; remove it")
             del given[key]
-    return found + problems(given, own, table)
+    return messages + problems(given, table_parameters(table, name), table)
 
 
-def _shown(about: Mapping[str, Any]) -> str:
-    """The values that were read off a table."""
-    named = {
-        key: about[key]
-        for key in (
-            *("bounds", "center", "scale", "values", "unseen", "classes", "bins"),
-            *("exposure_bound", "weight_bound", "class_weight"),
-        )
-        if key in about
-    }
-    return ", ".join(f"{key} {first_of(value) if isinstance(value, list) else value}" for key, value in named.items())
+def _not_deployable(method: str) -> str:
+    supported = f"{', '.join(DEPLOYABLE[:-1])} or {DEPLOYABLE[-1]}"
+    return f"the method {method} runs in simulations only; use {supported}"
 
 
-def _noise_in_words(settings: Training, z: float) -> str:
-    """Noise that agents cannot add, by the setting that asks for it."""
-    name = next(each for each in BUDGETS if getattr(settings, each) is not None)
+def _format_values(entry: Mapping[str, Any]) -> str:
+    """Format the inferred values of a column or label."""
+    keys = (
+        *("bounds", "center", "scale", "values", "unseen", "classes", "bins"),
+        *("exposure_bound", "weight_bound", "class_weight"),
+    )
+    values = {key: entry[key] for key in keys if key in entry}
+    return ", ".join(f"{key} {first_of(value) if isinstance(value, list) else value}" for key, value in values.items())
+
+
+def _describe_noise_range(settings: Training, z: float) -> str:
+    """Return the message for a noise multiplier out of range, in terms of the setting that implies it."""
+    name = next(budget for budget in BUDGETS if getattr(settings, budget) is not None)
     if name == "noise_multiplier":
-        return f"the noise multiplier is {z:g}; agents can add {LEAST_NOISE:g} to {MOST_NOISE:g}"
-    little, than = z < LEAST_NOISE, "less" if z < LEAST_NOISE else "more"
+        return f"noise_multiplier = {z:g} is outside {MIN_NOISE:g} to {MAX_NOISE:g}"
+    amount, remedy = (
+        ("little", f"reduce {name}") if z < MIN_NOISE else ("much", f"increase {name}, or use fewer rounds")
+    )
     return (
-        f"{name} = {getattr(settings, name):g} in {settings.planned_rounds} rounds takes {than} noise than agents can "
-        f"add; take a {'smaller' if little else 'larger'} {name}{', or fewer rounds' if not little else ''}"
+        f"{name} = {getattr(settings, name):g} in {settings.planned_rounds} rounds requires too {amount} noise "
+        f"(noise multiplier {z:.3g}, outside {MIN_NOISE:g} to {MAX_NOISE:g}); {remedy}"
     )
 
 
 def _check_features(features: object) -> None:
-    """Names of columns, each once."""
+    """Raise StudyError unless ``features`` are distinct column names."""
     if not isinstance(features, tuple) or not features:
-        raise StudyError("study: features must be a list of the columns' names, at least one")
+        raise StudyError("study: features must be a list of at least one column name")
     seen: set[str] = set()
-    for each in features:
-        if not isinstance(each, str) or not each.strip():
-            raise StudyError(f"study: a feature must be the name of a column, not {each!r:.60}")
-        if each in seen:
-            raise StudyError(f"study: the feature {each!r} is named twice")
-        seen.add(each)
+    for feature in features:
+        if not isinstance(feature, str) or not feature.strip():
+            raise StudyError(f"study: a feature must be a column name, not {feature!r:.60}")
+        if feature in seen:
+            raise StudyError(f"study: feature {feature!r} is listed twice")
+        seen.add(feature)
 
 
-def _checked_classes(classes: object) -> tuple[Any, ...] | None:
-    """Texts and numbers; 1.0 is written as 1, which means the same and must have the same hash."""
+def _normalize_classes(classes: object) -> tuple[Any, ...] | None:
+    """Return the classes, with whole floats as integers: 1.0 and 1 must have the same hash."""
     if classes is None:
         return None
     if not isinstance(classes, tuple):
-        raise StudyError(f"study: classes must be a list of the labels' values, not {classes!r:.60}")
-    for each in classes:
-        if not isinstance(each, str) and not (isinstance(each, int | float) and abs(each) <= LARGEST):
-            raise StudyError(f"study: a class must be text or a number, not {each!r:.60}")
-    return tuple(int(each) if isinstance(each, float) and each.is_integer() else each for each in classes)
+        raise StudyError(f"study: classes must be a list, not {classes!r:.60}")
+    for value in classes:
+        if not isinstance(value, str) and not (isinstance(value, int | float) and abs(value) <= MAX_CLASS_VALUE):
+            raise StudyError(f"study: a class must be text or a number, not {value!r:.60}")
+    return tuple(int(value) if isinstance(value, float) and value.is_integer() else value for value in classes)

@@ -1,4 +1,4 @@
-"""Drafts of studies: from a public or dummy table, or from a data dictionary, to a file to be looked at."""
+"""Drafts: study files generated from a public or dummy table, or from a data dictionary, for review."""
 
 from dpadmm.studies.drafts.dictionary import columns_from_dictionary, draft_from_dictionary
 from dpadmm.studies.drafts.draft import Draft, DraftColumn

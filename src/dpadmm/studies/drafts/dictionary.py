@@ -1,14 +1,14 @@
-"""A data dictionary -> a draft of a study: what it says is public, so nothing waits to be confirmed.
+"""Drafts of studies from a data dictionary. A data dictionary is public, so its values need no confirmation.
 
-It is a CSV with a line for every column of the table:
+It is a CSV file with one line for each column of the table:
 
 =============  =====================================================================================
-name           of the column
-kind           number, category, ordinal or boolean; anything else (text, date, id) is left out
-low, high      of a number
-values         of a category or an ordinal, with | between, in their order
-description    for people; becomes a comment
-role           optional: ``label`` for the one to predict (or say ``--label``), ``out`` to leave it out
+name           column name
+kind           number, category, ordinal or boolean; columns of other kinds (text, date, id) are left out
+low, high      bounds of a number
+values         values of a category or an ordinal, in order, separated by |
+description    becomes a comment
+role           optional: ``label`` for the column to predict (or use ``--label``), ``out`` to leave it out
 transform      optional: log
 missing        optional: indicator
 =============  =====================================================================================
@@ -39,7 +39,7 @@ KINDS = {
     "factor": "category", "enum": "category", "ordinal": "ordinal", "boolean": "boolean", "bool": "boolean",
     "binary": "boolean"
 }  # fmt: skip
-MOST_LINES = 100_000
+MAX_LINES = 100_000
 
 
 def draft_from_dictionary(path: Path, label: str | None = None) -> Draft:
@@ -59,7 +59,7 @@ def draft_from_dictionary(path: Path, label: str | None = None) -> Draft:
     names = [each["name"] for each in lines]
     label = label or next((each["name"] for each in lines if each["role"].lower() == "label"), None)
     if label is None:
-        raise DataError(f"{path}: say which column is predicted: --label COLUMN, or its role is label")
+        raise DataError(f"{path}: no label; name the column to predict with --label COLUMN, or with the role label")
     if label not in names:
         raise unknown_name("column", label, names, path)
     columns = tuple(_column(each, label, path) for each in lines if each["name"] != label)
@@ -68,7 +68,7 @@ def draft_from_dictionary(path: Path, label: str | None = None) -> Draft:
 
 
 def columns_from_dictionary(path: Path) -> tuple[DraftColumn, ...]:
-    """All columns of a data dictionary, for statistics, which have no label."""
+    """Return all columns of a data dictionary, for a statistics study, which has no label."""
     return tuple(_column(each, None, path) for each in _lines(path))
 
 
@@ -81,23 +81,23 @@ def _lines(path: Path) -> list[dict[str, str]]:
         if given.count(heading) != 1:
             near = near_name(heading, found)
             hint = f"did you mean {near!r}?" if near else f"it has {listed(found)}"
-            raise DataError(f"{path}: a data dictionary needs one column {heading!r}; {hint}")
+            raise DataError(f"{path}: a data dictionary requires exactly one column {heading!r}; {hint}")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file, strict=True) if any(cell.strip() for cell in row)][1:]
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}") from None
-    if not 0 < len(rows) <= MOST_LINES:
-        raise DataError(f"{path} must have a line for every column, from 1 to {MOST_LINES:,}; it has {len(rows):,}")
+    if not 0 < len(rows) <= MAX_LINES:
+        raise DataError(f"{path}: a data dictionary has 1 to {MAX_LINES:,} lines after its header, not {len(rows):,}")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(given):
-            raise DataError(f"{path}, line {number}: {len(row)} cells where there are {len(given)} headings")
+            raise DataError(f"{path}, line {number}: {len(row)} cells, but {len(given)} headings")
     blank = dict.fromkeys(HEADINGS, "")
     lines = [{**blank, **{k: v.strip() for k, v in zip(given, row, strict=True)}} for row in rows]
     for each in lines:
         check_name(each["name"], path)
     if twice := repeated([each["name"] for each in lines]):
-        raise DataError(f"{path}: column {twice[0]!r} is there twice")
+        raise DataError(f"{path}: column {twice[0]!r} is listed twice")
     return lines
 
 
@@ -106,9 +106,9 @@ def _column(line: Mapping[str, str], label: str | None, path: Path) -> DraftColu
     note = " ".join(line["description"].split())
     why = ""
     if line["role"].lower() == "out":
-        why = "the dictionary says so"
+        why = "role out in the dictionary"
     elif kind is None:
-        why = f"of kind {line['kind']!r}" if line["kind"] else "of no kind"
+        why = f"kind {line['kind']!r} is not supported" if line["kind"] else "kind is missing"
     elif is_identifier(name):
         why = "looks like an identifier"
     elif label is not None and is_label_like(name, label):
@@ -132,7 +132,7 @@ def _label(line: Mapping[str, str], path: Path) -> dict[str, Any]:
     if line["values"]:
         return {"column": name, "classes": _values(line, path)}
     raise DataError(
-        f"{path}: the label {name!r} needs its classes as values (negative first, with | between), "
+        f"{path}: the label {name!r} requires values (classes, negative first, separated by |), "
         "or kind number with low and high"
     )
 
@@ -143,8 +143,8 @@ def _bounds(line: Mapping[str, str], path: Path) -> tuple[float, float]:
         try:
             value = float(line[heading])
         except ValueError:
-            said = f"not {line[heading]!r}" if line[heading] else "which are missing"
-            raise DataError(f"{path}: column {line['name']!r} is a number and needs low and high, {said}") from None
+            cell = repr(line[heading]) if line[heading] else "an empty cell"
+            raise DataError(f"{path}: column {line['name']!r} requires a number as {heading}, not {cell}") from None
         found.append(int(value) if value.is_integer() and abs(value) < 1e15 else value)
     return found[0], found[1]
 
@@ -152,5 +152,5 @@ def _bounds(line: Mapping[str, str], path: Path) -> tuple[float, float]:
 def _values(line: Mapping[str, str], path: Path) -> tuple[str, ...]:
     values = tuple(value.strip() for value in line["values"].split("|") if value.strip())
     if not values:
-        raise DataError(f"{path}: column {line['name']!r} is of kind {line['kind']} and needs values, with | between")
+        raise DataError(f"{path}: column {line['name']!r} of kind {line['kind']} requires values, separated by |")
     return values

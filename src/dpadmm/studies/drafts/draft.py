@@ -1,4 +1,4 @@
-"""A draft of a study: columns and label as plain values, before anybody has confirmed them."""
+"""The draft of a study: unconfirmed columns and label, as plain values."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dpadmm.studies.public_rows import PublicRows
 
 @dataclass(frozen=True)
 class DraftColumn:
-    """A column of a draft: plain values as in a study file, or None and why it is left out."""
+    """A column of a draft: its entries in the study file, or None and the reason for leaving it out."""
 
     name: str
     about: dict[str, Any] | None
     comment: str = ""
 
-    def doubted(self, doubt: str) -> DraftColumn:
-        """The column with a question that someone has to answer before it is used."""
+    def with_question(self, question: str) -> DraftColumn:
+        """Return the column with a question that must be answered before the study is valid."""
         more = f" ({self.comment})" if self.comment else ""
-        return DraftColumn(self.name, {**(self.about or {}), "allow": ASK}, f"{doubt}{more}")
+        return DraftColumn(self.name, {**(self.about or {}), "allow": ASK}, f"{question}{more}")
 
     @property
-    def is_doubted(self) -> bool:
+    def has_question(self) -> bool:
         return self.about is not None and self.about.get("allow") == ASK
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Columns and label of a study to be; ``confirm`` where their values were read off a table.
+    """Columns and label of a draft; ``confirm`` is true if their values were inferred from the data.
 
-    That table's rows are the study's public rows, unless ``not_public`` says why not.
+    The rows of that table become the study's public rows. If they cannot, ``not_public`` is the reason.
     """
 
     columns: tuple[DraftColumn, ...]
@@ -46,23 +46,25 @@ class Draft:
     not_public: str = ""
 
     def __post_init__(self) -> None:
-        if not any(each.about for each in self.columns):
-            raise DataError(f"{self.source}: no column is left to learn from beside the label")
+        if not any(column.about for column in self.columns):
+            raise DataError(f"{self.source}: no usable column except the label; add columns to the table")
 
     def without(self, by: str) -> Draft:
-        """The draft without the column that says who owns a row."""
-        names = [each.name for each in self.columns]
+        """Return the draft without the column that identifies the data owner."""
+        names = [column.name for column in self.columns]
         if by not in names:
             raise unknown_name("column", by, names, self.source)
-        left_out = DraftColumn(by, None, "says who owns a row")
-        return replace(self, columns=tuple(left_out if each.name == by else each for each in self.columns))
+        left_out = DraftColumn(by, None, "identifies the data owner")
+        return replace(self, columns=tuple(left_out if column.name == by else column for column in self.columns))
 
-    def made_up(self) -> Draft:
-        """The draft from a table whose rows are dummies, from which nothing is to be learnt."""
-        return replace(self, public_rows=None, not_public="they are made up")
+    def without_public_rows(self) -> Draft:
+        """Return the draft of a table with synthetic rows, which are no public rows."""
+        return replace(self, public_rows=None, not_public="they are synthetic")
 
 
 def check_name(name: str, path: Path) -> None:
-    """Refuse a name that no study can write."""
+    """Raise DataError if a study file cannot represent this column name."""
     if not name.strip() or not name.isprintable() or len(name) > 200:
-        raise DataError(f"{path}: the name of a column must be text on one line, not {name[:40]!r}")
+        raise DataError(
+            f"{path}: a column name must be printable text of at most 200 characters, not {name[:40]!r}; rename it"
+        )

@@ -1,8 +1,8 @@
-"""A draft of a study from a public or dummy table: every value that was read off it waits to be confirmed.
+"""Drafts of studies from a public or dummy table. All inferred values must be confirmed.
 
-Guessed are numbers (with bounds rounded outwards, and mean and standard deviation as center and scale), categories
-and booleans; what nothing can be learnt from, or what would be refused, is left out with a comment that says why.
-What a machine cannot know (is a whole number an amount or a code?) is asked in a comment.
+Columns become numbers, categories or booleans. Numbers get bounds rounded outwards, with mean and standard deviation as
+center and scale. Useless and invalid columns are left out, with the reason as a comment. Ambiguous columns, such as
+whole numbers that may be amounts or codes, get a question as a comment.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.errors import DataError
 from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.studies.drafts.draft import Draft, DraftColumn, check_name
-from dpadmm.studies.public_rows import LEAST_PUBLIC, PublicRows
+from dpadmm.studies.public_rows import MIN_PUBLIC_ROWS, PublicRows
 
-MOST_CATEGORIES, MOST_CLASSES = 50, 20
-MOST_DISTINCT = 10_000
-MOST_DRAFTED = 10_000
-MOST_STEPS = 10
-"""Bounds are whole multiples of a round number, of which there are at most this many between them."""
+MAX_CATEGORIES, MAX_CLASSES = 50, 20
+MAX_DISTINCT = 10_000
+MAX_COLUMNS = 10_000
+MAX_STEPS = 10
+"""Maximum number of steps between rounded bounds, which are multiples of the step."""
 
 NEARLY_ALL = 0.99
-"""A number that is the same in so many rows gets no center and scale."""
+"""A number with one value in this fraction of the rows gets no center and scale."""
 
 CODES = sorted(s * int(d * n) for d in "789" for n in range(1, 7) for s in (-1, 1) if n > 1 or s * int(d) == -9)
-"""Numbers that often stand for a missing one, where they are far from all others: -9, -99, 999, 8888 ..."""
+"""Frequent codes for missing values, if far from all other numbers: -9, -99, 999, 8888 ..."""
 
 _CODE = re.compile(r"(?:.*[_\s.-])?(?:code|type|kind|category|zip|(?:zip|post|postal)[_\s.-]?code)s?", re.IGNORECASE)
 _PERSON = re.compile(
@@ -81,14 +81,14 @@ SCALES = [
         "slow normal fast",
     )
 ]
-"""Words from little to much; three or more of one line, and no other word, are a scale."""
+"""Ordered words. Three or more words of one line, and no others, are an ordinal scale."""
 
 _NUMBERED = re.compile(r"([^0-9]*?)([<>]?)=?\s*([0-9]+(?:\.[0-9]+)?)(?:\s*(?:-|–|to)\s*[0-9.]+|\+)?([^0-9]*)")
 _SIGNS = ("<", "", ">")
 
 
 def draft_from_table(path: Path, label: str) -> Draft:
-    """Read a public or dummy table once, and guess.
+    """Infer a draft from a public or dummy table, in one pass.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def draft_from_table(path: Path, label: str) -> Draft:
     ...     path = Path(folder, "dummy.csv")
     ...     _ = path.write_text("age,ward,ill\\n23,A,no\\n87,B,yes\\n41,A,no\\n")
     ...     draft = draft_from_table(path, "ill")
-    >>> [each.about for each in draft.columns]
+    >>> [column.about for column in draft.columns]
     [{'kind': 'number', 'bounds': (20, 90), 'center': 50, 'scale': 27},
      {'kind': 'category', 'values': ('A', 'B'), 'unseen': ('other',)}]
     >>> draft.label
@@ -108,10 +108,10 @@ def draft_from_table(path: Path, label: str) -> Draft:
         raise unknown_name("column", label, names, path)
     if twice := repeated(names):
         raise DataError(f"{path}: column {twice[0]!r} occurs more than once")
-    if len(names) > MOST_DRAFTED:
+    if len(names) > MAX_COLUMNS:
         raise DataError(
-            f"{path} has {len(names):,} columns; a draft is made of at most {MOST_DRAFTED:,}, "
-            "so leave out what is not for the study"
+            f"{path} has {len(names):,} columns, but a draft has at most {MAX_COLUMNS:,}; "
+            "remove the columns that the study does not need"
         )
     for name in names:
         check_name(name, path)
@@ -123,35 +123,37 @@ def draft_from_table(path: Path, label: str) -> Draft:
     for batch in open_batches(path, readable):
         for name in readable:
             seen[name].add(batch.column(name), name)
-    if not any(each.rows for each in seen.values()):
+    if not any(cells.rows for cells in seen.values()):
         raise DataError(f"{path} has no rows")
-    columns = [_guess(name, seen[name], label, path) for name in names if name != label]
-    about, notes = _guess_label(label, seen[label], path)
-    kept = {each.name: each.about for each in columns if each.about} | {label: about}
+    columns = [_infer_column(name, seen[name], label, path) for name in names if name != label]
+    about, notes = _infer_label(label, seen[label], path)
+    kept = {column.name: column.about for column in columns if column.about} | {label: about}
     numbers = [name for name, about in kept.items() if "bounds" in about]
-    found = leaky_columns(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
-    doubts = {each.name: each.sentence for each in found}
-    columns = [each.doubted(doubts[each.name]) if each.name in doubts else each for each in columns]
+    leaks = leaky_columns(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
+    questions = {leak.name: leak.sentence for leak in leaks}
+    columns = [
+        column.with_question(questions[column.name]) if column.name in questions else column for column in columns
+    ]
     draft = Draft(tuple(columns), about, path.name, confirm=True, comments=notes)
-    why = _no_start(seen[label])
-    if not why and (path.is_dir() or table_format(path) == DATABASE):
-        why = "a study knows public rows by the bytes of one file, so export them as CSV or Parquet"
-    if why:
-        return replace(draft, not_public=why)
+    reason = _not_public_reason(seen[label])
+    if not reason and (path.is_dir() or table_format(path) == DATABASE):
+        reason = "public rows must be a single file; export them as CSV or Parquet"
+    if reason:
+        return replace(draft, not_public=reason)
     return replace(draft, public_rows=PublicRows.of(path))
 
 
-def _no_start(label: CellSummary) -> str:
-    """Why training cannot start from the rows of this label, if it cannot; every class is there."""
-    lacking = label.missing + (sum(label.numbers[1].values()) if label.is_number else 0)
-    if lacking:
-        return f"{lacking:,} of them have no label"
-    return f"{label.rows:,} of them are too few, it takes {LEAST_PUBLIC}" if label.rows < LEAST_PUBLIC else ""
+def _not_public_reason(label: CellSummary) -> str:
+    """Return why rows with this label cannot initialise training, or an empty string."""
+    unlabelled = label.missing + (sum(label.numbers[1].values()) if label.is_number else 0)
+    if unlabelled:
+        return f"{unlabelled:,} of them have no label"
+    return f"there are only {label.rows:,}, fewer than {MIN_PUBLIC_ROWS}" if label.rows < MIN_PUBLIC_ROWS else ""
 
 
 @dataclass
 class Numbers:
-    """How many there are, their mean, the sum of squared distances from it, and their range."""
+    """Running count, mean, sum of squared deviations, and range."""
 
     n: int = 0
     mean: float = 0.0
@@ -161,7 +163,7 @@ class Numbers:
 
     @np.errstate(all="ignore")
     def add(self, values: Any, counts: Any) -> None:
-        """Take in values, each so many times."""
+        """Add values with their counts."""
         more = int(np.sum(counts))
         if not more:
             return
@@ -178,7 +180,7 @@ class Numbers:
 
 @dataclass
 class CellSummary:
-    """What is known of a column's cells after some batches."""
+    """Running summary of a column's cells."""
 
     rows: int = 0
     missing: int = 0
@@ -202,12 +204,12 @@ class CellSummary:
             return
         for word, count in zip(words.to_pylist(), counts.tolist(), strict=True):
             if text := word.strip():
-                found = _WHOLE.fullmatch(text)
-                self.counts[found[1] if found else text] += count
-        self.overflow = len(self.counts) > MOST_DISTINCT
+                whole = _WHOLE.fullmatch(text)
+                self.counts[whole[1] if whole else text] += count
+        self.overflow = len(self.counts) > MAX_DISTINCT
 
     def _measure(self, words: Any, counts: Any, name: str) -> None:
-        """Take in the numbers, or note the first cell that is none."""
+        """Add the numbers, or store the first cell that is not a number."""
         if self.no_number is not None:
             return
         try:
@@ -221,58 +223,57 @@ class CellSummary:
 
     @cached_property
     def numbers(self) -> tuple[Numbers, dict[str, int]]:
-        """The numbers when all is read, and how often there are codes for missing ones, which are none of them."""
-        found, codes = replace(self._usual), {}
+        """The numbers without codes for missing values, and the count of each code; valid after the last batch."""
+        numbers, codes = replace(self._usual), {}
         for value, count in sorted(self._codes.items(), key=lambda pair: abs(pair[0])):
-            beyond = value < 0.0 <= found.low or not found.low - found.span <= value <= found.high + found.span
-            if found.span > 0.0 and beyond:
+            low, high = numbers.low - numbers.span, numbers.high + numbers.span
+            if numbers.span > 0.0 and (value < 0.0 <= numbers.low or not low <= value <= high):
                 codes[f"{value:.0f}"] = count
             else:
-                found.add(np.array([value]), np.array([count]))
-        return found, codes
+                numbers.add(np.array([value]), np.array([count]))
+        return numbers, codes
 
     @property
     def is_number(self) -> bool:
-        """Whether every cell is a number or missing, and not all are missing."""
+        """Whether every cell is a number or missing, and at least one is a number."""
         return self.no_number is None and self.numbers[0].n > 0
 
     @property
     def whole(self) -> list[int]:
-        """The different numbers but for codes, if all are known and whole."""
+        """Distinct numbers except codes for missing values, if all are whole and were counted."""
         if self.overflow or not all(map(_WHOLE.fullmatch, self.counts)):
             return []
-        return sorted({int(each) for each in self.counts} - {int(each) for each in self.numbers[1]})
+        return sorted({int(text) for text in self.counts} - {int(code) for code in self.numbers[1]})
 
     def mostly(self, pattern: re.Pattern[str]) -> bool:
-        """Whether 19 of 20 cells are of this form."""
+        """Return whether more than 95% of the cells match the pattern."""
         fit = sum(count for text, count in self.counts.items() if pattern.fullmatch(text))
         return fit > 0.95 * self.counts.total()
 
 
-def _guess(name: str, seen: CellSummary, label: str, path: Path) -> DraftColumn:
-    if why := _useless(name, seen, label):
-        return DraftColumn(name, None, why)
+def _infer_column(name: str, seen: CellSummary, label: str, path: Path) -> DraftColumn:
+    if reason := _exclusion_reason(name, seen, label):
+        return DraftColumn(name, None, reason)
     if is_boolean(seen):
         return DraftColumn(name, {"kind": "boolean"})
     if seen.is_number:
-        asked = record_hint(name, seen) or code_hint(name, seen) or grade_hint(seen.whole)
-        hints = (missing_codes(seen), asked)
+        hints = (missing_codes(seen), record_hint(name, seen) or code_hint(name, seen) or grade_hint(seen.whole))
         return DraftColumn(name, {"kind": "number", **_range(seen), **_usual(seen)}, "; ".join(filter(None, hints)))
     _check_commas(name, seen, path)
     odd = f"; {seen.no_number!r} is not a number" if _is_mostly_numbers(seen) else ""
-    if seen.overflow or len(seen.counts) > MOST_CATEGORIES:
-        n = f"more than {MOST_DISTINCT:,}" if seen.overflow else f"{len(seen.counts):,}"
+    if seen.overflow or len(seen.counts) > MAX_CATEGORIES:
+        n = f"more than {MAX_DISTINCT:,}" if seen.overflow else f"{len(seen.counts):,}"
         return DraftColumn(name, None, f"text with {n} different values{odd}")
     values = tuple(value for value, _ in _by_frequency(seen.counts) if value not in OTHERS)
     _check_values(name, values, path)
-    joined = f"{OTHER!r} is everything that is not listed, and so is the table's value of that name"
-    hint = odd.removeprefix("; ") or order_hint(values) or joined * (len(values) < len(seen.counts))
+    other = f"{OTHER!r} stands for all values that are not listed, including the table's value of that name"
+    hint = odd.removeprefix("; ") or order_hint(values) or other * (len(values) < len(seen.counts))
     unseen = {} if seen.missing or len(values) < len(seen.counts) else {"unseen": (OTHER,)}
     return DraftColumn(name, {"kind": "category", "values": values, **unseen}, hint)
 
 
-def _useless(name: str, seen: CellSummary, label: str) -> str:
-    """Why a column is left out, if it is."""
+def _exclusion_reason(name: str, seen: CellSummary, label: str) -> str:
+    """Return why a column is left out, or an empty string."""
     if seen.is_temporal or seen.mostly(_DATE):
         return "dates; derive a number from them, such as an age or the days between two events"
     if seen.mostly(_TIME):
@@ -282,79 +283,81 @@ def _useless(name: str, seen: CellSummary, label: str) -> str:
     if not seen.counts:
         return "every cell is missing"
     if is_identifier(name):
-        return f"looks like an identifier{_persons(name, seen)}"
+        return f"looks like an identifier{_person_hint(name, seen)}"
     if is_label_like(name, label):
         return f"looks like the label {label!r} itself"
     filled = seen.rows - seen.missing
     if len(seen.counts) == 1:
         return f"{next(iter(seen.counts))[:40]!r} in every row"
-    every_other = seen.overflow or len(seen.counts) == filled
+    is_unique = seen.overflow or len(seen.counts) == filled
     if seen.is_number:
         is_running = seen.numbers[0].span == filled - 1 and all(map(_WHOLE.fullmatch, seen.counts))
-        return "a running number, which looks like an identifier" if is_running and filled > 20 else ""
-    return "every row has another value: looks like an identifier" if every_other and filled > 20 else ""
+        return "a running number; probably an identifier" if is_running and filled > 20 else ""
+    return "unique in every row; probably an identifier" if is_unique and filled > 20 else ""
 
 
-def _persons(name: str, seen: CellSummary) -> str:
-    """What an owner does where a person has several rows."""
-    most = max(seen.counts.values())
-    if most == 1:
+def _person_hint(name: str, seen: CellSummary) -> str:
+    """Return the setting that protects persons with several rows."""
+    n_rows = max(seen.counts.values())
+    if n_rows == 1:
         return ""
     return (
-        f"; up to {most:,} rows have the same. If it names persons, every owner says so in site.toml, since ε is for "
-        f'one row otherwise: [person] column = "{name}", rows = {most} (or fewer)'
+        f"; up to {n_rows:,} rows have the same value. If it identifies persons, every owner must set, in site.toml, "
+        f'[person] column = "{name}", rows = {n_rows} (or fewer); otherwise ε protects single rows'
     )
 
 
 def _range(seen: CellSummary) -> dict[str, Any]:
-    found = seen.numbers[0]
-    return {"bounds": friendly(found.low, found.high)}
+    numbers = seen.numbers[0]
+    return {"bounds": round_bounds(numbers.low, numbers.high)}
 
 
 def _usual(seen: CellSummary) -> dict[str, float]:
-    """Mean and standard deviation to two digits of the latter, unless (nearly) all numbers are equal."""
-    (found, codes), (low, high) = seen.numbers, _range(seen)["bounds"]
-    std, no_values = math.sqrt(found.squares / found.n), {*MISSING, *codes}
-    most = 0 if seen.overflow else max(n for text, n in seen.counts.items() if text not in no_values)
-    if most >= NEARLY_ALL * found.n or not (high - low) / MOST_REACH < std < math.inf or not math.isfinite(found.mean):
+    """Return mean and standard deviation, to two digits of the latter; empty if (nearly) all numbers are equal."""
+    (numbers, codes), (low, high) = seen.numbers, _range(seen)["bounds"]
+    mean, std, missing = numbers.mean, math.sqrt(numbers.squares / numbers.n), {*MISSING, *codes}
+    mode_count = 0 if seen.overflow else max(n for text, n in seen.counts.items() if text not in missing)
+    is_constant = mode_count >= NEARLY_ALL * numbers.n
+    if is_constant or not (high - low) / MOST_REACH < std < math.inf or not math.isfinite(mean):
         return {}
     digits = 1 - math.floor(math.log10(std))
-    usual = {"center": min(max(round(found.mean, digits), low), high), "scale": round(std, digits)}
-    return {name: int(each) if each.is_integer() and abs(each) < 1e15 else each for name, each in usual.items()}
+    values = {"center": min(max(round(mean, digits), low), high), "scale": round(std, digits)}
+    return {name: int(value) if value.is_integer() and abs(value) < 1e15 else value for name, value in values.items()}
 
 
-def _guess_label(name: str, seen: CellSummary, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _infer_label(name: str, seen: CellSummary, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     if not seen.counts:
         raise DataError(f"{path}: the label {name!r} has no value in any row")
     if len(seen.counts) == 1:
         raise DataError(
-            f"{path}: the label {name!r} is {next(iter(seen.counts))[:40]!r} in every row: nothing to learn"
+            f"{path}: the label {name!r} is {next(iter(seen.counts))[:40]!r} in every row; "
+            "use a table with at least two classes"
         )
-    notes = [f"{seen.missing:,} of {seen.rows:,} rows have no label; such rows are refused"] if seen.missing else []
+    notes = [f"{seen.missing:,} of {seen.rows:,} rows have no label; remove such rows"] if seen.missing else []
     notes += filter(None, [missing_codes(seen) if seen.is_number else ""])
     whole = all(map(_WHOLE.fullmatch, seen.counts))
-    if seen.is_number and (seen.overflow or not whole or len(seen.counts) > MOST_CLASSES):
+    if seen.is_number and (seen.overflow or not whole or len(seen.counts) > MAX_CLASSES):
         return {"column": name, **_range(seen)}, tuple(notes)
     _check_commas(name, seen, path)
-    if seen.overflow or len(seen.counts) > MOST_CLASSES:
+    if seen.overflow or len(seen.counts) > MAX_CLASSES:
         raise DataError(
             f"{path}: the label {name!r} has {len(seen.counts):,} different values; "
-            f"a number, or at most {MOST_CLASSES} classes, can be predicted"
+            f"use a number, or at most {MAX_CLASSES} classes"
         )
     if whole:
         classes: tuple[str | int, ...] = tuple(sorted(map(int, seen.counts)))
         if len(classes) > 2 and seen.numbers[0].low >= 0.0:
             low, high = _range(seen)["bounds"]
             notes.append(
-                f"classes or a number? These are drafted as classes. If they count or measure something: "
-                f'bounds = [{low}, {high}] in place of classes, and name = "squared" under [loss]'
+                "drafted as classes. If these are counts or measurements, replace classes with "
+                f'bounds = [{low}, {high}], and set name = "squared" under [loss]'
             )
     elif is_boolean(seen):
         classes = tuple(sorted(seen.counts, key=lambda word: str(word).lower() in TRUE))
     else:
         classes = tuple(value for value, _ in _by_frequency(seen.counts))
     _check_values(name, tuple(map(str, classes)), path)
-    Label(name, classes)  # it can be one
+    Label(name, classes)  # raises if invalid
     return {"column": name, "classes": classes}, tuple(notes)
 
 
@@ -372,17 +375,17 @@ def _is_mostly_numbers(seen: CellSummary) -> bool:
 
 
 def is_boolean(seen: CellSummary) -> bool:
-    """Whether every cell is a word for true or false, and both occur."""
+    """Return whether every cell is a word for true or false, and both occur."""
     words = {word.lower() for word in seen.counts}
     return words <= {*TRUE, *FALSE} and bool(words & set(TRUE)) and bool(words & set(FALSE))
 
 
-def friendly(low: float, high: float) -> tuple[float, float]:
-    """Bounds rounded outwards to few digits.
+def round_bounds(low: float, high: float) -> tuple[float, float]:
+    """Round bounds outwards to few digits.
 
     Examples
     --------
-    >>> friendly(17, 90), friendly(0.0, 99_999.0), friendly(-0.731, 2.2), friendly(5.0, 5.0)
+    >>> round_bounds(17, 90), round_bounds(0.0, 99_999.0), round_bounds(-0.731, 2.2), round_bounds(5.0, 5.0)
     ((10, 90), (0, 100000), (-1, 2.5), (0, 10))
     """
     if low == high:
@@ -392,22 +395,22 @@ def friendly(low: float, high: float) -> tuple[float, float]:
         if not math.isfinite(span) or span < 1e-300:
             return low, high
         power = math.floor(math.log10(span))
-        step = next(s for s in (1, 2, 5, 10) if span / (s * 10.0 ** (power - 1)) <= MOST_STEPS)
+        step = next(s for s in (1, 2, 5, 10) if span / (s * 10.0 ** (power - 1)) <= MAX_STEPS)
         digits = max(0, 1 - power)
         unit = step * 10.0 ** (power - 1)
-        found = _outward(low, unit, digits, math.floor), _outward(high, unit, digits, math.ceil)
-    return found if found[0] <= low < high <= found[1] else (low, high)
+        bounds = _outward(low, unit, digits, math.floor), _outward(high, unit, digits, math.ceil)
+    return bounds if bounds[0] <= low < high <= bounds[1] else (low, high)
 
 
 def _outward(value: float, unit: float, digits: int, towards: Any) -> float:
     nearest = round(value / unit)
     steps = nearest if abs(value / unit - nearest) < 1e-9 else towards(value / unit)
-    found = round(steps * unit, digits)
-    return int(found) if float(found).is_integer() and abs(found) < 1e15 else found
+    rounded = round(steps * unit, digits)
+    return int(rounded) if float(rounded).is_integer() and abs(rounded) < 1e15 else rounded
 
 
 def _by_frequency(counts: Counter[str]) -> list[tuple[str, int]]:
-    """The most frequent first; equals in the order of the alphabet."""
+    """Sort by descending frequency; ties alphabetically."""
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -428,15 +431,15 @@ def _check_values(name: str, values: tuple[str, ...], path: Path) -> None:
     for value in values:
         if not value.isprintable() or len(value) > 200:
             raise DataError(
-                f"{path}: column {name!r} has a value that is not text on one line, {value[:40]!r}; "
-                "correct it or leave the column out"
+                f"{path}: column {name!r} has a value that is not printable text of at most 200 characters, "
+                f"{value[:40]!r}; correct it, or remove the column"
             )
     if not values:
         raise DataError(f"{path}: column {name!r} has no value but {OTHER!r}")
 
 
 def in_order(values: Iterable[str]) -> tuple[str, ...] | None:
-    """The values from little to much, where they look as if they had an order.
+    """Return the values in ascending order if they look ordinal, otherwise None.
 
     Examples
     --------
@@ -452,66 +455,64 @@ def in_order(values: Iterable[str]) -> tuple[str, ...] | None:
     for scale in SCALES:
         if len(set(words.values())) == len(values) and set(words.values()) <= set(scale):
             return tuple(sorted(values, key=lambda value: scale.index(words[value])))
-    found = {value: _NUMBERED.fullmatch(value.strip()) for value in values}
-    numbered = {value: each for value, each in found.items() if each}
-    alike = {(each[1].strip().casefold(), each[4].strip().casefold()) for each in numbered.values()}
-    steps = {value: (float(each[3]), _SIGNS.index(each[2])) for value, each in numbered.items()}
-    if len(numbered) == len(values) == len(set(steps.values())) and len(alike) == 1:
+    numbered = {value: match for value in values if (match := _NUMBERED.fullmatch(value.strip()))}
+    affixes = {(match[1].strip().casefold(), match[4].strip().casefold()) for match in numbered.values()}
+    steps = {value: (float(match[3]), _SIGNS.index(match[2])) for value, match in numbered.items()}
+    if len(numbered) == len(values) == len(set(steps.values())) and len(affixes) == 1:
         return tuple(sorted(values, key=steps.__getitem__))
     return None
 
 
 def order_hint(values: Iterable[str]) -> str:
-    """What to say of a category whose values look ordered; nothing for others."""
-    found = in_order(values)
-    if found is None:
+    """Return a hint for a category whose values look ordered, otherwise an empty string."""
+    ordered = in_order(values)
+    if ordered is None:
         return ""
-    listed = ", ".join(f'"{value}"' for value in found)
-    return f'its values look ordered; if they are: kind = "ordinal", values = [{listed}], and no unseen'
+    listed = ", ".join(f'"{value}"' for value in ordered)
+    return f'values look ordered; if they are, set kind = "ordinal", values = [{listed}], and remove unseen'
 
 
 def grade_hint(whole: list[int]) -> str:
-    """What to say of a few whole numbers, such as 1 to 5, which may be grades and not amounts."""
+    """Return a hint for few consecutive whole numbers, such as 1 to 5, that may be grades."""
     if not 3 <= len(whole) <= 10 or whole[0] not in (0, 1) or whole[-1] - whole[0] != len(whole) - 1:
         return ""
-    return f'if these are grades and not amounts: kind = "ordinal", values = {_as_values(whole)}'
+    return f'if these are grades and not amounts, set kind = "ordinal", values = {_as_values(whole)}'
 
 
 def code_hint(name: str, seen: CellSummary) -> str:
-    """What to say of whole numbers that may be codes: by the column's name, or few, often, and with gaps."""
+    """Return a hint for whole numbers that may be codes: by column name, or few frequent values with gaps."""
     whole = seen.whole
     steps = {after - before for before, after in pairwise(whole)}
-    few = 3 <= len(whole) <= MOST_CLASSES and 10 * len(whole) <= seen.rows
-    gaps = few and len(steps) > 1 and whole[-1] - whole[0] + 1 >= 2 * len(whole)
-    if not gaps and not (_CODE.fullmatch(name) and (whole or seen.overflow)):
+    is_small = 3 <= len(whole) <= MAX_CLASSES and 10 * len(whole) <= seen.rows
+    has_gaps = is_small and len(steps) > 1 and whole[-1] - whole[0] + 1 >= 2 * len(whole)
+    if not has_gaps and not (_CODE.fullmatch(name) and (whole or seen.overflow)):
         return ""
-    if not 0 < len(whole) <= MOST_CATEGORIES:
-        return "if these are codes and not amounts, leave the column out, or make it a category of fewer public values"
-    return f'if these are codes and not amounts: kind = "category", values = {_as_values(whole)}, no bounds'
+    if not 0 < len(whole) <= MAX_CATEGORIES:
+        return "if these are codes and not amounts, remove the column, or use a category with fewer public values"
+    return f'if these are codes and not amounts, set kind = "category", values = {_as_values(whole)}, and remove bounds'
 
 
 def record_hint(name: str, seen: CellSummary) -> str:
-    """What to say of whole numbers that may number persons or records which have several rows.
+    """Return a hint for whole numbers that may identify persons or records with several rows.
 
-    By the column's name; or they are many, hardly one is left out from the first (0, 1 or a large number) to the
-    last, and all have about equally many rows.
+    They are recognised by the column's name. Otherwise there must be many of them, nearly consecutive, starting at 0, 1
+    or a large number, with about equally many rows each.
     """
-    whole, n, most = seen.whole, seen.counts.total(), max(seen.counts.values())
-    named = bool(_PERSON.fullmatch(name)) and (len(whole) > MOST_CLASSES or seen.overflow)
+    whole, n, max_count = seen.whole, seen.counts.total(), max(seen.counts.values())
+    named = bool(_PERSON.fullmatch(name)) and (len(whole) > MAX_CLASSES or seen.overflow)
     first = bool(whole) and (whole[0] in (0, 1) or whole[0] >= 1000)
-    running = first and len(whole) > MOST_CATEGORIES and whole[-1] - whole[0] < 1.2 * len(whole)
-    if most == 1 or not (named or (running and most * len(whole) <= 4 * n)):
+    running = first and len(whole) > MAX_CATEGORIES and whole[-1] - whole[0] < 1.2 * len(whole)
+    if max_count == 1 or not (named or (running and max_count * len(whole) <= 4 * n)):
         return ""
-    return f"if these number persons or records and are no amounts, leave the column out{_persons(name, seen)}"
+    return f"if these identify persons or records, remove the column{_person_hint(name, seen)}"
 
 
 def missing_codes(seen: CellSummary) -> str:
-    """What to say of numbers such as -99 that are far from all others."""
-    codes = seen.numbers[1]
-    said = " and ".join(f"{code} in {n:,} row{'s' * (n != 1)}" for code, n in codes.items())
-    if not said:
+    """Return a hint for numbers such as -99 that are far from all others, otherwise an empty string."""
+    codes = " and ".join(f"{code} in {n:,} row{'s' * (n != 1)}" for code, n in seen.numbers[1].items())
+    if not codes:
         return ""
-    return f"{said}: far from all others, so left out here. A code for missing? Leave such cells empty in all tables"
+    return f"{codes}: far from all other numbers, so ignored. If it means missing, empty such cells in all tables"
 
 
 def _as_values(whole: list[int]) -> str:

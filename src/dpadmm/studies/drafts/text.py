@@ -1,4 +1,4 @@
-"""A draft as the text of a study file, with comments for whoever looks at it."""
+"""The text of a study file from a draft, with comments for the reviewer."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from dpadmm.studies.study import FORMAT, Study, table_parameters
 
 CONFIRM = "# confirm: public?"
 NOTES = {
-    "allow": "  # confirm: say true (without quotes), or leave the column out",
-    "released": "  # center and scale come from a private release: the statistics study of this hash",
-    "unseen": "  # no row of that table is one of these; explain shows them last",
+    "allow": "  # confirm: set to true (without quotes), or remove the column",
+    "released": "  # center and scale are from the private release of the statistics study with this hash",
+    "unseen": "  # values that do not occur in that table; explain lists them last",
 }
 WIDTH = 100
 
 
 def study_text(draft: Draft, name: str, folder: Path = Path()) -> str:
-    """The file of a study in ``folder``; it says what it was made of, and what is to be done.
+    """Return the text of a study file in ``folder``, with its source and the remaining steps as comments.
 
-    Every name and value is written so that reading the file gives it back.
+    Names and values round-trip through TOML.
     """
     lines = [*_head(draft, name), "", "[label]", *(line for note in draft.comments for line in _commented(note))]
     lines += _entries(draft.label, confirm=draft.confirm)
@@ -44,57 +44,54 @@ def study_text(draft: Draft, name: str, folder: Path = Path()) -> str:
 
 
 def statistics_text(columns: Sequence[DraftColumn], name: str, source: str) -> str:
-    """The file of a statistics study of these columns."""
-    bins, tables = {each.name: each for each in table_parameters("statistics")}["bins"], '[["a", "b"]]'
-    lines = [f"# A statistics study, drafted from {_quoted(source)}: what it releases is counts, means and tables."]
+    """Return the text of a statistics study of these columns."""
+    bins, tables = {parameter.name: parameter for parameter in table_parameters("statistics")}["bins"], '[["a", "b"]]'
+    lines = [f"# A statistics study, drafted from {_quoted(source)}. It releases counts, means and tables."]
     lines += ["# Check it with: dpadmm study check FILE", f'format = "{FORMAT}"', 'kind = "statistics"']
     lines += [f"name = {_quoted(name)}", "", "[statistics]"]
-    lines += [
-        "# Every column and every table share the budget; a number, with mean and variance, takes as much as three."
-    ]
+    lines += ["# All columns and tables share the budget. A number counts three times: bins, mean and variance."]
     lines += [f"# tables = {tables}   # two-way tables of two columns each", f"# bins = {bins.default}"]
     return "\n".join([*lines, *_columns(columns, confirm=False), "", _privacy()]) + "\n"
 
 
 def _columns(columns: Sequence[DraftColumn], *, confirm: bool) -> Iterator[str]:
-    """A table for every column, and a comment for those that are left out."""
-    for each in columns:
-        if each.about is not None:
-            yield from ("", f"[columns.{_key(each.name)}]", *_commented(each.comment))
-            yield from _entries(each.about, confirm=confirm and len({*each.about} - {"allow"}) > 1)
-    if left_out := [each for each in columns if each.about is None]:
+    """Yield a TOML table for each column, and a comment for each column that is left out."""
+    for column in columns:
+        if column.about is not None:
+            yield from ("", f"[columns.{_key(column.name)}]", *_commented(column.comment))
+            yield from _entries(column.about, confirm=confirm and len({*column.about} - {"allow"}) > 1)
+    if left_out := [column for column in columns if column.about is None]:
         yield from ("", "# Left out:")
-        for each in left_out:
-            yield from _commented(f"{_quoted(each.name)}: {each.comment}", "  ")
+        for column in left_out:
+            yield from _commented(f"{_quoted(column.name)}: {column.comment}", "  ")
 
 
 def evaluation_text(study: Study) -> str:
-    """The file of an evaluation study."""
-    said = study.as_json()
-    head = ["# An evaluation study: how good a finished model is on the rows of sites, from one release with noise."]
+    """Return the text of an evaluation study."""
+    values = study.as_json()
+    head = ["# An evaluation study: measures a trained model on the sites' rows, with one noisy release per site."]
     head += [f'format = "{FORMAT}"', 'kind = "evaluation"', f"name = {_quoted(study.name)}"]
-    plain = {name: said[name] for name in ("most_rows", "row_norm", "features", "classes") if said.get(name)}
+    plain = {name: values[name] for name in ("most_rows", "row_norm", "features", "classes") if values.get(name)}
     lines = [*head, *(f"{name} = {_value(value)}" for name, value in plain.items())]
     for name in ("evaluation", "label"):
-        if name in said:
-            lines += ["", f"[{name}]", *_entries(_filled(said[name]), confirm=False)]
-    for each in said.get("columns", ()):
-        about = {key: value for key, value in _filled(each).items() if key != "name"}
-        lines += ["", f"[columns.{_key(each['name'])}]", *_entries(about, confirm=False)]
-    lines += ["", "[loss]", *_entries(said["loss"], confirm=False)]
-    lines += ["", "[training]", *_entries(said["training"], confirm=False)]
-    lines += ["", "[privacy]", *_entries(said["privacy"], confirm=False)]
+        if name in values:
+            lines += ["", f"[{name}]", *_entries(_without_unset(values[name]), confirm=False)]
+    for column in values.get("columns", ()):
+        about = {key: value for key, value in _without_unset(column).items() if key != "name"}
+        lines += ["", f"[columns.{_key(column['name'])}]", *_entries(about, confirm=False)]
+    for name in ("loss", "training", "privacy"):
+        lines += ["", f"[{name}]", *_entries(values[name], confirm=False)]
     return "\n".join(lines) + "\n"
 
 
-def _filled(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table says, without what it leaves open; lists as tuples, which are written on several lines."""
-    kept = {key: value for key, value in about.items() if value is not None and value != []}
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
+def _without_unset(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the set entries; lists as tuples, which are written on several lines."""
+    entries = {key: value for key, value in about.items() if value is not None and value != []}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
 
 
 def _privacy() -> str:
-    """The template's table about the budget."""
+    """Return the ``[privacy]`` table of the template."""
     template = files("dpadmm.studies").joinpath("templates", "study.toml").read_text(encoding="utf-8")
     return template[template.index("[privacy]") : template.index("[provenance]")].rstrip()
 
@@ -102,8 +99,8 @@ def _privacy() -> str:
 def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
     """Set ``public = true`` in these tables of a study's text, such as ``("columns", "age")``.
 
-    The question that a draft adds to such a line is removed. All other bytes are kept. Text in which this cannot be
-    done line by line is refused.
+    The comment that a draft adds to such a line is removed. All other bytes are unchanged. If the text cannot be edited
+    line by line, raise StudyError.
     """
     wanted, lines = tomllib.loads(text), text.split("\n")
     at: tuple[str, ...] = ()
@@ -115,25 +112,25 @@ def confirmed_text(text: str, places: Collection[tuple[str, ...]]) -> str:
             lines[i] = f"{marked[1]}true{_without_question(marked[2])}"
     changed = "\n".join(lines)
     if tomllib.loads(changed) != wanted:
-        raise StudyError("this file writes its tables in another way than drafts do: say public = true by hand")
+        raise StudyError("cannot edit this file, because its layout differs from a draft; set public = true by hand")
     return changed
 
 
 def _without_question(comment: str) -> str:
-    """Remove the draft's question from the end of a line; what a user wrote after it stays a comment."""
+    """Remove the draft's comment from the end of a line; keep a user's comment after it."""
     alone = rf"\s*{re.escape(CONFIRM)}[ \t]*(?=\r?$)"
     return re.sub(alone, "", comment).replace(CONFIRM, "#", 1)
 
 
 def secured_text(text: str, honest: int, most_rows: int) -> str:
-    """The text of a draft or an example with secure aggregation, which is a comment in it."""
+    """Enable secure aggregation, which is commented out, in the text of a draft or example."""
     text = re.sub(r'(?m)^# (trust = "secure_aggregation")\n# honest = .*', rf"\g<1>\nhonest = {honest}", text)
-    why = "# No site has more rows than this; all draw their share of the noise for so many."
-    return re.sub(r"(?m)^(name = .*)", rf"\g<1>\n\n{why}\nmost_rows = {most_rows}", text, count=1)
+    comment = "# Maximum number of rows per site. Every site scales its share of the noise to this number."
+    return re.sub(r"(?m)^(name = .*)", rf"\g<1>\n\n{comment}\nmost_rows = {most_rows}", text, count=1)
 
 
 def _heading(line: str) -> tuple[str, ...]:
-    """``[columns.age]`` -> ``("columns", "age")``; nothing for lines that begin no table."""
+    """Return ``("columns", "age")`` for ``[columns.age]``, and ``()`` for a line that is not a table header."""
     try:
         table: Any = tomllib.loads(line.rstrip("\r")) if line.lstrip().startswith("[") else {}
     except tomllib.TOMLDecodeError:
@@ -148,9 +145,9 @@ def _heading(line: str) -> tuple[str, ...]:
 def _head(draft: Draft, name: str) -> Iterator[str]:
     yield f"# A study, drafted from {_quoted(draft.source)}."
     if draft.confirm:
-        yield "# Bounds, centers, scales, values and classes were read off that table. Each must be public knowledge,"
-        yield "# never what private rows happen to hold: look at every one, correct it, and say public = true; by"
-        yield "# hand, or in groups: dpadmm study confirm FILE"
+        yield "# Bounds, centers, scales, values and classes were inferred from the data. They must be public"
+        yield "# knowledge, never taken from private rows. Review and correct each one. Then set public = true by hand,"
+        yield "# or confirm them in groups with: dpadmm study confirm FILE"
     yield "# Check it with: dpadmm study check FILE"
     yield f'format = "{FORMAT}"'
     yield f"name = {_quoted(name)}"
@@ -159,59 +156,59 @@ def _head(draft: Draft, name: str) -> Iterator[str]:
 def _entries(about: Mapping[str, Any], *, confirm: bool) -> Iterator[str]:
     for key, value in about.items():
         note = "  # negative first" if key == "classes" and len(value) == 2 else NOTES.get(key, "")
-        yield from _written(key, value, note)
+        yield from _assignment(key, value, note)
     if confirm:
         yield f"public = false  {CONFIRM}"
 
 
-def _written(key: str, value: Any, note: str) -> Iterator[str]:
-    """``key = value``; long lists on several lines."""
+def _assignment(key: str, value: Any, note: str) -> Iterator[str]:
+    """Yield ``key = value``, with long lists on several lines."""
     whole = f"{key} = {_value(value)}{note}"
     if not isinstance(value, tuple) or len(whole) <= WIDTH:
         yield whole
         return
     yield f"{key} = [{note}"
     line = "   "
-    for each in map(_value, value):
-        if len(line) + len(each) + 2 > WIDTH and line.strip():
+    for item in map(_value, value):
+        if len(line) + len(item) + 2 > WIDTH and line.strip():
             yield line
             line = "   "
-        line += f" {each},"
+        line += f" {item},"
     yield line
     yield "]"
 
 
 def _public_rows(draft: Draft, folder: Path) -> Iterator[str]:
-    """The rows of the draft's table, or why training does not start from them."""
+    """Yield ``[public_rows]``, or a comment with the reason why there are none."""
     if draft.not_public:
-        yield from _commented(f"Training does not start from the rows of {_quoted(draft.source)}: {draft.not_public}.")
+        yield from _commented(f"The rows of {_quoted(draft.source)} are not used as public rows: {draft.not_public}.")
         yield ""
     if draft.public_rows is None or draft.public_rows.file is None:
         return
-    yield "# Training starts at a model of these rows, trusted as far as the first private answers agree. No ε covers"
-    yield "# them: confirm it if anyone may see every row, else delete this table. Only whoever trains or aggregates"
-    yield "# needs the file."
+    yield "# Public rows used for initialisation; down-weighted if the private data disagree. ε does not protect them."
+    yield "# Confirm if anyone may see every row; otherwise delete this table. Sites do not need the file."
     yield "[public_rows]"
-    beside = os.path.relpath(Path(draft.public_rows.file).resolve(), folder.resolve())
-    yield from _entries({"file": beside, "sha256": draft.public_rows.sha256}, confirm=True)
+    file = os.path.relpath(Path(draft.public_rows.file).resolve(), folder.resolve())
+    yield from _entries({"file": file, "sha256": draft.public_rows.sha256}, confirm=True)
     yield ""
 
 
 def _training(draft: Draft) -> Iterator[str]:
-    """The template's tables about training, with the loss that fits the label, and defaults as comments."""
+    """Yield the template's training tables, with the loss for this label, and defaults as comments."""
     template = files("dpadmm.studies").joinpath("templates", "study.toml").read_text(encoding="utf-8")
     loss = {0: "squared", 2: "logistic"}.get(len(draft.label.get("classes", ())), "softmax")
     section = re.sub(r'(?m)^name = "logistic".*', f'name = "{loss}"', template[template.index("[method]") :].rstrip())
-    said = tomllib.loads(section)
+    tables = tomllib.loads(section)
     yield "# Uncomment a line to change a default."
     for block in section.split("\n\n"):
         table = block[1 : block.index("]")]
         yield block
         if table == "provenance":
             return
-        for each in table_parameters(table, said[table].get("name")):
-            if each.name not in said[table] and each.default is not None and f"# {each.name} = " not in block:
-                yield f"# {each.name} = {_value(each.default)}"
+        for parameter in table_parameters(table, tables[table].get("name")):
+            name, default = parameter.name, parameter.default
+            if name not in tables[table] and default is not None and f"# {name} = " not in block:
+                yield f"# {name} = {_value(default)}"
         yield ""
 
 
@@ -234,9 +231,9 @@ def _value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text as TOML writes it, which is as JSON does."""
+    """Return a TOML string, which has the syntax of JSON."""
     return json.dumps(_printable(text), ensure_ascii=False)
 
 
 def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
