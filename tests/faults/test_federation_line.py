@@ -119,7 +119,7 @@ def test_another_authority_and_an_expired_certificate(tmp_path: Path) -> None:
         wait_for(lambda: "connection" in all.log("expired"))
         assert "the certificate of this site expired at" in all.log("expired")
         assert "is not from the authority of this study" in all.log("stranger")
-        assert "expired: its certificate has expired; it cannot connect" in all.events()
+        assert "expired: certificate expired; it cannot connect" in all.events()
         for name in ("expired", "stranger"):
             assert "connected to" not in all.log(name)
         all.check()

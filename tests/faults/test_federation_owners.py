@@ -15,10 +15,10 @@ from dpadmm.federation.health import (
     STALE_AFTER,
     STATUS,
     AggregatorStatus,
-    agent_alarms,
     is_live,
     read_status,
     seconds_since,
+    site_alarms,
 )
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.site.decisions import accept, decide
@@ -36,7 +36,7 @@ def rounds_of(all: Federation, *places: str) -> list[set[int]]:
 
 
 def alarms_at(folder: Path) -> list[str]:
-    return [alarm.code for alarm in agent_alarms(read_status(folder / "status.json"), folder)]
+    return [alarm.code for alarm in site_alarms(read_status(folder / "status.json"), folder)]
 
 
 def test_a_clone_that_runs_beside_its_site_is_refused_and_both_are_told(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_clone_that_runs_beside_its_site_is_refused_and_both_are_told(tmp_path
             all.kill_aggregator()
         finally:
             copied.end()
-        assert "a: a second agent with its certificate is there, and is refused" in all.events()
+        assert "a: refused a second process with its certificate" in all.events()
         all.check(rounds=all.rounds_done, equal=False)
         original, clone = rounds_of(all, "a", "copy")
         assert clone == set()
@@ -213,7 +213,7 @@ def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
         aggregator.send_signal(signal.SIGCONT)
         assert all.finished() == 0
         told = all.events()
-        assert "out: its certificate was revoked" in told
+        assert "out: certificate revoked" in told
         assert "late: connected" in told
         assert "left by the owner" in all.log("early")
         wait_for(lambda: "lost" in all.log("out"))

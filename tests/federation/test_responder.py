@@ -123,7 +123,7 @@ def test_who_alternates_or_varies_messages_cannot_fill_the_log_either(
     for n in range(500):
         assert said(responder.answer(STUDY.hash, bytes(9 + n % 100))).code == "request-malformed"
     assert len(heard.lines) == MAX_LINES + 1 == 21
-    assert heard.lines[-1].endswith("more than 20 different events in a minute; the others are left out")
+    assert heard.lines[-1].endswith("more than 20 different events in a minute; further events are omitted")
     clock.now = 60.0  # a minute later the owner is told again
     responder.answer(STUDY.hash, b"garbage")
     assert len(heard.lines) == MAX_LINES + 2
@@ -172,7 +172,7 @@ def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
         responder.answer(STUDY.hash, data)
         told.append(len(heard.lines))
     assert told == [1, 1, 2, 3]
-    assert heard.lines[0] == f"{short}: refused an invalid message: a message cannot have 7 bytes"
+    assert heard.lines[0] == f"{short}: refused an invalid message: invalid message size: 7 bytes"
     assert heard.lines[1].startswith(f"{heard.lines[0]} (3 times since 20")
     assert heard.lines[2].startswith(f"{short}: refused (round-gap): ")
     assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.health import Status, agent_alarms, agent_samples, metrics_server, now_text, write_status
+from dpadmm.federation.health import Status, metrics_server, now_text, site_alarms, site_samples, write_status
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
 from dpadmm.federation.notify import Notifier, StudyNotice
@@ -86,7 +86,7 @@ class SiteProcess:
             async with link:
                 answering = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._give_status(link)
                 self._latest = self._status(link) | {"at": now_text()}
-                with metrics_server(metrics, lambda: agent_samples(self._latest, self._folder)):
+                with metrics_server(metrics, lambda: site_samples(self._latest, self._folder)):
                     await until_one_ends(stop.wait(), *answering)  # answering ends only by an error
         finally:
             pool.shutdown(wait=True)
@@ -130,7 +130,7 @@ class SiteProcess:
         while True:
             self._latest = self._status(link) | {"at": now_text()}
             write_status(self._folder, self._latest)
-            self._notifier.update(lambda: agent_alarms(self._latest, self._folder), self._notices)
+            self._notifier.update(lambda: site_alarms(self._latest, self._folder), self._notices)
             await self._use_renewed(link)
             await asyncio.sleep(CHECK_EVERY)
 

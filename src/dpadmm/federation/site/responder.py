@@ -322,7 +322,7 @@ class Responder:
         return refusal
 
     def _log_limited(self, study: str, text: str, level: int = WARNING) -> None:
-        if (said := self._repeats.said(study, text, now=monotonic())) is not None:
+        if (said := self._repeats.deduplicate(study, text, now=monotonic())) is not None:
             self._log.log(level, "%s", f"{_short(study)}: {said}" if study else said)
 
     def _close_failed_ledger(self, refusal: RefusalError) -> None:

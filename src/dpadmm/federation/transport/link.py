@@ -307,7 +307,7 @@ class Link:
         self._closed.set()
 
     def _say(self, level: int, text: str) -> None:
-        if (said := self._repeats.said("", text, now=time.monotonic())) is not None:
+        if (said := self._repeats.deduplicate("", text, now=time.monotonic())) is not None:
             self._log.log(level, "%s", said)
 
 
