@@ -327,7 +327,7 @@ def _member_alarms(site: Status, folder: Path) -> Iterator[Alarm]:
         yield Alarm("site-revoked", "warning", f"the certificate of {name} is revoked; the site is excluded", action)
     elif site["state"] == SiteState.SILENT:
         since = "never connected" if site["last_seen"] is None else f"since {site['last_seen']}"
-        action = f"Call {name}: is dpadmm agent running, and does its network reach the broker?"
+        action = f"Call {name}: is its process running, and does its network reach the broker?"
         yield Alarm("site-silent", "warning", f"{name} silent, {since}", action)
     if site["doubt"] == "cloned":
         text = f"two processes use the certificate of {name}: the second one is refused"
