@@ -33,7 +33,7 @@ def answers(study: Study, asked: bytes) -> dict[str, bytes]:
     nan = packed(good)[: HEAD.size] + np.full(study.shape, math.nan).tobytes()
     return {
         "unknown format or version": bytes(len(plain)),
-        "a message cannot have": b"hello",
+        "invalid message size": b"hello",
         "are not finite": nan,
         "does not match its header": plain + b"more",
         "message of another study": packed(good._replace(study="cd" * 32)),
@@ -106,7 +106,7 @@ def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
         assert len(sent) == 12
         for words in sent:
             assert any(words in line for line in told), words
-        assert any("a message cannot have" in line for line in told)
+        assert any("invalid message size" in line for line in told)
         assert any("answer to a different request for round" in line for line in told)
         assert any("permissions violation" in text.lower() for text in refused), refused
         with Journal.open(all.journal, read_only=True) as journal:

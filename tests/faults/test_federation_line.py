@@ -73,7 +73,7 @@ def test_a_broker_that_cannot_be_started_again_for_a_while(tmp_path: Path) -> No
             all.aggregator.send_signal(signal.SIGCONT)
             wait_for(lambda: "is in use by another program" in all.events())
         assert all.finished() == 0
-        assert "the broker stopped; restarting it" in all.events()
+        assert "broker stopped; restarting it" in all.events()
         all.check()
 
 

@@ -54,8 +54,8 @@ def test_a_clone_that_runs_beside_its_site_is_refused_and_both_are_told(tmp_path
         assert "Traceback" not in second.output
         copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))  # key and ledger in two places
         try:
-            wait_for(lambda: "so this one does not" in all.log("copy"))
-            wait_for(lambda: "and is refused: is there a copy of this folder?" in all.log("a"))
+            wait_for(lambda: "another process answers for this site" in all.log("copy"))
+            wait_for(lambda: "was refused: does a copy of this folder run?" in all.log("a"))
             for place in ("a", "copy"):
                 wait_for(lambda place=place: "cloned" in alarms_at(tmp_path / place))  # type: ignore[misc]
             all.after_round(all.rounds_done + 3)
@@ -161,7 +161,7 @@ def test_full_disks(tmp_path: Path) -> None:
         assert all.finished() == 75  # the journal cannot grow: a service starts it again
         assert 0 < all.rounds_done < 40
         assert "a: reconnected" in all.events()
-        assert "closed rounds are safe: fix the cause, then resume" in " ".join(all.said.split())
+        assert "closed rounds are stored: fix the cause, then resume" in " ".join(all.said.split())
         assert "Traceback" not in all.said
         all.serve()
         assert all.finished() == 0
