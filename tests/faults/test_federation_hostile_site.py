@@ -35,7 +35,7 @@ def answers(study: Study, asked: bytes) -> dict[str, bytes]:
         "unknown format or version": bytes(len(plain)),
         "invalid message size": b"hello",
         "are not finite": nan,
-        "does not match its header": plain + b"more",
+        "does not match the header": plain + b"more",
         "message of another study": packed(good._replace(study="cd" * 32)),
         "which was not requested": packed(good._replace(round=k + 1)),
         "answers a different request": packed(good._replace(digest="ab" * 32)),
