@@ -38,7 +38,7 @@ def answers(study: Study, asked: bytes) -> dict[str, bytes]:
         "does not match the header": plain + b"more",
         "message of another study": packed(good._replace(study="cd" * 32)),
         "which was not requested": packed(good._replace(round=k + 1)),
-        "answers a different request": packed(good._replace(digest="ab" * 32)),
+        "answer to a different request": packed(good._replace(digest="ab" * 32)),
         "numbers of shape": packed(good._replace(values=np.zeros((study.shape[0] + 1, 1)))),
         "not allowed from this sender": packed(Message(Kind.END, study.hash, k)),
         "invalid number of rows": packed(good._replace(n_rows=0)),
