@@ -588,7 +588,7 @@ def test_a_decline_that_nobody_heeds_is_not_called_done(cli, begun, study_file, 
         for file in (study_file, other):
             answer = cli("agent", "review", file, "--site", begun, "--decline")
             assert answer.code == 2
-            assert "did not act on it in time" in answer.err
+            assert "did not apply it in time" in answer.err
             assert "eclined" not in answer.out.replace("--decline", "")
     assert decision(begun, study_file) == "left"
     assert not account(begun, study_file).closed

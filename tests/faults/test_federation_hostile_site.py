@@ -33,16 +33,16 @@ def answers(study: Study, asked: bytes) -> dict[str, bytes]:
     nan = packed(good)[: HEAD.size] + np.full(study.shape, math.nan).tobytes()
     return {
         "unknown format or version": bytes(len(plain)),
-        "a message cannot have": b"hello",
+        "invalid message size": b"hello",
         "are not finite": nan,
-        "does not match its header": plain + b"more",
-        "belongs to another study": packed(good._replace(study="cd" * 32)),
+        "does not match the header": plain + b"more",
+        "message of another study": packed(good._replace(study="cd" * 32)),
         "which was not requested": packed(good._replace(round=k + 1)),
-        "answers a different request": packed(good._replace(digest="ab" * 32)),
+        "answer to a different request": packed(good._replace(digest="ab" * 32)),
         "numbers of shape": packed(good._replace(values=np.zeros((study.shape[0] + 1, 1)))),
         "not allowed from this sender": packed(Message(Kind.END, study.hash, k)),
         "invalid number of rows": packed(good._replace(n_rows=0)),
-        "numbers of rows changed": packed(good._replace(n_rows=61)),
+        "number of rows changed": packed(good._replace(n_rows=61)),
         "invalid refusal code": packed(Message(Kind.REFUSED, study.hash, digest=digest, code="<script>")),
     }
 
@@ -106,8 +106,8 @@ def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
         assert len(sent) == 12
         for words in sent:
             assert any(words in line for line in told), words
-        assert any("a message cannot have" in line for line in told)
-        assert any("it answers a different request for round" in line for line in told)
+        assert any("invalid message size" in line for line in told)
+        assert any("answer to a different request for round" in line for line in told)
         assert any("permissions violation" in text.lower() for text in refused), refused
         with Journal.open(all.journal, read_only=True) as journal:
             assert {name: len(journal.answered()[name]) for name in "abc"} == dict.fromkeys("abc", 30)

@@ -15,10 +15,10 @@ from dpadmm.federation.health import (
     STALE_AFTER,
     STATUS,
     AggregatorStatus,
-    agent_alarms,
     is_live,
     read_status,
     seconds_since,
+    site_alarms,
 )
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.site.decisions import accept, decide
@@ -36,7 +36,7 @@ def rounds_of(all: Federation, *places: str) -> list[set[int]]:
 
 
 def alarms_at(folder: Path) -> list[str]:
-    return [alarm.code for alarm in agent_alarms(read_status(folder / "status.json"), folder)]
+    return [alarm.code for alarm in site_alarms(read_status(folder / "status.json"), folder)]
 
 
 def test_a_clone_that_runs_beside_its_site_is_refused_and_both_are_told(tmp_path: Path) -> None:
@@ -54,15 +54,15 @@ def test_a_clone_that_runs_beside_its_site_is_refused_and_both_are_told(tmp_path
         assert "Traceback" not in second.output
         copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))  # key and ledger in two places
         try:
-            wait_for(lambda: "so this one does not" in all.log("copy"))
-            wait_for(lambda: "and is refused: is there a copy of this folder?" in all.log("a"))
+            wait_for(lambda: "another process answers for this site" in all.log("copy"))
+            wait_for(lambda: "was refused: does a copy of this folder run?" in all.log("a"))
             for place in ("a", "copy"):
                 wait_for(lambda place=place: "cloned" in alarms_at(tmp_path / place))  # type: ignore[misc]
             all.after_round(all.rounds_done + 3)
             all.kill_aggregator()
         finally:
             copied.end()
-        assert "a: a second agent with its certificate is there, and is refused" in all.events()
+        assert "a: refused a second process with its certificate" in all.events()
         all.check(rounds=all.rounds_done, equal=False)
         original, clone = rounds_of(all, "a", "copy")
         assert clone == set()
@@ -161,7 +161,7 @@ def test_full_disks(tmp_path: Path) -> None:
         assert all.finished() == 75  # the journal cannot grow: a service starts it again
         assert 0 < all.rounds_done < 40
         assert "a: reconnected" in all.events()
-        assert "closed rounds are safe: fix the cause, then resume" in " ".join(all.said.split())
+        assert "closed rounds are stored: fix the cause, then resume" in " ".join(all.said.split())
         assert "Traceback" not in all.said
         all.serve()
         assert all.finished() == 0
@@ -213,7 +213,7 @@ def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
         aggregator.send_signal(signal.SIGCONT)
         assert all.finished() == 0
         told = all.events()
-        assert "out: its certificate was revoked" in told
+        assert "out: certificate revoked" in told
         assert "late: connected" in told
         assert "left by the owner" in all.log("early")
         wait_for(lambda: "lost" in all.log("out"))

@@ -11,7 +11,7 @@ from typing import Any
 from federations import NAMES, Federation, small_study, wait_for
 from forked import ForkedProgram
 
-from dpadmm.federation.health import STATUS, Alarm, agent_alarms, hub_alarms, now_text, study_alarms
+from dpadmm.federation.health import STATUS, Alarm, now_text, server_alarms, site_alarms, study_alarms
 from dpadmm.federation.server.process import alarms_of, begin, journal_of, status_of
 from dpadmm.federation.site.decisions import decide
 
@@ -116,9 +116,9 @@ def test_the_command_of_every_alarm_can_be_run(tmp_path: Path, cli: Any) -> None
         found: list[Alarm] = [
             *alarms_of(all.authority, [status_of(all.authority, journal)]),
             *study_alarms(stalled | {"sites": [site, site | {"state": "silent"}, site | {"state": "refused"}]}, folder),
-            *hub_alarms(folder, {}, studies=False),
-            *agent_alarms(None, tmp_path / "a"),
-            *agent_alarms(unconnected(), tmp_path / "a"),
+            *server_alarms(folder, {}, studies=False),
+            *site_alarms(None, tmp_path / "a"),
+            *site_alarms(unconnected(), tmp_path / "a"),
         ]
         assert {alarm.code for alarm in found if alarm.command} == {"not-running", "not-connected", "site-cloned"}
         for alarm in found:

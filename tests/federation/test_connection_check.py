@@ -135,7 +135,7 @@ def test_certificates_that_the_broker_refuses(hub: Authority, broker: Broker, si
         with case(url):
             name, text = failure(checked(site, url))
             assert name == "certificate"
-            assert "may have been revoked: ask the study coordinators" in text
+            assert "may be revoked: ask the study coordinators" in text
 
 
 def test_a_certificate_that_expired_is_told_without_asking(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_certificate_that_expired_is_told_without_asking(tmp_path: Path) -> No
         broker.stop()
     assert name == "certificate"
     assert "the certificate of this site expired at" in text
-    assert "send network/request.json to the aggregator again" in text
+    assert "send network/request.json to the study coordinators again" in text
 
 
 def listens(port: int) -> bool:
@@ -191,7 +191,7 @@ def test_proxies_are_told_apart_from_brokers(
         assert (name, "let CONNECT to localhost.example" in text) == ("port", True)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("secret", "wrong"))
         name, text = failure(checked(site, url))
-        assert (name, "the proxy wants a password" in text) == ("port", True)
+        assert (name, "the proxy requires a password" in text) == ("port", True)
         assert "wrong" not in text
         monkeypatch.setenv("NO_PROXY", "localhost.example")
         assert failure(checked(site, url))[0] == "name"

@@ -29,16 +29,16 @@ from dpadmm.cli import main
 from dpadmm.errors import StudyError
 from dpadmm.federation import health
 from dpadmm.federation.health import (
-    agent_alarms,
-    hub_alarms,
     metrics_address,
     metrics_server,
+    server_alarms,
+    site_alarms,
     study_alarms,
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority, url_of
 from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import begin, every, overview
+from dpadmm.federation.server.process import begin, cached_for, overview
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.states import SiteState, StudyState, headline, site_state, study_state
 
@@ -115,7 +115,7 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                     start, end = [each for each in told if re.match(rf"{name}: .*stall", each["text"])]
                     assert start["level"] == "error"
                     assert re.match(rf"{name}: round \d+ stalled: silent since 20", start["text"])
-                    assert re.match(rf"{name}: stall of round \d+ ended, after \d+ s", end["text"])
+                    assert re.match(rf"{name}: stall of round \d+ ended after \d+ s", end["text"])
                 stalls = (await asyncio.to_thread(status))["stalls"]
                 assert [stall["site"] for stall in stalls] == list(NAMES)
                 assert not [stall for stall in stalls if stall["start"] > stall["end"]]
@@ -211,7 +211,7 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
     ]
     for seen, expected in causes:
         with case(str(seen)):
-            assert [alarm[:2] for alarm in agent_alarms(seen, tmp_path) if alarm.code != "disk-small"] == expected
+            assert [alarm[:2] for alarm in site_alarms(seen, tmp_path) if alarm.code != "disk-small"] == expected
 
 
 def test_the_runbook_has_an_entry_for_every_alarm_and_for_no_other() -> None:
@@ -235,7 +235,7 @@ def test_the_reference_has_every_state_and_no_other() -> None:
     for title, states in (("Study", StudyState), ("Site", SiteState)):
         section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
         assert re.findall(r"^\| `([a-z]+)` \|", section, re.MULTILINE) == [str(state) for state in states]
-    live = files("dpadmm.federation").joinpath("live")
+    live = files("dpadmm.federation.server").joinpath("live")
     words, legend = (live.joinpath(name).read_text("utf-8") for name in ("words.js", "live.html"))
     for name, states in (("RUN_SIGNS", StudyState), ("SITE_STATES", SiteState)):
         (listed,) = re.findall(rf"const {name} = new Map\(\[(.*?)\]\);", words, re.DOTALL)
@@ -273,20 +273,20 @@ def test_a_disk_is_full_before_nothing_can_be_written(tmp_path: Path, monkeypatc
     ):
         usage = SimpleNamespace(free=free)
         monkeypatch.setattr(health.shutil, "disk_usage", lambda _, usage=usage: usage)
-        assert [alarm.code for alarm in agent_alarms(agent_status(), tmp_path)] == expected
+        assert [alarm.code for alarm in site_alarms(agent_status(), tmp_path)] == expected
         assert f"dpadmm_disk_free_bytes {free}\n" in health.prometheus_text(
-            health.agent_samples(agent_status(), tmp_path)
+            health.site_samples(agent_status(), tmp_path)
         )
 
 
 def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_path: Path) -> None:
     soon = {"north": datetime.now(UTC) + timedelta(days=3, hours=1)}
-    assert [alarm.code for alarm in hub_alarms(tmp_path, {}) if alarm.code != "disk-small"] == []
-    told = [alarm for alarm in hub_alarms(tmp_path, soon) if alarm.code != "disk-small"]
+    assert [alarm.code for alarm in server_alarms(tmp_path, {}) if alarm.code != "disk-small"] == []
+    told = [alarm for alarm in server_alarms(tmp_path, soon) if alarm.code != "disk-small"]
     assert [alarm[:3] for alarm in told] == [("certificate", "warning", "the certificate of north expires in 3 days")]
     hub = {"running": True, "connected": False, "broker": "tls://x:1", "sites": {}}
     write_status(tmp_path, hub)
-    assert next(alarm.code for alarm in hub_alarms(tmp_path, {})) == "not-connected"
+    assert next(alarm.code for alarm in server_alarms(tmp_path, {})) == "not-connected"
     site = {
         "name": "a",
         "state": "present",
@@ -306,8 +306,8 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
     assert [alarm.text for alarm in told] == [
         "the clock of a is 61 seconds ahead of this machine's",
         "b refused: round-gap",
-        "b was away for long, and the model is that of the others",
-        "two agents have the certificate of c: the second one is refused",
+        "b missed too many rounds; the model uses only the other sites",
+        "two processes use the certificate of c: the second one is refused",
         "d silent, never connected",
         "d silent, since 2026-01-01T00:00:00+00:00",
     ]
@@ -333,7 +333,7 @@ def test_metrics_are_on_loopback_unless_an_address_is_given() -> None:
 
 def test_a_status_of_another_version_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"running": true}')
-    with pytest.raises(StudyError, match="not a status of this version"):
+    with pytest.raises(StudyError, match="written by another version"):
         health.read_status(tmp_path / "status.json")
 
 
@@ -368,7 +368,7 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
         assert seen["state"] == "several"
         assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
         assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
-        latest = every(0.0, lambda: overview(folder))
+        latest = cached_for(0.0, lambda: overview(folder))
         assert [each["state"] for each in latest()] == ["stalled", "interrupted"]
         path.write_bytes(b"no journal")
         assert len(latest()) == 2, "the page keeps what it knew"

@@ -95,7 +95,7 @@ def test_one_of_two_agents_has_the_lease_and_both_learn_of_each_other(tmp_path: 
     assert site.held
     assert site.contested
     assert not clone.held
-    assert any("a second agent with its certificate" in text for text in hub.said)
+    assert any("refused a second process with its certificate" in text for text in hub.said)
     assert hub.leases.doubts(clock.now) == {"a": "cloned"}
     hub.seconds(61, site)
     assert not site.contested, "a minute after the clone was gone"

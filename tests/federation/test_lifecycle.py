@@ -107,7 +107,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def lines_about_the_end(site: Site) -> list[str]:
-    return [line for line in site.lines if "its unused budget is released" in line]
+    return [line for line in site.lines if "unused budget released" in line]
 
 
 def test_a_study_whose_last_round_is_answered_is_finished(site: Site) -> None:
@@ -117,7 +117,7 @@ def test_a_study_whose_last_round_is_answered_is_finished(site: Site) -> None:
     site.responder.try_again()
     site.responder.try_again()
     assert lines_about_the_end(site) == [
-        f"{GAPS.hash[:12]}: finished: all rounds are over; the study is closed, and its unused budget is released"
+        f"{GAPS.hash[:12]}: finished: all rounds are over; study closed, unused budget released"
     ]
     price = Fraction(POLICY.price(GAPS.terms.plan.at(1)))  # type: ignore[arg-type]
     assert site.account.ending == "finish"
@@ -170,9 +170,7 @@ def test_a_study_is_closed_when_the_server_reports_its_end(
     for _ in range(3):
         assert site.say(end(rounds)) is None
     assert site.account.ending == ending
-    assert lines_about_the_end(site) == [
-        f"{GAPS.hash[:12]}: {text}; the study is closed, and its unused budget is released"
-    ]
+    assert lines_about_the_end(site) == [f"{GAPS.hash[:12]}: {text}; study closed, unused budget released"]
     assert site.say(packed(CALL)) == ("study-closed" if ending == "end" else "PRESENT")
     assert site.say(end(ROUNDS)) is None, "the first ending stays"
     site.check_closed(state, spent)

@@ -114,7 +114,7 @@ def test_waiting_for_mail_can_always_be_cancelled(turns: int) -> None:
     """Else Ctrl-C would be lost where it comes together with an answer."""
 
     async def run() -> None:
-        mail = nats_link.Mailbox(most=1)
+        mail = nats_link.Mailbox(max_messages=1)
         waiting = asyncio.create_task(mail.take(10.0))
         for _ in range(3):
             await asyncio.sleep(0)
@@ -164,12 +164,12 @@ def test_a_broker_cannot_fill_the_log_with_errors_that_alternate_or_vary(
     async def flood() -> None:
         link = Link(site.url, site.client_context, lambda *_: None, LOG, name="a")
         for n in range(300):
-            link._say(logging.WARNING, f"error {n % 2}")
+            link._log_repeated(logging.WARNING, f"error {n % 2}")
         assert len(caplog.records) == 2
         for n in range(300):
-            link._say(logging.WARNING, f"error {n}")
-        assert len(caplog.records) == MAX_LINES + 1  # the last one reports that others are left out
-        assert "left out" in caplog.messages[-1]
+            link._log_repeated(logging.WARNING, f"error {n}")
+        assert len(caplog.records) == MAX_LINES + 1  # the last one reports that others are omitted
+        assert "omitted" in caplog.messages[-1]
 
     asyncio.run(flood())
 

@@ -46,8 +46,8 @@ def test_from_offers_to_the_model(land: Land) -> None:
         land.start_agent(name)
     wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))
     told = land.refused("aggregator", "serve", "agreed.toml", "--folder", "hub", "--sites", "east,west")
-    assert "those of its roster: east, north, west; leave --sites out" in sentence(told)
-    assert "no roster yet" in sentence(land.refused("aggregator", "serve", "draft.toml", "--folder", "hub"))
+    assert "the roster of this study lists its sites: east, north, west; omit --sites" in sentence(told)
+    assert "no roster" in sentence(land.refused("aggregator", "serve", "draft.toml", "--folder", "hub"))
     assert land.start("aggregator", "serve", "agreed.toml", "--folder", "hub", "--no-page").wait(90) == 0
     seen = json.loads(land.said("aggregator", "status", "agreed.toml", "--folder", "hub", "--json"))
     assert (seen["honest"], seen["voids"], seen["rounds_done"]) == (2, [], agreed.training.planned_rounds)

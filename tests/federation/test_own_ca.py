@@ -98,7 +98,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
         assert all.finished(120) == 0, all.said
         for name in NAMES:
             assert "with the renewed certificate" in all.log(name)
-            assert "was lost" not in all.log(name)
+            assert "lost the connection" not in all.log(name)
         keeper.send_signal(signal.SIGTERM)
         all.check()
 

@@ -86,10 +86,10 @@ def test_a_sign_of_life_is_the_clock_in_16_bytes_and_anything_else_is_refused() 
         fine[:4] + b"\x02" + fine[5:],
         fine[:7] + b"\x01" + fine[8:],
     ):
-        with pytest.raises(BadMessageError, match=r"^not a sign of life$"):
+        with pytest.raises(BadMessageError, match=r"^not a heartbeat$"):
             clock_of_beat(wrong)
     for clock in (-1e-9, 1e11, float("nan"), float("inf")):
-        with pytest.raises(BadMessageError, match=r"^no clock$"):
+        with pytest.raises(BadMessageError, match=r"^invalid clock in a heartbeat$"):
             clock_of_beat(packed_beat(clock))
     assert (BEAT_EVERY, SILENT_AFTER) == (1.0, 3.5), "two that are lost are no silence"
 
@@ -121,12 +121,12 @@ def test_claims_and_grants_are_read_as_they_were_written_and_anything_else_is_re
             data[:6] + b"\x00\x01" + data[8:],
             granted if data == fine else fine,
         ):
-            with pytest.raises(BadMessageError, match=r"^not a message about a lease$"):
+            with pytest.raises(BadMessageError, match=r"^not a lease message$"):
                 read(wrong)
-    with pytest.raises(BadMessageError, match=r"^not a message about a lease$"):
+    with pytest.raises(BadMessageError, match=r"^not a lease message$"):
         unpacked_claim(fine[:6] + b"\x02" + fine[7:])
     for wrong in (granted[:6] + b"\x00" + granted[7:], granted[:-4] + b"\x02\x00\x00\x00"):
-        with pytest.raises(BadMessageError, match=r"^not a message about a lease$"):
+        with pytest.raises(BadMessageError, match=r"^not a lease message$"):
             unpacked_grant(wrong)
     assert (LEASE_HOLDS, LEASE_FREE_AFTER, BEAT_EVERY) == (2.5, 4.5, 1.0), "a claim that is lost loses no lease"
 

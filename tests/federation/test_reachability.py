@@ -57,7 +57,7 @@ def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(
         assert answered(all) == dict.fromkeys(NAMES, ROUNDS)
         for port in cluster.ports:
             for name in NAMES:
-                assert f"the connection to tls://localhost:{port} was lost" in all.log(name), (name, port)
+                assert f"lost the connection to tls://localhost:{port}" in all.log(name), (name, port)
         all.check()
 
 

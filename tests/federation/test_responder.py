@@ -84,7 +84,7 @@ def test_a_computation_that_fails_is_named_by_its_kind_alone(tmp_path: Path, hea
     responder._active[STUDY.hash].agent.step = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     request = packed(Message(Kind.REQUEST, STUDY.hash, 1, np.zeros(STUDY.shape)))
     assert said(responder.answer(STUDY.hash, request)).code == "release-failed"
-    assert heard.lines[-1].endswith("could not be answered (ZeroDivisionError)")
+    assert heard.lines[-1].endswith("request failed (ZeroDivisionError)")
     responder.close()
 
 
@@ -123,7 +123,7 @@ def test_who_alternates_or_varies_messages_cannot_fill_the_log_either(
     for n in range(500):
         assert said(responder.answer(STUDY.hash, bytes(9 + n % 100))).code == "request-malformed"
     assert len(heard.lines) == MAX_LINES + 1 == 21
-    assert heard.lines[-1].endswith("more than 20 different events in a minute; the others are left out")
+    assert heard.lines[-1].endswith("more than 20 different events in a minute; further events are omitted")
     clock.now = 60.0  # a minute later the owner is told again
     responder.answer(STUDY.hash, b"garbage")
     assert len(heard.lines) == MAX_LINES + 2
@@ -172,7 +172,7 @@ def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
         responder.answer(STUDY.hash, data)
         told.append(len(heard.lines))
     assert told == [1, 1, 2, 3]
-    assert heard.lines[0] == f"{short}: refused an invalid message: a message cannot have 7 bytes"
+    assert heard.lines[0] == f"{short}: refused an invalid message: invalid message size: 7 bytes"
     assert heard.lines[1].startswith(f"{heard.lines[0]} (3 times since 20")
     assert heard.lines[2].startswith(f"{short}: refused (round-gap): ")
     assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
@@ -202,7 +202,7 @@ def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
     clock.now = 10.0
     failing(responder, RefusalError(code, "the disk is full"))
     assert said(responder.answer(STUDY.hash, request(2))).code == code
-    assert heard.lines[-1] == "the ledger failed and is closed; it will be opened again: the disk is full"
+    assert heard.lines[-1] == "the ledger failed; closed, retrying: the disk is full"
     clock.now = 11.9
     with guarded(tmp_path):  # anybody may hold it now
         assert said(responder.answer(STUDY.hash, call())).code == code
@@ -236,7 +236,7 @@ def test_a_ledger_that_cannot_be_opened_is_tried_every_two_seconds(
     for clock.now in (0.0, 0.5, 1.9, 2.0, 3.9, 4.0):
         assert said(responder.answer(STUDY.hash, call())).code == code
     assert tried == [0.0, 2.0, 4.0]
-    assert heard.lines == [f"the ledger cannot be opened: {error}"], "and not three times"
+    assert heard.lines == [f"cannot open the ledger; retrying: {error}"], "and not three times"
     assert heard.levels == [logging.ERROR]
     assert not responder.is_open
 
@@ -262,7 +262,7 @@ def test_an_agent_that_cannot_be_made_is_named_by_its_error_s_kind_alone(
     assert refused is not None
     assert refused.code == "study-unfit"
     assert "777" not in str(refused)
-    assert heard.lines == [f"{STUDY.hash[:12]}: enrolment failed (ValueError); it is tried again"]
+    assert heard.lines == [f"{STUDY.hash[:12]}: enrolment failed (ValueError); retrying"]
     responder.close()
 
 
@@ -399,7 +399,7 @@ def test_a_copy_of_a_decision_under_another_name_is_none(tmp_path: Path) -> None
     told: list[DPADMMError] = []
     assert [made.kind for made in decisions(tmp_path, told.append)] == ["left"]
     assert len(told) == 1
-    with pytest.raises(DPADMMError, match="its name is not the hash of its study"):
+    with pytest.raises(DPADMMError, match="the file name is not the hash of the study"):
         decisions(tmp_path)
 
 
@@ -446,7 +446,7 @@ def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
         assert responder.obstacles() == {}
         assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
         responder.close()
-    told = [line for line in heard.lines if "it is tried again" in line]
+    told = [line for line in heard.lines if "retrying" in line]
     assert 2 <= len(told) < 20
     levels = {level for line, level in zip(heard.lines, heard.levels, strict=True) if line in told}
     assert levels == {logging.ERROR}

@@ -27,19 +27,19 @@ def test_sites_that_were_idle_answer_every_round_of_a_study_that_begins(tmp_path
             all.start()
             all.all_connected()
             assert kept_broker(all).wait(30) == 2
-            assert "keeps this folder's broker running" in (tmp_path / "broker.txt").read_text()
+            assert "already runs this folder's broker" in (tmp_path / "broker.txt").read_text()
             pid = note.read_text()
             begin(all.authority, all.study, list(NAMES))
             all.serve()
             assert all.finished() == 0, all.said
-            assert "using the broker that dpadmm aggregator broker keeps running" in all.said
+            assert "using the broker of dpadmm aggregator broker" in all.said
             with Journal.open(all.journal, read_only=True) as journal:
                 assert {name: len(rounds) for name, rounds in journal.answered().items()} == dict.fromkeys(
                     NAMES, ROUNDS
                 )
             assert all.broker.alive()
             assert note.read_text() == pid, "the study left it as it was"
-            assert not any("was lost" in all.log(name) for name in NAMES)
+            assert not any("lost the connection" in all.log(name) for name in NAMES)
             os.kill(int(pid), signal.SIGKILL)
             wait_for(lambda: all.broker.alive() and note.read_text() != pid)
         finally:
@@ -65,9 +65,9 @@ def test_a_study_does_not_begin_without_its_quorum_and_says_who_is_missing_and_w
         all.agents["gone"].kill()
         assert all.finished() == 75  # a service tries again
         said = " ".join(all.said.split())
-        assert "starting the broker, which stops with the last study" in said
-        assert "the study does not begin: after 8 seconds 1 of 5 sites are there, and 4 are needed." in said
-        assert "unasked: connected, but has not answered: it may not have accepted the study" in said
+        assert "starting a broker until the last study ends" in said
+        assert "the study did not start: 1 of 5 sites connected within 8 seconds, 4 needed." in said
+        assert "unasked: connected, but no answer; has its owner accepted the study?" in said
         assert "never: silent, never connected" in said
         assert "refusing: refused; see the site's log" in said
         assert "gone: silent since" in said

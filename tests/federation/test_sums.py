@@ -140,7 +140,7 @@ def test_the_quorum_opens_a_round_at_its_deadline_and_it_is_made_of_those_alone(
     assert table.run.missing() == {"a", "c", "d"}
     table.ready("b")  # too late for this one
     table.masked("b", members="acd")
-    assert "it is not a member of round 1" in table.told[-1]
+    assert "not a member of round 1" in table.told[-1]
     table.masked("a", "c", "d", members="acd")
     table.run.proceed(0.1)
     assert np.all(table.journal.sums()[1] == 1000 + 3000 + 4000)
@@ -204,13 +204,13 @@ def test_after_a_second_void_round_a_site_is_out_and_saboteurs_void_two_rounds_e
             table.round("abc")
     assert len(table.journal.voids()) == 2
     assert table.run.members["d"].state == "excluded"
-    assert "d: it made 2 rounds void, and takes part no more" in table.told
+    assert "d: excluded: it aborted 2 rounds" in table.told
     table.ready(*NAMES)
     assert table.run.answered_now() == {"a", "b", "c"}
     assert table.run.over(0.0)
     table.journal.close()
     again = make(table.study)
-    assert again.run.able() == {"a", "b", "c"}
+    assert again.run.active_sites() == {"a", "b", "c"}
     again.opened("a", "b", "c")
     again.masked("a", "b", members="abc")
     again.run.revoke("c")
@@ -283,7 +283,7 @@ def test_after_a_crash_the_same_bytes_are_asked_for(make: Any, where: str) -> No
         assert again.run.over(0.0)
         again.run.proceed(0.1)
         assert again.journal.voids()[0].sites == ("a",)
-        assert again.run.able() == set(NAMES), "it can answer other rounds"
+        assert again.run.active_sites() == set(NAMES), "it can answer other rounds"
     else:
         again.masked(*NAMES)
         again.run.proceed(0.1)
@@ -315,7 +315,7 @@ def test_two_different_answers_of_one_site_are_refused_and_the_first_counts(make
     table.masked("a")
     assert "two agents" not in table.told[-1]
     table.masked("a", masked=table.answer("a", value=7))
-    assert "do two agents share a certificate?" in table.told[-1]
+    assert "do two processes use the site's certificate?" in table.told[-1]
     table.run.proceed(0.1)
     assert np.all(table.journal.sums()[1] == 10_000)
 
@@ -376,8 +376,8 @@ def test_keys_that_do_not_match_are_named_before_anything_is_spent(make: Any) ->
     table.present("a", "b", "c")
     right = table.masks("d").tags
     table.present("d", tags=right[:8] + bytes(8) + right[16:])
-    assert [told for told in table.told if "do not match" in told] == [
-        "d: its key and that of b do not match: one of them does not have the key in the study"
+    assert [told for told in table.told if "does not match" in told] == [
+        "d: its key does not match that of b: one of them does not use the key in the study"
     ]
     assert not table.run.over(1e9)
     assert table.journal.openings() == []
@@ -405,7 +405,7 @@ def test_a_site_whose_key_does_not_match_the_others_is_left_out_where_that_may_b
         ({"round": 2}, "round 2, which was not requested"),
         ({"digest": "00" * 32}, "a different request for round 1"),
         ({"study": "00" * 32}, "another study"),
-        ({"n_rows": 21}, "its numbers of rows changed"),
+        ({"n_rows": 21}, "number of rows changed"),
         ({"body": b""}, "unexpected body"),
     ],
 )
@@ -414,7 +414,7 @@ def test_what_is_not_an_answer_is_refused_and_its_site_named(make: Any, change: 
     table.begin(*NAMES)
     table.ready("a", **change)
     assert table.run.answered_now() == set()
-    assert any(told.startswith("a: its message was refused") and text in told for told in table.told)
+    assert any(told.startswith("a: message refused") and text in told for told in table.told)
     table.opened(*NAMES)
     if "body" not in change:
         table.masked("a", **change)
@@ -424,7 +424,7 @@ def test_what_is_not_an_answer_is_refused_and_its_site_named(make: Any, change: 
 def test_a_site_with_more_rows_than_the_study_allows_is_refused(make: Any) -> None:
     table = make()
     table.say("a", Kind.PRESENT, table.run.request, body=table.masks("a").tags, n_rows=MOST_ROWS + 1)
-    assert f"it has {MOST_ROWS + 1} rows, and this study at most {MOST_ROWS} a site" in table.told[-1]
+    assert f"{MOST_ROWS + 1} rows exceed the study's limit of {MOST_ROWS} per site" in table.told[-1]
 
 
 def test_status_has_members_void_rounds_and_both_epsilons(make: Any) -> None:

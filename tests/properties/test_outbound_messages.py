@@ -140,7 +140,7 @@ def test_a_sign_of_life_is_the_clock_and_nothing_else(monkeypatch: pytest.Monkey
     async def run() -> None:
         link = SiteLink("north", "tls://localhost:1", lambda: None, logging.getLogger("nobody"))  # type: ignore[arg-type,return-value]
         with pytest.raises(asyncio.CancelledError):
-            await link._give_signs_of_life()
+            await link._send_heartbeats()
 
     asyncio.run(run())
     assert sent == [("dpadmm.alive.up.north", struct.pack("<4sBBHd", MAGIC, VERSION, 255, 0, 1.8e9))]

@@ -422,7 +422,7 @@ def status(site_file: SiteOption = Path("site.toml"), as_json: AsJson = False) -
 
     folder = read_site(site_file).path.parent
     seen = health.read_status(folder / health.STATUS)
-    alarms, live = health.agent_alarms(seen, folder), health.is_live(seen)
+    alarms, live = health.site_alarms(seen, folder), health.is_live(seen)
     if as_json:
         state = {} if seen is None else seen | {"running": live, "connected": live and seen["connected"]}
         days = {} if seen is None else {"certificate_days_left": health.days_left(seen["certificate_expires"])}
@@ -453,7 +453,7 @@ def health_command(site_file: SiteOption = Path("site.toml"), only_live: OnlyLiv
 
     folder = read_site(site_file).path.parent
     seen = health.read_status(folder / health.STATUS)
-    alarms = health.agent_alarms(seen, folder)
+    alarms = health.site_alarms(seen, folder)
     exit_with_health([each for each in alarms if not only_live or each.code == "not-running"])
 
 

@@ -174,7 +174,7 @@ def revoke(
     if broker.alive():
         broker.reload()
         what = " The broker has closed its connections."
-    elif broker.kept():  # in another container
+    elif broker.is_held():  # in another container
         what = " The broker closes its connections within a few seconds."
     echo(f"Revoked: {name}.{what}")
 

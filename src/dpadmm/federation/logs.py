@@ -1,4 +1,4 @@
-"""Logs of agents and aggregators: lines with date and level, or JSON lines; identical lines are counted."""
+"""Logs of sites and servers: text or JSON lines. Repeated lines are counted instead of written."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from typing import Any
 
 from dpadmm.parameters.text import printable
 
-AGAIN_AFTER, LONGEST_PAUSE, FORGET_AFTER = 60.0, 3600.0, 600.0
-"""Seconds before a line is written again, at first and at most, and after which a line is a new one."""
+FIRST_PAUSE, MAX_PAUSE, FORGET_AFTER = 60.0, 3600.0, 600.0
+"""Seconds before a repeated line is written again (at first, at most), and after which its count restarts."""
 
 MAX_LINES = 20
-"""Different lines of a source in a minute."""
+"""Different lines of a source per minute."""
 
 
 @dataclass
 class _Line:
     since: str
-    said: float
+    written: float
     last: float
-    pause: float = AGAIN_AFTER
+    pause: float = FIRST_PAUSE
     count: int = 1
 
 
 class Repeats:
     """Counts identical lines of a source: the first is written at once, the next after 1, 2, 4 ... 60 minutes.
 
-    A source writes at most ``MAX_LINES`` different lines in a minute. A line reports that others are left out.
+    A source writes at most ``MAX_LINES`` different lines per minute. One more line reports that others are omitted.
 
     Examples
     --------
     >>> repeats = Repeats()
-    >>> [repeats.said("site a", "refused", now=float(second)) for second in range(60)].count(None)
+    >>> [repeats.deduplicate("site a", "refused", now=float(second)) for second in range(60)].count(None)
     59
-    >>> repeats.said("site a", "refused", now=60.0).partition(" since")[0]
+    >>> repeats.deduplicate("site a", "refused", now=60.0).partition(" since")[0]
     'refused (61 times'
-    >>> repeats.said("site b", "refused", now=60.0)
+    >>> repeats.deduplicate("site b", "refused", now=60.0)
     'refused'
     """
 
@@ -49,8 +49,8 @@ class Repeats:
         self._lines: dict[str, dict[str, _Line]] = {}
         self._number = 0
 
-    def said(self, source: str, text: str, *, now: float, count: bool = True) -> str | None:
-        """Return the line to write now, or None; without ``count``, identical lines are different events."""
+    def deduplicate(self, source: str, text: str, *, now: float, count: bool = True) -> str | None:
+        """Return the line to write now, or None. Without ``count``, identical lines are different events."""
         lines = self._lines[source] = {
             key: line
             for key, line in self._lines.get(source, {}).items()
@@ -58,24 +58,24 @@ class Repeats:
         }
         self._number += 1
         key = text if count else f"{self._number}"
-        if key not in lines and sum(now - line.said < AGAIN_AFTER for line in lines.values()) >= MAX_LINES:
-            key = text = f"more than {MAX_LINES} different events in a minute; the others are left out"
+        if key not in lines and sum(now - line.written < FIRST_PAUSE for line in lines.values()) >= MAX_LINES:
+            key = text = f"more than {MAX_LINES} different events in a minute; further events are omitted"
         line = lines.get(key)
         if line is None:
             lines[key] = _Line(datetime.now(UTC).isoformat(timespec="seconds"), now, now)
             return text
         line.count, line.last = line.count + 1, now
-        if now - line.said < line.pause:
+        if now - line.written < line.pause:
             return None
-        line.said, line.pause = now, min(2.0 * line.pause, LONGEST_PAUSE)
+        line.written, line.pause = now, min(2.0 * line.pause, MAX_PAUSE)
         return f"{text} ({line.count:,} times since {line.since})"
 
 
 class _ForgivingHandler(logging.Handler):
-    """A full disk or a closed terminal may cost log lines, but no answers."""
+    """Ignores errors: a full disk or a closed terminal loses log lines, but does not stop answers."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore the line."""
+        """Drop the line."""
 
 
 class _TerminalHandler(_ForgivingHandler, logging.StreamHandler[Any]):
@@ -102,7 +102,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def make_log(name: str, *, terminal: bool, file: Path | None = None, as_json: bool = False) -> logging.Logger:
-    """A log to the terminal, to a private file, or both. It contains no rows and no keys."""
+    """Return a log to the terminal, to a private file, or both. It must contain no rows and no keys."""
     log = logging.getLogger(f"dpadmm.{name}")
     log.setLevel(logging.INFO)
     log.propagate = False

@@ -1,11 +1,15 @@
-"""The protocol: names and subjects, messages, and the transport that carries them.
+"""The wire protocol between server and sites: names, subjects, messages and the transport interface.
 
-A message is a header of ``HEAD.size`` bytes and a body of exactly the length that the header states: float64
-numbers (little-endian) of a consensus or an upload, the code of a refusal, or nothing; with secure aggregation
-also masked int64 numbers, the members of a round, or tags of pairs. Beside them there are signs of life, which
-have the sender's clock and nothing else, and leases: a site says how far its ledger is, and the aggregator which of
-its agents may answer. There is no other kind of message, so nothing can ask a site to run, read or configure
-anything. Sizes are checked before allocation.
+A message has a header of ``HEAD.size`` bytes and a body whose length is in the header. The body is one of:
+
+- little-endian float64 numbers: a consensus or an upload,
+- the code of a refusal,
+- nothing,
+- with secure aggregation: masked int64 numbers, the bitmap of a round's members, or pairwise tags.
+
+Three other messages have a fixed size: heartbeats with the sender's clock, lease claims and grants (which process of
+a site may answer, and the position of its ledger), and proposals with the hash of a study. No message can make a site
+run, read or configure anything. Sizes are checked before allocation.
 """
 
 from __future__ import annotations
@@ -41,24 +45,27 @@ def check_name(name: str) -> str:
 
 
 def user_of(name: str, serial: str) -> str:
-    """``NAME.SERIALHEX@dpadmm``: a revoked certificate stays revoked when its site gets a new one."""
+    """Return the broker user of a certificate, ``NAME.SERIALHEX@dpadmm``.
+
+    The serial number keeps a revoked certificate revoked after its site receives a new one.
+    """
     return f"{name}.{serial}@dpadmm"
 
 
 def subjects_of(name: str) -> tuple[str, str]:
-    """The subjects that a user may publish and subscribe to, of any study."""
+    """Return the subjects that a user may publish to and subscribe to, in any study."""
     if name == AGGREGATOR:
         return "dpadmm.*.down", "dpadmm.*.up.*"
     return f"dpadmm.*.up.{name}", "dpadmm.*.down"
 
 
 def requests_of(study: str) -> str:
-    """The subject of a study's messages to sites."""
+    """Return the subject of a study's messages to sites."""
     return f"dpadmm.{study}.down"
 
 
 def beat_subjects_of(name: str) -> tuple[str, str]:
-    """The subjects on which a user publishes its signs of life, and hears those of the other side."""
+    """Return the subjects on which a user publishes its heartbeats and receives those of the other side."""
     publish, subscribe = (subject.replace("*", "alive", 1) for subject in subjects_of(name))
     return publish, subscribe
 
@@ -71,13 +78,13 @@ class MissingPackagesError(DPADMMError, ImportError):
 
 
 class Transport(Protocol):
-    """Carries bytes between an aggregator and its sites, and guarantees the names of the sites."""
+    """Carries bytes between the server and its sites, and authenticates the names of the sites."""
 
     async def send(self, data: bytes) -> None:
         """Send to all sites of the study; delivery is not guaranteed."""
 
     async def receive(self, timeout: float) -> tuple[str, bytes] | None:
-        """The next answer and its site, or None after ``timeout`` seconds."""
+        """Return the next answer and its site, or None after ``timeout`` seconds."""
 
 
 MAGIC, VERSION = b"dpAM", 1
@@ -85,25 +92,25 @@ HEAD = struct.Struct("<4sBBH32s32sIIIQIQ")
 """Magic, version, kind, reserved, study, digest of the request, round, d, p, rows, rows per person, body."""
 
 MAX_BODY = 8 * 2**20 - 1024
-"""The broker accepts messages of up to 8 MB."""
+"""Bytes. The broker accepts messages of up to 8 MB."""
 
 MAX_ROWS = 10**12
 NO_DIGEST = "0" * 64
 _CODE = re.compile("[a-z][a-z-]{0,39}")
 WITHHELD = "study-blocked"
-"""The code of a refusal whose reason stays at the site, since it may depend on rows or on the owner's limits."""
+"""Refusal code sent if the reason may depend on rows or on the owner's limits. The reason stays at the site."""
 
 
 class BadMessageError(DPADMMError):
-    """Bytes that are not a message of this version, or one that their sender may not send."""
+    """The bytes are not a message of this version, or their sender may not send it."""
 
 
 BEAT = struct.Struct("<4sBBHd")
-"""A sign of life: magic, version, kind, reserved, and the sender's clock in seconds since 1970."""
+"""A heartbeat: magic, version, kind, reserved, and the sender's clock in seconds since 1970."""
 
 BEAT_KIND = 255
 BEAT_EVERY, SILENT_AFTER = 1.0, 3.5
-"""Seconds between signs of life, and after the last one until a sender counts as silent."""
+"""Seconds between heartbeats, and seconds without one after which the sender counts as silent."""
 
 
 def packed_beat(clock: float) -> bytes:
@@ -111,26 +118,26 @@ def packed_beat(clock: float) -> bytes:
 
 
 def clock_of_beat(data: bytes) -> float:
-    """The sender's clock, or raise ``BadMessageError``."""
+    """Return the sender's clock, or raise ``BadMessageError``."""
     if len(data) != BEAT.size:
-        raise BadMessageError("not a sign of life")
+        raise BadMessageError("not a heartbeat")
     *head, clock = BEAT.unpack(data)
     if head != [MAGIC, VERSION, BEAT_KIND, 0]:
-        raise BadMessageError("not a sign of life")
+        raise BadMessageError("not a heartbeat")
     if not 0.0 <= clock < 1e11:
-        raise BadMessageError("no clock")
+        raise BadMessageError("invalid clock in a heartbeat")
     return float(clock)
 
 
 class Mark(NamedTuple):
-    """How far a ledger is: old copies that its owner put back, records, and the chain of the last one.
-
-    Of two marks of one ledger the larger is the later one.
-    """
+    """The position of a ledger. Of two marks of one ledger, the larger one is later."""
 
     restores: int = 0
+    """Number of backups that the owner restored."""
     seq: int = 0
+    """Number of records."""
     chain: str = NO_DIGEST
+    """Chain value of the last record."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -138,41 +145,42 @@ class Mark(NamedTuple):
 
 
 class LeaseClaim(NamedTuple):
-    """An agent asks for its site's lease, or gives it back.
-
-    ``instance`` is drawn at its start, ``number`` counts its claims, and ``proved`` is the chain that it found in its
-    own ledger where the aggregator's mark has one.
-    """
+    """A process requests its site's lease, or returns it (``leaving``)."""
 
     instance: str
+    """Drawn at random when the process starts."""
     number: int
+    """Counts the claims of the process."""
     mark: Mark
     proved: str = NO_DIGEST
+    """Chain value in the process's own ledger at the position of the server's mark."""
     leaving: bool = False
 
 
 class LeaseReply(IntEnum):
-    """What the aggregator says to a claim."""
+    """The server's decision on a claim."""
 
     GRANTED = 1
     PROVE = 2
-    """The lease is free: show that the ledger goes on from this mark."""
+    """The lease is free. The process must prove that its ledger continues from this mark."""
     WAIT = 3
-    """Another agent of the site was there a moment ago."""
+    """Another process of the site held the lease a moment ago."""
     CLONED = 4
-    """Another agent of the site is there, too."""
+    """Another process of the site holds the lease."""
     BEHIND = 5
-    """The ledger lacks records that the aggregator knows of."""
+    """The ledger lacks records that an earlier claim reported."""
 
 
 class Grant(NamedTuple):
-    """The verdict on a claim, the latest mark of the site, and whether another agent of it was refused of late."""
+    """The decision on a claim."""
 
     verdict: LeaseReply
     instance: str
     number: int
     mark: Mark
+    """The latest mark of the site."""
     contested: bool = False
+    """Whether another process of the site was refused recently."""
 
 
 CLAIM = struct.Struct("<4sBBH16sQIQ32s32s")
@@ -183,14 +191,14 @@ GRANT = struct.Struct("<4sBBH16sQIQ32sI")
 
 CLAIM_KIND, GRANT_KIND = 254, 253
 CLAIMS = "dpadmm.lease.up"
-"""Where sites claim, each under its name; a grant goes to the subject of its site."""
+"""Prefix of the subject on which a site claims its lease; its name follows. Grants use ``grants_of``."""
 
 LEASE_HOLDS, LEASE_FREE_AFTER = 2.5, 4.5
-"""Seconds after a claim for which its grant holds, and after the last claim until another agent may have the lease."""
+"""Seconds for which a grant is valid after its claim, and seconds without a claim after which the lease is free."""
 
 
 def grants_of(name: str) -> str:
-    """The subject of a site's grants."""
+    """Return the subject of a site's grants."""
     return f"dpadmm.lease-{name}.down"
 
 
@@ -203,7 +211,7 @@ def packed_claim(claim: LeaseClaim) -> bytes:
 def unpacked_claim(data: bytes) -> LeaseClaim:
     leaving, instance, number, restores, seq, chain, proved = _lease_fields(CLAIM, CLAIM_KIND, data)
     if leaving > 1:
-        raise BadMessageError("not a message about a lease")
+        raise BadMessageError("not a lease message")
     return LeaseClaim(instance.hex(), number, Mark(restores, seq, chain.hex()), proved.hex(), bool(leaving))
 
 
@@ -216,24 +224,24 @@ def packed_grant(grant: Grant) -> bytes:
 def unpacked_grant(data: bytes) -> Grant:
     verdict, instance, number, restores, seq, chain, contested = _lease_fields(GRANT, GRANT_KIND, data)
     if verdict not in set(LeaseReply) or contested > 1:
-        raise BadMessageError("not a message about a lease")
+        raise BadMessageError("not a lease message")
     return Grant(LeaseReply(verdict), instance.hex(), number, Mark(restores, seq, chain.hex()), bool(contested))
 
 
 def _lease_fields(form: struct.Struct, kind: int, data: bytes) -> list[Any]:
     if len(data) != form.size or data[:6] != MAGIC + bytes([VERSION, kind]):
-        raise BadMessageError("not a message about a lease")
+        raise BadMessageError("not a lease message")
     return list(form.unpack(data))[3:]
 
 
 PROPOSAL = struct.Struct("<4sBBH32s")
-"""A proposal of a study: magic, version, kind, reserved, and the hash of the study."""
+"""A proposed study: magic, version, kind, reserved, and the hash of the study."""
 
 PROPOSAL_KIND = 252
 
 
 def proposals_of(name: str) -> str:
-    """The subject of the proposals to a site."""
+    """Return the subject of the proposals to a site."""
     return f"dpadmm.proposal-{name}.down"
 
 
@@ -242,21 +250,23 @@ def packed_proposal(study: str) -> bytes:
 
 
 def unpacked_proposal(data: bytes) -> str:
-    """The hash of the proposed study, or raise ``BadMessageError``."""
+    """Return the hash of the proposed study, or raise ``BadMessageError``."""
     if len(data) != PROPOSAL.size or data[:8] != MAGIC + bytes([VERSION, PROPOSAL_KIND, 0, 0]):
         raise BadMessageError("not a proposal")
     return data[8:].hex()
 
 
 class LastContact(NamedTuple):
-    """The last sign of life of a sender, by the monotonic clock, and how far its own clock was ahead of ours."""
+    """The last heartbeat of a sender."""
 
     at: float
+    """Monotonic time of arrival."""
     clock_difference: float
+    """Seconds by which the sender's clock is ahead of ours."""
 
 
 class Kind(IntEnum):
-    """The aggregator sends the kinds below 16, sites send the others."""
+    """The server sends the kinds below 16, sites send the others."""
 
     CALL = 1
     REQUEST = 2
@@ -270,28 +280,37 @@ class Kind(IntEnum):
 
 
 MASKING = (Kind.MASK, Kind.READY, Kind.MASKED)
-"""Kinds of studies with secure aggregation, which have no ``UPLOAD``."""
+"""Kinds that only studies with secure aggregation use. These studies have no ``UPLOAD``."""
 
 NUMBERS = {Kind.REQUEST: "<f8", Kind.UPLOAD: "<f8", Kind.MASKED: "<i8"}
-"""Kinds whose body is numbers."""
+"""Kinds whose body is an array, with the type of its numbers."""
 
 COUNTED = (Kind.PRESENT, Kind.UPLOAD, Kind.READY, Kind.MASKED)
-"""Kinds that say how many rows a site has."""
+"""Kinds that contain the site's number of rows."""
 
 TAG = 8
-"""Bytes of the tag by which two sites show that they have the same key in common."""
+"""Bytes of the tag that proves a shared key of two sites."""
 
 
 class Message(NamedTuple):
     """A message; fields that its kind does not use keep their defaults.
 
-    ``CALL`` asks which sites are present, ``REQUEST`` carries w^{k−1} for round k, ``END`` the number of
-    rounds of a study that is over. ``PRESENT`` answers a call with the number of rows, ``UPLOAD`` carries c_i^k,
-    ``REFUSED`` the code of a refusal. Messages of sites carry the digest of the message that they answer.
+    ======== ======= ===============================================================
+    kind     sender  contents
+    ======== ======= ===============================================================
+    CALL     server  none; every site that is present answers
+    REQUEST  server  w^{k−1}, for round k
+    END      server  the number of rounds of a study that is over
+    PRESENT  site    answers a call with the number of rows
+    UPLOAD   site    c_i^k
+    REFUSED  site    the code of a refusal
+    READY    site    answers a request (secure aggregation)
+    MASK     server  the request's digest and the bitmap of the round's members
+    MASKED   site    the masked numbers
+    ======== ======= ===============================================================
 
-    With secure aggregation ``READY`` answers a request, ``MASK`` has the digest of that request and, as its
-    body, the bitmap of the round's members, and ``MASKED`` carries the masked numbers. The body of ``PRESENT``
-    and ``READY`` is the site's tag with each site of the roster.
+    A site's message contains the digest of the message that it answers. With secure aggregation, the body of
+    ``PRESENT`` and ``READY`` is the site's tag with each site of the roster.
     """
 
     kind: Kind
@@ -307,7 +326,7 @@ class Message(NamedTuple):
 
 
 def digest_of(data: bytes) -> str:
-    """The digest by which an answer refers to its request."""
+    """Return the digest of a message; answers use it to identify their request."""
     return sha256(data).hexdigest()
 
 
@@ -317,14 +336,14 @@ def packed(message: Message) -> bytes:
     if numbers is not None:
         shape, body = _on_wire(numbers.shape), numbers.astype(NUMBERS[message.kind]).tobytes()
     if len(body) > MAX_BODY:
-        raise BadMessageError(f"an array of {shape[0]:,} × {shape[1]:,} numbers does not fit into a message of 8 MB")
+        raise BadMessageError(f"an array of {shape[0]:,} × {shape[1]:,} numbers exceeds the message limit of 8 MB")
     ids = (bytes.fromhex(message.study), bytes.fromhex(message.digest))
     sizes = (message.n_rows, message.rows_per_person, len(body))
     return HEAD.pack(MAGIC, VERSION, message.kind, 0, *ids, message.round, *shape, *sizes) + body
 
 
 def _on_wire(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns: a vector is one column."""
+    """Return rows and columns; a vector is one column."""
     return shape[0], prod(shape[1:])
 
 
@@ -333,32 +352,32 @@ def unpacked(
 ) -> Message:
     """Decode a message of this study with finite numbers of the round's shape, or raise ``BadMessageError``.
 
-    ``n_sites`` are in the roster of a study with secure aggregation; 0 in others. Nothing is allocated before
-    all lengths are checked.
+    ``n_sites`` is the size of the roster with secure aggregation, otherwise 0. All lengths are checked before
+    allocation.
     """
     if not HEAD.size <= len(data) <= HEAD.size + MAX_BODY:
-        raise BadMessageError(f"a message cannot have {len(data):,} bytes")
-    magic, version, number, nothing, study_bytes, digest, round, d, p, n_rows, k, length = HEAD.unpack_from(data)
-    if magic != MAGIC or version != VERSION or nothing != 0:
+        raise BadMessageError(f"invalid message size: {len(data):,} bytes")
+    magic, version, number, reserved, study_bytes, digest, round, d, p, n_rows, k, length = HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION or reserved != 0:
         raise BadMessageError("unknown format or version")
     if study_bytes.hex() != study:
-        raise BadMessageError("it belongs to another study")
+        raise BadMessageError("message of another study")
     if number not in _kinds(from_site, masked=n_sites > 0):
         raise BadMessageError(f"kind {number} is not allowed from this sender")
     if length != len(data) - HEAD.size:
-        raise BadMessageError("its length does not match its header")
+        raise BadMessageError("length does not match the header")
     kind, values, masked, code, body = Kind(number), None, None, "", b""
     if kind in NUMBERS:
-        wanted = shape(round)
-        if (d, p) != _on_wire(wanted) or length != 8 * d * p:
-            raise BadMessageError(f"expected a round and numbers of shape {wanted}")
-        numbers = np.frombuffer(data, NUMBERS[kind], d * p, HEAD.size).reshape(wanted)
+        expected = shape(round)
+        if (d, p) != _on_wire(expected) or length != 8 * d * p:
+            raise BadMessageError(f"expected a round and numbers of shape {expected}")
+        numbers = np.frombuffer(data, NUMBERS[kind], d * p, HEAD.size).reshape(expected)
         if kind is Kind.MASKED:
             masked = numbers.astype(np.int64)
         else:
             values = numbers.astype(np.float64)
             if not np.isfinite(values).all():
-                raise BadMessageError("it contains numbers that are not finite")
+                raise BadMessageError("numbers are not finite")
     elif kind is Kind.REFUSED:
         code = data[HEAD.size :].decode("ascii", "replace")
         if not _CODE.fullmatch(code):
@@ -370,7 +389,7 @@ def unpacked(
     if (kind in NUMBERS or kind in MASKING) and round < 1:
         raise BadMessageError("expected a round")
     if kind not in NUMBERS and (d, p) != (0, 0):
-        raise BadMessageError("it has a shape but no numbers")
+        raise BadMessageError("shape without numbers")
     counted = kind in COUNTED
     if counted != bool(n_rows) or counted != bool(k) or n_rows > MAX_ROWS:
         raise BadMessageError("invalid number of rows")
@@ -380,13 +399,13 @@ def unpacked(
 
 
 def _kinds(from_site: bool, *, masked: bool) -> set[Kind]:
-    """What a side may send."""
+    """Return the kinds that one side may send."""
     others = {Kind.UPLOAD} if masked else set(MASKING)
     return {kind for kind in Kind if (kind > 16) == from_site} - others
 
 
 def _body_length(kind: Kind, n_sites: int) -> int:
-    """Bytes of the members of a round, of a site's tags, or none."""
+    """Return the length of a body without numbers: the bitmap of a round's members, a site's tags, or 0."""
     if kind is Kind.MASK:
         return (n_sites + 7) // 8
     return TAG * n_sites if kind in (Kind.PRESENT, Kind.READY) else 0

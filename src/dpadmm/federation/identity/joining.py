@@ -226,7 +226,7 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
     if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(
             "the invitation does not match this site's network/key.pem: use the latest invitation, or send "
-            "network/request.json to the aggregator again"
+            "network/request.json to the study coordinators again"
         )
     known = network / "ca.pem"
     if known.exists() and forms.read_chain(read_short(known)) != [invitation.authority]:

@@ -1,7 +1,7 @@
-"""The aggregator's side of a study without any network: requests, answers, the round loop, and its status.
+"""The server's state machine of a study, without network code: requests, answers, round loop, status.
 
-A coordinator receives messages and the time, and stores everything that must survive it in the journal. What a
-round is differs: ``Uploads`` takes answers with all of their noise, ``sums.py`` the sum of masked ones.
+A coordinator processes messages and the time. Everything that must survive a restart is stored in the journal.
+``Uploads`` averages answers that carry their own noise. ``Sums`` (``sums.py``) adds masked answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import MAX_MU, ROW_GROUPS
 from dpadmm.engine.method import PATIENCE, RoundResult
 from dpadmm.errors import DPADMMError, ServiceUnavailableError
-from dpadmm.federation.health import now_text, sign_of_life
+from dpadmm.federation.health import contact_status, now_text
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.protocol import (
     SILENT_AFTER,
@@ -53,37 +53,40 @@ PERMANENT = (
     "study-closed", "study-changed", "round-forked", "round-old", "round-gap", "round-over",
     "budget-cap", "budget-reservation", "policy-method", "policy-loss", "policy-rounds", "policy-rows",
 )  # fmt: skip
-"""Refusals that a repeated request cannot change; after others the site is asked again."""
+"""Refusals that a repeated request cannot change. After other refusals the request is repeated."""
 
 MAX_LATE, SHOWN_EVENTS = 8, 200
-"""Late uploads of a site that are kept in a round, and events of a snapshot."""
+"""Limits: late uploads of one site in a round, and events in a snapshot."""
+
+SECOND_ANSWER = "second, different answer to the same round; do two processes use the site's certificate?"
 
 STALLED_AFTER = 30.0
-"""Seconds after which a round that lacks answers is stalled, unless it usually takes longer."""
+"""Seconds after which a round without enough answers is stalled, unless rounds usually take longer."""
 
 
 class StudyStoppedError(DPADMMError):
-    """The study cannot continue; the journal keeps all closed rounds."""
+    """The study cannot continue. The journal contains all closed rounds."""
 
 
 @dataclass
 class Member:
-    """The state of a participating site, as seen by the aggregator."""
+    """The server's record of a participating site."""
 
     name: str
     state: str = "unseen"
-    """Last answer: unseen (none), present, late, absent, refused, excluded or revoked; see ``site_state``."""
+    """unseen (no answer yet), present, late, absent, refused, excluded or revoked; see ``site_state``."""
     answered: list[int] = field(default_factory=list)
     """The rounds whose answers arrived."""
     last_seen: float | None = None
     code: str = ""
     out: bool = False
-    """Whether it cannot answer any more."""
+    """Whether the site cannot answer further rounds."""
     sizes: tuple[int, int] | None = None
+    """Rows, and rows per person; None before the first answer."""
 
 
 class Coordinator(ABC):
-    """One study: send ``messages`` to all sites, ``take`` answers, ``proceed`` when the phase is ``over``."""
+    """One study: send ``messages`` to all sites, ``take`` their answers, ``proceed`` when the phase is ``over``."""
 
     n_masked = 0
     """Sites in the roster of a study with secure aggregation."""
@@ -96,7 +99,7 @@ class Coordinator(ABC):
         self.ended = journal.ended_at is not None
         """Whether the study was ended for good before its last round."""
         self.served = True
-        """Whether a server runs this study; False for a status that is read from the journal alone."""
+        """Whether a server runs this study; False if the status is read from the journal only."""
         self.stalls = {stall.id: stall for stall in journal.stalls()}
         self.study = journal.study
         self._names = journal.members
@@ -106,15 +109,15 @@ class Coordinator(ABC):
         self._n_rounds = self.study.training.planned_rounds
         lasts = np.cumsum([count for _, count in self.study.terms.plan.runs]).tolist()
         self._shapes = [(last, self.study.upload_shape(last)) for last in lasts]
-        """Last rounds of what is asked in a row, and the shape of its uploads."""
+        """The shape of uploads, and the last round that has it."""
         self.start_wait: float | None = None
-        """Seconds in which the first phase waits for all sites, in place of the deadline; None after it."""
+        """Seconds for which the first phase waits for all sites, in place of the deadline; None afterwards."""
         self.seen: Mapping[str, LastContact] = {}
-        """Signs of life of sites."""
+        """The last heartbeat of each site."""
         self.doubts: Callable[[], Mapping[str, str]] = dict
-        """Sites of which a copy runs (``cloned``), or with an old copy of their ledger (``ledger-behind``)."""
+        """Sites with a second process (``cloned``) or an outdated ledger (``ledger-behind``)."""
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
-        """μ of the largest group of rows that a statement lists, for one row per person."""
+        """μ of the largest group of rows in a privacy report, for one row per person."""
         for name, sizes in journal.sizes().items():
             self.members[name].sizes = sizes
         for name, rounds in journal.answered().items():
@@ -122,22 +125,22 @@ class Coordinator(ABC):
         self.seconds = journal.seconds()
         self._dates = journal.dates()
         self.opened: float | None = None
-        """When the open phase was first requested, by the clock of the event loop."""
+        """Time of the phase's first request, by the clock of the event loop."""
         self._repeats = Repeats()
         self.stalled: tuple[str, ...] = ()
-        """The sites without which the open round cannot be closed."""
+        """Sites whose answers the open round needs, and that do not answer."""
         self.expired: set[str] = set()
         """Sites whose certificates have expired."""
         self._present: set[str] = set()
         self._digests: dict[int, str] = {}
-        """The digest of the request of every round, to recognise late answers."""
+        """The digest of each round's request, to recognise late answers."""
         self.consensus, self.rounds_done = self._method.start(self.study.shape), 0
-        """What is broadcast: w^k, or all the public state of a server-side method."""
+        """The broadcast: w^k, or the whole public state of a server-side method."""
         self.changes: list[float] = []
         """``‖w^k − w^{k−1}‖`` of all rounds."""
         for self.rounds_done, consensus in enumerate(journal.consensus(), 1):
-            asked = Message(Kind.REQUEST, self.study.hash, self.rounds_done, self.consensus)
-            self._digests[self.rounds_done] = digest_of(packed(asked))
+            request = Message(Kind.REQUEST, self.study.hash, self.rounds_done, self.consensus)
+            self._digests[self.rounds_done] = digest_of(packed(request))
             self.changes.append(self._change(consensus))
             self.consensus = consensus
         self.called = self.rounds_done > 0
@@ -150,7 +153,7 @@ class Coordinator(ABC):
 
     @property
     def round(self) -> int:
-        """The open round; 0 while the aggregator waits for sites."""
+        """The open round; 0 while the server waits for sites."""
         return self.rounds_done + 1 if self.called else 0
 
     @property
@@ -163,14 +166,14 @@ class Coordinator(ABC):
         return self.done or self.ended
 
     def check_ended(self) -> bool:
-        """Notice whether the study was ended for good, by another process."""
+        """Return whether another process ended the study for good, and update the state."""
         if not self.is_over and self._journal.ended_at is not None:
             self.ended, self.stalled = True, ()
             self.request = self._request()
         return self.ended
 
     def _shape(self, round: int) -> tuple[int, ...]:
-        """The shape of a round's uploads; of another round, that of the first."""
+        """Return the shape of a round's uploads. For an invalid round, return that of the first round."""
         return next((shape for last, shape in self._shapes if round <= last), self._shapes[0][1])
 
     def _request(self) -> bytes:
@@ -187,16 +190,16 @@ class Coordinator(ABC):
         return data
 
     def messages(self, *, again: bool) -> Sequence[bytes]:
-        """What to send now; ``again`` if some sites may have missed it."""
+        """Return the messages to send now. ``again`` is set if some sites may have missed them."""
         return [self.request]
 
     # Answers
 
     def take(self, site: str, data: bytes, now: float) -> None:
-        """Process a message of a site, whose name the broker guarantees; problems are recorded as events."""
+        """Process a message. The broker authenticates the name of the site. Problems are recorded as events."""
         member = self.members.get(site)
         if member is None or member.state in ("revoked", "excluded"):
-            text = "its message was ignored: it is not a member of this study, or was revoked"
+            text = "message ignored: not a member of this study, or revoked"
             return self.note_counted("warning", site, text)
         first = member.last_seen is None and not member.answered
         member.last_seen = now
@@ -207,14 +210,14 @@ class Coordinator(ABC):
             sizes = (answer.n_rows, answer.rows_per_person)
             self._check_sizes(member, *sizes)
             if answer.kind is Kind.PRESENT and self.called:
-                return None  # answers an earlier call; rounds wait only for sites that answer rounds
+                return None  # late answer to the call; it does not count as an answer to the round
             if answer.kind is Kind.PRESENT and answer.digest != self._digest:
-                raise BadMessageError("it answers a different call")
+                raise BadMessageError("answer to a different call")
             self._answered(member, answer)
         except BadMessageError as problem:
-            return self.note_counted("warning", site, f"its message was refused: {problem}")
+            return self.note_counted("warning", site, f"message refused: {problem}")
         if member.sizes is None:
-            self._journal.met(site, *sizes)
+            self._journal.add_site(site, *sizes)
             member.sizes = sizes
         if member.state in ("unseen", "absent", "late", "refused"):
             self.note_limited("info", site, "connected" if first else "reconnected")
@@ -223,19 +226,19 @@ class Coordinator(ABC):
         return None
 
     def _check_sizes(self, member: Member, n_rows: int, k: int) -> None:
-        """The numbers of rows fit a privacy statement and do not change during a study."""
+        """Raise ``BadMessageError`` if the numbers of rows changed or do not fit a privacy report."""
         if member.sizes not in (None, (n_rows, k)):
-            raise BadMessageError(f"its numbers of rows changed, to {n_rows:,} rows with up to {k:,} per person")
+            raise BadMessageError(f"number of rows changed to {n_rows:,}, with up to {k:,} per person")
         if k > n_rows or k * self._mu > MAX_MU:
             raise BadMessageError(f"this study cannot protect {k:,} rows per person among {n_rows:,} rows")
 
     @abstractmethod
     def _answered(self, member: Member, answer: Message) -> None:
-        """Take an answer to what is asked now, or an old one; raise ``BadMessageError`` if it is neither."""
+        """Store an answer to the current or an earlier request; raise ``BadMessageError`` if it is neither."""
 
     def _refused(self, member: Member, answer: Message) -> None:
         if answer.digest not in self._digests_now():
-            return  # to an earlier request
+            return  # refusal of an earlier request
         is_new = (member.state, member.code) != ("refused", answer.code)
         member.state, member.code, member.out = "refused", answer.code, self._is_final(answer.code)
         self._present.discard(member.name)
@@ -247,7 +250,7 @@ class Coordinator(ABC):
         return {self._digest}
 
     def _is_final(self, code: str) -> bool:
-        """Whether a site that refused with this code cannot answer any more."""
+        """Return whether a site that refused with this code cannot answer further rounds."""
         return code in PERMANENT
 
     def revoke(self, site: str) -> None:
@@ -256,47 +259,50 @@ class Coordinator(ABC):
         if member.state != "revoked":
             member.state, member.out = "revoked", True
             self._present.discard(site)
-            self.note("warning", site, "its certificate was revoked; it takes no part until it has a new one")
+            self.note("warning", site, "certificate revoked; excluded until it has a new certificate")
 
     def expire(self, sites: set[str]) -> None:
-        """These cannot connect until they have new certificates, or a clock is right again: they are waited for."""
+        """Record the sites with expired certificates.
+
+        Rounds still wait for them: a renewed certificate or a corrected clock lets them connect again.
+        """
         for site in sorted(sites - self.expired):
-            self.note("warning", site, "its certificate has expired; it cannot connect until it has a new one")
+            self.note("warning", site, "certificate expired; it cannot connect until the certificate is renewed")
         self.expired = sites
 
     def readmit(self, site: str) -> None:
-        """Include a site again that has a new certificate."""
+        """Include a revoked site that has a new certificate."""
         member = self.members[site]
         if member.state == "revoked":
             member.state, member.out = "absent", False
-            self.note("warning", site, "takes part again: it has a new certificate")  # status shows both
+            self.note("warning", site, "included again: it has a new certificate")  # a warning, like its revocation
 
     # Rounds
 
     @abstractmethod
     def answered_now(self) -> set[str]:
-        """The sites that answered what is asked now."""
+        """Return the sites that answered the current request."""
 
-    def able(self) -> set[str]:
-        """The sites that can still answer."""
-        return {each.name for each in self.members.values() if not each.out}
+    def active_sites(self) -> set[str]:
+        """Return the sites that can still answer."""
+        return {member.name for member in self.members.values() if not member.out}
 
     def missing(self) -> set[str]:
-        """The sites to wait for: all that can answer and did not miss the previous round."""
-        return self._waited_for() - self.answered_now()
+        """Return the sites to wait for: active, without an answer, and not absent since the previous round."""
+        return self._expected() - self.answered_now()
 
-    def _waited_for(self) -> set[str]:
+    def _expected(self) -> set[str]:
         skipped = ("absent", "refused") if self.study.allow_missed_rounds else ()
-        return {name for name in self.able() if self.members[name].state not in skipped}
+        return {name for name in self.active_sites() if self.members[name].state not in skipped}
 
     def over(self, waited: float) -> bool:
-        """Whether all sites have answered, or the quorum has and the deadline has passed."""
-        able = self.able()
-        if len(able) < self.quorum:
-            lost = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self._names if name not in able)
+        """Return whether all sites answered, or the quorum answered and the deadline has passed."""
+        active = self.active_sites()
+        if len(active) < self.quorum:
             raise StudyStoppedError(
-                f"{CANNOT_CONTINUE} after round {self.rounds_done}: only {len(able)} of {len(self._names)} sites can "
-                f"still answer, but the quorum is {self.quorum}. {lost}. Closed rounds are kept"
+                f"{CANNOT_CONTINUE} after round {self.rounds_done}: only {len(active)} of {len(self._names)} sites can "
+                f"still answer, but the quorum is {self.quorum}. {self._describe_all_except(active)}. Closed rounds "
+                "are stored"
             )
         enough = len(self.answered_now()) >= self.quorum
         if enough and (not self.missing() or self._too_late(waited)):
@@ -307,7 +313,7 @@ class Coordinator(ABC):
 
     @property
     def time_limit(self) -> float | None:
-        """Seconds after which this phase is over if the quorum has answered."""
+        """Seconds after which this phase ends if the quorum has answered."""
         if self.start_wait is None or (self.called and self.study.deadline is None):
             return self.study.deadline
         return max(self.start_wait, self.study.deadline or 0.0) if self.called else self.start_wait
@@ -317,34 +323,36 @@ class Coordinator(ABC):
         return self.study.allow_missed_rounds and limit is not None and waited >= limit
 
     def _not_begun(self) -> str:
-        there = self.here()
-        missing = "; ".join(f"{name}: {self.whereabouts(name)}" for name in self._names if name not in there)
+        connected = self.connected_sites()
         needed = self.quorum if self.study.allow_missed_rounds else len(self._names)
         return (
-            f"the study does not begin: after {self.start_wait:g} seconds {len(there)} of {len(self._names)} sites are "
-            f"there, and {needed} are needed. {missing}. Serve it again when they are there, or with a longer "
-            "--start-wait"
+            f"the study did not start: {len(connected)} of {len(self._names)} sites connected within "
+            f"{self.start_wait:g} seconds, {needed} needed. {self._describe_all_except(connected)}. Serve it again "
+            "when they are connected, or with a longer --start-wait"
         )
 
-    def here(self) -> set[str]:
-        """The sites that answered the call; at the start, those that are not gone since."""
+    def _describe_all_except(self, sites: set[str]) -> str:
+        return "; ".join(f"{name}: {self.describe_absence(name)}" for name in self._names if name not in sites)
+
+    def connected_sites(self) -> set[str]:
+        """Return the sites that answered the call; during the start, without those that are silent since."""
         return {name for name in self._present if self.start_wait is None or self.silent_for(name) is None}
 
     def silent_for(self, name: str) -> float | None:
-        """Seconds since the last sign of life of a site, or None if that is not long ago."""
-        return since if (since := self._since(name)) > SILENT_AFTER else None
+        """Return the seconds since a site's last message, or None if it is not silent."""
+        return since if (since := self._seconds_since_contact(name)) > SILENT_AFTER else None
 
-    def _since(self, name: str) -> float:
+    def _seconds_since_contact(self, name: str) -> float:
         last, seen = self.members[name].last_seen, self.seen.get(name)
         return monotonic() - max(-math.inf if last is None else last, -math.inf if seen is None else seen.at)
 
-    def whereabouts(self, name: str) -> str:
-        """What is known of a site that has not answered."""
+    def describe_absence(self, name: str) -> str:
+        """Return the reason why a site has not answered, in words."""
         member, silent = self.members[name], self.silent_for(name)
         if member.state == "revoked":
-            return "its certificate was revoked"
+            return "certificate revoked"
         if name in self.expired:
-            return "its certificate has expired"
+            return "certificate expired"
         if member.state == "excluded":
             return "excluded"
         if member.code:
@@ -353,24 +361,25 @@ class Coordinator(ABC):
             return "silent, never connected" if silent == math.inf else f"silent since {now_text(silent)}"
         if self.called:
             return "connected, but does not answer"
-        return "connected, but has not answered: it may not have accepted the study (dpadmm agent status at the site)"
+        return "connected, but no answer; has its owner accepted the study? Run dpadmm agent status at the site"
 
     @abstractmethod
     def proceed(self, seconds: float) -> None:
-        """Store what this phase of so many seconds gave, and go on to the next."""
+        """Store the result of a phase that took ``seconds``, and start the next phase."""
 
     def begin(self) -> None:
-        here = self.here()
-        self.study.check_rows(*(sizes[0] for name in sorted(here) if (sizes := self.members[name].sizes)))
+        """Start round 1 with the connected sites."""
+        connected = self.connected_sites()
+        self.study.check_rows(*(sizes[0] for name in sorted(connected) if (sizes := self.members[name].sizes)))
         self.called = True
         for member in self.members.values():
-            if member.name not in here and not member.out and self.study.allow_missed_rounds:
+            if member.name not in connected and not member.out and self.study.allow_missed_rounds:
                 member.state = "absent"
-        self.note("info", "", f"round 1 starts with {len(here)} of {len(self._names)} sites")
+        self.note("info", "", f"round 1 starts with {len(connected)} of {len(self._names)} sites")
         self._next()
 
     def _close(self, consensus: Floats, seconds: float) -> None:
-        """Go on to the next round with what is broadcast in it, which is in the journal."""
+        """Start the next round with this broadcast, which the journal already contains."""
         self.changes.append(self._change(consensus))
         self.seconds.append(seconds)
         self._dates = self._dates[0], datetime.now(UTC).isoformat(timespec="seconds")
@@ -379,8 +388,8 @@ class Coordinator(ABC):
         if self.done:
             self.note("info", "", f"finished after {self.rounds_done} rounds")
 
-    def _aggregated(self, gathered: RoundResult) -> Floats:
-        consensus = self._method.aggregate(gathered)
+    def _aggregate(self, result: RoundResult) -> Floats:
+        consensus = self._method.aggregate(result)
         if not np.isfinite(consensus).all():
             raise StudyStoppedError(f"the consensus of round {self.round} is not finite: some uploads are too large")
         return consensus
@@ -405,17 +414,17 @@ class Coordinator(ABC):
             self._log.log(getLevelNamesMapping()[level.upper()], "%s", event.text)
 
     def note_counted(self, level: str, site: str, text: str) -> None:
-        """Record an event that can repeat without limit: identical ones of a site are counted."""
-        self._record_some(level, site, text, count=True)
+        """Record an event that may repeat without limit: identical events of a site are counted."""
+        self._note_repeated(level, site, text, count=True)
 
     def note_limited(self, level: str, site: str, text: str) -> None:
-        """Record an event that messages of a site cause: each one, up to the limit of a minute."""
-        self._record_some(level, site, text, count=False)
+        """Record an event caused by a site's message, up to a limit per minute."""
+        self._note_repeated(level, site, text, count=False)
 
-    def _record_some(self, level: str, site: str, text: str, *, count: bool) -> None:
+    def _note_repeated(self, level: str, site: str, text: str, *, count: bool) -> None:
         if site and site not in self.members:
             site, text = "unknown site", f"{site}: {text}"
-        if (line := self._repeats.said(site, text, now=monotonic(), count=count)) is not None:
+        if (line := self._repeats.deduplicate(site, text, now=monotonic(), count=count)) is not None:
             self.note(level, site, line)
 
     def mark_late(self, sites: Collection[str]) -> None:
@@ -426,51 +435,52 @@ class Coordinator(ABC):
     # Status
 
     def watch(self) -> None:
-        """Notice whether the open round can be closed; called every second or so."""
-        self.stalled = self._lacking()
+        """Record the start and end of stalls. Called about once per second."""
+        self.stalled = self._blocking_sites()
         stalled = {(name, self.round) for name in self.stalled}
         for stall in self._open_stalls():
             if (stall.site, stall.round) in stalled:
                 stalled.remove((stall.site, stall.round))
             else:
                 self.stalls[stall.id] = self._journal.end_stall(stall)
-                self.note("info", stall.site, f"stall of round {stall.round} ended, after {_seconds(stall)} s")
+                self.note("info", stall.site, f"stall of round {stall.round} ended after {_seconds(stall)} s")
         for name, round in sorted(stalled):
-            stall = self._journal.begin_stall(name, round, self.whereabouts(name))
+            stall = self._journal.begin_stall(name, round, self.describe_absence(name))
             self.stalls[stall.id] = stall
             self.note("error", name, f"round {round} stalled: {stall.reason}")
 
     def _open_stalls(self) -> list[Stall]:
         return [stall for stall in list(self.stalls.values()) if stall.end is None]
 
-    def _lacking(self) -> tuple[str, ...]:
+    def _blocking_sites(self) -> tuple[str, ...]:
+        """Return the sites that keep the open round from closing; none while answers can still be expected."""
         if self.is_over or not self.called or self.opened is None:
             return ()
-        waited, answered, able = monotonic() - self.opened, self.answered_now(), self.able()
-        needed = self.quorum if self.study.allow_missed_rounds else len(able)
+        waited, answered, active = monotonic() - self.opened, self.answered_now(), self.active_sites()
+        needed = self.quorum if self.study.allow_missed_rounds else len(active)
         starting = self.start_wait is not None and waited < 2.0 * SILENT_AFTER
         if len(answered) >= needed or starting:
             return ()
-        lacking = able - answered
-        coming = {name for name in lacking if self.silent_for(name) is None and not self.members[name].code}
-        if len(answered) + len(coming) < needed:
-            return tuple(sorted(lacking - coming))
+        unanswered = active - answered
+        expected = {name for name in unanswered if self.silent_for(name) is None and not self.members[name].code}
+        if len(answered) + len(expected) < needed:
+            return tuple(sorted(unanswered - expected))
         usual = median(self.seconds[-20:]) if self.seconds else 0.0
         too_long = waited > max(STALLED_AFTER, self.study.deadline or 0.0, 10.0 * usual)
-        return tuple(sorted(lacking)) if too_long else ()
+        return tuple(sorted(unanswered)) if too_long else ()
 
     def _charged(self, member: Member) -> Sequence[int]:
-        """The rounds that a site may have spent budget on."""
+        """Return the rounds for which a site may have spent budget."""
         return list(member.answered)
 
     def _mu_so_far(self) -> Floats:
-        """μ of a person at every site."""
+        """Return the μ spent so far on one person, for every site."""
         plan, members = self.study.terms.plan, list(self.members.values())
-        spent = [float(plan.mu_squared(self._charged(each))) ** 0.5 for each in members]
-        return np.array([(each.sizes or (0, 1))[1] * mu for each, mu in zip(members, spent, strict=True)])
+        spent = [float(plan.mu_squared(self._charged(member))) ** 0.5 for member in members]
+        return np.array([(member.sizes or (0, 1))[1] * mu for member, mu in zip(members, spent, strict=True)])
 
     def snapshot(self) -> dict[str, Any]:
-        """The state of the study for people, as plain values; may be called from any thread."""
+        """Return the status of the study as plain values. May be called from any thread."""
         study, now, training = self.study, monotonic(), self.study.training
         deadline_in = None
         if (limit := self.time_limit) is not None and self.opened is not None and not self.stalled:
@@ -533,21 +543,21 @@ class Coordinator(ABC):
             "answered": len(member.answered),
             "rows": None if member.sizes is None else member.sizes[0],
             "epsilon": epsilon,
-            **sign_of_life(self.seen.get(member.name), self._since(member.name)),
+            **contact_status(self.seen.get(member.name), self._seconds_since_contact(member.name)),
             "code": member.code or None,
             "left_out": self._left_out(member),
         }
 
     def _left_out(self, member: Member) -> bool:
-        """Whether a site was away for so long that it has left the mean."""
+        """Return whether a site missed so many rounds that its last upload has left the mean."""
         return False
 
 
 class Uploads(Coordinator):
-    """Rounds of answers that carry all of their noise: local trust. ``close_round`` when it is over.
+    """Rounds whose answers carry their own noise: plain aggregation.
 
-    The last upload of an absent site stays in the mean for a few rounds (``PATIENCE``), and one that arrives after its
-    round enters the next mean; except in server-side methods, which use the answers of a round alone.
+    After a dropout, a site's last upload stays in the mean for ``PATIENCE`` rounds. A late upload enters the next
+    mean. Server-side methods use only the answers of the current round.
     """
 
     def __init__(self, journal: Journal, log: Logger | None = None) -> None:
@@ -562,7 +572,7 @@ class Uploads(Coordinator):
 
     def answered_now(self) -> set[str]:
         if not self.called:
-            return self.here()
+            return self.connected_sites()
         return {name for name, received in self._new.items() if received.round == self.round}
 
     def proceed(self, seconds: float) -> None:
@@ -577,21 +587,19 @@ class Uploads(Coordinator):
         sizes = (answer.n_rows, answer.rows_per_person)
         received = Received(member.name, answer.round, answer.values, *sizes)
         if answer.round > self.round or self.done:
-            raise BadMessageError(f"it answers round {answer.round}, which was not requested")
+            raise BadMessageError(f"answer to round {answer.round}, which was not requested")
         if answer.digest != self._digests[answer.round]:
-            raise BadMessageError(f"it answers a different request for round {answer.round}")
-        known = [each.values for each in (*self._late, *self._new.values()) if each[:2] == received[:2]]
-        if not known and answer.round == self._rounds[member.name]:  # already in a mean
-            known = [self._uploads[member.name]]
-        if known:
-            if known[0].tobytes() != answer.values.tobytes():
-                raise BadMessageError(
-                    "a second, different answer to the same round; do two agents share a certificate?"
-                )
+            raise BadMessageError(f"answer to a different request for round {answer.round}")
+        earlier = [upload.values for upload in (*self._late, *self._new.values()) if upload[:2] == received[:2]]
+        if not earlier and answer.round == self._rounds[member.name]:  # already in a mean
+            earlier = [self._uploads[member.name]]
+        if earlier:
+            if earlier[0].tobytes() != answer.values.tobytes():
+                raise BadMessageError(SECOND_ANSWER)
         elif answer.round == self.round:
             self._new[member.name] = received
-        elif answer.round > self._rounds[member.name]:  # late for its own round: it enters the next mean
-            if sum(each.site == member.name for each in self._late) >= MAX_LATE:
+        elif answer.round > self._rounds[member.name]:  # late: it enters the next mean
+            if sum(upload.site == member.name for upload in self._late) >= MAX_LATE:
                 raise BadMessageError("too many late answers")
             self._rounds[member.name] = answer.round
             self._late.append(received)
@@ -600,23 +608,23 @@ class Uploads(Coordinator):
         return not self._method.server_side and self.rounds_done - self._rounds[member.name] >= PATIENCE
 
     def close_round(self, seconds: float) -> None:
-        """Compute w^k from the latest upload of every site, or from the answers of this round alone; record it."""
+        """Compute and store w^k, from the latest upload of every site or (server-side methods) this round's answers."""
         new = [*self._late, *self._new.values()]
         uploads = self._uploads | {received.site: received.values for received in new}
         rounds = self._rounds | {received.site: received.round for received in new}
         current = {received.site: received.values for received in self._new.values()}
         used = current if self._method.server_side else uploads
-        nothing = np.zeros(self._shape(self.round))
-        gathered = RoundResult(
-            uploads=np.array([used.get(name, nothing) for name in self._names]),
+        zeros = np.zeros(self._shape(self.round))
+        result = RoundResult(
+            uploads=np.array([used.get(name, zeros) for name in self._names]),
             consensus=self.consensus,
             round=self.round,
             problem=self.study.problem,
-            n_rows=np.array([each.sizes[0] if each.sizes else 0 for each in self.members.values()]),
+            n_rows=np.array([member.sizes[0] if member.sizes else 0 for member in self.members.values()]),
             active=np.flatnonzero([name in current for name in self._names]),
             answered=np.array([rounds[name] for name in self._names]),
         )
-        consensus = self._aggregated(gathered)
+        consensus = self._aggregate(result)
         self._journal.close_round(self.round, consensus, new, seconds)
         for received in new:
             self.members[received.site].answered.append(received.round)
@@ -625,7 +633,7 @@ class Uploads(Coordinator):
         self._close(consensus, seconds)
         for member in self.members.values():
             if self._left_out(member) and self.rounds_done - self._rounds[member.name] == PATIENCE:
-                text = f"missed {PATIENCE} rounds and left the mean: the model is that of the others until it is back"
+                text = f"missed {PATIENCE} rounds: its last upload left the mean until it answers again"
                 self.note("warning", member.name, text)
 
 
@@ -640,8 +648,7 @@ FIRST_REPEAT, LAST_REPEAT = 0.5, 15.0
 async def run_rounds(coordinator: Coordinator, transport: Transport) -> None:
     """Run a study to its end, starting from its journal.
 
-    A request is repeated until its round is over: sites repeat their answers, so a lost message costs time
-    and nothing else.
+    A request is repeated until its round is over. Sites repeat their answers, so a lost message costs only time.
     """
     clock = asyncio.get_running_loop().time
     while not coordinator.is_over:
@@ -657,20 +664,20 @@ async def _gather(coordinator: Coordinator, transport: Transport, opened: float)
     usual = median(coordinator.seconds[-20:]) if coordinator.seconds else 0.0
     patience = min(max(FIRST_REPEAT, 4.0 * usual), LAST_REPEAT)
     coordinator.opened = opened
-    ask_at, asked = opened, 0
+    send_at, is_repeated = opened, False
     while not coordinator.over(clock() - opened):
         now = clock()
-        if now >= ask_at:
-            if asked:
+        if now >= send_at:
+            if is_repeated:
                 coordinator.mark_late(coordinator.missing())
-            for message in coordinator.messages(again=asked > 0):
+            for message in coordinator.messages(again=is_repeated):
                 await transport.send(message)
-            ask_at, asked = now + patience, asked + 1
-        wait = ask_at - now
+            send_at, is_repeated = now + patience, True
+        wait = send_at - now
         limit = coordinator.time_limit
         if limit is not None and now < opened + limit:
             wait = min(wait, max(0.01, opened + limit - now))
         if (received := await transport.receive(wait)) is not None:
             coordinator.take(*received, now=clock())
-    while (received := await transport.receive(0.0)) is not None:  # answers that have arrived are in time
+    while (received := await transport.receive(0.0)) is not None:  # answers that arrived before the deadline
         coordinator.take(*received, now=clock())

@@ -1,7 +1,8 @@
-"""The journal of a study at the aggregator, and the results that are computed from it.
+"""The server's journal of a study, and the results computed from it.
 
-One transaction per round: a kill -9 at any moment loses no closed round. After a restart the open round is
-requested again with the same bytes, and sites repeat their answers. Everything in the journal is public.
+Each round is one transaction, so ``kill -9`` at any moment loses no closed round. After a restart, the server sends
+the request of the open round again with the same bytes, and sites repeat their answers. The journal contains only
+public values.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from dpadmm.version import VERSION
 FAMILY, VERSION_HERE = "dpadmm-journal/", 1
 FORMAT = f"{FAMILY}{VERSION_HERE}"
 MIGRATIONS: dict[int, str] = {}
-"""What brings a journal of a version to the next one; statements that run in one transaction."""
+"""SQL that upgrades a journal from a version to the next one, run in one transaction."""
 SCHEMA = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, at TEXT NOT NULL, seconds REAL NOT NULL,
@@ -57,9 +58,9 @@ CREATE TABLE sums (round INTEGER PRIMARY KEY, sum BLOB NOT NULL);
 CREATE TABLE answers (round INTEGER NOT NULL, site TEXT NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (site, round));
 CREATE TABLE voids (round INTEGER PRIMARY KEY, reason TEXT NOT NULL, sites TEXT NOT NULL);
 """
-"""With secure aggregation: who takes part in a round, the sum, SHA-256 of each masked answer, and void rounds.
+"""Secure aggregation: the members of each round, the sum, the SHA-256 of each masked answer, and aborted rounds.
 
-Masked answers themselves are never stored.
+Masked answers are never stored.
 """
 
 
@@ -68,7 +69,7 @@ class JournalError(DPADMMError):
 
 
 class Received(NamedTuple):
-    """An accepted upload c_i^k, with its site, its round, and the site's numbers of rows."""
+    """An accepted upload c_i^k, with its site, its round and the site's numbers of rows."""
 
     site: str
     round: int
@@ -78,15 +79,17 @@ class Received(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A round whose members may be asked to mask: the digest of its request, and the bitmap of the members."""
+    """A round with fixed members, which may mask their answers."""
 
     round: int
     request: str
+    """Digest of the request."""
     members: bytes
+    """Bitmap of the members."""
 
 
 class Void(NamedTuple):
-    """A round of which nothing was learnt: ``missing`` answers of these sites, or a ``garbled`` sum."""
+    """An aborted round: ``missing`` answers from these sites, or a ``garbled`` sum."""
 
     round: int
     reason: str
@@ -103,7 +106,7 @@ class Event(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A round that lacked the answer of a site; ``end`` is None while it does."""
+    """A round that waits for a site's answer; ``end`` is None until it arrives."""
 
     id: int
     site: str
@@ -116,14 +119,14 @@ class Stall(NamedTuple):
 class Journal(AbstractContextManager["Journal"]):
     """``with Journal.open(file) as journal``: the only writer until it is closed."""
 
-    def __init__(self, database: sqlite3.Connection, held: ExitStack, path: Path) -> None:
-        self._database, self._held, self._path = database, held, path
+    def __init__(self, database: sqlite3.Connection, resources: ExitStack, path: Path) -> None:
+        self._database, self._resources, self._path = database, resources, path
         about = dict(database.execute("SELECT name, value FROM about"))
         if (version := _version(path, about.get("format"))) != VERSION_HERE:
             newer = version > VERSION_HERE
             resume = command_line("aggregator", "resume", path.parent.name, "--folder", path.absolute().parents[2])
-            todo = "install that version" if newer else f"to update it: {resume}"
-            raise JournalError(f"{path}: {'a newer' if newer else 'an older'} version of dpadmm wrote it: {todo}")
+            action = "install that version" if newer else f"to update it: {resume}"
+            raise JournalError(f"{path}: written by {'a newer' if newer else 'an older'} version of dpadmm: {action}")
         try:
             self.study: Study = study_from(json.loads(about["study"]), str(path))
             self.members: tuple[str, ...] = tuple(json.loads(about["members"]))
@@ -133,13 +136,13 @@ class Journal(AbstractContextManager["Journal"]):
         except DPADMMError:
             raise
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-            raise JournalError(f"{path}: damaged; the study in it cannot be read") from None
+            raise JournalError(f"{path}: damaged; cannot read its study") from None
 
     @classmethod
     def begin(cls, path: Path, study: Study, members: Sequence[str], prior: Prior | None = None) -> None:
-        """Create the journal of a study with these members; refused if there is one.
+        """Create the journal of a study with these members; raise ``JournalError`` if it exists.
 
-        ``prior`` is what the study's public rows say, so that after a restart nobody needs their file.
+        ``prior`` is computed from the study's public rows. It is stored so that a restart does not need their file.
         """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -160,42 +163,42 @@ class Journal(AbstractContextManager["Journal"]):
             try:
                 os.link(new, path)  # never replaces a journal
             except FileExistsError:
-                raise JournalError(f"{path}: this study has a journal already; resume it") from None
+                raise JournalError(f"{path}: this study already has a journal; resume it") from None
             finally:
                 new.unlink()
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Journal:
-        """Open the journal; readers do not disturb its writer."""
+        """Open the journal. Readers do not block its writer."""
         if not path.exists():
             raise JournalError(f"{path}: no such journal; serve the study first")
-        with _as_journal_errors(path), ExitStack() as held:
+        with _as_journal_errors(path), ExitStack() as resources:
             if not read_only:
                 lock = os.open(path.with_name("lock"), os.O_CREAT | os.O_RDWR, 0o600)
-                held.callback(os.close, lock)
+                resources.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            where = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
-            database = held.enter_context(
-                closing(sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False))
+            uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
+            database = resources.enter_context(
+                closing(sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False))
             )
             if not read_only:
                 for pragma in ("journal_mode = WAL", "synchronous = FULL"):
                     database.execute(f"PRAGMA {pragma}").fetchall()
                 _migrate(database, path)
-            journal = cls(database, held, path)
-            journal._held = held.pop_all()
+            journal = cls(database, resources, path)
+            journal._resources = resources.pop_all()
         return journal
 
     def close(self) -> None:
-        self._held.close()
+        self._resources.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def method(self, *n_rows: int) -> DeployableMethod[Any]:
-        """The study's method for sites of so many rows, with an aggregator that knows the public rows."""
-        made = self.study.method(*n_rows)
-        return made if self.prior is None else made.with_prior(self.prior)
+        """Return the study's method for sites with these numbers of rows, with the prior from the public rows."""
+        method = self.study.method(*n_rows)
+        return method if self.prior is None else method.with_prior(self.prior)
 
     @property
     def rounds_done(self) -> int:
@@ -203,9 +206,9 @@ class Journal(AbstractContextManager["Journal"]):
 
     @property
     def ended_at(self) -> str | None:
-        """When the study was ended for good, before its last round; None if it was not."""
-        found = self._rows("SELECT value FROM about WHERE name = 'ended_at'")
-        return found[0][0] if found else None
+        """Time at which the study was ended for good before its last round, or None."""
+        rows = self._rows("SELECT value FROM about WHERE name = 'ended_at'")
+        return rows[0][0] if rows else None
 
     @property
     def is_over(self) -> bool:
@@ -213,33 +216,34 @@ class Journal(AbstractContextManager["Journal"]):
         return self.rounds_done == self.study.training.planned_rounds or self.ended_at is not None
 
     def consensus(self) -> Iterator[Floats]:
-        """What was broadcast after every closed round: w^1, w^2, ..., or all the public state of a method."""
+        """Yield the broadcast after every closed round: w^1, w^2, ..., or the whole public state of a method."""
         with _as_journal_errors(self._path):
             for (blob,) in self._database.execute("SELECT consensus FROM rounds ORDER BY round"):
                 yield self._numbers(blob)
 
     def last_uploads(self) -> dict[str, Received]:
+        """Return the latest upload of each site."""
         query = "SELECT site, MAX(round), upload, n_rows, rows_per_person FROM uploads GROUP BY site"
         return {site: Received(site, k, self._numbers(blob, k), *sizes) for site, k, blob, *sizes in self._rows(query)}
 
     def uploads(self) -> Iterator[tuple[int, Received]]:
-        """All uploads, each with the first round whose mean includes it."""
+        """Yield all uploads, each with the first round whose mean includes it."""
         query = "SELECT entered, site, round, upload, n_rows, rows_per_person FROM uploads"
         with _as_journal_errors(self._path):
             for entered, site, k, blob, *sizes in self._database.execute(f"{query} ORDER BY entered, site"):
                 yield entered, Received(site, k, self._numbers(blob, k), *sizes)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Rows, and rows per person, of every site that ever took part."""
+        """Return rows and rows per person of every site that ever participated."""
         rows = self._rows("SELECT site, n_rows, rows_per_person FROM sites")
         return {site: (n_rows, k) for site, n_rows, k in rows}
 
-    def met(self, site: str, n_rows: int, rows_per_person: int) -> None:
-        """Record that a site takes part: from now on it may spend budget."""
+    def add_site(self, site: str, n_rows: int, rows_per_person: int) -> None:
+        """Record that a site participates. From now on it may spend budget."""
         self._rows("INSERT INTO sites VALUES (?, ?, ?)", (site, n_rows, rows_per_person))
 
     def answered(self) -> dict[str, list[int]]:
-        """The rounds whose answers arrived, and entered a sum."""
+        """Return the rounds whose answers arrived and entered a sum, by site."""
         rounds: dict[str, list[int]] = {}
         table = "uploads" if self.study.terms.masking is None else "answers"
         for site, round in self._rows(f"SELECT site, round FROM {table} ORDER BY round"):
@@ -247,7 +251,7 @@ class Journal(AbstractContextManager["Journal"]):
         return rounds
 
     def events(self, last: int = 200) -> list[Event]:
-        """The latest events, oldest first."""
+        """Return the latest events, oldest first."""
         rows = self._rows("SELECT * FROM events ORDER BY seq DESC LIMIT ?", (last,))
         return [Event(*row) for row in reversed(rows)]
 
@@ -257,7 +261,7 @@ class Journal(AbstractContextManager["Journal"]):
             return Event(int(self._database.execute(query, row).lastrowid or 0), *row)
 
     def stalls(self) -> list[Stall]:
-        """All stalls, oldest first."""
+        """Return all stalls, oldest first."""
         return [Stall(*row) for row in self._rows("SELECT * FROM stalls ORDER BY id")]
 
     def begin_stall(self, site: str, round: int, reason: str) -> Stall:
@@ -271,11 +275,11 @@ class Journal(AbstractContextManager["Journal"]):
         return ended
 
     def close_round(self, round: int, consensus: Floats, uploads: Sequence[Received], seconds: float) -> None:
-        """Record w^k and its new uploads in one durable transaction."""
+        """Store w^k and its new uploads in one durable transaction."""
         with self._closing(round, consensus, seconds) as database:
             database.executemany(
                 "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?)",
-                ((round, each.site, each.round, *each[3:], _blob(each.values)) for each in uploads),
+                ((round, upload.site, upload.round, *upload[3:], _blob(upload.values)) for upload in uploads),
             )
 
     @contextmanager
@@ -289,7 +293,7 @@ class Journal(AbstractContextManager["Journal"]):
     # Secure aggregation
 
     def open_round(self, opening: Opening) -> None:
-        """Record the members of a round; once this has returned, they may be asked to mask."""
+        """Store the members of a round, before they are requested to mask."""
         values = (opening.round, _now(), opening.request, opening.members)
         self._rows("INSERT INTO openings VALUES (?, ?, ?, ?)", values)
 
@@ -299,24 +303,24 @@ class Journal(AbstractContextManager["Journal"]):
     def close_sum(
         self, round: int, consensus: Floats, total: Integers, answers: Mapping[str, str], seconds: float
     ) -> None:
-        """Record a sum, the SHA-256 of every masked answer in it, and w^k."""
+        """Store a sum, the SHA-256 of every masked answer in it, and w^k."""
         with self._closing(round, consensus, seconds) as database:
             database.execute("INSERT INTO sums VALUES (?, ?)", (round, total.astype("<i8").tobytes()))
             rows = ((round, site, digest) for site, digest in answers.items())
             database.executemany("INSERT INTO answers VALUES (?, ?, ?)", rows)
 
     def sums(self) -> dict[int, Integers]:
-        """The sum of every closed round, in steps of its grid."""
-        found = {}
+        """Return the sum of every closed round, in steps of its grid."""
+        sums = {}
         for round, blob in self._rows("SELECT round, sum FROM sums ORDER BY round"):
             shape = self.study.upload_shape(round)
             if len(blob) != 8 * prod(shape):
                 raise JournalError(f"{self._path} is damaged: expected a sum of shape {shape}")
-            found[round] = np.frombuffer(blob, "<i8").astype(np.int64).reshape(shape)
-        return found
+            sums[round] = np.frombuffer(blob, "<i8").astype(np.int64).reshape(shape)
+        return sums
 
     def close_void(self, void: Void, consensus: Floats, seconds: float) -> None:
-        """Record a void round, which is final, and what is broadcast after it."""
+        """Store an aborted round, which is final, and the next broadcast."""
         with self._closing(void.round, consensus, seconds) as database:
             row = (void.round, void.reason, json.dumps(void.sites))
             database.execute("INSERT INTO voids VALUES (?, ?, ?)", row)
@@ -326,19 +330,20 @@ class Journal(AbstractContextManager["Journal"]):
         return [Void(round, reason, tuple(json.loads(sites))) for round, reason, sites in rows]
 
     def dates(self) -> tuple[str, str | None]:
-        """When the study was begun here, and when its last round was closed."""
+        """Return the time at which the journal was created, and that of the last closed round."""
         begun = self._rows("SELECT value FROM about WHERE name = 'begun_at'")[0][0]
         return begun, self._rows("SELECT MAX(at) FROM rounds")[0][0]
 
     def seconds(self) -> list[float]:
-        return [each for (each,) in self._rows("SELECT seconds FROM rounds ORDER BY round")]
+        """Return the duration of each closed round."""
+        return [seconds for (seconds,) in self._rows("SELECT seconds FROM rounds ORDER BY round")]
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with _as_journal_errors(self._path):
             return self._database.execute(query, values).fetchall()
 
     def _numbers(self, blob: bytes, round: int | None = None) -> Floats:
-        """What was broadcast, or uploaded in a round."""
+        """Decode a broadcast, or an upload of a round."""
         shape = self.study.broadcast_shape if round is None else self.study.upload_shape(round)
         if len(blob) != 8 * prod(shape):
             raise JournalError(f"{self._path} is damaged: expected numbers of shape {shape}")
@@ -346,26 +351,26 @@ class Journal(AbstractContextManager["Journal"]):
 
 
 def end_study(path: Path) -> None:
-    """End a study for good, once. A server that runs it is not disturbed, and notices it."""
+    """End a study for good. A running server detects it. A second call changes nothing."""
     with _as_journal_errors(path), closing(sqlite3.connect(path, isolation_level=None, timeout=30.0)) as database:
         at = _now()
         with database:
             database.execute("BEGIN IMMEDIATE")
             new = database.execute("INSERT OR IGNORE INTO about VALUES ('ended_at', ?)", (at,)).rowcount
             if new:
-                event = (at, "warning", "ended for good: no more rounds are requested")
+                event = (at, "warning", "ended for good; no more rounds")
                 database.execute("INSERT INTO events (at, level, text) VALUES (?, ?, ?)", event)
 
 
 def _version(path: Path, format: object) -> int:
-    known = re.fullmatch(f"{FAMILY}([1-9][0-9]{{0,5}})", str(format))
-    if known is None:
-        raise DataError(f"{path}: not a journal of dpadmm")
-    return int(known[1])
+    match = re.fullmatch(f"{FAMILY}([1-9][0-9]{{0,5}})", str(format))
+    if match is None:
+        raise DataError(f"{path}: not a dpadmm journal")
+    return int(match[1])
 
 
 def _migrate(database: sqlite3.Connection, path: Path) -> None:
-    """Bring a journal of an older version up to date: all of it, or nothing."""
+    """Upgrade a journal of an older version, each step in one transaction."""
     format = database.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
     version = _version(path, format and format[0])
     while version < VERSION_HERE:
@@ -392,15 +397,15 @@ def _as_journal_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except BlockingIOError:
-        raise JournalError(f"{path} is in use by another aggregator") from None
+        raise JournalError(f"{path} is in use by another server process") from None
     except (sqlite3.Error, OSError) as error:
-        text = "closed rounds are safe: fix the cause, then resume"
-        raise JournalError(f"the journal {path} cannot be used ({error}); {text}") from error
+        text = "closed rounds are stored: fix the cause, then resume"
+        raise JournalError(f"cannot use the journal {path} ({error}); {text}") from error
 
 
 @dataclass(frozen=True)
 class FederatedResult:
-    """The public result of a run across sites, from which ``model_of`` makes a model."""
+    """The public result of a federated run; ``model_of`` builds a model from it."""
 
     study: Study
     weights: Floats
@@ -413,14 +418,14 @@ class FederatedResult:
 
 
 def result_of(journal: Journal) -> FederatedResult:
-    """The result of all closed rounds.
+    """Return the result of all closed rounds.
 
-    Every site that ever took part is charged for all planned rounds, because a site may have given an answer
-    that did not arrive. ``released`` counts the answers that arrived; a site's ledger has what it spent.
+    Every site that ever participated is charged for all planned rounds, because a site may have sent an answer
+    that did not arrive. ``released`` counts the answers that arrived. The site's own ledger has the exact cost.
     """
     study, sites, answered = journal.study, journal.sizes(), journal.answered()
     if not journal.rounds_done or (study.terms.masking is not None and not answered):
-        raise StudyError("no round is complete yet: there is nothing to export")
+        raise StudyError("nothing to export: no round is complete yet")
     rounds = study.training.planned_rounds
     averages, done, method = Averages(), 0, journal.method(1)
     for done, sent in enumerate(journal.consensus(), 1):
@@ -452,12 +457,12 @@ def result_of(journal: Journal) -> FederatedResult:
 
 
 def write_transcript(journal: Journal, path: Path) -> None:
-    """Write the public transcript as NumPy arrays: consensus (t + 1, d, p), and the numbers of every upload or sum."""
+    """Write the public transcript as NumPy arrays: consensus (t + 1, d, p), and every upload or sum."""
     study, method = journal.study, journal.method(1)
     sent = [method.start(study.shape), *journal.consensus()]
     arrays = {
         "study": np.array(study.hash),
-        "consensus": np.array([method.model(each) for each in sent]),
+        "consensus": np.array([method.model(broadcast) for broadcast in sent]),
         **(_uploads(journal) if study.terms.masking is None else _sums(journal)),
     }
     with atomic_file(path) as out:
@@ -466,23 +471,23 @@ def write_transcript(journal: Journal, path: Path) -> None:
 
 def _uploads(journal: Journal) -> dict[str, Any]:
     uploads = list(journal.uploads())
-    received = [each for _, each in uploads]
+    received = [upload for _, upload in uploads]
     return {
-        "upload": np.concatenate([each.values.ravel() for each in received]) if received else np.zeros(0),
-        "upload_size": np.array([each.values.size for each in received], dtype=np.int64),
-        "site": np.array([each.site for each in received]),
-        "round": np.array([each.round for each in received], dtype=np.int64),
+        "upload": np.concatenate([upload.values.ravel() for upload in received]) if received else np.zeros(0),
+        "upload_size": np.array([upload.values.size for upload in received], dtype=np.int64),
+        "site": np.array([upload.site for upload in received]),
+        "round": np.array([upload.round for upload in received], dtype=np.int64),
         "entered": np.array([entered for entered, _ in uploads], dtype=np.int64),
     }
 
 
 def _sums(journal: Journal) -> dict[str, Any]:
-    """Sums in steps of their grids, their rounds, and who was in each; and void rounds."""
+    """Return the sums in steps of their grids, their rounds and members, and the aborted rounds."""
     sums, answered = journal.sums(), journal.answered()
     members = [[round in answered.get(name, ()) for name in journal.members] for round in sums]
     return {
-        "sum": np.concatenate([np.zeros(0, np.int64), *(each.ravel() for each in sums.values())]),
-        "sum_size": np.array([each.size for each in sums.values()], dtype=np.int64),
+        "sum": np.concatenate([np.zeros(0, np.int64), *(total.ravel() for total in sums.values())]),
+        "sum_size": np.array([total.size for total in sums.values()], dtype=np.int64),
         "round": np.array(list(sums), dtype=np.int64),
         "site": np.array(journal.members),
         "members": np.array(members, dtype=bool).reshape(len(sums), len(journal.members)),

@@ -1,6 +1,6 @@
-"""Runs a study at the aggregator: the broker, the connection, the round loop, and revocations.
+"""The server process: broker, connection, round loop, revocations, status and alarms.
 
-The broker runs as long as a study does, or longer if ``keep_broker`` keeps it, so that sites stay connected.
+The built-in broker stops with the last study, unless ``keep_broker`` holds it open so that sites stay connected.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dpadmm.federation.health import (
     Clock,
     Sample,
     Status,
+    contact_status,
     days_left,
-    hub_alarms,
-    hub_samples,
     is_live,
     metrics_server,
     now_text,
     read_status,
-    sign_of_life,
+    server_alarms,
+    server_samples,
     study_alarms,
     study_samples,
     write_status,
@@ -60,10 +60,10 @@ CHECK_EVERY = 1.0
 """Seconds between checks of the approved sites and of the broker."""
 
 WATCH_EVERY = 0.5
-"""Seconds between looks at the open round, each of which is a sign of life."""
+"""Seconds between checks of the open round. Each check writes the status file."""
 
 START_WAIT = 60.0
-"""Seconds to wait for sites at the start: an agent that found no broker for long tries again after up to 45."""
+"""Seconds to wait for sites at the start. A site that found no broker retries after up to 45 seconds."""
 
 
 def journal_of(folder: Path, study: str) -> Path:
@@ -75,36 +75,36 @@ def journals(folder: Path) -> list[Path]:
 
 
 def _usable_sites(authority: Authority) -> set[str]:
-    return {each.name for each in authority.sites() if each.usable(datetime.now(UTC))}
+    return {site.name for site in authority.sites() if site.usable(datetime.now(UTC))}
 
 
-def _members(authority: Authority, study: Study, wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The members of a study, sorted: the requested sites, or all approved ones; those of its roster, if it has one."""
-    usable, roster = _usable_sites(authority), [each.name for each in study.roster]
+def _members(authority: Authority, study: Study, requested: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the sorted members of a study: its roster, the requested sites, or all approved sites."""
+    usable, roster = _usable_sites(authority), [site.name for site in study.roster]
     if study.training.trust == "secure_aggregation":
         if not roster:
-            text = "the study has no roster yet: dpadmm agent offer DRAFT at each site, then dpadmm aggregator roster"
+            text = "the study has no roster: run dpadmm agent offer DRAFT at each site, then dpadmm aggregator roster"
             raise StudyError(text)
-        if wanted is not None and set(wanted) != set(roster):
-            raise StudyError(f"the sites of this study are those of its roster: {', '.join(roster)}; leave --sites out")
-    if wanted is None:
-        wanted = roster or sorted(usable)
-    if len(set(wanted)) != len(wanted):
+        if requested is not None and set(requested) != set(roster):
+            raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
+    if requested is None:
+        requested = roster or sorted(usable)
+    if len(set(requested)) != len(requested):
         raise StudyError("a site is listed twice")
     approve = f"dpadmm aggregator approve REQUEST --folder {authority.folder}"
-    if unknown := sorted(set(wanted) - usable):
+    if unknown := sorted(set(requested) - usable):
         approved = ", ".join(sorted(usable)) or f"none yet ({approve})"
-        raise StudyError(f"these sites are not approved (any more): {', '.join(unknown)}; approved sites: {approved}")
-    if not wanted:
+        raise StudyError(f"sites without a valid approval: {', '.join(unknown)}; approved sites: {approved}")
+    if not requested:
         raise StudyError(f"no site is approved yet: {approve}")
-    return tuple(roster or sorted(wanted))
+    return tuple(roster or sorted(requested))
 
 
-def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> Path:
-    """Create the journal of a study unless it exists; its members do not change afterwards."""
+def begin(authority: Authority, study: Study, requested: Sequence[str] | None) -> Path:
+    """Create the journal of a study unless it exists. Its members are fixed from then on."""
     path = journal_of(authority.folder, study.hash)
     if not path.exists():
-        members = _members(authority, study, wanted)
+        members = _members(authority, study, requested)
         study.quorum_of(len(members))
         prior = None if study.public_rows is None else prior_from(study, study.public_rows.verified())
         Journal.begin(path, study, members, prior)
@@ -113,28 +113,26 @@ def begin(authority: Authority, study: Study, wanted: Sequence[str] | None) -> P
 
 @dataclass
 class Server:
-    """Runs a study to its end: ``await server.run()``.
-
-    ``broker_url`` are addresses of existing brokers, configured by others, separated by commas; without them, and
-    without brokers in the settings, the built-in broker is started, unless it is kept running. ``start_wait`` is how
-    long sites are waited for at the start.
-    """
+    """Runs a study to its end: ``await server.run()``."""
 
     authority: Authority
     journal: Path
     log: Logger
     broker_url: str | None = None
+    """Addresses of existing brokers, separated by commas. If neither this nor the settings name any, the built-in
+    broker is used, and started unless it is held open."""
     port: int | None = None
     start_wait: float = START_WAIT
+    """Seconds to wait for sites at the start."""
     metrics: str | None = None
-    """Where to serve metrics: a port, or an address and a port."""
+    """Port, or address and port, of the metrics page."""
     status: Callable[[], Status] = dict
-    """The status of the study, from ``on_start`` on."""
+    """Returns the status of the study; available once ``on_start`` was called."""
 
     async def run(self, on_start: Callable[[Coordinator], None] = lambda run: None) -> Coordinator:
-        """Run to the end and return the coordinator, which ``on_start`` receives at the start."""
+        """Run to the end and return the coordinator; ``on_start`` receives it at the start."""
         async with AsyncExitStack() as resources:
-            notifier = self._notifier(resources)  # first, because it may take seconds to close
+            notifier = self._notifier(resources)  # first, because closing it may take seconds
             journal = resources.enter_context(Journal.open(self.journal))
             coordinator = coordinator_of(journal, self.log)
             coordinator.start_wait = self.start_wait
@@ -175,15 +173,15 @@ class Server:
         if self._existing:
             return None
         broker = Broker(self.authority, port=self.port)
-        if kept := broker.kept():
+        if held := broker.is_held():
             running = broker.running_port()
             if self.port not in (None, running):
-                raise StudyError(f"the running broker listens on port {running}: leave --port out")
+                raise StudyError(f"the running broker listens on port {running}: omit --port")
             broker = Broker(self.authority, port=running)
-            self.log.info("using the broker that dpadmm aggregator broker keeps running: %s", broker.url)
+            self.log.info("using the broker of dpadmm aggregator broker: %s", broker.url)
         else:
-            self.log.info("starting the broker, which stops with the last study; dpadmm aggregator broker keeps it")
-        _use(broker, resources, start=not kept)
+            self.log.info("starting a broker until the last study ends; to keep one running: dpadmm aggregator broker")
+        _use(broker, resources, start=not held)
         return broker
 
     async def _watch(self, coordinator: Coordinator, live: Callable[[], Status], report: Callable[[], None]) -> None:
@@ -201,32 +199,32 @@ class Server:
         return resources.enter_context(Notifier(settings, folder, self.log, role="server"))
 
     def _alarms(self) -> list[Alarm]:
-        """Alarms to report: without those of the folder if a process keeps the broker, which reports them."""
-        found = alarms_of(self.authority, [self.status()])
+        """Return the alarms to report, without those that the broker's own process already reports."""
+        alarms = alarms_of(self.authority, [self.status()])
         if not is_live(read_status(self.authority.folder / STATUS, AggregatorStatus)):
-            return found
+            return alarms
         reported = {alarm_key(alarm) for alarm in alarms_of(self.authority, [])}
-        return [alarm for alarm in found if alarm_key(alarm) not in reported]
+        return [alarm for alarm in alarms if alarm_key(alarm) not in reported]
 
     async def _check_sites(self, coordinator: Coordinator, broker: Broker | None, transport: NatsTransport) -> None:
-        """Exclude revoked sites at once, and keep the broker running."""
+        """Exclude revoked sites, and restart the broker if it stops."""
         clock = Clock()
         while True:
-            revoked = {each.name for each in self.authority.sites() if each.revoked}
+            revoked = {site.name for site in self.authority.sites() if site.revoked}
             for name in coordinator.members:
                 (coordinator.revoke if name in revoked else coordinator.readmit)(name)
             coordinator.expire(coordinator.members.keys() - _usable_sites(self.authority) - revoked)
             members = coordinator.members.items()
-            await transport.propose(name for name, each in members if each.sizes is None and name not in revoked)
+            await transport.propose(name for name, member in members if member.sizes is None and name not in revoked)
             if (jump := clock.jump()) is not None:
                 coordinator.note("warning", "", jump)
-            if broker is not None and not broker.kept():
+            if broker is not None and not broker.is_held():
                 await _keep_alive(broker, coordinator.note, coordinator.note_counted)
             await asyncio.sleep(CHECK_EVERY)
 
 
 async def _until_ended(coordinator: Coordinator) -> None:
-    """Wait until another process ends the study for good."""
+    """Wait until another process has ended the study for good."""
     while not coordinator.check_ended():
         await asyncio.sleep(CHECK_EVERY)
 
@@ -234,7 +232,7 @@ async def _until_ended(coordinator: Coordinator) -> None:
 async def keep_broker(
     authority: Authority, log: Logger, *, port: int | None = None, metrics: str | None = None
 ) -> None:
-    """Keep the broker running until this is cancelled, so that sites stay connected between studies."""
+    """Run the broker until this is cancelled, so that sites stay connected between studies."""
 
     repeats = Repeats()
 
@@ -242,31 +240,31 @@ async def keep_broker(
         log.log(getLevelNamesMapping()[level.upper()], "%s", f"{site}: {text}" if site else text)
 
     def note_counted(level: str, site: str, text: str) -> None:
-        if (line := repeats.said(site, text, now=time.monotonic())) is not None:
+        if (line := repeats.deduplicate(site, text, now=time.monotonic())) is not None:
             note(level, site, line)
 
     if authority.settings.brokers:
-        raise StudyError("aggregator.toml names existing brokers: there is no built-in broker to keep running")
+        raise StudyError("aggregator.toml names existing brokers, so there is no built-in broker to run")
     broker, clock = Broker(authority, port=port), Clock()
     async with AsyncExitStack() as resources:
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
-        resources.enter_context(broker.keeping())
+        resources.enter_context(broker.held_open())
         _use(broker, resources, start=True)
         leases = resources.enter_context(Leases(authority.folder, note_counted))
         link = HubLink(broker.url, authority.client_context, lambda *_: None, log, leases)
         await resources.enter_async_context(link)
 
         def live() -> Status:
-            known = {}
+            sites = {}
             for name in sorted(_usable_sites(authority)):
-                seen = link.seen.get(name)
-                known[name] = sign_of_life(seen, math.inf if seen is None else time.monotonic() - seen.at)
-            return {"running": True, "connected": link.connected, "broker": broker.url, "sites": known}
+                contact = link.seen.get(name)
+                sites[name] = contact_status(contact, math.inf if contact is None else time.monotonic() - contact.at)
+            return {"running": True, "connected": link.connected, "broker": broker.url, "sites": sites}
 
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
-        resources.enter_context(metrics_server(metrics, lambda: hub_samples(live(), authority.folder)))
-        informing = asyncio.create_task(announce(lambda: journals(authority.folder), link.publish))
-        resources.push_async_callback(cancelled, informing)
+        resources.enter_context(metrics_server(metrics, lambda: server_samples(live(), authority.folder)))
+        announcements = asyncio.create_task(announce(lambda: journals(authority.folder), link.publish))
+        resources.push_async_callback(cancelled, announcements)
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
@@ -277,19 +275,19 @@ async def keep_broker(
 
 
 IN_JOURNAL = ("changes", "events", "stalls")
-"""Parts of a snapshot that the status file leaves out."""
+"""Parts of a snapshot that the status file omits."""
 
 
 def _live_status(coordinator: Coordinator, transport: NatsTransport) -> Callable[[], Status]:
     def live() -> Status:
-        snapshot = {key: each for key, each in coordinator.snapshot().items() if key not in IN_JOURNAL}
+        snapshot = {key: value for key, value in coordinator.snapshot().items() if key not in IN_JOURNAL}
         return _connection(transport) | {"snapshot": snapshot}
 
     return live
 
 
 def _notices(coordinator: Coordinator) -> Iterator[StudyNotice]:
-    """The state of the study at each site and as a whole, for notifications."""
+    """Yield the state of the study, at each site and as a whole, for notifications."""
     about = coordinator.study.hash, coordinator.study.name
     for member in coordinator.members.values():
         if member.code:
@@ -309,40 +307,40 @@ def _connection(transport: NatsTransport) -> Status:
 
 
 def status_of(authority: Authority, journal: Path) -> Status:
-    """The status of a study: of the process that serves it, if one does, else of its journal."""
+    """Return the status of a study, from the process that serves it or else from its journal."""
     with Journal.open(journal, read_only=True) as opened:
-        seen = snapshot_of_journal(opened)
+        status = snapshot_of_journal(opened)
     live = read_status(journal.with_name(STATUS), AggregatorStatus)
-    served, expires = is_live(live), {each.name: each.expires for each in authority.sites()}
+    served, expires = is_live(live), {site.name: site.expires for site in authority.sites()}
     if live is not None:
         last = live.pop("snapshot")
         last_seen = {site["name"]: site["last_seen"] for site in last["sites"]}
-        for site in seen["sites"]:
+        for site in status["sites"]:
             site["last_seen"] = last_seen.get(site["name"])
-        seen |= last if served else _unserved(seen, live["at"], last["error"])
-    for site in seen["sites"]:
+        status |= last if served else _unserved(status, live["at"], last["error"])
+    for site in status["sites"]:
         site["certificate_days_left"] = days_left(expires[site["name"]]) if site["name"] in expires else None
-    return seen | {"served": served, "live": live}
+    return status | {"served": served, "live": live}
 
 
-def _unserved(seen: Status, at: str, error: str | None) -> Status:
-    """State of a study whose server ended at a time, with an error or without."""
-    if seen["state"] in (StudyState.FINISHED, StudyState.ENDED):
+def _unserved(status: Status, at: str, error: str | None) -> Status:
+    """Return the changes to the status of a study whose server stopped at ``at``, with or without an error."""
+    if status["state"] in (StudyState.FINISHED, StudyState.ENDED):
         return {}
     state = study_state(finished=False, ended=False, error=error or "", served=False, stalled=False, started=False)
-    new = {"state": str(state), "failing": state in FAILURES, "error": error, "since": at}
-    return new | {"headline": headline(seen | new)}
+    changes = {"state": str(state), "failing": state in FAILURES, "error": error, "since": at}
+    return changes | {"headline": headline(status | changes)}
 
 
 def overview(folder: Path) -> list[Status]:
-    """A line for each study of an aggregator's folder, the latest first."""
-    return sorted(map(_summary, journals(folder)), key=lambda each: str(each["begun_at"]), reverse=True)
+    """Return a summary of each study in a server's folder, the latest first."""
+    return sorted(map(_summary, journals(folder)), key=lambda summary: str(summary["begun_at"]), reverse=True)
 
 
 def _summary(journal: Path) -> Status:
     live = read_status(journal.with_name(STATUS), AggregatorStatus)
     last = {} if live is None else live["snapshot"]
-    seen = last if is_live(live) else {}
+    current = last if is_live(live) else {}
     with Journal.open(journal, read_only=True) as opened:
         study, done, (begun_at, last_round_at) = opened.study, opened.rounds_done, opened.dates()
         n_sites, ended = len(opened.members), opened.ended_at is not None
@@ -352,76 +350,79 @@ def _summary(journal: Path) -> Status:
     return {
         "name": study.name,
         "hash": study.hash,
-        "state": seen.get("state", str(state)),
+        "state": current.get("state", str(state)),
         "rounds_done": done,
         "n_rounds": n_rounds,
-        "sites_present": sum(site["state"] == "present" for site in seen["sites"]) if seen else None,
+        "sites_present": sum(site["state"] == "present" for site in current["sites"]) if current else None,
         "n_sites": n_sites,
         "begun_at": begun_at,
         "last_round_at": last_round_at,
-        "seconds_left": seen.get("seconds_left"),
+        "seconds_left": current.get("seconds_left"),
     }
 
 
-def every(seconds: float, read: Callable[[], list[T]]) -> Callable[[], list[T]]:
-    """``read`` for a page that asks a few times a second; after an error, the last list."""
-    taken, due = list[T](), 0.0
+def cached_for(seconds: float, read: Callable[[], list[T]]) -> Callable[[], list[T]]:
+    """Return a function that calls ``read`` at most once in ``seconds``. After an error it returns the last list."""
+    cached, due = list[T](), 0.0
 
     def latest() -> list[T]:
-        nonlocal taken, due
+        nonlocal cached, due
         if time.monotonic() >= due:
             with suppress(DPADMMError, OSError):
-                taken = read()
+                cached = read()
             due = time.monotonic() + seconds
-        return taken
+        return cached
 
     return latest
 
 
 def page_snapshot(server: Server) -> Callable[[], Status]:
-    """Return a function that takes the snapshot of the live page: the study, all studies of the folder, and alarms."""
+    """Return a function that builds the data of the live page: the study, all studies of the folder, and alarms."""
     authority = server.authority
-    studies = every(5.0, lambda: overview(authority.folder))
-    hub = every(5.0, lambda: list(hub_alarms(authority.folder, certificates_of(authority))))
+    studies = cached_for(5.0, lambda: overview(authority.folder))
+    folder_alarms = cached_for(5.0, lambda: list(server_alarms(authority.folder, certificates_of(authority))))
 
     def snapshot() -> Status:
         status = server.status()
-        alarms = [*study_alarms(status, authority.folder), *hub()]
+        alarms = [*study_alarms(status, authority.folder), *folder_alarms()]
         return status | {"studies": studies(), "alarms": [alarm._asdict() for alarm in alarms]}
 
     return snapshot
 
 
 def certificates_of(authority: Authority) -> dict[str, datetime]:
-    """The certificates in use, with their ends."""
-    sites = {each.name: each.expires for each in authority.sites() if not each.revoked}
+    """Return the expiry dates of all certificates in use, by name."""
+    sites = {site.name: site.expires for site in authority.sites() if not site.revoked}
     return sites | {"the authority": authority.certificate.not_valid_after_utc, **authority.own_certificates()}
 
 
 def alarms_of(authority: Authority, studies: Sequence[Status]) -> list[Alarm]:
-    """All alarms of an aggregator's folder and of these studies, with the name of the study."""
-    found = [(seen["study"]["name"], alarm) for seen in studies for alarm in study_alarms(seen, authority.folder)]
-    named = [alarm._replace(text=f"{name}: {alarm.text}") for name, alarm in found]
-    return [*named, *hub_alarms(authority.folder, certificates_of(authority), studies=bool(studies))]
+    """Return all alarms of these studies, with their names, and of the server's folder."""
+    named = [
+        alarm._replace(text=f"{status['study']['name']}: {alarm.text}")
+        for status in studies
+        for alarm in study_alarms(status, authority.folder)
+    ]
+    return [*named, *server_alarms(authority.folder, certificates_of(authority), studies=bool(studies))]
 
 
 Note = Callable[[str, str, str], None]
-"""Records an event: its level, its site and its text."""
+"""Records an event with its level, site and text."""
 
 
 async def _keep_alive(broker: Broker, note: Note, note_counted: Note) -> None:
     try:
         if not broker.alive():
-            note("warning", "", "the broker stopped; restarting it")
+            note("warning", "", "broker stopped; restarting it")
             await asyncio.to_thread(broker.start)
         else:
             await asyncio.to_thread(broker.refresh)
-    except DPADMMError as problem:  # nothing is lost by trying again
-        note_counted("error", "", f"{problem}; trying again")
+    except DPADMMError as problem:
+        note_counted("error", "", f"{problem}; retrying")
 
 
 def _use(broker: Broker, resources: AsyncExitStack, *, start: bool) -> None:
-    """Need the broker: the last process of this folder that does stops it."""
+    """Register this process as a user of the broker. The last user stops it."""
     lock = os.open(broker.folder / "serving", os.O_CREAT | os.O_RDWR, 0o600)
     resources.callback(os.close, lock)
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -431,7 +432,7 @@ def _use(broker: Broker, resources: AsyncExitStack, *, start: bool) -> None:
 
 
 def _stop_if_last(broker: Broker, lock: int) -> None:
-    """Stop the broker, unless another study of this folder needs it."""
+    """Stop the broker unless another process of this folder uses it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

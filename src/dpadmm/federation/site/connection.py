@@ -1,6 +1,7 @@
-"""Can this site reach its brokers? Each step of a connection on its own, and what to do where one fails.
+"""Check each step of the connection from a site to its brokers (``dpadmm agent check --connect``).
 
-For ``dpadmm agent check --connect``. It works beside a running agent, reads no rows, and releases nothing.
+A failed check includes the next step. The check may run alongside the site's process. It reads no rows and releases
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CHECKS = ("name", "port", "TLS", "certificate", "permission", "round trip", "clo
 
 
 class ConnectionCheck(NamedTuple):
-    """One step: ``ok`` is None where it could not be checked, and ``text`` says what to do where it failed."""
+    """The result of one step. ``ok`` is None if it was not checked. On failure, ``text`` includes the next step."""
 
     name: str
     ok: bool | None
@@ -36,16 +37,16 @@ class ConnectionCheck(NamedTuple):
 
 
 class _FailedError(Exception):
-    """The check of this name failed, with the text of what to do."""
+    """The check with this name failed; the second argument describes the next step."""
 
 
 def check_connections(folder: Path, addresses: Sequence[str] = ()) -> dict[str, list[ConnectionCheck]]:
-    """All checks for each broker of a site that has joined: of ``addresses``, or of its invitation."""
-    identity, found = site_identity(folder, addresses), dict[str, list[ConnectionCheck]]()
+    """Check each broker of a joined site, from ``addresses`` or its invitation; return the checks by address."""
+    identity, checks = site_identity(folder, addresses), dict[str, list[ConnectionCheck]]()
     for url, server_name in endpoints(identity.url, identity.server_names):
-        if url not in found or not reachable(found[url]):
-            found[url] = list(_checks(identity, url, server_name))
-    return found
+        if url not in checks or not reachable(checks[url]):
+            checks[url] = list(_checks(identity, url, server_name))
+    return checks
 
 
 def reachable(checks: list[ConnectionCheck]) -> bool:
@@ -55,19 +56,19 @@ def reachable(checks: list[ConnectionCheck]) -> bool:
 
 
 def _checks(identity: Identity, url: str, server_name: str) -> Iterator[ConnectionCheck]:
-    left = iter(CHECKS)
+    remaining = iter(CHECKS)
     try:
         for check in _steps(identity, url, server_name):
-            assert check.name == next(left)
+            assert check.name == next(remaining)
             yield check
-    except _FailedError as failed:
-        name, text = failed.args
-        for each in left:
-            if each == name:
-                yield ConnectionCheck(each, False, text)
+    except _FailedError as error:
+        failed, text = error.args
+        for name in remaining:
+            if name == failed:
+                yield ConnectionCheck(name, False, text)
                 break
-            yield ConnectionCheck(each, None, "not checked")
-        yield from (ConnectionCheck(each, None, "not checked") for each in left)
+            yield ConnectionCheck(name, None, "not checked")
+        yield from (ConnectionCheck(name, None, "not checked") for name in remaining)
 
 
 def _steps(identity: Identity, url: str, server_name: str) -> Iterator[ConnectionCheck]:
@@ -84,43 +85,41 @@ def _steps(identity: Identity, url: str, server_name: str) -> Iterator[Connectio
         identity.check_dates()
     except StudyError as problem:
         raise _FailedError(
-            "certificate", f"{problem}. To renew it, send network/request.json to the aggregator again"
+            "certificate", f"{problem}. To renew it, send network/request.json to the study coordinators again"
         ) from None
     times, errors, clock = asyncio.run(_session(identity, url, server_name))
     days = days_left(identity.expires)
     soon = "; renew it now" if days < CERTIFICATE_DAYS else ""
     yield ConnectionCheck("certificate", True, f"accepted by the broker; this site's expires in {days} days{soon}")
-    if refused := [each for each in errors if "permissions violation" in each.lower()]:
+    if refused := [error for error in errors if "permissions violation" in error.lower()]:
         raise _FailedError(
             "permission",
             f"the broker does not let {identity.name} use its subjects ({refused[0]}): the study coordinators must "
-            "give this site's user its permissions (dpadmm aggregator users)",
+            "grant this site's user its permissions (dpadmm aggregator users)",
         )
     yield ConnectionCheck("permission", True, "may receive studies and send answers")
     yield ConnectionCheck("round trip", True, f"{1000 * statistics.median(times):.0f} ms")
     if clock is None:
-        text = "unknown: the aggregator gives no sign of life; nothing is being served, and nobody keeps the broker"
+        text = "unknown: no heartbeat of the server; it runs neither a study nor dpadmm aggregator broker"
         yield ConnectionCheck("clock", None, text)
-    elif alarms := list(clock_alarms("the aggregator", clock)):
+    elif alarms := list(clock_alarms("the server", clock)):
         yield ConnectionCheck("clock", False, f"{alarms[0].text}: start NTP on the one that is wrong")
     else:
-        yield ConnectionCheck("clock", True, f"differs from the aggregator's by {abs(clock):.1f} seconds")
+        yield ConnectionCheck("clock", True, f"differs from the server's by {abs(clock):.1f} seconds")
 
 
 def _resolved(host: str, proxy: HttpProxy | None) -> str:
-    asked = host if proxy is None else proxy.host
+    name = host if proxy is None else proxy.host
     try:
-        found = sorted({str(each[4][0]) for each in socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)})
+        addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
     except OSError as problem:
-        what = (
-            "is the name in the invitation, or in server.addresses of site.toml, right, and does this network know it? "
-        )
-        what += "If sites have to go through an HTTP "
-        what += "proxy, set HTTPS_PROXY" if proxy is None else "proxy, HTTPS_PROXY must name it"
-        raise _FailedError("name", f"{asked} cannot be resolved ({problem.strerror or problem}): {what}") from None
+        hint = "check the name in the invitation, or server.addresses in site.toml, and the DNS of this network. "
+        hint += "If sites have to go through an HTTP "
+        hint += "proxy, set HTTPS_PROXY" if proxy is None else "proxy, HTTPS_PROXY must name it"
+        raise _FailedError("name", f"{name} cannot be resolved ({problem.strerror or problem}): {hint}") from None
     if proxy is not None:
-        return f"the proxy {proxy} is {', '.join(found)}, and resolves {host} itself"
-    return f"{host} is {', '.join(found)}"
+        return f"the proxy {proxy} is {', '.join(addresses)}, and resolves {host} itself"
+    return f"{host} is {', '.join(addresses)}"
 
 
 @contextmanager
@@ -135,15 +134,15 @@ def _port(host: str, port: int, proxy: HttpProxy | None) -> Iterator[socket.sock
     except OSError as problem:
         text = str(problem)
         if proxy is None:
-            what = "nothing listens there, or a firewall rejects it: ask the study coordinators whether the broker runs"
+            hint = "nothing listens there, or a firewall rejects it: ask the study coordinators whether the broker runs"
         elif "407" in text:
-            what = "the proxy wants a password: HTTPS_PROXY=http://user:password@host:port"
+            hint = "the proxy requires a password: HTTPS_PROXY=http://user:password@host:port"
         elif "Tunnel connection failed" in text:
-            what = f"ask your network's administrators to let CONNECT to {where} through the proxy, or the study "
-            what += "coordinators whether the broker runs"
+            hint = f"ask your network's administrators to let CONNECT to {where} through the proxy, or the study "
+            hint += "coordinators whether the broker runs"
         else:
-            what = f"does the proxy {proxy} run, and is it an HTTP proxy?"
-        raise _FailedError("port", f"no connection to {where} ({text}): {what}") from None
+            hint = f"does the proxy {proxy} run, and is it an HTTP proxy?"
+        raise _FailedError("port", f"no connection to {where} ({text}): {hint}") from None
     with plain:
         yield plain
 
@@ -156,25 +155,25 @@ def _secured(identity: Identity, plain: socket.socket, url: str, server_name: st
     except ssl.SSLCertVerificationError as problem:
         if problem.verify_code in DATES:
             raise _FailedError("clock", reason_of(problem)) from None
-        named = problem.verify_code in OTHER_HOST
-        raise _FailedError("TLS", reason_of(problem) if named else _whose(host, port, proxy)) from None
+        wrong_host = problem.verify_code in OTHER_HOST
+        raise _FailedError("TLS", reason_of(problem) if wrong_host else _describe_issuer(host, port, proxy)) from None
     except (OSError, EOFError) as problem:
         text = f"no TLS there ({getattr(problem, 'reason', None) or problem}): another program, or a firewall or proxy "
         text += f"that lets only web pages through. Ask your network's administrators to exempt {host}:{port}, or the "
         text += "study coordinators for an address with wss:// and port 443"
         raise _FailedError("TLS", text) from None
-    return f"nobody inspects it: the certificate is from {_issuer(der)}, the authority of the invitation"
+    return f"not inspected: the certificate is from {_issuer(der)}, the authority of the invitation"
 
 
-def _whose(host: str, port: int, proxy: HttpProxy | None) -> str:
-    """Who presents a certificate of another authority: asked once more, without trusting or telling anything."""
+def _describe_issuer(host: str, port: int, proxy: HttpProxy | None) -> str:
+    """Describe the issuer of an untrusted certificate, from a second connection that sends no data."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    whose = "an unknown authority"
+    issuer = "an unknown authority"
     with suppress(OSError, _FailedError), _port(host, port, proxy) as plain, context.wrap_socket(plain) as secured:
-        whose = _issuer(secured.getpeercert(binary_form=True) or b"")
+        issuer = _issuer(secured.getpeercert(binary_form=True) or b"")
     return (
-        f"the certificate is from {whose}, and not from the authority of the invitation: something on the way inspects "
+        f"the certificate is from {issuer}, not from the authority of the invitation: something on the way inspects "
         f"TLS, or {host}:{port} is another server. Nothing was sent. Ask your network's administrators to exempt "
         f"{host}:{port} from inspection"
     )
@@ -189,9 +188,9 @@ def _issuer(der: bytes) -> str:
 
 
 async def _session(identity: Identity, url: str, server_name: str) -> tuple[list[float], list[str], float | None]:
-    """Seconds of some round trips, errors of the broker, and how far the aggregator's clock is ahead of ours."""
+    """Return round-trip times, errors of the broker, and the seconds by which the server's clock is ahead."""
     errors, clocks = list[str](), list[float]()
-    heard = asyncio.Event()
+    received = asyncio.Event()
 
     async def on_error(problem: Exception) -> None:
         errors.append(str(problem))
@@ -199,7 +198,7 @@ async def _session(identity: Identity, url: str, server_name: str) -> tuple[list
     async def on_beat(message: object) -> None:
         with suppress(BadMessageError):
             clocks.append(clock_of_beat(message.data) - time.time())  # type: ignore[attr-defined]
-            heard.set()
+            received.set()
 
     try:
         context = identity.client_context()
@@ -209,7 +208,7 @@ async def _session(identity: Identity, url: str, server_name: str) -> tuple[list
     try:
         publish, subscribe = beat_subjects_of(identity.name)
         await client.subscribe(subscribe, cb=on_beat)
-        await client.publish(publish, b"")  # no sign of life, so that nobody takes it for one
+        await client.publish(publish, b"")  # tests the permission; not a valid heartbeat, so it is ignored
         times = []
         for _ in range(5):
             began = time.perf_counter()
@@ -218,7 +217,7 @@ async def _session(identity: Identity, url: str, server_name: str) -> tuple[list
         if not errors:
             with suppress(TimeoutError):
                 async with asyncio.timeout(3.0):
-                    await heard.wait()
+                    await received.wait()
     except Exception as problem:
         raise _FailedError(
             "round trip", f"the connection was lost again ({reason_of(problem)}): is the line unstable?"

@@ -1,7 +1,7 @@
 """The owner's decisions about studies.
 
-Each decision is a dated file beside the ``site.toml``. A running agent, which holds the ledger, acts on new
-decisions; if none runs, the decision takes effect at once.
+Each decision is a dated file in ``studies``, next to ``site.toml``. If the site's process runs, it holds the ledger and
+applies new decisions. Otherwise a decision is applied immediately.
 """
 
 from __future__ import annotations
@@ -37,43 +37,43 @@ class Decision(NamedTuple):
 
 
 def decide(folder: Path, study: Study, decision: str) -> None:
-    """Record a decision, which replaces an earlier one about the same study."""
+    """Record a decision. It replaces an earlier one about the same study."""
     assert decision in DECISIONS
     table = {"format": FORMAT, "decision": decision, "at": now_text(), "study": study.as_json()}
-    place = folder / "studies"
-    place.mkdir(mode=0o700, exist_ok=True)
-    with atomic_file(place / f"{study.hash}.json") as out:
+    directory = folder / "studies"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    with atomic_file(directory / f"{study.hash}.json") as out:
         out.write(json.dumps(table, indent=2).encode() + b"\n")
 
 
 def decisions(folder: Path, on_problem: Callable[[DPADMMError], None] | None = None) -> list[Decision]:
-    """All decisions by date; ``on_problem`` receives unusable files, which otherwise raise.
+    """Return all decisions by date. ``on_problem`` receives the errors of unusable files, which otherwise raise.
 
-    Whoever can write these files can accept studies, so files that others may change are refused.
+    Write access to these files allows accepting studies, so files that other users can change are refused.
     """
-    found = []
+    result = []
     for path in sorted((folder / "studies").glob("*.json")):
         try:
-            for place in (folder, path.parent, path):
-                check_unchanged_by_others(place)
-            found.append(_decision(path))
+            for protected in (folder, path.parent, path):
+                check_unchanged_by_others(protected)
+            result.append(_decision(path))
         except DPADMMError as problem:
             if on_problem is None:
                 raise
             on_problem(problem)
-    return sorted(found, key=lambda each: (each.at, each.study.hash))
+    return sorted(result, key=lambda decision: (decision.at, decision.study.hash))
 
 
 def _decision(path: Path) -> Decision:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ValueError("it is too large")
+            raise ValueError("too large")
         table: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if table["format"] != FORMAT or table["decision"] not in DECISIONS:
-            raise ValueError("its format is unknown")
+            raise ValueError("unknown format")
         study = study_from(table["study"], str(path))
         if f"{study.hash}.json" != path.name:
-            raise ValueError("its name is not the hash of its study")
+            raise ValueError("the file name is not the hash of the study")
         return Decision(table["decision"], str(table["at"]), study)
     except DPADMMError:
         raise
@@ -82,13 +82,13 @@ def _decision(path: Path) -> Decision:
 
 
 AGENT_TIMEOUT = 15.0
-"""Seconds to wait for a running agent."""
+"""Seconds to wait until the site's running process applies a decision."""
 
 
 def accept(site: Site, study: Study, rows: PrivateRows | None = None) -> LedgerState:
-    """Enrol a study, by the running agent if there is one; returns the new state of the ledger.
+    """Enrol a study, through the site's process if it runs, and return the new state of the ledger.
 
-    ``rows`` are the rows in the encoding of the study, if they have been encoded before.
+    ``rows`` are the encoded rows, if the caller has them.
     """
     try:
         with site.guard(rows=rows) as guard:
@@ -97,26 +97,26 @@ def accept(site: Site, study: Study, rows: PrivateRows | None = None) -> LedgerS
         if refusal.code != "ledger-locked":
             raise
         if rows is None:
-            site.rehearse(study, read_ledger(site.ledger))  # raises what the agent would refuse
+            site.rehearse(study, read_ledger(site.ledger))  # raises the refusal of the running process
         decide(site.path.parent, study, "accepted")
-        return _wait_for_agent(site, lambda state: study.hash in state.accounts)
+        return _wait_for_process(site, lambda state: study.hash in state.accounts)
     decide(site.path.parent, study, "accepted")
     return read_ledger(site.ledger)
 
 
 def decline(site: Site, study: Study) -> tuple[LedgerState, bool]:
-    """Decline a study: it gets no answers, and its reservation is released.
+    """Decline a study, or leave it if it is enrolled: it gets no answers, and its reservation is released.
 
-    Returns the new state of the ledger, and whether anything changed. An enrolled study is left.
+    Returns the new state of the ledger, and whether it changed.
     """
-    made = {each.study.hash: each.kind for each in decisions(site.path.parent)}
-    before, state = made.get(study.hash), read_ledger(site.ledger)
+    kinds = {decision.study.hash: decision.kind for decision in decisions(site.path.parent)}
+    before, state = kinds.get(study.hash), read_ledger(site.ledger)
     if study.hash not in state.accounts:
         if before == "declined":
             return state, False
         decide(site.path.parent, study, "declined")
-        if before == "accepted":  # a running agent may be about to enrol it
-            state = _wait_for_agent(site, lambda _: _agent_knows(site, study.hash))
+        if before == "accepted":  # the running process may be about to enrol it
+            state = _wait_for_process(site, lambda _: _is_declined(site, study.hash))
         if study.hash not in state.accounts:
             return state, True
     elif state.accounts[study.hash].closed:
@@ -125,9 +125,9 @@ def decline(site: Site, study: Study) -> tuple[LedgerState, bool]:
 
 
 def leave(site: Site, hash: str, study: Study | None = None) -> LedgerState:
-    """Leave a study, by the running agent if there is one; returns the new state of the ledger."""
-    known = [made.study for made in decisions(site.path.parent) if made.study.hash == hash]
-    accepted = [study] if study is not None else known
+    """Leave a study, through the site's process if it runs, and return the new state of the ledger."""
+    recorded = [decision.study for decision in decisions(site.path.parent) if decision.study.hash == hash]
+    accepted = [study] if study is not None else recorded
     try:
         with site.guard() as guard:
             guard.leave(hash)
@@ -135,36 +135,36 @@ def leave(site: Site, hash: str, study: Study | None = None) -> LedgerState:
         if refusal.code != "ledger-locked" or not accepted:
             raise
         decide(site.path.parent, accepted[0], "left")
-        return _wait_for_agent(site, lambda state: state.accounts[hash].closed)
+        return _wait_for_process(site, lambda state: state.accounts[hash].closed)
     for study in accepted:
         decide(site.path.parent, study, "left")
     return read_ledger(site.ledger)
 
 
 def close_unknown(folder: Path, state: LedgerState) -> None:
-    """Close accepted studies that a restored ledger does not have: their budget is charged, as if it was spent."""
-    for made in decisions(folder):
-        if made.kind == "accepted" and made.study.hash not in state.accounts:
-            decide(folder, made.study, "left")
+    """Close accepted studies that a restored ledger does not contain. The restore charged their whole budget."""
+    for decision in decisions(folder):
+        if decision.kind == "accepted" and decision.study.hash not in state.accounts:
+            decide(folder, decision.study, "left")
 
 
-def _agent_knows(site: Site, hash: str) -> bool:
-    """Whether the process that answers for the site, if any, knows that a study is declined."""
+def _is_declined(site: Site, hash: str) -> bool:
+    """Return whether the site's process, if it runs, has applied the decision to decline a study."""
     with (site.ledger / MARK).open("rb") as mark:
         try:
             fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return True  # no process holds the ledger; the next one reads the decision
+            return True  # no process holds the ledger, and the next one reads the decision
         except BlockingIOError:
             pass
     with suppress(StudyError):
-        seen = read_status(site.path.parent / STATUS)
-        return seen is not None and any(
-            each["hash"] == hash and each["state"] == "declined" for each in seen["studies"]
+        status = read_status(site.path.parent / STATUS)
+        return status is not None and any(
+            study["hash"] == hash and study["state"] == "declined" for study in status["studies"]
         )
     return False
 
 
-def _wait_for_agent(site: Site, done: Callable[[LedgerState], bool]) -> LedgerState:
+def _wait_for_process(site: Site, done: Callable[[LedgerState], bool]) -> LedgerState:
     end = time.monotonic() + AGENT_TIMEOUT
     while True:
         state = read_ledger(site.ledger)
@@ -172,8 +172,8 @@ def _wait_for_agent(site: Site, done: Callable[[LedgerState], bool]) -> LedgerSt
             return read_ledger(site.ledger)
         if time.monotonic() > end:
             raise StudyError(
-                "the decision is recorded, but the process that holds the ledger did not act on it in time; "
-                f"see {site.path.parent / 'agent.log'}. If you changed site.toml, restart the agent, which "
-                "reads its limits at the start"
+                "the decision is recorded, but the site's running process did not apply it in time; see "
+                f"{site.path.parent / 'agent.log'}. If you changed site.toml, restart dpadmm agent, because it reads "
+                "limits only at the start"
             )
         time.sleep(0.2)

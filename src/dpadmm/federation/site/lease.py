@@ -1,9 +1,10 @@
-"""Whether this agent may answer for its site: the lease that the aggregator grants to one agent of a site.
+"""The site's side of its lease: the server lets one process per site answer.
 
-Two agents with a copy of the same key and ledger would each answer a round, and spend its budget twice. So an agent
-answers while it has the lease. With its claims it says how far its ledger is; the aggregator remembers that, and tells
-it to whoever comes next, so that an old copy of a ledger finds out that it is one. Both need an honest aggregator: one
-that grants the lease twice, or forgets a mark, undoes this and no other promise (docs/explanation/threat-model.md).
+Two processes with copies of the same key and ledger would both answer a round and spend its budget twice. A process
+therefore answers only while it holds the lease. Each claim contains the position of the ledger. The server stores it
+and sends it to later claimants, so a process with an old copy of the ledger detects this. Both checks need an honest
+server. A server that grants a lease twice or discards a mark disables these checks, but breaks no other guarantee
+(docs/explanation/threat-model.md).
 """
 
 from __future__ import annotations
@@ -19,20 +20,16 @@ from typing import NamedTuple
 from dpadmm.federation.protocol import LEASE_HOLDS, NO_DIGEST, Grant, LeaseClaim, LeaseReply, Mark
 from dpadmm.trusted.ledger import LINE, MARK
 
-CONTESTED = (
-    "another agent with this site's certificate wants to answer, and is refused: is there a copy of this folder?"
-)
-REFUSED = (
-    "another agent of this site is answering, so this one does not: is this a copy of its folder? Stop one of them"
-)
+CONTESTED = "a second process with this site's certificate was refused: does a copy of this folder run? Stop it"
+REFUSED = "refused: another process answers for this site. Is this a copy of its folder? Stop one of them"
 BEHIND = (
-    "the ledger here lacks records that the aggregator knows of: it is an old copy. Nothing is answered. Stop the "
-    "agent, and put the latest ledger back, or charge all that may have been released since: dpadmm ledger restore"
+    "no study is answered: the server has seen later records of this ledger, so it is an old copy. Stop this process, "
+    "then put the latest ledger back, or charge all possible releases since this copy: dpadmm ledger restore"
 )
 
 
 class Beginnings(NamedTuple):
-    """When a claim was made, by two clocks: one may stand still while a machine is suspended."""
+    """The time of a claim by two clocks. The monotonic clock may stop while a machine is suspended."""
 
     monotonic: float
     wall: float
@@ -42,7 +39,7 @@ class Beginnings(NamedTuple):
 
 
 class Lease:
-    """``claim`` again and again, and take what is ``heard``; ``held`` says whether an answer may leave now."""
+    """Send ``claim`` repeatedly and pass the replies to ``heard``; answer only while ``held``."""
 
     def __init__(self, ledger: Path, restores: Callable[[], int | None], log: Logger) -> None:
         self._mark_file, self._restores, self._log = ledger / MARK, restores, log
@@ -53,14 +50,15 @@ class Lease:
         self.state = "waiting"
         """waiting, held, cloned, behind or left."""
         self.contested = False
-        """Whether another agent of this site was refused of late."""
+        """Whether another process of this site was refused recently."""
 
     @property
     def held(self) -> bool:
+        """Whether this process may answer now."""
         return self.state == "held" and self._held_since is not None and self._held_since.age() < LEASE_HOLDS
 
     async def settled(self, seconds: float) -> None:
-        """Wait until the lease is held, or cannot be had."""
+        """Wait until the lease is held or refused, at most ``seconds``."""
         end = time.monotonic() + seconds
         while not self.held and self.state in ("held", "waiting") and (left := end - time.monotonic()) > 0:
             self._changed.clear()
@@ -71,7 +69,7 @@ class Lease:
                 return
 
     def claim(self, *, leaving: bool = False) -> LeaseClaim | None:
-        """The next claim; None while there is no ledger to speak of, and after the lease was given back."""
+        """Return the next claim; None while the ledger is not open, and after the lease was returned."""
         restores, line = self._restores(), self._line(None)
         if restores is None or line is None or self.state == "left":
             return None
@@ -83,51 +81,51 @@ class Lease:
         return LeaseClaim(self._instance, self._number, Mark(restores, *line), self._proved, leaving)
 
     def heard(self, grant: Grant) -> bool:
-        """Take a verdict; returns whether to claim again at once."""
+        """Apply the server's reply; return whether to claim again immediately."""
         began = self._claimed.get(grant.number)
         if grant.instance != self._instance or began is None or self.state == "left":
-            return False  # to another agent of this site
+            return False  # for another process of this site
         before, again = self.state, False
         if grant.verdict is LeaseReply.CLONED:
             self.state = "cloned"
-        elif grant.verdict is LeaseReply.WAIT:  # to answer now might disturb the other one
+        elif grant.verdict is LeaseReply.WAIT:  # the other process may still answer
             self.state = "held" if self.held else "waiting"
-        elif not self._goes_on_from(grant.mark):
+        elif not self._continues_from(grant.mark):
             self.state = "behind"
         elif grant.verdict is LeaseReply.GRANTED:
             self.state, self._held_since = "held", max(began, self._held_since or began)
         elif grant.verdict is LeaseReply.PROVE:
             again, self.state, self._proved = self._proved != grant.mark.chain, "waiting", grant.mark.chain
-        self._tell(before, contested=grant.contested)
+        self._log_changes(before, contested=grant.contested)
         self._changed.set()
         return again
 
-    def _goes_on_from(self, mark: Mark) -> bool:
-        """Whether the ledger here has the record that a mark is of, or its owner put back an old copy since."""
+    def _continues_from(self, mark: Mark) -> bool:
+        """Return whether this ledger contains the record of a mark, or its owner restored a backup since."""
         restores = self._restores() or 0
         if restores != mark.restores or mark.seq == 0:
             return restores >= mark.restores
         return self._line(mark.seq) == (mark.seq, mark.chain)
 
     def _line(self, seq: int | None) -> tuple[int, str] | None:
-        """A line of the ledger's mark, or its last one: the number of a record, and its chain."""
+        """Return a line of the ledger's mark file (the last one for None): the number of a record and its chain."""
         try:
             with self._mark_file.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                at = (size // LINE if seq is None else seq) - 1
-                if not 0 <= at < size // LINE:
+                index = (size // LINE if seq is None else seq) - 1
+                if not 0 <= index < size // LINE:
                     return None
-                file.seek(at * LINE)
+                file.seek(index * LINE)
                 number, _, chain = file.read(LINE).decode("ascii").strip().partition(" ")
                 return int(number), chain
         except (OSError, ValueError):
             return None
 
-    def _tell(self, before: str, *, contested: bool) -> None:
+    def _log_changes(self, before: str, *, contested: bool) -> None:
         if contested and not self.contested:
             self._log.error(CONTESTED)
         self.contested = contested
         if self.state != before and self.state in ("cloned", "behind"):
             self._log.error(REFUSED if self.state == "cloned" else BEHIND)
         elif self.state == "held" and before in ("cloned", "behind"):
-            self._log.info("this agent answers for its site again")
+            self._log.info("lease granted: this process answers again")

@@ -1,7 +1,7 @@
 """The long-running process of a site: connects to the broker and answers the studies that its owner accepted.
 
-It opens no port, and no message can make it do anything but answer a round or refuse it. The one program that it runs
-is the owner's, for notifications: it has no rows, and events have public values only.
+It opens no port except, on request, one for metrics. A message can only make it answer or refuse a round. The only
+program that it runs is the owner's notification command, which receives public values and no rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.health import Status, agent_alarms, agent_samples, metrics_server, now_text, write_status
+from dpadmm.federation.health import Status, metrics_server, now_text, site_alarms, site_samples, write_status
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
 from dpadmm.federation.notify import Notifier, StudyNotice
@@ -34,10 +34,10 @@ CHECK_EVERY = 1.0
 """Seconds between checks for new decisions of the owner."""
 
 RENEW_EVERY = 10.0
-"""Seconds between attempts to use a renewed certificate, which a broker may not know yet."""
+"""Seconds between attempts to use a renewed certificate, which the broker may not have loaded yet."""
 
 MAX_PROPOSALS = 100
-"""Proposed studies that are reported, so that a server cannot fill the log."""
+"""Limit of reported proposals, so that a server cannot fill the log."""
 
 LOG = "agent.log"
 
@@ -53,27 +53,30 @@ class SiteProcess:
         self._lease = Lease(site.ledger, lambda: self._responder.restores, log)
         self._decided: dict[str, Decision] = {}
         self._problems: list[str] = []
-        """What is wrong with files of decisions that cannot be used."""
+        """Problems of decision files that cannot be used."""
         self._undecided: dict[str, str] = {}
-        """Names of studies that are open in the ledger, and without a usable decision."""
+        """Names of studies that are open in the ledger but have no usable decision, by hash."""
         self._logged: set[str] = set()
-        self._studies_seen: tuple[tuple[str, int, int], ...] = ()
-        self._network_seen: tuple[tuple[str, int, int], ...] = ()
+        self._studies_fingerprint: tuple[tuple[str, int, int], ...] = ()
+        self._network_fingerprint: tuple[tuple[str, int, int], ...] = ()
         self._connection = False, now_text()
-        """Whether it is connected, and since when."""
-        self._used = ""
-        """The certificate of the connection."""
+        """Whether the site is connected, and the time of the last change."""
+        self._used_certificate = ""
+        """The certificate of the current connection."""
         self._renew_at = 0.0
         self._proposed: set[str] | None = None
-        """Proposed studies without a decision; None until the decisions are read."""
+        """Proposed studies without a decision; None before the decisions are read."""
         self._notifier = Notifier(site.notify, self._folder, log, role="site", site=self._identity.name)
-        self._asked: dict[str, datetime] = {}
-        """When the last message of a study came."""
+        self._last_message: dict[str, datetime] = {}
+        """Time of the last message of each study."""
 
     async def run(self, stop: asyncio.Event, *, metrics: str | None = None) -> None:
-        """Serve until ``stop``; refused if another process holds the ledger. ``metrics`` is a port for Prometheus."""
+        """Serve until ``stop`` is set.
+
+        Raises ``RefusalError`` if another process holds the ledger. ``metrics`` is a port for Prometheus.
+        """
         for path in (self._folder, self._site.path) if self._site.notify is not None else ():
-            check_unchanged_by_others(path)  # it names a program to run
+            check_unchanged_by_others(path)  # site.toml names a program to run
         with self._notifier:
             await self._run(stop, metrics)
 
@@ -84,10 +87,10 @@ class SiteProcess:
         link.on_proposal = self._take_proposal
         try:
             async with link:
-                answering = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._give_status(link)
+                tasks = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._report_status(link)
                 self._latest = self._status(link) | {"at": now_text()}
-                with metrics_server(metrics, lambda: agent_samples(self._latest, self._folder)):
-                    await until_one_ends(stop.wait(), *answering)  # answering ends only by an error
+                with metrics_server(metrics, lambda: site_samples(self._latest, self._folder)):
+                    await until_one_ends(stop.wait(), *tasks)  # the tasks end only with an error
         finally:
             pool.shutdown(wait=True)
             self._responder.close()
@@ -97,17 +100,17 @@ class SiteProcess:
         return site_identity(self._folder, self._site.addresses)
 
     def _context(self) -> ssl.SSLContext:
-        """The TLS context with the current certificate, which may have been renewed."""
+        """Return a TLS context with the current certificate, which may have been renewed."""
         self._identity = identity = self._read_identity()
         try:
             identity.check_dates()
         except StudyError as problem:
             raise DPADMMError(
-                f"{problem}. To renew it, send network/request.json to the aggregator again, and join with the new "
-                "invitation"
+                f"{problem}. To renew it, send network/request.json to the study coordinators again, and join with the "
+                "new invitation"
             ) from None
         context = identity.client_context()
-        self._used = identity.invitation.certificate_pem
+        self._used_certificate = identity.invitation.certificate_pem
         return context
 
     async def _follow_decisions(self, link: SiteLink, pool: ThreadPoolExecutor) -> None:
@@ -115,40 +118,40 @@ class SiteProcess:
         while True:
             await loop.run_in_executor(pool, self._apply_decisions)
             if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
-                self._log.info("no accepted study yet; accept one with dpadmm agent review STUDY --accept")
+                self._log.info("no accepted study yet; to accept one: dpadmm agent review STUDY --accept")
             first = False
             self._proposed = set() if self._proposed is None else self._proposed
             for hash, decision in self._decided.items():
-                if decision.kind != "declined":  # studies that were left get a refusal
+                if decision.kind != "declined":  # requests of a study that was left are refused
                     await link.follow(hash)
             for hash in self._undecided:
                 await link.follow(hash)
             await asyncio.sleep(CHECK_EVERY)
 
-    async def _give_status(self, link: SiteLink) -> None:
-        """Apart from decisions, which wait while a round is answered."""
+    async def _report_status(self, link: SiteLink) -> None:
+        """Write the status every second. A separate task, because decisions wait while a round is answered."""
         while True:
             self._latest = self._status(link) | {"at": now_text()}
             write_status(self._folder, self._latest)
-            self._notifier.update(lambda: agent_alarms(self._latest, self._folder), self._notices)
+            self._notifier.update(lambda: site_alarms(self._latest, self._folder), self._notices)
             await self._use_renewed(link)
             await asyncio.sleep(CHECK_EVERY)
 
     def _take_proposal(self, study: str) -> None:
-        """Keep a study that the server proposes and that has no decision."""
+        """Store a proposed study that has no decision yet."""
         if self._proposed is None or study in self._decided or study in self._proposed:
             return
         if len(self._proposed) < MAX_PROPOSALS:
             self._proposed.add(study)
-            self._log.info("%s: proposed by the server; ask the study coordinators for its file", study[:12])
+            self._log.info("%s: study proposed; ask the study coordinators for its file", study[:12])
 
     async def _use_renewed(self, link: SiteLink) -> None:
-        """Change to a renewed certificate while the old one is still valid, so that nothing is interrupted."""
-        used, now = self._used, time.monotonic()
+        """Switch to a renewed certificate while the old one is still valid, without an interruption."""
+        used, now = self._used_certificate, time.monotonic()
         if link.connected and used != self._identity.invitation.certificate_pem and now >= self._renew_at:
             self._renew_at = now + RENEW_EVERY
             if not await link.renew(self._identity.url, self._identity.server_names):
-                self._used = used
+                self._used_certificate = used
 
     def _apply_decisions(self) -> None:
         self._responder.reopen()
@@ -157,60 +160,60 @@ class SiteProcess:
         self._undecided = self._responder.reserved()
 
     def _read_decisions(self) -> None:
-        seen = _fingerprint(self._folder / "studies")
-        if seen == self._studies_seen:
+        fingerprint = _fingerprint(self._folder / "studies")
+        if fingerprint == self._studies_fingerprint:
             return
-        self._studies_seen, self._problems = seen, []
-        for decision in decisions(self._folder, self._unusable):
-            known = self._decided.get(decision.study.hash)
-            if known is not None and known[:2] == decision[:2]:
+        self._studies_fingerprint, self._problems = fingerprint, []
+        for decision in decisions(self._folder, self._report_problem):
+            earlier = self._decided.get(decision.study.hash)
+            if earlier is not None and earlier[:2] == decision[:2]:
                 continue
             if decision.kind == "accepted":
                 self._responder.accept(decision.study)
-            elif not self._left(decision):
+            elif not self._leave(decision):
                 continue
             self._decided[decision.study.hash] = decision
 
-    def _left(self, decision: Decision) -> bool:
-        """Stop to answer a study that the owner left or declined."""
+    def _leave(self, decision: Decision) -> bool:
+        """Stop answering a study that the owner left or declined; return whether the ledger recorded it."""
         short = decision.study.hash[:12]
         try:
             self._responder.leave(decision.study, declined=decision.kind == "declined")
-        except DPADMMError as problem:  # such as a full disk; it gets no more answers in any case
-            self._log_once(f"{short}: {decision.kind}, but still open in the ledger; trying again: {problem}")
+        except DPADMMError as problem:  # such as a full disk; the study gets no more answers in any case
+            self._log_once(f"{short}: {decision.kind}, but still open in the ledger; retrying: {problem}")
             return False
         self._log.info("%s: %s by the owner", short, decision.kind)
         return True
 
-    def _unusable(self, problem: DPADMMError) -> None:
+    def _report_problem(self, problem: DPADMMError) -> None:
         self._problems = [*self._problems, str(problem)]
         self._log_once(problem)
 
     def _log_once(self, problem: object) -> None:
-        """Log a problem once, and check again until it is resolved."""
-        self._studies_seen = ()
+        """Log a problem once, and read the decisions again until it is resolved."""
+        self._studies_fingerprint = ()
         if str(problem) not in self._logged:
             self._logged.add(str(problem))
             self._log.error("%s", problem)
 
     def _status(self, link: SiteLink | None) -> Status:
         rounds = {} if link is None else self._responder.rounds()
-        joined = _fingerprint(self._folder / "network")
-        if joined != self._network_seen:
-            self._network_seen = joined
-            with suppress(DPADMMError):  # the files are just being renewed
+        fingerprint = _fingerprint(self._folder / "network")
+        if fingerprint != self._network_fingerprint:
+            self._network_fingerprint = fingerprint
+            with suppress(DPADMMError):  # the files are being renewed
                 self._identity = self._read_identity()
         connected = link is not None and link.connected
         if connected != self._connection[0]:
             self._connection = connected, now_text()
-        seen = None if link is None else link.seen.get(AGGREGATOR)
+        contact = None if link is None else link.seen.get(AGGREGATOR)
         return {
             "running": link is not None,
             "pid": None if link is None else os.getpid(),
             "connected": connected,
             "connection_since": self._connection[1],
-            "aggregator_silent": seen is None or time.monotonic() - seen.at > SILENT_AFTER,
-            "clock_difference": None if seen is None else round(seen.clock_difference, 1),
+            "aggregator_silent": contact is None or time.monotonic() - contact.at > SILENT_AFTER,
+            "clock_difference": None if contact is None else round(contact.clock_difference, 1),
             "ledger_works": self._responder.ledger_works,
             "lease": self._lease.state,
             "contested": self._lease.contested,
@@ -219,14 +222,14 @@ class SiteProcess:
             "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
             "problems": sorted(set(self._problems)),
             "studies": [
-                *(self._study_status(each, rounds.get(hash), connected) for hash, each in self._decided.items()),
+                *(self._study_status(item, rounds.get(hash), connected) for hash, item in self._decided.items()),
                 *(_undecided_status(hash, name, self._problems) for hash, name in self._undecided.items()),
             ],
         }
 
     def _study_status(self, decision: Decision, last_round: int | None, connected: bool) -> Status:
-        study, asked = decision.study, self._asked.get(decision.study.hash)
-        deadline = None if asked is None or study.deadline is None else asked + timedelta(seconds=study.deadline)
+        study, received = decision.study, self._last_message.get(decision.study.hash)
+        deadline = None if received is None or study.deadline is None else received + timedelta(seconds=study.deadline)
         obstacle = self._obstacle(connected) or self._responder.obstacles().get(study.hash)
         state = participation(decision.kind, self._responder.endings().get(study.hash, ""), obstacle)
         return {
@@ -236,12 +239,12 @@ class SiteProcess:
             "reason": obstacle if state is Participation.BLOCKED else None,
             "last_round": last_round,
             "n_rounds": study.training.planned_rounds,
-            "asked_at": None if asked is None else asked.isoformat(timespec="seconds"),
+            "asked_at": None if received is None else received.isoformat(timespec="seconds"),
             "deadline_at": None if deadline is None else deadline.isoformat(timespec="seconds"),
         }
 
     def _notices(self) -> Iterator[StudyNotice]:
-        """The state of each study, for notifications."""
+        """Yield the state of each study, for notifications."""
         for hash in (self._proposed or set()) - self._decided.keys():
             yield StudyNotice("study-proposed", hash, None)
         for study in self._latest["studies"]:
@@ -259,27 +262,27 @@ class SiteProcess:
                     yield StudyNotice("study-closed", *about, code=closed.value)
 
     def _obstacle(self, connected: bool) -> str | None:
-        """The reason why no study is answered now, if it is one of the whole site."""
+        """Return the reason why the whole site answers no study now, or None."""
         lease = {"behind": "ledger-behind", "cloned": "cloned"}.get(self._lease.state)
         return lease if lease is not None else None if connected else "not-connected"
 
     def _answer(self, study: str, data: bytes) -> bytes | None:
-        self._asked[study] = datetime.now(UTC)
+        self._last_message[study] = datetime.now(UTC)
         if not self._lease.held:
             return refusal_of(study, data, "ledger-behind") if self._lease.state == "behind" else None
         return self._responder.answer(study, data)
 
 
 def _undecided_status(hash: str, name: str, problems: list[str]) -> Status:
-    """A study that the ledger reserves budget for, and that has no usable file of the owner's decision."""
+    """Return the status of a study with reserved budget but without a usable decision file."""
     unknown = dict.fromkeys(("last_round", "n_rounds", "asked_at", "deadline_at"))
     reason = "decision-unusable" if problems else "decision-missing"
     return {"name": name, "hash": hash, "state": Participation.BLOCKED.value, "reason": reason, **unknown}
 
 
 def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, times and sizes of the files in a folder: equal unless something changed."""
+    """Return names, times and sizes of the files in a folder, to detect changes."""
     with suppress(OSError), os.scandir(folder) as entries:
-        found = ((entry.name, entry.stat()) for entry in entries)
-        return tuple(sorted((name, about.st_ctime_ns, about.st_size) for name, about in found))
+        files = ((entry.name, entry.stat()) for entry in entries)
+        return tuple(sorted((name, stat.st_ctime_ns, stat.st_size) for name, stat in files))
     return ()

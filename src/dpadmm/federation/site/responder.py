@@ -1,11 +1,11 @@
-"""Answers the messages of accepted studies at a site, without any network.
+"""Answers the messages of accepted studies at a site, without network code.
 
-Replies depend on the rows only through the answers of the guard. A refusal leaves the site as a code; its
-reason stays in the owner's log. An accepted study that cannot be enrolled is ``study-blocked``, because the reason
-may depend on rows or on the owner's limits.
+Replies depend on rows only through the guard's releases. A refusal is sent as a code, and its reason stays in the
+owner's log. If an accepted study cannot be enrolled, the code is ``study-blocked``, because the reason may depend on
+rows or on the owner's limits.
 
-A study is closed when all its rounds are answered, or when the server reports its end: its unused budget is released,
-and it gets no new answer. A dishonest server can thus end a study early and gains nothing.
+A study is closed when all its rounds are answered or when the server reports its end. Its unused budget is released,
+and it gets no new answer. A dishonest server can end a study early, but gains nothing.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ OpenGuard = Callable[[], AbstractContextManager[Guard]]
 REOPEN_AFTER = 2.0
 """Seconds before a failed ledger is opened again."""
 
-HEALING = ("study-unfit", "data-changed")
-"""Refusals of an enrolment that may heal by themselves: the table is away, or not as it was."""
+TRANSIENT = ("study-unfit", "data-changed")
+"""Enrolment refusals that may resolve themselves: the table is unavailable or changed."""
 
 FAILURES = ("ledger-failed", "ledger-damaged")
-"""Refusals after which the ledger has to be opened again."""
+"""Refusals after which the ledger must be opened again."""
 
 ALARM_AFTER_FAILURE = 60.0
-"""Seconds after a failed write during which the ledger counts as unusable; requests are repeated more often."""
+"""Seconds after a failed write during which the ledger counts as unusable. Requests are repeated more often."""
 
-FIRST_TRY, LAST_TRY, TRY_SHARE = 2.0, 60.0, 10.0
-"""Seconds before such an enrolment is tried again, at first and at most, but so many times as long as a try takes."""
+FIRST_RETRY, MAX_RETRY, RETRY_FACTOR = 2.0, 60.0, 10.0
+"""Seconds before an enrolment is retried, at first and at most, but at least ``RETRY_FACTOR`` times its duration."""
 
 
 class Refused(NamedTuple):
-    """An accepted study that could not be enrolled: why, and when to try again, if that may help."""
+    """An accepted study that could not be enrolled: the code, and when to retry (infinity: never)."""
 
     code: str
     pause: float
@@ -55,17 +55,17 @@ class Refused(NamedTuple):
 
 @dataclass
 class ActiveStudy:
-    """A study with its agent, the shape of what it hears, and its last replies with the digests of the messages.
-
-    With secure aggregation ``ready`` has the digest of the guard's request, by that of the message which asked it.
-    """
+    """An enrolled study, with its agent and its last replies."""
 
     study: Study
     agent: Agent
-    heard: tuple[int, ...]
+    broadcast_shape: tuple[int, ...]
     n_masked: int
+    """Sites in the roster with secure aggregation, otherwise 0."""
     last: dict[str, bytes | None] = field(default_factory=dict)
+    """The last replies, by the digest of their message."""
     ready: dict[str, str] = field(default_factory=dict)
+    """With secure aggregation: the digest of the guard's request, by the digest of its message."""
     refusal: str | None = None
     """Code of the refusal of the last request; None after an answer."""
 
@@ -82,12 +82,12 @@ class Responder:
         self._closed: dict[str, str] = {}
         """Studies that get no new answer, with the kind of their ending in the ledger."""
         self._last_rounds: dict[str, int] = {}
-        """The last answered rounds of closed studies."""
+        """The last answered round of each closed study."""
         self._unrecorded: dict[str, Ending] = {}
         """Endings that the ledger could not record yet."""
         self._not_enrolled: dict[str, Refused] = {}
         self.restores: int | None = None
-        """How often an old copy of the ledger was put back; None while it is not open."""
+        """Number of restored backups of the ledger; None while it is not open."""
         self._repeats = Repeats()
         self._reopen_at = 0.0
         self._failed: tuple[str, float] | None = None
@@ -95,7 +95,7 @@ class Responder:
         self._lock = threading.RLock()
 
     def open(self) -> None:
-        """Open and lock the ledger; refused while another process holds it."""
+        """Open and lock the ledger; raise ``RefusalError`` while another process holds it."""
         with self._lock:
             self._guard = self._resources.enter_context(self._open_guard())
             self.restores = self._guard.book.restores
@@ -106,7 +106,7 @@ class Responder:
             self._resources.close()
 
     def accept(self, study: Study) -> RefusalError | None:
-        """Start to answer a study; returns the reason, for the owner only, if that is refused."""
+        """Start answering a study. Return the refusal, which is only for the owner, or None."""
         with self._lock:
             self._accepted[study.hash] = study
             self._unrecorded.pop(study.hash, None)
@@ -114,10 +114,10 @@ class Responder:
             return self._enrol(study)
 
     def leave(self, study: Study, *, declined: bool = False) -> None:
-        """Stop to answer a study, and release its reservation.
+        """Stop answering a study, and release its reservation.
 
-        The study gets no more answers even if the release fails; call this again in that case. The
-        aggregator learns that the study is closed, unless the site declined it without ever taking part.
+        If the release fails, the study still gets no more answers; call this again. The server receives
+        ``study-closed``, unless the site declined the study without ever participating.
         """
         with self._lock:
             self._accepted.pop(study.hash, None)
@@ -141,49 +141,49 @@ class Responder:
 
     @property
     def ledger_works(self) -> bool:
-        """Whether the ledger is open and no write failed of late: on a full disk it can be opened, but not written."""
+        """Whether the ledger is open and no write failed recently. On a full disk it opens, but cannot be written."""
         failed = self._failed is not None and monotonic() - self._failed[1] < ALARM_AFTER_FAILURE
         return self.is_open and not failed
 
     def rounds(self) -> dict[str, int]:
-        """The last answered round of every study; does not wait while one is answered."""
-        active = {name: each.agent.last_round for name, each in list(self._active.items())}
+        """Return the last answered round of every study, without waiting for a round that is being answered."""
+        active = {hash: study.agent.last_round for hash, study in list(self._active.items())}
         return self._last_rounds | active
 
     def endings(self) -> dict[str, str]:
-        """The kinds of ending of closed studies, by study."""
+        """Return the kind of ending of each closed study."""
         return dict(self._closed)
 
     def obstacles(self) -> dict[str, str]:
-        """The reasons why accepted studies are not answered, by study."""
-        found = {study: active.refusal for study, active in list(self._active.items()) if active.refusal}
-        found |= {study: refused.code for study, refused in list(self._not_enrolled.items())}
+        """Return the code of the reason why each unanswered study is not answered."""
+        codes = {study: active.refusal for study, active in list(self._active.items()) if active.refusal}
+        codes |= {study: refused.code for study, refused in list(self._not_enrolled.items())}
         if not self.ledger_works:
-            found |= dict.fromkeys(list(self._accepted), self._ledger_code())
-        return {study: code for study, code in found.items() if study not in self._closed}
+            codes |= dict.fromkeys(list(self._accepted), self._ledger_code())
+        return {study: code for study, code in codes.items() if study not in self._closed}
 
     def reserved(self) -> dict[str, str]:
-        """Open studies in the ledger that the owner's decisions do not have, with their names."""
+        """Return the names of studies that are open in the ledger but have no decision of the owner."""
         with self._lock:
             accounts = {} if self._guard is None else self._guard.book.accounts
             unknown = accounts.keys() - self._accepted.keys() - self._closed.keys()
-            return {each: accounts[each].about.get("name", each[:12]) for each in unknown if not accounts[each].closed}
+            return {hash: accounts[hash].about.get("name", hash[:12]) for hash in unknown if not accounts[hash].closed}
 
     def try_again(self) -> None:
-        """Repeat what failed before, after a while: the table may be back, and the disk writable."""
+        """Retry failed operations that are due: the table may be available again, and the disk writable."""
         with self._lock:
             for study, ending in list(self._unrecorded.items()):
                 self._close(study, ending)
             for study in [*self._active]:
                 self._close_if_answered(study)
             now, closed = monotonic(), self._closed
-            due = [each for each, refused in self._not_enrolled.items() if now >= refused.again_at]
+            due = [study for study, refused in self._not_enrolled.items() if now >= refused.again_at]
             for study in due:
                 if study not in closed:
                     self._enrol(self._accepted[study])
 
     def answer(self, study: str, data: bytes) -> bytes | None:
-        """The reply to a message of a study, or None."""
+        """Return the reply to a message of a study, or None."""
         with self._lock:
             self.reopen()
             if study in self._accepted and (rounds := _rounds_at_end(study, data)) is not None:
@@ -193,8 +193,8 @@ class Responder:
             if active is None and study in self._closed:
                 return refusal_of(study, data, "study-closed")
             if active is None:
-                known = study in self._accepted or study in self.reserved()
-                return refusal_of(study, data, self._blocked_code(study)) if known else None
+                is_blocked = study in self._accepted or study in self.reserved()
+                return refusal_of(study, data, self._blocked_code()) if is_blocked else None
             digest = digest_of(data)
             if digest in active.last:
                 return active.last[digest]
@@ -204,16 +204,16 @@ class Responder:
                 self._log_limited(study, f"refused an invalid message: {problem}")
                 return refusal_of(study, data, "request-malformed")
             except RefusalError as refusal:
-                if refusal.code == "members-without-me":  # a round of others
+                if refusal.code == "members-without-me":  # this round is only for other sites
                     return None
-                active.last, active.refusal = {}, refusal.code  # what was ready may be no more
+                active.last, active.refusal = {}, refusal.code  # a prepared answer may be gone
                 self._log_limited(study, f"refused ({refusal.code}): {refusal}")
                 if refusal.code in FAILURES:
                     self._close_failed_ledger(refusal)
                 return refusal_of(study, data, refusal.wire())
             except Exception as error:  # its text could reveal something about rows
                 active.refusal = "release-failed"
-                self._log_limited(study, f"the request could not be answered ({type(error).__name__})")
+                self._log_limited(study, f"request failed ({type(error).__name__})")
                 return refusal_of(study, data, "release-failed")
             active.last = dict([*list(active.last.items())[-1:], (digest, reply)])  # ready, and masked
             active.refusal = None
@@ -221,18 +221,20 @@ class Responder:
 
     def _reply(self, active: ActiveStudy, digest: str, data: bytes) -> bytes | None:
         study = active.study
-        asked = unpacked(data, study=study.hash, shape=lambda _: active.heard, from_site=False, n_sites=active.n_masked)
+        request = unpacked(
+            data, study=study.hash, shape=lambda _: active.broadcast_shape, from_site=False, n_sites=active.n_masked
+        )
         n_rows = active.agent.n_rows
         k = min(self._rows_per_person, n_rows)
-        answer = Message(Kind.PRESENT, study.hash, asked.round, digest=digest, n_rows=n_rows, rows_per_person=k)
+        answer = Message(Kind.PRESENT, study.hash, request.round, digest=digest, n_rows=n_rows, rows_per_person=k)
         before = active.agent.last_round
-        reply = packed((_masked_reply if active.n_masked else _plain_reply)(active, asked, answer))
-        if active.agent.last_round > before:  # it was recorded
+        reply = packed((_masked_reply if active.n_masked else _plain_reply)(active, request, answer))
+        if active.agent.last_round > before:  # the ledger recorded it
             self._failed = None
         return reply
 
     def _end(self, study: str, rounds: int) -> None:
-        """Close a study that the server reports as over after so many rounds."""
+        """Close a study that, according to the server, is over after ``rounds`` rounds."""
         self._active.pop(study, None)
         self._not_enrolled.pop(study, None)
         if study in self._closed:
@@ -241,7 +243,7 @@ class Responder:
         self._close(study, "finish" if rounds >= n_rounds else "end")
 
     def _close_if_answered(self, study: str) -> bool:
-        """Close a study if no later round can be requested; whether it is closed."""
+        """Close a study if no later round can be requested; return whether it is closed."""
         if self._guard is not None and (account := self._guard.book.accounts.get(study)) is not None:
             last = max(account.rounds, default=0)
             if account.closed:
@@ -251,10 +253,7 @@ class Responder:
         return study in self._closed
 
     def _close(self, study: str, ending: Ending) -> None:
-        """Give a study no new answer, release its unused budget, and tell its owner once.
-
-        If the ledger cannot record it, it is tried again.
-        """
+        """Stop answering a study, release its unused budget and log it once; retry if the ledger cannot record it."""
         self._closed[study] = self._unrecorded[study] = ending
         if self._guard is None:
             return
@@ -262,16 +261,16 @@ class Responder:
             self._guard.leave(study, ending)
             self._last_rounds[study] = max(self._guard.book.accounts[study].rounds, default=0)
         except RefusalError as refusal:
-            if refusal.code != "study-unknown":  # that reserved nothing
-                self._log_limited(study, f"over, but still open in the ledger; it is tried again: {refusal}", ERROR)
+            if refusal.code != "study-unknown":  # an unknown study reserved nothing
+                self._log_limited(study, f"over, but still open in the ledger; retrying: {refusal}", ERROR)
                 self._close_failed_ledger(refusal)
                 return
         del self._unrecorded[study]
         text = "finished: all rounds are over" if ending == "finish" else "ended by the server"
-        self._log.info("%s: %s; the study is closed, and its unused budget is released", _short(study), text)
+        self._log.info("%s: %s; study closed, unused budget released", _short(study), text)
 
     def _repeatable(self, study: str) -> ActiveStudy | None:
-        """A finished study, enrolled once to repeat an answer that was lost."""
+        """Return a finished study, enrolled once more to repeat a lost answer."""
         if self._closed.get(study) == "finish" and study in self._accepted and study not in self._not_enrolled:
             self._activate(self._accepted[study])
         return self._active.get(study)
@@ -279,13 +278,13 @@ class Responder:
     def _ledger_code(self) -> str:
         return "ledger-closed" if self._failed is None else self._failed[0]
 
-    def _blocked_code(self, study: str) -> str:
-        """What the server learns of a study that is not answered: nothing that may depend on rows or limits."""
+    def _blocked_code(self) -> str:
+        """Return the code for a study that is not answered. It must not depend on rows or limits."""
         return self._ledger_code() if self._guard is None else WITHHELD
 
     def _enrol(self, study: Study) -> RefusalError | None:
         if self._guard is not None and self._close_if_answered(study.hash):
-            return RefusalError("study-changed", "this study is closed here, which is for good")
+            return RefusalError("study-changed", "this study is closed at this site, for good")
         return self._activate(study)
 
     def _activate(self, study: Study) -> RefusalError | None:
@@ -294,7 +293,7 @@ class Responder:
         began = monotonic()
         try:
             agent = Agent(self._guard, study)
-        except RefusalError as refusal:  # only the command shows its cause, which may depend on rows
+        except RefusalError as refusal:  # the cause may depend on rows: only the owner's command shows it
             if refusal.code in FAILURES:
                 self._close_failed_ledger(refusal)
                 return refusal
@@ -311,28 +310,28 @@ class Responder:
         return None
 
     def _refused(self, study: Study, refusal: RefusalError, text: str, began: float) -> RefusalError:
-        pause, again_at = FIRST_TRY, inf
-        if refusal.code in HEALING:
-            known, now = self._not_enrolled.get(study.hash), monotonic()
-            pause = pause if known is None else min(2.0 * known.pause, LAST_TRY)
-            again_at = now + max(pause, TRY_SHARE * (now - began))
-            text = f"{text}; it is tried again"
+        pause, again_at = FIRST_RETRY, inf
+        if refusal.code in TRANSIENT:
+            earlier, now = self._not_enrolled.get(study.hash), monotonic()
+            pause = pause if earlier is None else min(2.0 * earlier.pause, MAX_RETRY)
+            again_at = now + max(pause, RETRY_FACTOR * (now - began))
+            text = f"{text}; retrying"
         self._not_enrolled[study.hash] = Refused(refusal.code, pause, again_at)
         self._log_limited(study.hash, text, ERROR)
         return refusal
 
     def _log_limited(self, study: str, text: str, level: int = WARNING) -> None:
-        if (said := self._repeats.said(study, text, now=monotonic())) is not None:
-            self._log.log(level, "%s", f"{_short(study)}: {said}" if study else said)
+        if (line := self._repeats.deduplicate(study, text, now=monotonic())) is not None:
+            self._log.log(level, "%s", f"{_short(study)}: {line}" if study else line)
 
     def _close_failed_ledger(self, refusal: RefusalError) -> None:
-        self._log.error("the ledger failed and is closed; it will be opened again: %s", refusal)
+        self._log.error("the ledger failed; closed, retrying: %s", refusal)
         self.close()
         self._failed = refusal.code, monotonic()
         self._reopen_at = monotonic() + REOPEN_AFTER
 
     def reopen(self) -> None:
-        """Open a ledger that failed, after a while."""
+        """Open a failed ledger again if the pause is over."""
         with self._lock:
             if self._guard is not None or monotonic() < self._reopen_at:
                 return
@@ -341,34 +340,34 @@ class Responder:
             except (DPADMMError, OSError) as problem:
                 self._reopen_at = monotonic() + REOPEN_AFTER
                 self._failed = problem.code if isinstance(problem, RefusalError) else "ledger-failed", monotonic()
-                self._log_limited("", f"the ledger cannot be opened: {problem}", ERROR)
+                self._log_limited("", f"cannot open the ledger; retrying: {problem}", ERROR)
                 return
             for study in [*self._accepted.values()]:
-                if self.is_open and study.hash not in self._closed:  # an enrolment may fail by the ledger again
+                if self.is_open and study.hash not in self._closed:  # an enrolment may close the ledger again
                     self._enrol(study)
 
 
-def _plain_reply(active: ActiveStudy, asked: Message, answer: Message) -> Message:
-    if asked.values is None:
+def _plain_reply(active: ActiveStudy, request: Message, answer: Message) -> Message:
+    if request.values is None:
         return answer
-    return answer._replace(kind=Kind.UPLOAD, values=active.agent.step(asked.round, asked.values))
+    return answer._replace(kind=Kind.UPLOAD, values=active.agent.step(request.round, request.values))
 
 
-def _masked_reply(active: ActiveStudy, asked: Message, answer: Message) -> Message:
-    if asked.kind is Kind.MASK:
-        if asked.digest not in active.ready:
-            text = "asked to mask an answer that was not asked for before, or before a restart"
+def _masked_reply(active: ActiveStudy, request: Message, answer: Message) -> Message:
+    if request.kind is Kind.MASK:
+        if request.digest not in active.ready:
+            text = "no prepared answer to mask: its request is missing, or was sent before a restart"
             raise RefusalError("round-not-ready", text)
-        masked = active.agent.masked(asked.round, active.ready[asked.digest], asked.body)
+        masked = active.agent.masked(request.round, active.ready[request.digest], request.body)
         return answer._replace(kind=Kind.MASKED, masked=masked)
-    if asked.values is not None:
-        active.ready = {answer.digest: active.agent.prepare(asked.round, asked.values)}
+    if request.values is not None:
+        active.ready = {answer.digest: active.agent.prepare(request.round, request.values)}
         answer = answer._replace(kind=Kind.READY)
     return answer._replace(body=active.agent.tags)
 
 
 def _rounds_at_end(study: str, data: bytes) -> int | None:
-    """The number of rounds in the message that ends a study; None for other messages."""
+    """Return the number of rounds in a message that ends a study; None for other messages."""
     with suppress(BadMessageError):
         message = unpacked(data, study=study, shape=lambda _: (0,), from_site=False)
         return message.round if message.kind is Kind.END else None
@@ -376,7 +375,7 @@ def _rounds_at_end(study: str, data: bytes) -> int | None:
 
 
 def refusal_of(study: str, data: bytes, code: str) -> bytes:
-    """The refusal of a message."""
+    """Return the refusal of a message."""
     return packed(Message(Kind.REFUSED, study, digest=digest_of(data), code=code))
 
 

@@ -1,7 +1,7 @@
 """The built-in broker (nats-server): its configuration, start, adoption after a crash, reload and stop.
 
-``broker.conf`` allows mutual TLS 1.3 only. The e-mail in a certificate names its user (``verify_and_map``);
-an unlisted user cannot connect, and a listed user may use the subjects of its name and nothing else.
+``broker.conf`` allows only mutual TLS 1.3. The e-mail address in a certificate is its user (``verify_and_map``).
+Only listed users can connect, and each may use only the subjects of its name.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from dpadmm.federation.protocol import AGGREGATOR, MissingPackagesError, subject
 _TIMEOUT = 10.0
 _LISTEN = re.compile(r'^listen: ".*:([0-9]+)"$', re.MULTILINE)
 _CHILDREN: list[subprocess.Popen[bytes]] = []
-"""Brokers that this process started; another process may end them, and then they must be reaped."""
+"""Brokers that this process started. They must be reaped even if another process ends them."""
 
 _RELOADED, _NOT_RELOADED = "Reloaded server configuration", "Failed to reload"
 
 
 class Broker:
-    """The nats-server of an aggregator's folder; it outlives a killed aggregator, and the next one adopts it.
+    """The nats-server of a server's folder. It survives a killed server process, and the next one adopts it.
 
-    Any process may create a ``Broker`` of the folder: ``aggregator revoke`` reloads the one of ``serve``.
+    Any process may create a ``Broker`` for the folder. For example, ``aggregator revoke`` reloads that of ``serve``.
     """
 
     def __init__(self, authority: Authority, *, port: int | None = None) -> None:
@@ -53,20 +53,20 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """The address to which the aggregator itself connects."""
+        """The address to which the server itself connects."""
         return self._authority.own_url(self._port)
 
     def start(self) -> None:
-        """Start the broker, or adopt and reload a running one; it accepts connections on return."""
+        """Start the broker, or adopt and reload a running one. Return when it accepts connections."""
         with self._lock():
             self._port = self._requested_port or self._authority.settings.port
             self._start()
 
     def reload(self) -> None:
-        """Update the users of a running broker, which closes connections of revoked or expired sites at once.
+        """Update the users of a running broker, which disconnects revoked and expired sites immediately.
 
         A broker that rejects the new configuration is replaced, so that no revoked site stays connected. The
-        port does not change, unless this ``Broker`` was created with another one.
+        port does not change unless this ``Broker`` was created with another one.
         """
         with self._lock():
             self._find_port()
@@ -76,7 +76,7 @@ class Broker:
                 self._start()
 
     def refresh(self) -> bool:
-        """Reload if approvals or certificates changed; cheap enough to call every second."""
+        """Reload if approvals or certificates changed. Cheap enough to call every second."""
         self._find_port()
         written = self._config.read_text(encoding="utf-8") if self._config.exists() else ""
         changed = self._authority.renew_certificates() or written != self._current_config()
@@ -88,18 +88,18 @@ class Broker:
         return self._pid() is not None
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Promise to keep the broker running, whether or not studies run; refused if another process does."""
+    def held_open(self) -> Iterator[None]:
+        """Hold the broker open between studies; raise ``DPADMMError`` if another process holds it."""
         with self._keeper_lock() as lock:
-            for _ in range(5):  # others may just be looking at it
+            for _ in range(5):  # is_held() of other processes takes the lock for a moment
                 if _locked(lock, fcntl.LOCK_EX):
                     yield
                     return
                 time.sleep(0.1)
-            raise DPADMMError("another process (dpadmm aggregator broker) keeps this folder's broker running")
+            raise DPADMMError("another process (dpadmm aggregator broker) already runs this folder's broker")
 
-    def kept(self) -> bool:
-        """Whether another process keeps the broker running."""
+    def is_held(self) -> bool:
+        """Return whether another process holds the broker open."""
         with self._keeper_lock() as lock:
             return not _locked(lock, fcntl.LOCK_SH)
 
@@ -117,47 +117,47 @@ class Broker:
         if (pid := self._pid()) is not None:
             if self._reloaded(pid) and self._responds():
                 return
-            self._stop()  # it hangs, or has another address than requested
+            self._stop()  # it hangs, or listens on another address
         (self._authority.folder / "broker.pid").unlink(missing_ok=True)
-        seen = self._log_size()
+        size_before = self._log_size()
         self._process = process = subprocess.Popen(
             [program, "-c", str(self._config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self._authority.folder,
-            start_new_session=True,  # Ctrl-C reaches the aggregator only, which stops the broker
+            start_new_session=True,  # Ctrl-C reaches only the server process, which stops the broker
         )
         _CHILDREN.append(process)
         _wait(lambda: process.poll() is not None or (self._pid() is not None and self._responds()))
         if process.poll() is None and self._responds():
             return
         self._stop()
-        raise DPADMMError(self._reason(self._log_since(seen)))
+        raise DPADMMError(self._reason(self._log_since(size_before)))
 
     def _stop(self) -> None:
         pid = self._pid()
-        for each in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             if pid is not None and self._pid() == pid:
-                _signal(pid, each)
+                _signal(pid, number)
                 _wait(lambda: self._pid() != pid)
         process, self._process = self._process, None
         if process is not None:
-            process.kill()  # it may not have written its process ID yet; harmless if it has ended
+            process.kill()  # in case it has not written its process ID yet; harmless if it has ended
             process.wait()
         (self._authority.folder / "broker.pid").unlink(missing_ok=True)
 
     def _reloaded(self, pid: int) -> bool:
-        seen = self._log_size()
+        size_before = self._log_size()
         if not _signal(pid, signal.SIGHUP):
             return False
         line = re.compile(rf"^\[{pid}\] \S+ \S+ \[\w+\] ({_RELOADED}|{_NOT_RELOADED})", re.MULTILINE)
-        _wait(lambda: line.search(self._log_since(seen)) is not None)
-        # whole lines: the log contains names of clients
-        return line.findall(self._log_since(seen)) == [_RELOADED]
+        _wait(lambda: line.search(self._log_since(size_before)) is not None)
+        # match whole lines, because the log contains names of clients
+        return line.findall(self._log_since(size_before)) == [_RELOADED]
 
     def _responds(self) -> bool:
-        """Whether this folder's broker listens there and accepts the aggregator's certificate."""
+        """Return whether this folder's broker listens on its port and accepts the server's certificate."""
         host = self._authority.settings.own_host
         try:
             context = self._authority.client_context()
@@ -169,24 +169,26 @@ class Broker:
         except (OSError, ssl.SSLError):
             return False
 
-    def _reason(self, said: str) -> str:
+    def _reason(self, log: str) -> str:
         address, port = self._authority.settings.listen, self._port
-        if "listen for websocket connections" in said:
+        if "listen for websocket connections" in log:
             port = self._authority.settings.websocket_port or port
-        where = f"{address}:{port}"
-        if "address already in use" in said:
+        endpoint = f"{address}:{port}"
+        if "address already in use" in log:
             return (
-                f"the broker cannot listen on {where}: port {port} is in use by another program; stop "
+                f"the broker cannot listen on {endpoint}: port {port} is in use by another program; stop "
                 "that program, or choose another port (--port, or aggregator.toml)"
             )
-        if "cannot assign requested address" in said:
+        if "cannot assign requested address" in log:
             return f"this machine has no address {address}: change listen in aggregator.toml"
-        if "permission denied" in said:
-            return f"this user may not listen on {where}: choose a port of 1024 or above, or allow CAP_NET_BIND_SERVICE"
-        return f"the broker did not start on {where}: see {self._log}"
+        if "permission denied" in log:
+            return (
+                f"this user may not listen on {endpoint}: choose a port of 1024 or above, or allow CAP_NET_BIND_SERVICE"
+            )
+        return f"the broker did not start on {endpoint}: see {self._log}"
 
     def _pid(self) -> int | None:
-        """The process ID of this folder's running broker, checked by its command line."""
+        """Return the process ID of this folder's running broker, verified by its command line."""
         _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None]
         try:
             pid = int((self._authority.folder / "broker.pid").read_text(encoding="ascii"))
@@ -195,14 +197,14 @@ class Broker:
         return pid if pid > 1 and str(self._config) in _command_line(pid) else None
 
     def _find_port(self) -> None:
-        """The requested port, or that of the running broker, which another process may have chosen."""
+        """Use the requested port, or that of the running broker, which another process may have chosen."""
         self._port = self._requested_port or self.running_port() or self._authority.settings.port
 
     def running_port(self) -> int | None:
-        if not self._config.exists() or not (self.alive() or self.kept()):
+        if not self._config.exists() or not (self.alive() or self.is_held()):
             return None
-        found = _LISTEN.search(self._config.read_text(encoding="utf-8"))
-        return int(found[1]) if found else None
+        match = _LISTEN.search(self._config.read_text(encoding="utf-8"))
+        return int(match[1]) if match else None
 
     def _current_config(self) -> str:
         return broker_config(self._authority, port=self._port)
@@ -214,10 +216,10 @@ class Broker:
     def _log_size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0
 
-    def _log_since(self, seen: int) -> str:
+    def _log_since(self, size_before: int) -> str:
         try:
             with self._log.open("rb") as log:
-                log.seek(seen if seen <= self._log_size() else 0)  # shorter: nats-server started a new log
+                log.seek(size_before if size_before <= self._log_size() else 0)  # nats-server may have rotated it
                 return log.read().decode("utf-8", "replace")
         except OSError:
             return ""
@@ -227,23 +229,23 @@ class Broker:
 
 
 def nats_server() -> str:
-    """The nats-server of this Python environment, else the one on the PATH."""
+    """Return the path of nats-server, in this Python environment or on the PATH."""
     own = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(own) if own.exists() else shutil.which("nats-server")
-    if found is None:
+    path = str(own) if own.exists() else shutil.which("nats-server")
+    if path is None:
         raise MissingPackagesError
-    return found
+    return path
 
 
 def _command_line(pid: int) -> list[str]:
-    """The command line of a process; empty if it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
     if Path("/proc/self").exists():
         return []
     command = ["ps", "-o", "command=", "-p", str(pid)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    return shown.stdout.strip().split(" -c ")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip().split(" -c ")
 
 
 def _locked(lock: IO[bytes], kind: int) -> bool:
@@ -316,7 +318,7 @@ websocket {{
 
 
 def broker_config(authority: Authority, *, port: int | None = None, now: datetime | None = None) -> str:
-    """The configuration of a folder's broker, with all sites that may connect."""
+    """Return the configuration of a folder's broker, with all sites that may connect."""
     folder, settings = authority.folder, authority.settings
     address = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
     files = {
@@ -333,7 +335,7 @@ def broker_config(authority: Authority, *, port: int | None = None, now: datetim
         pid=_quoted(folder / "broker.pid"),
         log=_quoted(folder / "broker.log"),
         **files,
-        # a certificate that was renewed is a changed configuration, so that the broker loads it
+        # a renewed certificate changes the configuration, so the broker reloads it
         fingerprint=sha256(server.read_bytes()).hexdigest() if server.exists() else "none",
         max_payload=MAX_PAYLOAD,
         websocket=websocket,
@@ -342,9 +344,9 @@ def broker_config(authority: Authority, *, port: int | None = None, now: datetim
 
 
 def users_config(authority: Authority, *, now: datetime | None = None) -> str:
-    """Who may connect, and use which subjects: the part that all servers of a cluster need."""
-    listed = {authority.aggregator_user: AGGREGATOR} | {each.user: each.name for each in authority.users(now=now)}
-    users = "\n".join(_user(user, name) for user, name in listed.items())
+    """Return the users and their subjects, the part of the configuration that all brokers of a cluster need."""
+    names = {authority.aggregator_user: AGGREGATOR} | {user.user: user.name for user in authority.users(now=now)}
+    users = "\n".join(_user(user, name) for user, name in names.items())
     return f"authorization {{\n  timeout: 5\n  users: [\n{users}\n  ]\n}}"
 
 

@@ -1,7 +1,7 @@
-"""A connection to a NATS broker that is restored whenever it is lost.
+"""A connection to a NATS broker that reconnects automatically.
 
-Outgoing only, mutual TLS only. Messages sent while there is no connection are lost: requests are repeated. With
-several brokers, the next one is tried as soon as a connection fails or is lost.
+Connections are outgoing and use mutual TLS. Messages sent without a connection are lost, so requests are repeated.
+With several brokers, the next one is tried when a connection fails or is lost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from dpadmm.federation.site.lease import Lease
 
 FIRST_PAUSE, LAST_PAUSE = 0.2, 30.0
-"""Seconds before a new attempt to connect; they grow by about a half each time."""
+"""Seconds before the next attempt to connect, at first and at most. The pause grows by half each time."""
 
 CHECK_EVERY = 0.5
 """Seconds between checks of the connection."""
@@ -65,7 +65,7 @@ OnMessage = Callable[[str, bytes], None]
 OnError = Callable[[Exception], Awaitable[None]]
 OnLost = Callable[[], Awaitable[None]]
 Context = Callable[[], ssl.SSLContext]
-"""Called for every connection, since certificates are renewed."""
+"""Returns the TLS context. Called for every connection, because certificates are renewed."""
 
 
 async def connect(
@@ -77,7 +77,7 @@ async def connect(
     on_lost: OnLost | None = None,
     server_name: str | None = None,
 ) -> Client:
-    """A client that is connected, and does not come back by itself; ``server_name`` as in :func:`dialled`."""
+    """Return a connected client that does not reconnect; ``server_name`` as in :func:`dialled`."""
     client, transport = Client(), await dialled(url, context, server_name)
     client._transport = transport
     try:
@@ -103,18 +103,18 @@ async def connect(
 
 
 async def close_client(client: Client) -> None:
-    """Close a connection, and wait until all of its tasks have ended.
+    """Close a connection, and wait until all its tasks have ended.
 
-    nats-py marks a client as closed before it cancels its tasks. If the connection breaks in between, it leaves the
-    tasks of subscriptions pending and the socket open.
+    nats-py marks a client as closed before it cancels its tasks. If the connection breaks in between, the tasks of
+    subscriptions stay pending and the socket stays open.
     """
     with suppress(Exception):  # the connection is abandoned in any case
         await client.close()
     own = client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task
-    tasks = [*own, *(each._wait_for_msgs_task for each in list(client._subs.values()))]
+    tasks = [*own, *(subscription._wait_for_msgs_task for subscription in list(client._subs.values()))]
     pending = [task for task in tasks if task is not None]
     await cancelled(*pending)
-    await asyncio.gather(*pending, return_exceptions=True)  # also retrieves errors, which asyncio would log
+    await asyncio.gather(*pending, return_exceptions=True)  # retrieves errors that asyncio would log otherwise
     transport: Any = client._transport
     if transport is not None:
         transport.close()
@@ -124,7 +124,7 @@ async def close_client(client: Client) -> None:
 
 
 class Link:
-    """``async with Link(...) as link``: stays connected in the background, and gives signs of life."""
+    """``async with Link(...) as link``: stays connected in the background and sends heartbeats."""
 
     def __init__(
         self,
@@ -137,15 +137,15 @@ class Link:
         server_names: Sequence[str] = (),
     ) -> None:
         self.url = url
-        """The broker that it is or was last connected to, or tries."""
+        """Address of the current, last or next broker."""
         self._endpoints, self._context, self._on_message = deque(endpoints(url, server_names)), context, on_message
         self._log, self._name = log, name
-        self._beat_subject, hears = beat_subjects_of(name)
-        self._subjects = {hears}
+        self._beat_subject, received_beats = beat_subjects_of(name)
+        self._subjects = {received_beats}
         self.seen: dict[str, LastContact] = {}
-        """Who gave a sign of life: names of sites, or ``AGGREGATOR``."""
+        """The last heartbeat of each site, or of ``AGGREGATOR``."""
         self.on_proposal: Callable[[str], None] = lambda study: None
-        """Called with the hash of a study that the server proposes to this site."""
+        """Called with the hash of a proposed study."""
         self._client: Client | None = None
         self._closed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -156,7 +156,7 @@ class Link:
         return self._client is not None and self._client.is_connected
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(each) for each in (self._stay_connected(), self._give_signs_of_life())]
+        self._tasks = [asyncio.create_task(work) for work in (self._stay_connected(), self._send_heartbeats())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -164,7 +164,7 @@ class Link:
         await self._lose()
 
     async def subscribe(self, subject: str) -> None:
-        """Receive messages on this subject, now and after every reconnection."""
+        """Receive messages on this subject, also after reconnections."""
         if subject not in self._subjects:
             self._subjects.add(subject)
             if self._client is not None and self.connected:
@@ -172,13 +172,13 @@ class Link:
                     await self._client.subscribe(subject, cb=self._on_nats_message)
 
     async def publish(self, subject: str, data: bytes) -> bool:
-        """Send a message; returns whether it could be handed to the connection."""
+        """Send a message; return whether the connection accepted it."""
         if self._client is None or not self.connected:
             return False
         try:
             await self._client.publish(subject, data)
         except (TimeoutError, nats.errors.Error, OSError) as problem:
-            self._say(WARNING, f"a message could not be sent: {reason_of(problem)}")
+            self._log_repeated(WARNING, f"cannot send a message: {reason_of(problem)}")
             return False
         return True
 
@@ -195,15 +195,15 @@ class Link:
             self._on_message(message.subject, message.data)
 
     async def _on_lease(self, subject: str, data: bytes) -> None:
-        """Take a claim of a site, or the aggregator's grant."""
+        """Process a claim of a site, or a grant of the server."""
 
     def _on_beat(self, subject: str, data: bytes) -> None:
         sender = subject.rpartition(".")[2]
         with suppress(BadMessageError):
-            seen = LastContact(time.monotonic(), clock_of_beat(data) - time.time())
-            self.seen[AGGREGATOR if sender == "down" else sender] = seen
+            contact = LastContact(time.monotonic(), clock_of_beat(data) - time.time())
+            self.seen[AGGREGATOR if sender == "down" else sender] = contact
 
-    async def _give_signs_of_life(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await self.publish(self._beat_subject, packed_beat(time.time()))
             await asyncio.sleep(BEAT_EVERY)
@@ -215,34 +215,37 @@ class Link:
             self.url, _ = self._endpoints[0]
             try:
                 self._client = await self._connected()
-            except Exception as problem:  # nats-py raises many types; try again after any
-                self._say(WARNING, f"no connection to {self.url}: {reason_of(problem)}")
+            except Exception as problem:  # nats-py raises many types; retry after any of them
+                self._log_repeated(WARNING, f"no connection to {self.url}: {reason_of(problem)}")
                 failed += 1
             else:
-                self._say(INFO, f"connected to {self.url}")
+                self._log_repeated(INFO, f"connected to {self.url}")
                 await self._on_connected()
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
-                self._say(WARNING, f"the connection to {self.url} was lost")
+                self._log_repeated(WARNING, f"lost the connection to {self.url}")
                 failed += 1
                 if asyncio.get_running_loop().time() - began > 5.0:
                     pause, failed = FIRST_PAUSE, 1
             await self._lose()
             self._endpoints.rotate(-1)
-            if failed >= len(self._endpoints):  # all of them; else another one is worth a try at once
+            if failed >= len(self._endpoints):  # all failed; otherwise try the next one immediately
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause, failed = min(1.5 * pause, LAST_PAUSE), 0
 
     async def _on_connected(self) -> None:
-        """What is said first."""
+        """Send the first messages of a new connection."""
 
     async def _until_lost(self) -> None:
-        """Polls too, because nats-py does not call back if the connection broke while it was sending."""
+        """Wait until the connection is lost.
+
+        This also polls, because nats-py calls nothing if the connection breaks while it sends.
+        """
         while self.connected:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_EVERY):
                     await self._closed.wait()
-            self._closed.clear()  # or it was the connection before a renewal
+            self._closed.clear()  # it may have been the connection before a renewal
 
     async def _connected(self) -> Client:
         subscribed, (url, server_name) = set[str](), self._endpoints[0]
@@ -266,9 +269,9 @@ class Link:
         return client
 
     async def renew(self, url: str, server_names: Sequence[str] = ()) -> bool:
-        """Connect with the certificate and addresses as they are now, and then leave the connection before.
+        """Connect with the current certificate and addresses, then close the old connection.
 
-        Messages of a moment may come twice. If it fails, the connection that there is stays.
+        For a moment, messages may arrive twice. If it fails, the old connection stays open.
         """
         new = endpoints(url, server_names)
         if set(new) != set(self._endpoints):
@@ -278,13 +281,13 @@ class Link:
         try:
             client = await self._connected()
         except Exception as problem:
-            self._say(WARNING, f"no connection with the renewed certificate yet: {reason_of(problem)}")
+            self._log_repeated(WARNING, f"cannot connect with the renewed certificate yet: {reason_of(problem)}")
             return False
-        if self._client is not before or not self.connected:  # it was lost meanwhile, and is made again anyway
+        if self._client is not before or not self.connected:  # lost meanwhile: _stay_connected reconnects
             await self._disconnect(client)
             return True
         self._client = client
-        self._say(INFO, f"connected to {self.url} with the renewed certificate")
+        self._log_repeated(INFO, f"connected to {self.url} with the renewed certificate")
         await self._disconnect(before)
         return True
 
@@ -300,83 +303,83 @@ class Link:
             await close_client(client)
 
     async def _failed(self, problem: Exception) -> None:
-        if self.connected:  # otherwise connecting reports it
-            self._say(WARNING, f"error from the broker: {reason_of(problem)}")
+        if self.connected:  # otherwise _stay_connected logs it
+            self._log_repeated(WARNING, f"error from the broker: {reason_of(problem)}")
 
     async def _lost(self) -> None:
         self._closed.set()
 
-    def _say(self, level: int, text: str) -> None:
-        if (said := self._repeats.said("", text, now=time.monotonic())) is not None:
-            self._log.log(level, "%s", said)
+    def _log_repeated(self, level: int, text: str) -> None:
+        if (line := self._repeats.deduplicate("", text, now=time.monotonic())) is not None:
+            self._log.log(level, "%s", line)
 
 
 DATES = _NOT_YET_VALID, _EXPIRED = 9, 10
 OTHER_HOST = 62, 64
-"""Codes of OpenSSL for what is wrong with a certificate: its dates, its host name or address."""
+"""OpenSSL error codes of a certificate: invalid dates; wrong host name or address."""
 
 
 def reason_of(problem: BaseException) -> str:
-    """Why there is no connection, in words that say what to do."""
+    """Describe why a connection failed, with the next step."""
     if isinstance(problem, ssl.SSLCertVerificationError):
         now = f"the clock of this machine shows {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         if problem.verify_code == _NOT_YET_VALID:
-            return f"its certificate is not valid yet ({now}): is that clock behind, or was the aggregator's ahead?"
+            return f"its certificate is not valid yet ({now}): is that clock behind, or was the server's ahead?"
         if problem.verify_code == _EXPIRED:
-            return f"its certificate has expired ({now}): is that clock ahead? If not, tell the study coordinators"
+            return f"its certificate has expired ({now}): is that clock ahead? If not, call the study coordinators"
         if problem.verify_code in OTHER_HOST:
-            return f"its certificate is for another host: tell the study coordinators ({problem.verify_message})"
+            return f"its certificate is for another host: call the study coordinators ({problem.verify_message})"
         return (
             f"its certificate is not from the authority of this study ({problem.verify_message}): a proxy that "
-            "inspects TLS, or another server; dpadmm agent check --connect shows whose it is"
+            "inspects TLS, or another server; dpadmm agent check --connect shows its issuer"
         )
     if isinstance(problem, ssl.SSLError):
         return f"it rejected the certificate ({problem.reason}): was it revoked, or is one of the clocks wrong?"
     if isinstance(problem, TimeoutError):
         return "no answer: a firewall may drop connections to this port, or the broker's machine is down"
-    if isinstance(problem, DPADMMError):  # of our own, such as an expired certificate
+    if isinstance(problem, DPADMMError):  # such as an expired certificate of this site
         return str(problem)
     text = str(problem) or type(problem).__name__
     if "authorization violation" in text.lower():
-        return "it rejected the certificate, which may have been revoked: ask the study coordinators"
+        return "it rejected the certificate, which may be revoked: ask the study coordinators"
     return text if text.isprintable() and len(text) <= 200 else ascii(text[:200])
 
 
 class Mailbox:
-    """A bounded queue: the latest messages of every sender, which are taken in turn."""
+    """A bounded queue of the latest messages of every sender. Senders are served in turn."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_messages: int) -> None:
+        self._max_messages = max_messages
         self._waiting: dict[str, deque[bytes]] = {}
-        self._some = asyncio.Event()
+        self._not_empty = asyncio.Event()
 
     def put(self, sender: str, data: bytes) -> None:
-        """Add a message, which may replace the oldest one of the same sender."""
-        self._waiting.setdefault(sender, deque(maxlen=self._most)).append(data)
-        self._some.set()
+        """Add a message. If the sender's queue is full, its oldest message is dropped."""
+        self._waiting.setdefault(sender, deque(maxlen=self._max_messages)).append(data)
+        self._not_empty.set()
 
     async def take(self, timeout: float | None = None) -> tuple[str, bytes] | None:
-        """The next message and its sender, or None after ``timeout`` seconds."""
+        """Return the next message and its sender, or None after ``timeout`` seconds."""
         if not self._waiting and timeout is not None and timeout <= 0.0:
             await asyncio.sleep(0)
         elif not self._waiting:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
-                    await self._some.wait()
+                    await self._not_empty.wait()
         if not self._waiting:
             return None
         sender = next(iter(self._waiting))
         messages = self._waiting.pop(sender)
         data = messages.popleft()
         if messages:
-            self._waiting[sender] = messages  # behind the others
+            self._waiting[sender] = messages  # after the other senders
         if not self._waiting:
-            self._some.clear()
+            self._not_empty.clear()
         return sender, data
 
 
 class SiteLink(Link):
-    """A site's connection, which answers the messages of the studies that it follows while it has the lease."""
+    """A site's connection. It answers messages of the studies that it follows, while it holds the lease."""
 
     def __init__(
         self,
@@ -389,21 +392,21 @@ class SiteLink(Link):
     ) -> None:
         super().__init__(url, context, self._put, log, name=name, server_names=server_names)
         self._subjects.add(proposals_of(name))
-        self._mail = Mailbox(most=2)  # a newer request of a study, and to mask its answer, replace older ones
+        self._mail = Mailbox(max_messages=2)  # the latest REQUEST and MASK of a study
         self._lease = lease
         if lease is not None:
             self._subjects.add(grants_of(name))
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        self._tasks.append(asyncio.create_task(self._keep_lease()))
+        self._tasks.append(asyncio.create_task(self._renew_lease()))
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._claim(leaving=True)
         await super().__aexit__(*error)
 
-    async def _keep_lease(self) -> None:
+    async def _renew_lease(self) -> None:
         while self._lease is not None:
             await self._claim()
             await asyncio.sleep(BEAT_EVERY)
@@ -423,25 +426,26 @@ class SiteLink(Link):
         self._mail.put(subject.removeprefix("dpadmm.").removesuffix(".down"), data)
 
     async def follow(self, study: str) -> None:
+        """Receive the messages of a study."""
         await self.subscribe(requests_of(study))
 
     async def answer(self, reply: Callable[[str, bytes], bytes | None], pool: Executor) -> None:
-        """Answer for ever; ``reply(study, message)`` runs in the pool.
+        """Answer messages until cancelled; ``reply(study, message)`` runs in the pool.
 
-        Without the lease a message gets no answer, and an answer that took too long does not leave: requests are
-        repeated. A claim with the ledger's mark goes ahead of each answer.
+        Without the lease no answer is computed, and no answer is sent if the lease is lost meanwhile. This loses
+        nothing, because requests are repeated. A claim with the ledger's mark is sent before each answer.
         """
         loop = asyncio.get_running_loop()
         while (received := await self._mail.take()) is not None:
-            if not await self._may_speak():
+            if not await self._may_answer():
                 continue
-            said = await loop.run_in_executor(pool, reply, *received)
-            if said is not None and await self._may_speak():
+            message = await loop.run_in_executor(pool, reply, *received)
+            if message is not None and await self._may_answer():
                 await self._claim()
-                await self.publish(f"dpadmm.{received[0]}.up.{self._name}", said)
+                await self.publish(f"dpadmm.{received[0]}.up.{self._name}", message)
 
-    async def _may_speak(self) -> bool:
-        """Whether this is the agent to answer; also where it is to say that its ledger is behind."""
+    async def _may_answer(self) -> bool:
+        """Return whether this process may answer, or must report that its ledger is behind."""
         if self._lease is None:
             return True
         await self._lease.settled(LEASE_FREE_AFTER)
@@ -449,7 +453,7 @@ class SiteLink(Link):
 
 
 class HubLink(Link):
-    """A connection of the aggregator, which grants sites' agents their leases."""
+    """A connection of the server, which decides the lease claims of sites."""
 
     def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, leases: Leases | None) -> None:
         super().__init__(url, context, on_message, log, name=AGGREGATOR)
@@ -463,22 +467,22 @@ class HubLink(Link):
 
 
 class NatsTransport(HubLink):
-    """The aggregator's connection, as the ``Transport`` of one study."""
+    """The server's connection as the ``Transport`` of one study."""
 
     def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases | None = None) -> None:
         super().__init__(url, context, self._put, log, leases)
-        self._mail, self._study, self._down = Mailbox(most=8), study, requests_of(study)
+        self._mail, self._study, self._down = Mailbox(max_messages=8), study, requests_of(study)
         self._subjects.add(f"dpadmm.{study}.up.*")
 
     def _put(self, subject: str, data: bytes) -> None:
-        """Keep a message of a site; the broker guarantees that its subject is its own."""
+        """Queue a message. The broker guarantees that a site publishes only under its own name."""
         self._mail.put(subject.rpartition(".")[2], data)
 
     async def send(self, data: bytes) -> None:
         await self.publish(self._down, data)
 
     async def propose(self, sites: Iterable[str]) -> None:
-        """Tell sites that the study waits for their decision."""
+        """Send these sites the hash of the study, which needs a decision of their owners."""
         for name in sites:
             await self.publish(proposals_of(name), packed_proposal(self._study))
 
@@ -487,8 +491,8 @@ class NatsTransport(HubLink):
 
 
 async def until_one_ends(*work: Coroutine[Any, Any, Any]) -> None:
-    """Run all until one ends or fails, then cancel the others."""
-    tasks = [asyncio.create_task(each) for each in work]
+    """Run all coroutines until one ends or fails, then cancel the others."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -499,8 +503,8 @@ async def until_one_ends(*work: Coroutine[Any, Any, Any]) -> None:
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks until they end: nats-py swallows a cancellation while it connects."""
-    while waiting := [task for task in tasks if not task.done()]:
-        for task in waiting:
+    """Cancel tasks repeatedly until they end, because nats-py swallows a cancellation while it connects."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
             task.cancel()
-        await asyncio.wait(waiting, timeout=0.2)
+        await asyncio.wait(pending, timeout=0.2)
