@@ -75,7 +75,7 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
     parts = [PartSummary(part.n_rows, part.n_features, part.digest()) for part in held]
     assert rows.digest() == PartitionedRows(parts, rows.unit, lambda *_: ()).digest()
     assert len(set(uploads(site))) == 3
-    asked_for = site.rehearse(STUDY, LedgerState()).question(1)
+    asked_for = site.rehearse(STUDY, LedgerState()).query_at(1)
     assert (asked_for.grid.n_rows, asked_for.grid.n_parts) == (len(CELLS), len(PARTS))
     assert CheckedRows(whole).n_parts == 1
     plain = person_study("logistic", "plain", intercept=False)
