@@ -364,7 +364,7 @@ def test_the_sum_of_all_answers_must_fit_63_bits_to_the_last(folder: Path, monke
     four = masked_study(roster=ROSTER[:4])
     monkeypatch.setattr(Lattice, "noise_scale", lambda self, z, shares=1: shares)
     for reach, fits in ((2**61 - 1, True), (2**61, False)):
-        monkeypatch.setattr(Lattice, "reach", lambda self, scale, reach=reach: reach + scale - HONEST)
+        monkeypatch.setattr(Lattice, "max_upload", lambda self, scale, reach=reach: reach + scale - HONEST)
         with guarded(folder / str(fits), policy=OWNER, key=KEYS[0]) as guard:
             if fits:
                 guard.enrol(four)

@@ -158,7 +158,7 @@ class Study:
                 asked = gaussian(release)
                 statistic = terms.statistics[asked.statistic]
                 grid = Lattice(statistic.row_norm, math.prod(statistic.shape), self.most_rows)
-                reach = grid.reach(grid.noise_scale(asked.noise_multiplier, honest))
+                reach = grid.max_upload(grid.noise_scale(asked.noise_multiplier, honest))
                 if (max(1, len(self.roster)) * reach).bit_length() > 62:
                     raise StudyError("study: sums of so many sites and rows might not fit 63 bits; take fewer rows")
 

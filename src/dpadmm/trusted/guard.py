@@ -162,7 +162,7 @@ class Guard:
             queries = enrolled_queries(terms, rows, self._policy)
             for query in queries.values():
                 scale = query.grid.noise_scale(query.release.noise_multiplier, query.shares)
-                if masks and masks.n_sites * query.grid.reach(scale) >= 2**63:
+                if masks and masks.n_sites * query.grid.max_upload(scale) >= 2**63:
                     raise StudyError("the sum over all sites could exceed 63 bits")
                 if rows.n_rows > query.grid.n_rows:
                     raise StudyError(f"the table has {rows.n_rows} rows, and most_rows is {query.grid.n_rows}")
