@@ -218,7 +218,7 @@ def test_one_output_is_clipped_as_one_of_several() -> None:
     for n in (1, 4, 7, 250):
         slope = rng.standard_normal((1, n)) * 10.0 ** rng.choice([0.0, 0.0, 0.0, -200.0, 200.0], n)
         slope[0, rng.random(n) < 0.1] = rng.choice([0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324, 1e308])
-        norms = np.maximum(rng.random(n) * 10.0 ** rng.choice([0.0, 0.0, -9.0, -160.0], n), problem.LEAST_NORM)
+        norms = np.maximum(rng.random(n) * 10.0 ** rng.choice([0.0, 0.0, -9.0, -160.0], n), problem.MIN_NORM)
         for bound in (1.0, 0.3, 1e-3, 1e-120):
             alone, beside_zeros = slope.copy(), np.vstack([slope, np.zeros((1, n))])
             passes._clip(alone, norms, bound)

@@ -89,13 +89,13 @@ def test_replacing_a_row_moves_the_upload_by_at_most_2_c1_over_q_m(seed: int, sa
     first, second = (uploads(method, make_rows(x, labels), consensus=consensus)[0] for x in (rows, other))
     moved = float(np.linalg.norm(first - second))
     assert moved <= 2.0 / (sampling * m) * (1.0 + 1e-9)
-    drawn = make_rows(rows, labels).drawn(sampling, seed=seed, round=1)
+    drawn = make_rows(rows, labels).subsample(sampling, seed=seed, round=1)
     assert (moved > 0.0) == bool(np.isin(seed % m, drawn.order))
 
 
 def test_rows_are_drawn_by_their_own_coins() -> None:
     rows = make_rows(np.zeros((40_000, 1)), np.ones(40_000), offsets=np.arange(0, 40_001, 100))
-    one, again, next_ = (rows.drawn(0.3, seed=s, round=k) for s, k in ((1, 1), (1, 1), (1, 2)))
+    one, again, next_ = (rows.subsample(0.3, seed=s, round=k) for s, k in ((1, 1), (1, 1), (1, 2)))
     np.testing.assert_array_equal(one.order, again.order)
     assert len(np.intersect1d(one.order, next_.order)) == pytest.approx(0.09 * 40_000, rel=0.05)
     assert len(one.order) == pytest.approx(12_000, rel=0.03)

@@ -142,34 +142,34 @@ def test_rows_are_shaped_once_for_a_shape_and_anew_for_another() -> None:
     features = random_rows(np.random.default_rng(5), 12, 6)
     rows = make_rows(features, np.ones(12), order=np.arange(12)[::-1].copy(), offsets=np.array([0, 5, 12]))
     for shape in SHAPES.values():
-        made = rows.shaped(shape)
-        assert rows.shaped(shape.copy()) is made
+        made = rows.transformed(shape)
+        assert rows.transformed(shape.copy()) is made
         assert np.array_equal(made.features, shape.rows(rows.features))
         assert np.array_equal(made.norms, row_norms(made.features)[made.order])
         assert np.array_equal(made.labels, rows.labels)
         other = Preconditioner(np.nextafter(shape.scale, 2.0), shape.direction)
         turned = Preconditioner(other.scale, np.nextafter(shape.direction, 2.0))
-        assert rows.shaped(other) is not made
-        assert rows.shaped(turned) is not rows.shaped(other)
-        assert np.array_equal(rows.shaped(turned).features, turned.rows(rows.features))
+        assert rows.transformed(other) is not made
+        assert rows.transformed(turned) is not rows.transformed(other)
+        assert np.array_equal(rows.transformed(turned).features, turned.rows(rows.features))
 
 
 def test_a_caller_that_changes_its_arrays_gets_the_rows_of_the_new_shape() -> None:
     rows = make_rows(random_rows(np.random.default_rng(6), 12, 6), np.ones(12))
     scale, direction = np.ones(6), np.zeros(6)
-    before = rows.shaped(Preconditioner(scale, direction)).features
+    before = rows.transformed(Preconditioner(scale, direction)).features
     scale[:] = 2.0
-    assert np.array_equal(rows.shaped(Preconditioner(scale, direction)).features, 2.0 * before)
+    assert np.array_equal(rows.transformed(Preconditioner(scale, direction)).features, 2.0 * before)
 
 
 def test_one_agents_rows_are_not_anothers_and_no_longer_shaped_when_chosen_from() -> None:
     rows = make_rows(random_rows(np.random.default_rng(7), 12, 6), np.ones(12), offsets=np.array([0, 5, 12]),
                      order=np.arange(12))  # fmt: skip
     shape = SHAPES["turned"]
-    made = rows.shaped(shape)
-    for chosen in (rows.agent(1), rows.drawn(0.9, seed=1, round=1)):
-        assert "_shaped" not in chosen.__dict__
-    alone = rows.agent(1).shaped(shape)
+    made = rows.transformed(shape)
+    for chosen in (rows.agent(1), rows.subsample(0.9, seed=1, round=1)):
+        assert "_transformed" not in chosen.__dict__
+    alone = rows.agent(1).transformed(shape)
     assert np.array_equal(alone.features[alone.order], made.features[made.order[5:]])
     assert np.array_equal(alone.norms, made.norms[5:])
-    assert made.shaped(shape) is not made
+    assert made.transformed(shape) is not made

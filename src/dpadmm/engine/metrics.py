@@ -139,7 +139,7 @@ class Metrics:
         weights = self.averages.model(self.average, view.consensus)
         everywhere = np.broadcast_to(weights, view.released.shape)
         global_scores = kernels.scores(rows, everywhere)
-        per_agent = np.add.reduceat(rows.weighed(problem.loss.value(rows.labels, global_scores)), rows.offsets[:-1])
+        per_agent = np.add.reduceat(rows.weighted(problem.loss.value(rows.labels, global_scores)), rows.offsets[:-1])
         out = {
             "round": float(view.round),
             "seconds": view.seconds,

@@ -83,7 +83,7 @@ class DpSgdRounds(ServerSideMethod):
 
     def _sampled_gradient(self, points: Floats, now: Round) -> Floats:
         rows, loss = now.rows, now.problem.loss
-        drawn = rows.drawn(self.sampling, seed=self.seed, round=now.number)
+        drawn = rows.subsample(self.sampling, seed=self.seed, round=now.number)
         # the kernel divides by the rows drawn, which is not public; the mechanism divides by q·m
         mean = kernels.gradient(drawn, points, loss, now.active)
         mean = np.asarray(mean * (drawn.n_rows / (self.sampling * rows.n_rows))[:, None, None])

@@ -74,7 +74,7 @@ def prior_of(problem: Problem, rows: Rows) -> Prior:
     n = len(rows.labels)
     weights, labels, scores = plain_model(problem, rows)
     exposures = decoded(rows.labels)[1] if problem.loss.task == "count" else np.ones(n)
-    each = rows.weighed(exposures)[np.argsort(rows.order)][:, None] / n  # in the order of the features
+    each = rows.weighted(exposures)[np.argsort(rows.order)][:, None] / n  # in the order of the features
     means, squares = (weighted_sum(x, each)[:, 0] for x in (rows.features, squared(rows.features)))
     shrinks = _shrinks(labels, scores[:, 0]) if problem.loss.task == "binary" else usual_shrink(CLIPS)
     return Prior(weights, n, means, squares, shrinks)
@@ -126,4 +126,4 @@ def _fitted(problem: Problem, rows: Rows, ridge: float) -> Floats:
 
 
 def _some(rows: Rows, index: Integers) -> Rows:
-    return rows.some(index, np.array([0, len(index)]))
+    return rows.take(index, np.array([0, len(index)]))

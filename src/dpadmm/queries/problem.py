@@ -1,7 +1,7 @@
-"""What is minimised, and over which rows.
+"""The objective and the rows of a cohort.
 
 ``F(w) = mean_i [ mean_j ω_ij ℓ(a_ij, b_ij, w) ] + reg_share · R(w)``, the paper's objective divided by n, with
-``reg_share = λ/n``. Every agent counts the same, whatever the number of its rows. ω is a row's weight over its public
+``reg_share = λ/n``. Every agent has the same weight, for any number of rows. ω is a row's weight over its public
 bound, from 0 to 1; without weights it is 1.
 """
 
@@ -27,8 +27,8 @@ from dpadmm.matrices.memmap import is_nameless, portions
 from dpadmm.queries.preconditioner import PORTION, Preconditioner
 from dpadmm.regularizers.base import Regularizer
 
-LEAST_NORM = 1e-150
-"""Norms are taken to be at least this: squares of smaller numbers vanish, and with them the clipping."""
+MIN_NORM = 1e-150
+"""Lower bound on stored norms. Squares of smaller numbers underflow, which would disable clipping."""
 
 COMPACT_BYTES = 2**27
 """Rows are copied up to this size, into the cohort's order (twice as fast) and to where a cache line begins (dense rows
@@ -59,7 +59,7 @@ class Problem:
 
     def losses(self, rows: Rows, points: Floats) -> Floats:
         """Mean loss of every agent's rows, times their weights, at its own point: (n, d, p) -> (n,)."""
-        values = rows.weighed(self.loss.value(rows.labels, kernels.scores(rows, points)))
+        values = rows.weighted(self.loss.value(rows.labels, kernels.scores(rows, points)))
         return np.asarray(np.add.reduceat(values, rows.offsets[:-1]) / rows.n_rows)
 
     def objectives(self, rows: Rows, points: Floats) -> Floats:
@@ -79,7 +79,7 @@ class Problem:
 
 
 class Sizes(Protocol):
-    """What is public about the rows of a cohort: how many agents, how many rows each, how many columns."""
+    """Public sizes of a cohort: number of agents, rows of each agent, and columns."""
 
     @property
     def n_agents(self) -> int: ...
@@ -119,11 +119,11 @@ class Rows:
 
     @cached_property
     def norms(self) -> Floats:
-        """The rows' lengths; where rows are large, made when they are first needed, which some methods never do."""
+        """Row norms. For large rows they are computed on first use, since some methods do not need them."""
         if self.known_norms is not None:
             return self.known_norms
         norms: Floats = row_norms(self.features)[self.order]
-        return np.maximum(norms, LEAST_NORM, out=norms)
+        return np.maximum(norms, MIN_NORM, out=norms)
 
     @cached_property
     def n_agents(self) -> int:
@@ -171,7 +171,7 @@ class Rows:
 
     @cached_property
     def even_blocks(self) -> kernels.Blocks:
-        """The same for one point of all agents: blocks of as many rows, whoever owns them; agent 0 stands for all."""
+        """Units of work for one point of all agents: blocks of equal numbers of rows, all assigned to agent 0."""
         n, stored = len(self.labels), row_entries(self.features)
         entries = n * (self.features.nnz // len(stored) if isinstance(self.features, csr_array) else int(stored[0]))
         return kernels.cut_blocks(
@@ -179,56 +179,56 @@ class Rows:
         )
 
     def cohort(self, agents: Integers | None) -> Rows:
-        """Some agents alone."""
+        """Return the rows of these agents."""
         if agents is None:
             return self
         sizes = self.n_rows[agents]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         index = np.arange(offsets[-1]) + np.repeat(self.offsets[agents] - offsets[:-1], sizes)
-        return self.some(index, offsets)
+        return self.take(index, offsets)
 
-    def some(self, index: Integers | slice, offsets: Integers) -> Rows:
-        """The rows at these places of the cohort's order, for other agents."""
+    def take(self, index: Integers | slice, offsets: Integers) -> Rows:
+        """Return the rows at these positions of the cohort's order, with new offsets of agents."""
         weights = None if self.row_weights is None else self.row_weights[index]
         return Rows(self.features, self.labels[index], self.order[index], offsets, self.norms[index], weights)
 
-    def weighed(self, values: Floats) -> Floats:
-        """Values of all rows (rows,), times their weights."""
+    def weighted(self, values: Floats) -> Floats:
+        """Return values of all rows (rows,) times their weights."""
         return values if self.row_weights is None else values * self.row_weights
 
-    def shaped(self, shape: Preconditioner) -> Rows:
-        """The same rows in other coordinates, ``B·a``; kept until another shape is asked for."""
-        return self._of_shape("_shaped", shape, self._shaped_rows)
+    def transformed(self, preconditioner: Preconditioner) -> Rows:
+        """Return the rows ``B·a``. The result is cached until another preconditioner is used."""
+        return self._cached("_transformed", preconditioner, self._transform)
 
-    def measured(self, shape: Preconditioner) -> Rows:
-        """The same rows with the norms of ``B·a`` in place of their own; kept likewise."""
-        return self._of_shape("_measured", shape, self._measured_rows)
+    def with_transformed_norms(self, preconditioner: Preconditioner) -> Rows:
+        """Return the rows with the norms of ``B·a`` in place of their own, cached in the same way."""
+        return self._cached("_transformed_norms", preconditioner, self._replace_norms)
 
-    def _of_shape(self, name: str, shape: Preconditioner, make: Callable[[Preconditioner], Rows]) -> Rows:
-        known: tuple[Preconditioner, Rows] | None = self.__dict__.get(name)
-        if known is None or not known[0].same(shape):
+    def _cached(self, name: str, preconditioner: Preconditioner, make: Callable[[Preconditioner], Rows]) -> Rows:
+        cached: tuple[Preconditioner, Rows] | None = self.__dict__.get(name)
+        if cached is None or not cached[0].same(preconditioner):
             self.__dict__.pop(name, None)
-            known = None  # two copies of the rows in memory are enough
-            known = self.__dict__[name] = shape.copy(), make(shape)
-        return known[1]
+            cached = None  # free the old copy of the rows before the new one is computed
+            cached = self.__dict__[name] = preconditioner.copy(), make(preconditioner)
+        return cached[1]
 
-    def _shaped_rows(self, shape: Preconditioner) -> Rows:
-        features = shape.rows(self.features)
+    def _transform(self, preconditioner: Preconditioner) -> Rows:
+        features = preconditioner.rows(self.features)
         return replace(self, features=features, known_norms=None)
 
-    def _measured_rows(self, shape: Preconditioner) -> Rows:
+    def _replace_norms(self, preconditioner: Preconditioner) -> Rows:
         n, step = len(self.order), max(1, PORTION // self.n_features)
         norms, starts = np.empty(n), np.arange(0, n, step)
         for few in portions(self.features, np.full(len(starts), 8 * PORTION)):
             for start in starts[few].tolist():
                 some = self.order[start : start + step]
-                norms[start : start + step] = row_norms(shape.rows(self.features[some]))
-        return replace(self, known_norms=np.maximum(norms, LEAST_NORM, out=norms))
+                norms[start : start + step] = row_norms(preconditioner.rows(self.features[some]))
+        return replace(self, known_norms=np.maximum(norms, MIN_NORM, out=norms))
 
-    def drawn(self, share: float, *, seed: int, round: int) -> Rows:
-        """Rows drawn by chance, each with probability ``share``: a function of (seed, agent, round).
+    def subsample(self, share: float, *, seed: int, round: int) -> Rows:
+        """Return a random subsample, each row with probability ``share``: a function of (seed, agent, round).
 
-        An agent may be left without any; its mean gradient is then zero.
+        An agent may have no rows in it. Its mean gradient is then zero.
         """
         chosen = [
             np.flatnonzero(np.random.default_rng([seed, 3, round, i]).random(m) < share)  # 1, 2: see training
@@ -236,15 +236,15 @@ class Rows:
         ]
         index = np.concatenate([first + part for first, part in zip(self.offsets, chosen, strict=False)])
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in chosen])])
-        return self.some(index, offsets)
+        return self.take(index, offsets)
 
     def portions(
         self, active: Integers | None, most: int, *, width: int | None = None
     ) -> Iterator[tuple[int, Features, Floats, Floats | float]]:
-        """Agents, each with some of its rows, their labels and weights (1 where there are none).
+        """Yield an agent, a portion of its rows, their labels and weights (1 if there are none).
 
-        There are about ``most`` stored entries in them, or entries of rows of this width.
-        How rows are cut depends on the agent's own rows alone.
+        A portion has about ``most`` stored entries, or entries of rows of ``width``. The portions of an agent depend on
+        its own rows only.
         """
         for i in range(self.n_agents) if active is None else active.tolist():
             mine = self.order[self.offsets[i] : self.offsets[i + 1]]
@@ -257,9 +257,9 @@ class Rows:
                 yield i, self.features[some], self.labels[these], weights
 
     def agent(self, i: int) -> Rows:
-        """Agent i alone: a cohort of one."""
+        """Return the rows of agent i as a cohort of one."""
         mine = slice(self.offsets[i], self.offsets[i + 1])
-        return self.some(mine, np.array([0, self.offsets[i + 1] - self.offsets[i]]))
+        return self.take(mine, np.array([0, self.offsets[i + 1] - self.offsets[i]]))
 
 
 def make_rows(
@@ -278,13 +278,13 @@ def make_rows(
     features : (rows, d) dense, CSR or coded, float64 or float32
         Every row must have an L2 norm ≤ 1; see :func:`dpadmm.matrices.clipping.clip_rows`.
     labels : (rows,)
-        ±1, 0..p−1 or numbers, as the loss wants them.
+        ±1, 0..p−1 or numbers, as the loss requires.
     order, offsets
-        Agent i owns rows ``order[offsets[i]:offsets[i+1]]``. Left out: one agent owns all rows.
+        Agent i owns rows ``order[offsets[i]:offsets[i+1]]``. By default one agent owns all rows.
     names : sequence of str, optional
         Names of the agents, for messages.
     row_weights : (rows,), optional
-        What every row's loss is multiplied with, from 0 to 1: a weight over its public bound.
+        Factors of the rows' losses, from 0 to 1: weights divided by their public bound.
 
     Examples
     --------
@@ -310,7 +310,7 @@ def make_rows(
         row_weights = _checked_weights(row_weights, n)
     norms = row_norms(features)
     check_norms(norms)
-    np.maximum(norms, LEAST_NORM, out=norms)
+    np.maximum(norms, MIN_NORM, out=norms)
     in_place = in_place or (len(order) == n and order[0] == 0 and bool(np.all(order[1:] > order[:-1])))
     if in_place:
         return Rows(features, labels, order, offsets, norms, row_weights)
@@ -325,7 +325,7 @@ def make_rows(
 
 
 def _checked_weights(weights: Floats, n: int) -> Floats:
-    """A row with a larger weight than 1 would say more than its share, so there is none."""
+    """Check that weights are in [0, 1]: a larger weight would exceed the sensitivity."""
     weights = flushed(np.ascontiguousarray(weights, dtype=np.float64))
     if weights.shape != (n,):
         raise DataError(f"features have {n} rows but weights have shape {weights.shape}; give one weight per row")
@@ -338,7 +338,7 @@ def _checked_weights(weights: Floats, n: int) -> Floats:
 
 
 def _small(labels: Floats) -> NDArray[Any]:
-    """The same numbers as int8, if they are such: those of few classes are. Coded counts are below 1 or far larger."""
+    """Return labels as int8 if this is exact, as for few classes. Coded counts are below 1 or far larger."""
     if labels.min() < -127.0 or not 1.0 <= labels.max() <= 127.0:
         return labels
     small = labels.astype(np.int8)
@@ -346,7 +346,7 @@ def _small(labels: Floats) -> NDArray[Any]:
 
 
 def _in_order(features: Features, order: Integers) -> Features:
-    """A copy; of dense rows, where a cache line begins."""
+    """Return a copy in this order. Dense rows are aligned to cache lines."""
     if not isinstance(features, np.ndarray):
         return features[order]
     out = aligned_empty((len(order), features.shape[1]), features.dtype)
