@@ -114,7 +114,7 @@ def test_the_list_of_statistics_is_closed() -> None:
     from dpadmm.regularizers import L2
 
     problem = Problem(Logistic(), L2(), 0.1)
-    with pytest.raises(StudyError, match="there is no statistic 'rows'; agents can answer for gradient"):
+    with pytest.raises(StudyError, match="unknown statistic 'rows'; choose one of gradient"):
         make_query("rows", problem, 3)
     for name in QUERIES:
         assert make_query(name, problem, 3).name == name

@@ -155,8 +155,8 @@ def spend_after_send(patch: Patch) -> None:
 
 
 def price_too_low(patch: Patch) -> None:
-    sound = policy.Policy.price
-    patch.setattr(policy.Policy, "price", lambda self, release: sound(self, release) / 2.0)
+    sound = policy.Policy.release_cost
+    patch.setattr(policy.Policy, "release_cost", lambda self, release: sound(self, release) / 2.0)
 
 
 def cap_ignored(patch: Patch) -> None:
@@ -205,12 +205,12 @@ def clip_after_the_sum(patch: Patch) -> None:
 
 
 def moments_at_the_gradients_price(patch: Patch) -> None:
-    sound = policy.Policy.price
+    sound = policy.Policy.release_cost
 
     def price(self: policy.Policy, release: Any) -> float:
         return sound(self, replace(release, noise_multiplier=_z_of_gradients()))
 
-    patch.setattr(policy.Policy, "price", price)
+    patch.setattr(policy.Policy, "release_cost", price)
 
 
 def first_round_with_later_noise(patch: Patch) -> None:

@@ -76,7 +76,7 @@ def recorded_before_sent(folder: Path) -> bool:
 def charged_alone(folder: Path) -> bool:
     with site(folder) as guard:
         guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
-    return read_ledger(folder).spent_alone == HONEST * Fraction(OWNER.price(MASKED.terms.plan.at(1)))
+    return read_ledger(folder).spent_alone == HONEST * Fraction(OWNER.release_cost(MASKED.terms.plan.at(1)))
 
 
 PATH = ((0, 1, 2), (0, 1, 2), (0, 1, 2, 3), (2, 3))

@@ -474,7 +474,7 @@ def test_enrolled_and_left_twice_say_so(cli, begun, study_file):
     assert read_ledger(begun.parent / "ledger").fingerprint == before
     refused = cli("agent", "enrol", study_file, "--site", begun)
     assert refused.code == 2
-    assert "this study was closed here before, which is for good; under another name" in refused.err
+    assert "this study was closed and cannot be reopened; give it another name" in refused.err
 
 
 def test_a_missing_ledger_names_the_command_that_begins_it(cli, site_file, study_file):

@@ -15,7 +15,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import of_report
 from dpadmm.engine.noise import CohortQuery, ExactNoise, SecureSumNoise, SimulatedNoise, _batched
 from dpadmm.errors import StudyError
-from dpadmm.trusted.discrete_gaussian import LEAST_SHARE, SHARE_MARGIN, Lattice
+from dpadmm.trusted.discrete_gaussian import MIN_SHARE_SCALE, SHARE_MARGIN, Lattice
 
 COMMON = {"method": "auto", "n_agents": 6, "epsilon": 1.0, "seed": 3, "metrics_every": 0, "n_rounds": 7}
 
@@ -62,7 +62,7 @@ def test_a_share_is_never_smaller_than_its_part_of_the_noise() -> None:
     for honest in (2, 5, 100):
         share = grid.noise_scale(7.0, honest)
         assert 7.0 * whole * (1.0 + SHARE_MARGIN) <= share * math.sqrt(honest) <= 7.0 * whole * 1.001
-        assert share >= LEAST_SHARE
+        assert share >= MIN_SHARE_SCALE
     assert grid.noise_scale(7.0, 1) == grid.noise_scale(7.0)
     with pytest.raises(StudyError, match="too small"):
         Lattice(1.0, 1, 10).noise_scale(0.1, 10**9)

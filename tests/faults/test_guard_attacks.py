@@ -54,7 +54,7 @@ from dpadmm.trusted.unit import PrivacyUnit
 from studies import DEPLOYABLE_OWNERS, FIXED
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
-HASH, PRICE = STUDY.hash, POLICY.price(STUDY.terms.plan.at(1))
+HASH, PRICE = STUDY.hash, POLICY.release_cost(STUDY.terms.plan.at(1))
 POINT = np.zeros((D, 1))
 
 

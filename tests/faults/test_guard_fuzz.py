@@ -74,7 +74,7 @@ def ask(guard: Guard, study: Any, round: Any, point: Any, memo: Any) -> str:
         code = "released"
         grid = Lattice(1.0, D, 8)
         assert answer.dtype == np.int64
-        assert np.abs(answer).max() <= grid.largest + REACH * grid.noise_scale(FUZZED.noise_multiplier)
+        assert np.abs(answer).max() <= grid.max_sum + REACH * grid.noise_scale(FUZZED.noise_multiplier)
     assert code in ({"released"} | ABOUT_ROUNDS if good else MALFORMED)
     assert guard._ledger.status().seq - before in ((0, 1) if code == "released" else (0,))
     return code
@@ -217,7 +217,7 @@ def test_malformed_requests_are_refused_with_a_known_code_and_never_spend(guard)
     assert malformed == wanted
     assert codes.keys() == {"released"} | ABOUT_ROUNDS - {"round-old"} | MALFORMED
     account = guard._ledger.status().accounts[HASH]
-    assert account.spent == len(account.rounds) * Fraction(POLICY.price(FUZZED.terms.plan.at(1)))
+    assert account.spent == len(account.rounds) * Fraction(POLICY.release_cost(FUZZED.terms.plan.at(1)))
 
 
 def test_odd_studies(guard):
@@ -329,8 +329,8 @@ def test_a_point_however_far_is_answered_and_the_answer_fits():
             labels = np.abs(labels) if task in ("multiclass", "count") else labels
             rng, policy = random.Random(), replace(POLICY, losses=frozenset(LOSSES))
             with memory_folder() as folder, guarded(folder, own(features, labels), policy) as guard:
-                grid = guard.enrol(far).question(1).grid
-                largest = grid.largest + REACH * grid.noise_scale(far.noise_multiplier)
+                grid = guard.enrol(far).query_at(1).grid
+                largest = grid.max_sum + REACH * grid.noise_scale(far.noise_multiplier)
                 for round in range(1, 200 if LONG else 40):
                     point = np.array([rng.choice(HUGE) for _ in range(grid.size)]).reshape(far.shape)
                     answer = guard.answer(far.hash, round, point)

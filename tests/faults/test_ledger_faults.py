@@ -246,7 +246,7 @@ def test_damage_that_no_record_shows_is_found_by_sqlite_itself(whole, folder):
     with (folder / "copy" / DATABASE).open("r+b") as file:
         file.seek(36)  # SQLite's count of free pages
         file.write(b"\0\0\0\1")
-    with pytest.raises(RefusalError, match="SQLite finds damage"):
+    with pytest.raises(RefusalError, match="SQLite reports damage"):
         Ledger.open(folder / "copy", cap=CAP)
 
 
@@ -255,7 +255,7 @@ def test_a_reservation_beyond_what_others_may_learn_together_is_refused_even_wit
         monkeypatch.setattr("dpadmm.trusted.ledger.LedgerState.check", lambda *_: None)
         ledger.reserve(ledgers.OTHER, 0.1 * CAP, about={}, shares=10)
     monkeypatch.undo()
-    with pytest.raises(RefusalError, match="all other sites working together"):
+    with pytest.raises(RefusalError, match="if all other sites collude"):
         Ledger.open(folder, cap=CAP)
 
 
@@ -316,7 +316,7 @@ def test_a_lost_database_comes_back_from_a_copy_as_new_as_the_mark_only(folder):
     for copy in (None, old):
         if copy:
             shutil.copy(copy / DATABASE, live / DATABASE)
-        with pytest.raises(RefusalError, match=f"put back a copy of {DATABASE} with all records"):
+        with pytest.raises(RefusalError, match=f"restore a copy of {DATABASE} with all records"):
             Ledger.open(live, cap=CAP)
     shutil.copy(new / DATABASE, live / DATABASE)
     assert check(live, {2: reply}) == 2

@@ -96,7 +96,7 @@ class Site:
         self.responder.close()
         with self._guard() as guard:  # nor by the guard itself
             assert refusal(guard._ledger.spend, GAPS.hash, ROUNDS, digest="ab" * 32, mu_squared=1e-9, upload=b"x").code
-            assert guard.book.spent == guard.book.promised == spent
+            assert guard.ledger_state.spent == guard.ledger_state.promised == spent
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_study_whose_last_round_is_answered_is_finished(site: Site) -> None:
     assert lines_about_the_end(site) == [
         f"{GAPS.hash[:12]}: finished: all rounds are over; study closed, unused budget released"
     ]
-    price = Fraction(POLICY.price(GAPS.terms.plan.at(1)))  # type: ignore[arg-type]
+    price = Fraction(POLICY.release_cost(GAPS.terms.plan.at(1)))  # type: ignore[arg-type]
     assert site.account.ending == "finish"
     assert site.say(request(ROUNDS)) == "UPLOAD", "the last answer may have been lost"
     site.check_closed(Participation.FINISHED, 3 * price)

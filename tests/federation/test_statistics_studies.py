@@ -192,7 +192,7 @@ def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> N
 def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None:
     made = Sites(tmp_path, methods='["auto"]')
     for study in (statistics(), evaluation()):
-        with case(study.kind), made.held, pytest.raises(RefusalError, match=f"asked {study.kind}, allowed auto"):
+        with case(study.kind), made.held, pytest.raises(RefusalError, match=f"method {study.kind} .allowed: auto"):
             made._responder("a", study)
 
 

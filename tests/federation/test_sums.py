@@ -355,7 +355,7 @@ def test_the_bound_of_a_sum_is_that_of_its_members(make: Any) -> None:
     release = gaussian(STUDY.terms.plan.at(1))
     size = int(np.prod(STUDY.upload_shape(1)))
     grid = Lattice(STUDY.terms.statistics[release.statistic].row_norm, size, MOST_ROWS)
-    most = 3 * (grid.largest + 64 * grid.noise_scale(release.noise_multiplier, 2))
+    most = 3 * (grid.max_sum + 64 * grid.noise_scale(release.noise_multiplier, 2))
     for beyond, voids in ((0, 0), (1, 1)):
         table = make()
         if not table.run.called:

@@ -246,7 +246,7 @@ def test_noise_of_guards_is_whole_and_independent_between_rounds_studies_sites_a
             for rounds in (range(1, 5), range(5, 9)):
                 with guarded(folder, tiny(features, labels)) as guard:
                     for which, study in enumerate(studies):
-                        scale = guard.enrol(study).question(1).grid.noise_scale(study.noise_multiplier)
+                        scale = guard.enrol(study).query_at(1).grid.noise_scale(study.noise_multiplier)
                         for round in rounds:
                             answer = guard.answer(study.hash, round, np.zeros(study.shape))
                             said[round - 1, 2 * site + which] = answer / scale

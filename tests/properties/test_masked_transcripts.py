@@ -115,7 +115,7 @@ def test_one_row_moves_the_masked_answers_of_its_site_by_what_it_adds_and_nothin
                 assert (steps <= allowed_steps(grid)) if i == 0 else steps == 0.0
             for round, members in ROUNDS.items():
                 sums = [sum(each[round, i] for i in members) for each in (moved, answers)]
-                assert np.abs(sums).max() < N * grid.reach(grid.noise_scale(20.0, MASKING.honest))
+                assert np.abs(sums).max() < N * grid.max_upload(grid.noise_scale(20.0, MASKING.honest))
                 assert np.array_equal(
                     sums[0] - sums[1], moved[round, 0] - answers[round, 0] if 0 in members else 0 * sums[0]
                 )

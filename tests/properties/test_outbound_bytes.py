@@ -97,7 +97,7 @@ def played(
         for part in (range(1, 4), range(3, len(POINTS) + 1)):
             with guarded(folder, opened, WIDE) as guard:
                 enrolled = guard.enrol(study)
-                seen.said.append(f"{enrolled.terms} {enrolled.question(1).grid}")
+                seen.said.append(f"{enrolled.terms} {enrolled.query_at(1).grid}")
                 asked = Agent(guard, study) if agent else None
                 for round in part:
                     if asked:

@@ -278,7 +278,7 @@ def _kept(study: Study) -> dict[str, Any]:
 
 
 def _public(enrolled: EnrolledStudy) -> Any:
-    return enrolled.terms, enrolled.question(1).grid, enrolled.rows.n_features, enrolled.rows.n_rows
+    return enrolled.terms, enrolled.query_at(1).grid, enrolled.rows.n_features, enrolled.rows.n_rows
 
 
 def _direct(heard: Heard, guard: Guard, study: Study) -> None:
@@ -286,10 +286,10 @@ def _direct(heard: Heard, guard: Guard, study: Study) -> None:
     enrolled = guard.enrol(study)
     heard.facts.append(_public(enrolled))
     for round in range(1, ROUNDS + 1):
-        asked = enrolled.question(round)
+        asked = enrolled.query_at(round)
         points = parameters_for(asked.statistic)
         heard.answers.append((asked.grid, guard.answer(study.hash, round, points[(round - 1) % len(points)])))
-    shape = enrolled.question(2).statistic.parameter_shape
+    shape = enrolled.query_at(2).statistic.parameter_shape
     for point in (np.ones(shape), np.full(shape, np.nan), np.full(shape, -1e300), np.ones((1, 1))):
         heard.ask(guard.answer, study.hash, 2, point)
 
@@ -304,7 +304,7 @@ def shaped_study(pair: Neighbours) -> Study:
 def _comparable(guard: Guard, study: Study) -> list[tuple[Lattice, Any]]:
     """Answers at points that both worlds have in common: later ones of DP-ADMM are the agent's own."""
     enrolled = guard.enrol(study)
-    told = [(enrolled.question(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]
+    told = [(enrolled.query_at(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]
     return told[:1] if study.training.method.name == "dp_admm" else told
 
 

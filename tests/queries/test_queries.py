@@ -42,7 +42,7 @@ from dpadmm.queries.column_sums import ColumnSums
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.newton import CURVATURE, SHARES, NewtonQuery
-from dpadmm.queries.preconditioned_gradient import MOST, PreconditionedGradient
+from dpadmm.queries.preconditioned_gradient import MAX_PARAMETER, PreconditionedGradient
 from dpadmm.queries.preconditioner import WIDEST, Preconditioner
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
@@ -243,7 +243,7 @@ def test_rounding_that_a_shape_makes_larger_is_paid_by_shorter_gradients() -> No
     for seed in range(10):
         along = np.random.default_rng(seed).uniform(0.3, 1.0, d)
         along /= np.linalg.norm(along) * (1.0 + 1e-9)
-        parameters = np.concatenate([np.full(d, MOST), MOST * along, np.zeros(d)])
+        parameters = np.concatenate([np.full(d, MAX_PARAMETER), MAX_PARAMETER * along, np.zeros(d)])
         assert statistic.accepts(parameters)
         rows = [make_rows(np.tile(along, (n_rows, 1)), np.append(end, labels[1:])) for end in (1e6, -1e6)]
         paid = float(allowance(parameters, d, n_rows))
@@ -419,7 +419,7 @@ def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
         pair = make_query("newton", Problem(loss, L2(), 0.0), 4)
         assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton", 4, asked, told)
         assert pair.row_norm == 1.0
-    with pytest.raises(StudyError, match="intervals are for the losses logistic, squared and poisson, not for softmax"):
+    with pytest.raises(StudyError, match="intervals need the loss logistic, squared or poisson, not softmax"):
         make_query("newton", problem, 4)
 
 
@@ -468,16 +468,18 @@ def test_bounds_of_a_newton_pairs_point_and_clip() -> None:
     for loss in (Logistic(), Squared()):
         pair = NewtonQuery(loss, 2)
         numbers = loss.task == "regression"
-        assert pair.accepts(np.append([MOST, -MOST], 1.0)[: 2 + numbers])
-        beyond = float(np.nextafter(MOST, np.inf))
+        assert pair.accepts(np.append([MAX_PARAMETER, -MAX_PARAMETER], 1.0)[: 2 + numbers])
+        beyond = float(np.nextafter(MAX_PARAMETER, np.inf))
         wrong = [(0, beyond), (1, -beyond)]
-        wrong += [(2, 0.0), (2, -1.0), (2, float(np.nextafter(1.0 / MOST, 0.0))), (2, beyond)] if numbers else []
+        wrong += (
+            [(2, 0.0), (2, -1.0), (2, float(np.nextafter(1.0 / MAX_PARAMETER, 0.0))), (2, beyond)] if numbers else []
+        )
         for place, value in wrong:
             with case(loss, place, value):
                 asked = np.append(np.zeros(2), 1.0)[: 2 + numbers]
                 asked[place] = value
                 assert not pair.accepts(asked)
-        assert numbers == (pair.accepts(np.array([0.0, 0.0, 1.0 / MOST])) and numbers)
+        assert numbers == (pair.accepts(np.array([0.0, 0.0, 1.0 / MAX_PARAMETER])) and numbers)
 
 
 @pytest.mark.parametrize("portion", [8, 2**20])
@@ -544,9 +546,9 @@ def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
     assert statistic.sums(rows, np.stack([point, -point]), bound=5.0).sum() == 50.0  # a row adds no more than 1
     with pytest.raises(StudyError, match="for two classes, not for the loss squared"):
         make_query("score_histogram", Problem(Squared(), L2(), 0.0), 2)
-    assert statistic.accepts(np.array([MOST, -MOST]))
-    assert not statistic.accepts(np.array([0.0, float(np.nextafter(MOST, np.inf))]))
-    assert not statistic.accepts(np.array([float(np.nextafter(-MOST, -np.inf)), 0.0]))
+    assert statistic.accepts(np.array([MAX_PARAMETER, -MAX_PARAMETER]))
+    assert not statistic.accepts(np.array([0.0, float(np.nextafter(MAX_PARAMETER, np.inf))]))
+    assert not statistic.accepts(np.array([float(np.nextafter(-MAX_PARAMETER, -np.inf)), 0.0]))
 
 
 @pytest.mark.parametrize("loss", LOSS_CASES)
@@ -578,7 +580,7 @@ def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -
     sums = statistic.sums(rows, asked, bound=1.0)
     assert np.array_equal(sums[1], statistic.sums(rows.agent(1), asked[1:], bound=1.0)[0])
     asked[1, 0] += 1.0
-    with pytest.raises(ValueError, match="share a shape"):
+    with pytest.raises(ValueError, match="share a preconditioner"):
         statistic.sums(rows, asked, bound=1.0)
 
 
@@ -589,8 +591,8 @@ def test_bounds_of_a_shape_and_a_point() -> None:
     statistic = PreconditionedGradient(Softmax(n_outputs=3), 4)
     good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
     assert all(statistic.accepts(each) for each in [good, *shapes_and_points(4, 3)])
-    assert MOST == 1e9
-    beyond, below = np.nextafter(MOST, np.inf), np.nextafter(1.0 / MOST, 0.0)
+    assert MAX_PARAMETER == 1e9
+    beyond, below = np.nextafter(MAX_PARAMETER, np.inf), np.nextafter(1.0 / MAX_PARAMETER, 0.0)
     scales = (beyond, below, 0.0, -0.0, 5e-324, -1.0, 1.7e308)
     far = (beyond, -beyond, 1.7e308, -1e10)
     for place, values in ((0, scales), (3, scales), (4, far), (7, far), (8, far), (19, far)):

@@ -75,7 +75,7 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
     parts = [PartSummary(part.n_rows, part.n_features, part.digest()) for part in held]
     assert rows.digest() == PartitionedRows(parts, rows.unit, lambda *_: ()).digest()
     assert len(set(uploads(site))) == 3
-    asked_for = site.rehearse(STUDY, LedgerState()).question(1)
+    asked_for = site.rehearse(STUDY, LedgerState()).query_at(1)
     assert (asked_for.grid.n_rows, asked_for.grid.n_parts) == (len(CELLS), len(PARTS))
     assert CheckedRows(whole).n_parts == 1
     plain = person_study("logistic", "plain", intercept=False)
@@ -128,8 +128,8 @@ def test_a_part_that_was_read_again_must_be_what_it_was() -> None:
     with pytest.raises(DataError, match="is not what it was when the study was enrolled"):
         on_cluster.total(part, "0" * 64, statistic, asked, grid)
     assert sys.getsizeof(part) >= features.nbytes
-    with pytest.raises(DataError, match="known of 2 rows whose they are, and there are 3"):
-        silence(features, labels, ONE_ROW, ONE_ROW.persons(None, 2), given=False)
+    with pytest.raises(DataError, match="persons of 2 rows are given, but there are 3 rows"):
+        silence(features, labels, ONE_ROW, ONE_ROW.persons(None, 2), owned=False)
     unit, ids = PrivacyUnit(1, "who"), Ids.of(["a", "b", "a"])
     for now, fine in ((["a", "b", "a"], True), (["a", "b", "b"], False), (["a", "b", "c"], False)):
         again = Ids.of(now)
@@ -252,7 +252,7 @@ def test_who_leaves_one_part_and_comes_back_in_another_is_rounded_twice() -> Non
     assert together.sensitivity / together.step < moved <= apart.sensitivity / apart.step
     assert Lattice(1.0, 9, 50, n_parts=1000).sensitivity == Lattice(1.0, 9, 50, n_parts=2).sensitivity
     assert apart.noise_scale(1.0) > together.noise_scale(1.0)
-    assert apart.largest == together.largest + 1
+    assert apart.max_sum == together.max_sum + 1
 
 
 def test_persons_are_those_of_the_table_as_a_whole() -> None:
@@ -276,7 +276,7 @@ def test_the_digest_knows_every_part_and_their_order_and_no_sum_may_be_missing()
     grid, one = Lattice(1.0, 2, 10, 2), np.array([1, 2])
     assert rows(a, b, totals=[one, 3 * one]).total(None, None, grid).tolist() == [4, 8]  # type: ignore[arg-type]
     for totals in ([one], [one] * 3):
-        with pytest.raises(DataError, match="parts have a sum"):
+        with pytest.raises(DataError, match="got sums from"):
             rows(a, b, totals=totals).total(None, None, grid)  # type: ignore[arg-type]
     for parts in ((), (a, a._replace(n_features=4))):
         with pytest.raises(DataError, match="same columns"):

@@ -48,14 +48,14 @@ def test_limits_that_keep_every_promise(folder):
     [
         (
             {"methods": frozenset({"dp_sgd"})},
-            "does not allow this method (asked dp_admm, allowed dp_sgd)",
+            "does not allow method dp_admm (allowed: dp_sgd)",
         ),
         (
             {"losses": frozenset({"hinge"})},
-            "does not allow this loss (asked logistic, allowed hinge)",
+            "does not allow loss logistic (allowed: hinge)",
         ),
-        ({"max_rounds": 2}, "the owner does not allow so many rounds (asked 3, allowed 2)"),
-        ({"min_rows": 61}, "there are 60, the owner wants at least 61"),
+        ({"max_rounds": 2}, "too many rounds: the study has 3, the owner allows 2"),
+        ({"min_rows": 61}, "too few rows: the table has 60, the owner requires 61"),
         ({"unit": PrivacyUnit(2)}, "it was enrolled with 1 rows per person, and person.rows is 2"),
         ({"epsilon": 0.3}, "your limit, ε 0.3000 at δ = 1e-05, is below what was promised"),
     ],
@@ -75,8 +75,8 @@ def test_lowered_limits_of_secure_aggregation_are_told(tmp_path):
     assert broken_promises(allowed, read_ledger(tmp_path)) == []
     for limits, complaint in (
         (None, "does not allow secure aggregation"),
-        (MaskingLimits(4.0, 5, 1), "relies on 4 honest sites, the owner wants at least 5"),
-        (MaskingLimits(4.0, 2, 2), "withstands 1 sites that work together, the owner wants at least 2"),
+        (MaskingLimits(4.0, 5, 1), "too few honest sites assumed: the study has 4, the owner requires 5"),
+        (MaskingLimits(4.0, 2, 2), "too few colluding sites tolerated: the study has 1, the owner requires 2"),
     ):
         (told,) = broken_promises(replace(POLICY, masking=limits), read_ledger(tmp_path))
         assert complaint in told

@@ -627,11 +627,11 @@ def test_another_cap_on_rows_of_a_person_is_refused(folder, rows):
 @pytest.mark.parametrize(
     ("limits", "study", "code", "numbers"),
     [
-        ({"methods": ["dp_sgd"]}, {}, "policy-method", "asked dp_admm, allowed dp_sgd"),
-        ({"losses": ["hinge", "huber"]}, {}, "policy-loss", "asked logistic, allowed hinge, huber"),
-        ({"max_rounds": 4}, {}, "policy-rounds", "asked 5, allowed 4"),
-        ({"min_rows": 6}, {}, "policy-rows", "there are 5, the owner wants at least 6"),
-        ({"epsilon": 0.1}, {}, "budget-cap", "asked 0.41"),
+        ({"methods": ["dp_sgd"]}, {}, "policy-method", "does not allow method dp_admm (allowed: dp_sgd)"),
+        ({"losses": ["hinge", "huber"]}, {}, "policy-loss", "does not allow loss logistic (allowed: hinge, huber)"),
+        ({"max_rounds": 4}, {}, "policy-rounds", "the study has 5, the owner allows 4"),
+        ({"min_rows": 6}, {}, "policy-rows", "the table has 5, the owner requires 6"),
+        ({"epsilon": 0.1}, {}, "budget-cap", "requested 0.41"),
     ],
 )
 def test_a_study_beyond_a_limit_is_refused_with_the_numbers(folder, limits, study, code, numbers):
@@ -654,7 +654,7 @@ def test_two_studies_do_not_get_the_same_remainder(folder):
     first, second = a_study(training={"epsilon": 0.4}), a_study(name="more", training={"epsilon": 0.4})
     with site.guard() as guard:
         guard.enrol(first)
-        with pytest.raises(RefusalError, match=r"asked 0.8.* allowed 1.0000 .* left 0\.") as caught:
+        with pytest.raises(RefusalError, match=r"requested 0.8.* allowed 1.0000 .* left 0\.") as caught:
             guard.enrol(second)
         assert caught.value.code == "budget-cap"
         guard.leave(first.hash)

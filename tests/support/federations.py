@@ -224,7 +224,7 @@ class Federation:
                     assert not taken
                     continue
                 spent = self.study.terms.plan.tally(account.rounds)
-                assert account.spent == sum(n * Fraction(site.policy.price(release)) for release, n in spent)
+                assert account.spent == sum(n * Fraction(site.policy.release_cost(release)) for release, n in spent)
                 assert float(book.spent_alone) <= book.cap_alone
                 assert taken <= set(account.rounds)
             if not equal:

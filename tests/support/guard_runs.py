@@ -52,7 +52,7 @@ class Recorded:
         return []
 
     def answer(self, study: str, round: int, point: Any, memo: bytes) -> Any:
-        statistic = self.enrolled.question(round).statistic
+        statistic = self.enrolled.query_at(round).statistic
         _, digest = guard_module._request(STUDY.hash, round, statistic, point, memo)
         assert digest == self.digests[round], f"round {round} was asked at another point"
         assert memo == self.past[round][1]
@@ -69,7 +69,7 @@ def check(folder: Path, sent: Sent) -> int:
         assert list(account.rounds) == list(range(1, last + 1))
         assert account.rounds.keys() >= sent.keys()
         assert agent.last_round == last <= ROUNDS
-        assert account.spent == last * Fraction(POLICY.price(STUDY.terms.plan.at(1)))
+        assert account.spent == last * Fraction(POLICY.release_cost(STUDY.terms.plan.at(1)))
         assert float(book.promised) <= book.cap == POLICY.cap
         assert (folder / MARK).stat().st_size == LINE * book.seq
         assert read_ledger(folder).fingerprint == book.fingerprint
@@ -255,7 +255,7 @@ def kill_masked(root: Path) -> dict[str, int]:
                 first = guard.masked(study, 1, guard.prepare(study, 1, consensus(1)), masked_sites.ALL)
                 assert first.tobytes() == sent[1]
                 spent = guard._ledger.status().spent
-                assert spent == 2 * Fraction(POLICY.price(masked_sites.MASKED.terms.plan.at(1)))
+                assert spent == 2 * Fraction(POLICY.release_cost(masked_sites.MASKED.terms.plan.at(1)))
     return {"kills": 2 * len(MASKED_STEPS)}
 
 

@@ -11,7 +11,7 @@ from dpadmm.losses import Loss
 from dpadmm.matrices.arrays import Floats
 from dpadmm.queries import QUERIES, Query, make_query
 from dpadmm.queries.newton import LOSSES, NewtonQuery
-from dpadmm.queries.preconditioned_gradient import MOST, PreconditionedGradient
+from dpadmm.queries.preconditioned_gradient import MAX_PARAMETER, PreconditionedGradient
 from dpadmm.queries.problem import Problem
 from dpadmm.queries.score_histogram import ScoreHistogram
 from dpadmm.regularizers import L2
@@ -46,23 +46,23 @@ def parameters_for(statistic: Query) -> list[Floats]:
 def points_and_clips(d: int, size: int) -> list[Floats]:
     """Points near and far; residuals are clipped to much and to little, for losses that have some."""
     signs = np.where(np.arange(d) % 2, -1.0, 1.0)
-    points = [0.0 * signs, signs, 0.4812 * np.eye(d)[0], 1e5 * np.eye(d)[-1], MOST * signs, 1e-300 * signs]
-    clips = [1.0, 0.1, 2.0, 1.0 / MOST, MOST, 1.0]
+    points = [0.0 * signs, signs, 0.4812 * np.eye(d)[0], 1e5 * np.eye(d)[-1], MAX_PARAMETER * signs, 1e-300 * signs]
+    clips = [1.0, 0.1, 2.0, 1.0 / MAX_PARAMETER, MAX_PARAMETER, 1.0]
     return [np.append(point, clip)[:size] for point, clip in zip(points, clips, strict=True)]
 
 
 def shapes_and_points(d: int, p: int) -> list[Floats]:
     """Rows as they are, stretched, shrunk and turned, each as far as may be, at points near and far."""
     signs, first = np.where(np.arange(d) % 2, -1.0, 1.0), np.eye(d)[0]
-    one, none, far = np.ones(d), np.zeros(d), MOST * np.where(np.arange(d * p) % 2, -1.0, 1.0)
+    one, none, far = np.ones(d), np.zeros(d), MAX_PARAMETER * np.where(np.arange(d * p) % 2, -1.0, 1.0)
     parts = [
         (one, none, 0.0 * far),
-        (40.0 * one, 0.3 * signs, far / MOST),
-        (MOST * one, none, far),
-        (one / MOST, none, far),
-        (MOST ** (signs * 1.0), MOST * signs, 0.0 * far),
-        (MOST * one, MOST * first, -far),
+        (40.0 * one, 0.3 * signs, far / MAX_PARAMETER),
+        (MAX_PARAMETER * one, none, far),
+        (one / MAX_PARAMETER, none, far),
+        (MAX_PARAMETER ** (signs * 1.0), MAX_PARAMETER * signs, 0.0 * far),
+        (MAX_PARAMETER * one, MAX_PARAMETER * first, -far),
         (1e4 * one, 1e-300 * signs, 1e-320 * far),
-        (one, -MOST * one, far),
+        (one, -MAX_PARAMETER * one, far),
     ]
     return [np.concatenate(each) for each in parts]

@@ -226,7 +226,7 @@ def test_step_and_scale_are_what_the_formulas_say(grid: Lattice, z: float) -> No
     assert Fraction(scale) >= needed * (1 + Fraction(MARGIN) / 2)
     assert Fraction(scale) <= needed * (1 + 2 * Fraction(MARGIN)) + 1
     assert scale >= 10**5
-    assert grid.largest + REACH * scale < 2**62
+    assert grid.max_sum + REACH * scale < 2**62
 
 
 def test_a_grid_is_what_exact_arithmetic_says() -> None:
@@ -241,7 +241,7 @@ def test_a_grid_is_what_exact_arithmetic_says() -> None:
             assert Fraction(grid.step) == step
             assert abs(Fraction(grid.sensitivity) - sensitivity) <= 4 * unit * sensitivity
             if n_rows <= 10**6:  # below 2⁵³ and so whole numbers in floats as well
-                assert grid.largest == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
+                assert grid.max_sum == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
             for z in (0.5, 3.0):
                 assert grid.noise_scale(z) == math.ceil(Fraction(z) * sensitivity / step * (1 + millionth))
                 for several in (2, 30):  # shares have twice the margin
@@ -253,7 +253,7 @@ def test_a_share_of_a_thousand_steps_is_the_smallest() -> None:
     grid = Lattice(1.0, 1, 1)
     most = (0.1 * grid.sensitivity / grid.step * (1.0 + 2e-6) / 999.0) ** 2
     assert grid.noise_scale(0.1, math.floor(most)) == 1000
-    with pytest.raises(StudyError, match=f"^{math.ceil(most)} shares of the noise are too small; fewer honest sites"):
+    with pytest.raises(StudyError, match=f"^{math.ceil(most)} shares of the noise are too small; use fewer"):
         grid.noise_scale(0.1, math.ceil(most))
 
 
@@ -335,9 +335,9 @@ def test_uploads_that_might_overflow_are_refused_by_public_numbers_alone() -> No
 def test_sum_and_noise_together_are_refused_from_62_bits_on() -> None:
     """Of a grid whose sum may be a sixth of that by itself."""
     grid = Lattice(1.0, 10**8, 10**8)
-    assert grid.largest > 2**62 // 6
-    fits = (2**62 - grid.largest) / REACH / (1.0 + 1e-6) * grid.step / grid.sensitivity
-    assert grid.largest + REACH * grid.noise_scale(fits * (1.0 - 1e-9)) < 2**62
+    assert grid.max_sum > 2**62 // 6
+    fits = (2**62 - grid.max_sum) / REACH / (1.0 + 1e-6) * grid.step / grid.sensitivity
+    assert grid.max_sum + REACH * grid.noise_scale(fits * (1.0 - 1e-9)) < 2**62
     with pytest.raises(StudyError, match="63 bits"):
         grid.noise_scale(fits * (1.0 + 1e-9))
 
@@ -345,8 +345,8 @@ def test_sum_and_noise_together_are_refused_from_62_bits_on() -> None:
 def test_the_largest_entry_of_a_sum_is_rounded_and_one_step_more_is_refused() -> None:
     for sign in (1, -1):
         total = np.zeros(104)
-        total[50] = sign * ADULT.largest * ADULT.step
-        assert quantise(total, ADULT)[50] == sign * ADULT.largest
+        total[50] = sign * ADULT.max_sum * ADULT.step
+        assert quantise(total, ADULT)[50] == sign * ADULT.max_sum
         total[50] += sign * ADULT.step
         with pytest.raises(DataError, match="nothing is released"):
             quantise(total, ADULT)
@@ -391,7 +391,7 @@ def test_sums_that_cannot_be_are_refused_in_the_same_words() -> None:
         with case(what):
             with pytest.raises(DataError) as refusal:
                 act(BAD[what], ADULT)  # type: ignore[operator]
-            assert str(refusal.value) == ("the sum over rows is not what its grid was made for; nothing is released")
+            assert str(refusal.value) == ("the sum over rows does not match its grid; nothing is released")
 
 
 @prove
@@ -593,7 +593,7 @@ def test_shares_of_sites_in_one_place_suffice_for_a_site_in_parts() -> None:
 
 def test_noise_is_added_to_whole_numbers_of_the_grid_alone() -> None:
     grid = Lattice(1.0, 3, 10)
-    edge = np.array([grid.largest, -grid.largest, 0])
+    edge = np.array([grid.max_sum, -grid.max_sum, 0])
     assert with_noise(edge, grid, 1.0, shares=1, draw=lambda scale, n: np.zeros(n, np.int64)).tolist() == edge.tolist()
     for wrong in (
         edge + np.array([1, 0, 0]),
@@ -603,5 +603,5 @@ def test_noise_is_added_to_whole_numbers_of_the_grid_alone() -> None:
         edge.tolist(),
         np.append(edge, 0),
     ):
-        with pytest.raises(DataError, match="is not what its grid was made for"):
+        with pytest.raises(DataError, match="does not match its grid"):
             with_noise(wrong, grid, 1.0, shares=1)

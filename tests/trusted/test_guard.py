@@ -146,20 +146,20 @@ def test_the_ledger_says_what_was_pinned_and_hides_the_rows(tmp_path: Path) -> N
 
 def test_a_policy_refuses_with_the_numbers(tmp_path_factory: pytest.TempPathFactory) -> None:
     for change, code, words in [
-        ({"methods": frozenset({"dp_sgd"})}, "policy-method", "asked dp_admm, allowed dp_sgd"),
-        ({"methods": frozenset()}, "policy-method", "allowed none"),
-        ({"losses": frozenset({"huber"})}, "policy-loss", "asked logistic, allowed huber"),
-        ({"max_rounds": ROUNDS - 1}, "policy-rounds", f"asked {ROUNDS}, allowed {ROUNDS - 1}"),
-        ({"min_rows": M + 1}, "policy-rows", f"there are {M}, the owner wants at least {M + 1}"),
+        ({"methods": frozenset({"dp_sgd"})}, "policy-method", "does not allow method dp_admm (allowed: dp_sgd)"),
+        ({"methods": frozenset()}, "policy-method", "(allowed: none)"),
+        ({"losses": frozenset({"huber"})}, "policy-loss", "does not allow loss logistic (allowed: huber)"),
+        ({"max_rounds": ROUNDS - 1}, "policy-rounds", f"the study has {ROUNDS}, the owner allows {ROUNDS - 1}"),
+        ({"min_rows": M + 1}, "policy-rows", f"the table has {M}, the owner requires {M + 1}"),
         (
             {"epsilon": 0.3},
             "budget-cap",
-            f"asked {oracle(ROUNDS**0.5 / Z):.4f} (Σμ² 0.03), allowed 0.3000 (Σμ² ",
+            f"requested {oracle(ROUNDS**0.5 / Z):.4f} (Σμ² 0.03), allowed 0.3000 (Σμ² ",
         ),
         (
             {"unit": PrivacyUnit(2)},
             "budget-cap",
-            f"asked {oracle(2 * ROUNDS**0.5 / Z):.4f} (Σμ² 0.12), allowed 1.0000",
+            f"requested {oracle(2 * ROUNDS**0.5 / Z):.4f} (Σμ² 0.12), allowed 1.0000",
         ),
     ]:
         with case(change, code, words):
@@ -256,7 +256,7 @@ def test_an_agent_hears_rounds_and_finite_numbers_of_its_study_only(
                 for again in (agent, Agent(guard, STUDY)):
                     refused = refusal(again.step, round, said)
                     assert refused.code == "request-malformed"
-                    assert "is not what this study may send: " in str(refused)
+                    assert "invalid request: " in str(refused)
                 assert agent.last_round == len(guard.transcript(STUDY.hash)) == 1
 
 
@@ -329,7 +329,7 @@ def test_every_round_has_the_noise_that_was_enrolled_however_late(
     rounds = [1, 2, 3, 9, 13, 17, 33, 65, 101, 129, 257, 501, 1001, 1025, 4097, 5000]
     for half in (rounds[:8], rounds[8:]):  # as late after a restart
         with guarded(tmp_path) as guard:
-            scale = guard.enrol(study).question(1).grid.noise_scale(1e4)
+            scale = guard.enrol(study).query_at(1).grid.noise_scale(1e4)
             for round in half:
                 guard.answer(study.hash, round, np.zeros((D, 1)))
     assert scale >= 1e4 * 2.0 / Lattice(1.0, D, M).step
@@ -348,7 +348,7 @@ def test_rounds_that_differ_are_reserved_and_charged_each_at_its_own_price(tmp_p
         enrolled = guard.enrol(asked)
         prices = [Fraction((k / z) ** 2) for z in (40.0, 20.0, 40.0)]
         assert float(read_ledger(tmp_path).promised) == float(sum(prices))
-        scales = {round: enrolled.question(round).grid.noise_scale(z) for round, z in ((1, 40.0), (3, 20.0))}
+        scales = {round: enrolled.query_at(round).grid.noise_scale(z) for round, z in ((1, 40.0), (3, 20.0))}
         assert scales[1] == pytest.approx(2 * scales[3], rel=1e-9)
         guard.answer(STUDY.hash, 1, point)
         assert read_ledger(tmp_path).spent == prices[0]
@@ -372,7 +372,7 @@ def test_the_noise_of_a_round_is_that_of_its_release(tmp_path: Path, monkeypatch
         enrolled = guard.enrol(planned(Release(40.0), Release(20.0)))
         for round in (1, 2):
             guard.answer(STUDY.hash, round, np.zeros((D, 1)))
-    grid = enrolled.question(1).grid
+    grid = enrolled.query_at(1).grid
     assert drawn == [grid.noise_scale(40.0), grid.noise_scale(20.0)]
 
 
@@ -382,10 +382,10 @@ def test_the_grid_of_a_studys_answers_is_that_of_its_enrolment(tmp_path: Path) -
     with guarded(tmp_path, lambda study: opened) as guard:
         enrolled = guard.enrol(STUDY)
         with pytest.raises(TypeError):
-            enrolled.questions[Release(Z)] = enrolled.question(1)._replace(shares=100)  # type: ignore[index]
+            enrolled.queries[Release(Z)] = enrolled.query_at(1)._replace(shares=100)  # type: ignore[index]
         opened.labels = opened.labels[:2]
         assert enrolled.rows.n_rows == 2
-        assert enrolled.question(1).grid == enrolled.question(2).grid == Lattice(1.0, D, M)
+        assert enrolled.query_at(1).grid == enrolled.query_at(2).grid == Lattice(1.0, D, M)
 
 
 def test_what_a_study_asks_is_checked_before_any_row_is_read(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_two_studies_cannot_count_on_the_same_remainder(ledger):
     ledger.reserve(A, 0.75, about={})
     refused = refusal(ledger.reserve, B, 0.5, about={})
     assert refused.code == "budget-cap"
-    assert "asked 0.5, allowed 1, left 0.25" in str(refused)
+    assert "requested 0.5, allowed 1, left 0.25" in str(refused)
     ledger.reserve(B, 0.25, about={})
     assert ledger.status().promised == 1
 
@@ -93,7 +93,7 @@ def test_a_study_never_exceeds_its_reservation(ledger):
     spend(ledger)
     refused = refusal(spend, ledger, round=2, mu_squared=0.3)
     assert refused.code == "budget-reservation"
-    assert "asked 0.3, allowed 0.5, left 0.25" in str(refused)
+    assert "requested 0.3, allowed 0.5, left 0.25" in str(refused)
     spend(ledger, round=2)
     assert refusal(spend, ledger, round=3, mu_squared=1e-15).code == "budget-reservation"
 
@@ -119,7 +119,7 @@ def test_what_all_others_learn_together_has_a_cap_of_its_own(tmp_path):
         ledger.reserve(A, 0.5, shares=4, about={})
         refused = refusal(ledger.reserve, B, 0.5, shares=3, about={})
         assert refused.code == "policy-alone"
-        assert "for all other sites working together (Σμ²: asked 1.5, allowed 3, left 1)" in str(refused)
+        assert "if all other sites collude (Σμ²: requested 1.5, allowed 3, left 1)" in str(refused)
         assert refusal(ledger.reserve, B, 0.25 + 2.0**-50, shares=4, about={}).code == "policy-alone"
         assert refusal(ledger.reserve, B, 0.5 + 2.0**-50, about={}).code == "budget-cap"
         ledger.reserve(B, 0.5, shares=2, about={})
@@ -329,7 +329,7 @@ def test_a_lower_cap_stops_studies_that_were_promised_more(tmp_path):
     with Ledger.open(tmp_path, cap=0.3) as ledger:
         refused = refusal(spend, ledger, round=2)
         assert refused.code == "budget-cap"
-        assert "asked 0.25, allowed 0.3, left 0.05" in str(refused)
+        assert "requested 0.25, allowed 0.3, left 0.05" in str(refused)
         assert refusal(ledger.reserve, B, 0.01, about={}).code == "budget-cap"
         spend(ledger, round=2, mu_squared=0.05)
     with Ledger.open(tmp_path, cap=1.0) as ledger:
@@ -483,7 +483,7 @@ def test_a_mark_that_another_extends_stops_a_running_ledger(ledger):
         mark.write(b"\0")
     refused = refusal(spend, ledger)
     assert refused.code == "ledger-damaged"
-    assert "the mark was changed by another" in str(refused)
+    assert "another process changed the mark" in str(refused)
 
 
 def test_another_ledger_in_its_place_is_noticed(tmp_path):
@@ -494,7 +494,7 @@ def test_another_ledger_in_its_place_is_noticed(tmp_path):
         shutil.copytree(tmp_path / "other", tmp_path / "ours")
         refused = refusal(ledger.verify)
     assert refused.code == "ledger-damaged"
-    assert "it was changed by another" in str(refused)
+    assert "another process changed it" in str(refused)
 
 
 def test_an_upload_changed_under_a_running_ledger_is_not_sent_again(ledger):
@@ -504,7 +504,7 @@ def test_an_upload_changed_under_a_running_ledger_is_not_sent_again(ledger):
         database.execute("UPDATE records SET payload = ? WHERE kind = 'spend'", (b"uploaD",))
     refused = refusal(ledger.replay, A, 1, digest=DIGEST)
     assert refused.code == "ledger-damaged"
-    assert "record 3 is not what was written" in str(refused)
+    assert "record 3 was changed" in str(refused)
 
 
 def test_reading_leaves_no_trace_and_needs_no_right_to_write(tmp_path):
@@ -691,7 +691,7 @@ def test_a_closed_study_keeps_its_first_ending_and_may_be_enrolled_again_if_it_i
         ledger.reserve(A, 0.75, about={"name": "a"}, may_miss_rounds=True)
     else:
         again = refusal(ledger.reserve, A, 0.75, about={"name": "a"}, may_miss_rounds=True)
-        assert (again.code, "closed here before, which is for good" in str(again)) == ("study-changed", True)
+        assert (again.code, "closed and cannot be reopened" in str(again)) == ("study-changed", True)
     assert refusal(ledger.reserve, A, 0.5, about={"name": "a"}, may_miss_rounds=True).code == "study-changed"
     assert refusal(spend, ledger, A, 2).code == "study-closed"
     assert ledger.replay(A, 1, digest=DIGEST) == b"upload"
@@ -782,7 +782,7 @@ def test_a_ledger_has_a_version_an_older_one_is_brought_up_to_date_and_a_newer_o
     for act in (lambda: read_ledger(tmp_path), lambda: Ledger.open(tmp_path, cap=1.0)):
         refused = refusal(act)
         assert refused.code == "ledger-failed"
-        assert "format 2 is of a newer dpadmm: install that" in str(refused)
+        assert "format 2 is from a newer dpadmm; upgrade dpadmm" in str(refused)
     assert version() == 2
 
 

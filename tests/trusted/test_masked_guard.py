@@ -42,7 +42,7 @@ from dpadmm.trusted.masking import bitmap_of, public_key
 from dpadmm.trusted.policy import MaskingLimits
 from dpadmm.trusted.unit import PrivacyUnit
 
-HASH, PRICE = MASKED.hash, Fraction(OWNER.price(MASKED.terms.plan.at(1)))
+HASH, PRICE = MASKED.hash, Fraction(OWNER.release_cost(MASKED.terms.plan.at(1)))
 FEW = bitmap_of([0, 2, 3, 4], N)
 
 
@@ -272,7 +272,7 @@ def test_rounds_may_be_missed_only_if_the_study_says_so(folder: Path) -> None:
 
 def test_both_sums_are_reserved_and_charged(folder: Path) -> None:
     policy = replace(limits(epsilon_alone=6.0), unit=PrivacyUnit(2), epsilon=3.0)
-    price = Fraction(policy.price(MASKED.terms.plan.at(1)))
+    price = Fraction(policy.release_cost(MASKED.terms.plan.at(1)))
     with site(folder, policy=policy, open_rows=tiny(*rows(), policy.unit)) as guard:
         guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
     book = read_ledger(folder)
@@ -300,12 +300,12 @@ TOGETHER = exact_epsilon((HONEST * ROUNDS) ** 0.5 / Z, OWNER.delta)
     ("act", "code", "words"),
     [
         (lambda place: guarded(place, policy=POLICY, key=KEYS[0]), "policy-trust", "does not allow secure aggregation"),
-        (lambda place: guarded(place, policy=limits(min_honest=4), key=KEYS[0]), "policy-honest", "at least 4"),
-        (lambda place: guarded(place, policy=limits(min_withstood=2), key=KEYS[0]), "policy-honest", "withstands 1"),
+        (lambda place: guarded(place, policy=limits(min_honest=4), key=KEYS[0]), "policy-honest", "requires 4"),
+        (lambda place: guarded(place, policy=limits(min_withstood=2), key=KEYS[0]), "policy-honest", "has 1, the"),
         (
             lambda place: guarded(place, policy=limits(epsilon_alone=1.0), key=KEYS[0]),
             "policy-alone",
-            f"if all other sites work together: asked {TOGETHER:.4f} (Σμ² 0.09), allowed 1.0000",
+            f"if all other sites collude: requested {TOGETHER:.4f} (Σμ² 0.09), allowed 1.0000",
         ),
         (lambda place: guarded(place, policy=OWNER), "roster-not-mine", "no key"),
         (lambda place: guarded(place, policy=OWNER, key=bytes(31)), "roster-not-mine", "not in the study's roster"),
@@ -334,7 +334,7 @@ def test_every_limit_of_secure_aggregation_is_told_and_only_where_there_is_one()
     (refused,) = [limit for limit in POLICY.evaluate(MASKED.terms, None, None) if not limit.holds]
     assert (refused.name, refused.allowed) == ("trust", ("local",))
     small = replace(OWNER, epsilon=0.1).evaluate(MASKED.terms, None, zero)[-2]
-    assert small.sentence.startswith("too much for the owner's total ε at δ = 1e-05: asked")
+    assert small.sentence.startswith("exceeds the owner's total ε at δ = 1e-05: requested")
     assert (STUDY.terms.shares, STUDY.terms.quorum) == (1, 1)
 
 
@@ -364,7 +364,7 @@ def test_the_sum_of_all_answers_must_fit_63_bits_to_the_last(folder: Path, monke
     four = masked_study(roster=ROSTER[:4])
     monkeypatch.setattr(Lattice, "noise_scale", lambda self, z, shares=1: shares)
     for reach, fits in ((2**61 - 1, True), (2**61, False)):
-        monkeypatch.setattr(Lattice, "reach", lambda self, scale, reach=reach: reach + scale - HONEST)
+        monkeypatch.setattr(Lattice, "max_upload", lambda self, scale, reach=reach: reach + scale - HONEST)
         with guarded(folder / str(fits), policy=OWNER, key=KEYS[0]) as guard:
             if fits:
                 guard.enrol(four)

@@ -288,7 +288,7 @@ def test_noise_far_out_reaches_the_upload_as_it_is(monkeypatch: pytest.MonkeyPat
 
     features, labels = rows()
     with guarded(tmp_path / "zero", tiny(np.zeros_like(features), labels)) as guard:
-        own = guard.enrol(STUDY).question(1).grid
+        own = guard.enrol(STUDY).query_at(1).grid
         answer = guard.answer(STUDY.hash, 1, consensus(1))
         assert answer[:, 0].tolist() == far(own.noise_scale(STUDY.noise_multiplier), 3).tolist()
     with guarded(tmp_path / "agent", tiny(np.zeros_like(features), labels)) as guard:

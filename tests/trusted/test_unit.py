@@ -163,9 +163,9 @@ def test_a_person_has_a_whole_number_of_rows():
 
 def test_ids_cannot_be_forgotten_nor_invented():
     features, labels = rows()
-    with pytest.raises(DataError, match="ids of rows do not go with a privacy unit of column 'who'"):
+    with pytest.raises(DataError, match="column: 'who'"):
         protect(features, labels, PrivacyUnit(1, "who"))
-    with pytest.raises(DataError, match="of column None"):
+    with pytest.raises(DataError, match="column: None"):
         protect(features, labels, ONE_ROW, Ids.of(["a"] * len(labels)))
     with pytest.raises(DataError, match=f"3 ids for {len(labels)} rows"):
         protect(features, labels, PrivacyUnit(1, "who"), Ids.of("abc"))
@@ -200,7 +200,7 @@ def test_rows_that_are_given_away_are_silenced_in_place(kind, monkeypatch):
         places = in_a_file(np.tile(np.arange(3, dtype=np.int32), 50)[:, None])
         matrix = compact_csr(matrix.reshape(-1), places.reshape(-1), np.arange(0, 151, 3), (50, 3))
     assert is_nameless(matrix)
-    done = protect(matrix, np.ones(50), PrivacyUnit(1, "who"), ids, given=True).features
+    done = protect(matrix, np.ones(50), PrivacyUnit(1, "who"), ids, owned=True).features
     assert done is matrix
     out = done.toarray() if kind == "sparse" else np.asarray(done)
     wanted = np.where((np.arange(50) % 3 == 0)[:, None], 0.0, features)
@@ -211,7 +211,7 @@ def test_rows_that_are_not_given_away_can_be_changed_by_their_owner_without_harm
     """The digest and the lengths of rows are taken once: they must stay those of the rows that are summed."""
     for ours in (False, True):
         features, labels = rows()
-        held = CheckedRows(protect(features, labels, ONE_ROW, given=ours))
+        held = CheckedRows(protect(features, labels, ONE_ROW, owned=ours))
         assert np.shares_memory(held._rows.features, features) == ours
         before = held.digest()
         if not ours:

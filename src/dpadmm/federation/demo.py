@@ -60,7 +60,7 @@ from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import as_mean
-from dpadmm.trusted.guard import EnrolledStudy, questions_of
+from dpadmm.trusted.guard import EnrolledStudy, enrolled_queries
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import Mask, Masks, members_of
 from dpadmm.trusted.private_rows import CheckedRows, ProtectedRows
@@ -372,13 +372,13 @@ class Said(NamedTuple):
 def _said(site: Site, study: Study, rows: ProtectedRows) -> Said:
     """The noise is found by repeating the agent's computation."""
     problem, m, checked = study.problem, len(rows.labels), CheckedRows(rows)
-    enrolled = EnrolledStudy(study.terms, checked, questions_of(study.terms, checked, site.policy), masks=None)
+    enrolled = EnrolledStudy(study.terms, checked, enrolled_queries(study.terms, checked, site.policy), masks=None)
     method = study.method(m)
     state = method.init(problem, PublicSizes(np.array([m]), study.shape[0]))
     said = Said({}, {}, [])
     for round, (answer, heard) in _answers(site, study).items():
         point = np.array(method.parameters(state, heard, round=round)[0])
-        asked = enrolled.question(round)
+        asked = enrolled.query_at(round)
         total = enrolled.rows.total(asked.statistic, point, asked.grid)
         said.answers[round], said.noise[round] = answer, answer - total
         said.scaled.append(said.noise[round] / asked.grid.noise_scale(asked.release.noise_multiplier, asked.shares))
@@ -545,7 +545,7 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
         ledger = read_ledger(site.ledger)  # verifies every record
         account = ledger.accounts[summary.study.hash]
         spent = summary.study.terms.plan.tally(account.rounds)
-        price = sum(n * Fraction(site.policy.price(release)) for release, n in spent)
+        price = sum(n * Fraction(site.policy.release_cost(release)) for release, n in spent)
         if account.spent != price or float(account.spent) > ledger.cap:
             raise DPADMMError(f"{name}: the sum in its ledger is not the cost of its answers")
         if len(account.rounds) < len(answered.get(name, ())):

@@ -1,7 +1,7 @@
-"""The closed list of what may be said about rows: sums over rows of a function with a bounded norm.
+"""The closed list of queries that an agent answers: sums over rows of a function with a bounded norm.
 
-A statistic is one file: the function, the proof of its bound in the docstring, and a line in ``QUERIES``.
-Guard, ledger and wire know none of them by name.
+Each query is one file with the function, the proof of its bound in the docstring, and a line in ``QUERIES``. Guard,
+ledger and wire format contain no query by name.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from dpadmm.queries.problem import Problem, Rows
 
 
 class Query(Protocol):
-    """``Σ_j f(row_j, parameters)`` with ``‖f‖ ≤ row_norm`` whatever the row and the parameters are.
+    """``Σ_j f(row_j, parameters)`` with ``‖f‖ ≤ row_norm`` for every row and all parameters.
 
-    Where rows have weights (``Rows.row_weights``, from 0 to 1), f is shortened first and then multiplied with the row's
-    weight, so that no weight makes it longer. Replacing a row moves such a sum by at most ``2·row_norm``, and silencing
-    one by at most ``row_norm``: f of a row of zeros is 0, whatever its label is, since labels of silent rows stay where
-    they are.
+    If rows have weights (``Rows.row_weights``, from 0 to 1), f is clipped first and then multiplied by the row's
+    weight, so no weight increases its norm. Replacing a row changes the sum by at most ``2·row_norm``. Silencing a row
+    changes it by at most ``row_norm``: f of a row of zeros is 0 for every label, because silent rows keep their labels.
     """
 
     name: ClassVar[str]
 
     @property
     def n_features(self) -> int:
-        """d, the width of the rows that it is a function of."""
+        """Number of columns d of a row."""
 
     @property
     def row_norm(self) -> float:
-        """Bound of the L2 norm of one row's contribution."""
+        """Bound on the L2 norm of one row's contribution."""
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
@@ -43,13 +42,13 @@ class Query(Protocol):
         """Shape of the sum."""
 
     def accepts(self, parameters: Floats) -> bool:
-        """Whether one agent's finite parameters are within their bounds; others are refused before rows are read."""
+        """Return whether one agent's finite parameters are within their bounds. Others are refused unread."""
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
-        """The sums of every agent (n, *shape), each row's contribution shortened to a norm of ``bound``."""
+        """Return the sum of each agent (n, *shape), each row's contribution clipped to norm ``bound``."""
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:
-        """The sums over the numbers of rows, each row's contribution shortened to ``row_norm``."""
+        """Return the sums divided by the numbers of rows, each row's contribution clipped to ``row_norm``."""
 
 
 QUERIES: Mapping[str, Any] = registered(
@@ -62,12 +61,12 @@ QUERIES: Mapping[str, Any] = registered(
     "score_histogram",
     having="sums",
 )
-"""The closed list, by name; ``of`` makes one from a problem and the width of rows."""
+"""The closed list, by name. ``of`` builds a query from a problem and the number of columns."""
 
 
 def make_query(name: str, problem: Problem, n_features: int) -> Query:
-    """The statistic of this name for a problem, over rows of ``n_features`` columns."""
+    """Return the query of this name for a problem, over rows of ``n_features`` columns."""
     if name not in QUERIES:
-        raise StudyError(f"there is no statistic {name!r}; agents can answer for {', '.join(QUERIES)}")
-    made: Query = QUERIES[name].of(problem, n_features)
-    return made
+        raise StudyError(f"unknown statistic {name!r}; choose one of {', '.join(QUERIES)}")
+    query: Query = QUERIES[name].of(problem, n_features)
+    return query

@@ -1,4 +1,4 @@
-"""The sum of rows: what counts, means and tables are made of, where rows are encoded for that."""
+"""The sum of rows, for counts, means and tables."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from dpadmm.matrices.features import row_sums, squared, weighted_sum
 from dpadmm.queries.problem import Problem, Rows
 
 PORTION = 2**20
-"""Feature entries that are looked at together."""
+"""Feature entries that are processed together."""
 
 
 @dataclass(frozen=True)
 class ColumnSums:
-    """``Σ_j clip(a_j, 1)``, (d,): the rows as they are encoded, whatever their labels are. No public parameters.
+    """``Σ_j clip(a_j, 1)``, (d,): the encoded rows, without their labels. There are no public parameters.
 
-    Every row is shortened to a norm of at most 1, so replacing a row moves the sum by at most 2, and silencing one,
-    which makes it a row of zeros, by at most 1.
+    Every row is clipped to norm 1. Replacing a row changes the sum by at most 2. Silencing a row, which makes it a row
+    of zeros, changes it by at most 1.
 
     The rows of a statistics study (:mod:`dpadmm.data.tabulation`) are k indicators of bins, two moments of each of q
-    numbers and p indicators of cells, divided by ``R = √(k + 2q + p)``: of norm at most 1. In counts, S is ``2R``. Two
-    rows that are both there differ by at most ``√2`` in an indicator; but a person whose id makes another's ambiguous
-    silences two rows of the same bins at once, and moves their count by 2.
+    numbers and p indicators of cells, divided by ``R = √(k + 2q + p)``, so their norm is at most 1. In counts, S is
+    ``2R``. Two active rows differ by at most ``√2`` in an indicator. But a person whose id makes another person's id
+    ambiguous silences two rows of the same bins at once, and changes their count by 2.
     """
 
     n_features: int
@@ -48,10 +48,10 @@ class ColumnSums:
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
         for i, features, _, _ in rows.portions(active, PORTION):
-            some = features.astype(np.float64)
-            norms = np.sqrt(row_sums(squared(some)))
+            part = features.astype(np.float64)
+            norms = np.sqrt(row_sums(squared(part)))
             factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny))
-            out[i] += weighted_sum(some, factor[:, None])[:, 0]
+            out[i] += weighted_sum(part, factor[:, None])[:, 0]
         return out
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:

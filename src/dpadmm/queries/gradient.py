@@ -1,4 +1,4 @@
-"""The sum of row gradients at a point, each clipped to the loss's Lipschitz constant."""
+"""The sum of row gradients at a point. Each gradient is clipped to the loss's Lipschitz constant."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from dpadmm.queries.problem import Problem, Rows
 
 @dataclass(frozen=True)
 class Gradient:
-    """``Σ_j ω_j·clip(ℓ'(a_j, b_j, w), c1)`` at a public point w of shape (d, p), ω a row's weight in [0, 1], or 1.
+    """``Σ_j ω_j·clip(ℓ'(a_j, b_j, w), c1)`` at a public point w of shape (d, p). ω is a row's weight in [0, 1], or 1.
 
-    Every row's gradient is shortened to a norm of at most c1, and then multiplied with its weight, so replacing a row
-    moves the sum by at most ``‖g_j − g_j'‖ ≤ 2·c1``, at every point: an aggregator cannot make it larger by what it
-    sends.
+    Every row's gradient is clipped to norm c1 and then multiplied by its weight. Replacing a row therefore changes the
+    sum by at most ``‖g_j − g_j'‖ ≤ 2·c1`` at every point: no point that the server sends can increase the sensitivity.
     """
 
     loss: Loss
@@ -53,5 +52,5 @@ class Gradient:
         return np.asarray(kernels.gradient(rows, parameters, self.loss, active))
 
     def weighted_mean(self, rows: Rows, point: Floats, weights: Floats, active: Integers | None = None) -> Floats:
-        """``Σ_i weights_i·means_i`` at one point for all, over the agents that take part."""
+        """Return ``Σ_i weights_i·means_i`` at one point for all, over the participating agents."""
         return kernels.weighted_gradient(rows.cohort(active), point, self.loss, weights, bound=self.row_norm)

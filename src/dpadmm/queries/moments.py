@@ -1,4 +1,4 @@
-"""The sums of rows, of their squares, and of rows times labels: what a shape and a start are made of."""
+"""The sums of rows, of their squares, and of rows times labels, for a preconditioner and a starting point."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dpadmm.matrices.features import Features, row_sums, squared, weighted_sum
 from dpadmm.queries.problem import Problem, Rows
 
 LABEL_WEIGHT = float(np.sqrt(3.0))
-"""How much rows times labels count beside rows and their squares."""
+"""Weight of rows times labels, relative to rows and their squares."""
 
 SQUARE_WEIGHT = 0.5
-"""How much y² counts, for labels that are numbers."""
+"""Weight of y², for numeric labels."""
 
 PORTION = 2**20
-"""Feature entries that are looked at together."""
+"""Feature entries that are processed together."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """``Σ_j ω_j·clip(f(a_j, b_j), 2)`` with ``f = (a, a∘a, √3·b·a)``; no public parameters.
+    """``Σ_j ω_j·clip(f(a_j, b_j), 2)`` with ``f = (a, a∘a, √3·b·a)``. There are no public parameters.
 
-    b is ±1, or the unit vector of a class (``e_b ⊗ a``), or a number cut to [−1, 1], with ``y²/2`` as one more
-    entry of f, which is 0 for a row of zeros: labels of silent rows are still there, and must not count. With
-    ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for rows of many
-    features. For counts the label is the count in [0, 1], and a and a∘a are times the exposure in (0, 1], which makes
-    f no longer. Every row's f is shortened to 2, and then multiplied with its weight ω in [0, 1] (1 where rows have
-    none), so replacing a row moves the sum by at most 4, and silencing one by at most 2. (Without shortening, 4 would
-    be true for replacing a row, by ``‖a∘a − a'∘a'‖² ≤ 2 − 2(aᵀa')²``, and not for silencing one, which ids can do to a
-    row of somebody else.)
+    b is ±1, or the unit vector of a class (``e_b ⊗ a``), or a number clipped to [−1, 1]. For numbers, f has the
+    additional entry ``y²/2``, which is 0 for a row of zeros: silent rows keep their labels, and these must not count.
+    With ``‖a‖ ≤ 1`` and ``|b| ≤ 1`` the norm of f is at most ``√(1 + 1 + 3 + ¼)``, and about 2 for rows of many
+    features. For counts the label is the count in [0, 1], and a and a∘a are multiplied by the exposure in (0, 1], which
+    does not increase the norm. Every row's f is clipped to norm 2 and then multiplied by its weight ω in [0, 1] (1 if
+    rows have none). Replacing a row changes the sum by at most 4, and silencing a row by at most 2. (Without clipping,
+    4 would hold for replacing a row, by ``‖a∘a − a'∘a'‖² ≤ 2 − 2(aᵀa')²``, but 2 would not hold for silencing a row,
+    which an id can do to a row of another person.)
     """
 
     loss: Loss
@@ -60,7 +60,7 @@ class Moments:
         return True
 
     def split(self, total: Floats) -> tuple[Floats, Floats, Floats, float]:
-        """Σ a (d,), Σ a∘a (d,), Σ b·a (d, p) and Σ y² (0 for classes), from what was released."""
+        """Return Σ a (d,), Σ a∘a (d,), Σ b·a (d, p) and Σ y² (0 for classes) from a release."""
         d, p = self.n_features, self.loss.n_outputs
         by_label = total[2 * d : (2 + p) * d].reshape(d, p) / LABEL_WEIGHT
         squares = float(total[-1]) / SQUARE_WEIGHT if self._numbers else 0.0
@@ -76,18 +76,18 @@ class Moments:
         return self.sums(rows, parameters, active, bound=self.row_norm) / np.maximum(rows.n_rows, 1)[:, None]
 
     def weighted_mean(self, rows: Rows, parameters: Floats, weights: Floats, active: Integers | None = None) -> Floats:
-        """``Σ_i weights_i·means_i`` over the agents that take part, a few rows at a time, whoever owns them."""
+        """Return ``Σ_i weights_i·means_i`` over the participating agents, computed in portions of rows."""
         rows, out = rows.cohort(active), np.zeros(self.shape)
-        each, step = weights / rows.n_rows, max(1, PORTION // rows.n_features)
+        agent_factors, step = weights / rows.n_rows, max(1, PORTION // rows.n_features)
         for start in range(0, len(rows.labels), step):
-            some = np.arange(start, min(start + step, len(rows.labels)))
-            factors = each[np.searchsorted(rows.offsets, some, side="right") - 1]
-            factors = factors if rows.row_weights is None else factors * rows.row_weights[some]
-            out += self._sum(rows.features[rows.order[some]], rows.labels[some], self.row_norm, factors)
+            part = np.arange(start, min(start + step, len(rows.labels)))
+            factors = agent_factors[np.searchsorted(rows.offsets, part, side="right") - 1]
+            factors = factors if rows.row_weights is None else factors * rows.row_weights[part]
+            out += self._sum(rows.features[rows.order[part]], rows.labels[part], self.row_norm, factors)
         return out
 
     def _sum(self, features: Features, labels: Floats, bound: float, factors: Floats | float) -> Floats:
-        """The sum over a few rows, times their factors; no BLAS, whose sums depend on the number of threads."""
+        """Return the sum over a portion of rows, times their factors. Sums of BLAS depend on the number of threads."""
         targets, exposures = self._targets(labels)
         rows = features.astype(np.float64)
         squares = squared(rows)
@@ -104,7 +104,7 @@ class Moments:
         return np.concatenate([*parts, [np.sum(extra * factor)]] if self._numbers else parts)
 
     def _targets(self, labels: Floats) -> tuple[Floats, Floats]:
-        """What rows are multiplied with, (rows, p), of norm at most 1; and what a row counts in the other moments."""
+        """Return the factors b of the rows (rows, p), of norm at most 1, and the factors of the other moments."""
         if isinstance(self.loss, Poisson):
             counts, exposures = decoded(labels)
             return counts[:, None] * self.loss.spent(labels)[1], exposures

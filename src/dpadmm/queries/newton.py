@@ -1,4 +1,4 @@
-"""The sums of row gradients and of row Hessians at a point: what a Newton step and its standard errors are made of."""
+"""The sums of row gradients and row Hessians at a point, for Newton steps and standard errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpadmm.matrices.features import products, row_sums, squared, weighted_sum
 from dpadmm.queries.problem import Problem, Rows
 
 LOSSES = ("logistic", "squared", "poisson")
-"""Losses whose pair is bounded here."""
+"""Losses with a proved bound for the pair of gradient and Hessian."""
 
 CURVATURE = ((1.0 + math.sqrt(5.0)) / 2.0) ** 2.5
 """κ of the logistic loss."""
@@ -27,15 +27,15 @@ SHARES = tuple(math.sqrt(share) for share in (0.6, 0.35, 0.05))
 COUNT_SHARES = tuple(math.sqrt(share) for share in (0.5, 0.5))
 """α and κ of the Poisson loss; their squares sum to 1."""
 
-MOST = 1e9
-"""Bound of every public number; residuals are clipped between 1/MOST and MOST."""
+MAX_PARAMETER = 1e9
+"""Bound on every public number. Clipping bounds of residuals are between 1/MAX_PARAMETER and MAX_PARAMETER."""
 
 PORTION = 2**20
-"""Feature entries that are looked at together."""
+"""Feature entries that are processed together."""
 
 
 class Weights(NamedTuple):
-    """What gradients, Hessians and squared residuals are multiplied with in the release."""
+    """Factors of gradients, Hessians and squared residuals in the release."""
 
     gradient: float
     hessian: float
@@ -46,32 +46,33 @@ class Weights(NamedTuple):
 class NewtonQuery:
     """``Σ_j ω_j·clip(f_j, 1)``, f a row's gradient and Hessian at a public point w, as one vector; ω its weight.
 
-    The Hessian's upper triangle is released, entries off the diagonal times √2, so that ``aaᵀ`` has norm ``‖a‖²``.
+    The release contains the Hessian's upper triangle, with entries off the diagonal times √2, so that ``aaᵀ`` has norm
+    ``‖a‖²``.
 
     *Logistic loss*: ``f = (r·a, κ·h·aaᵀ)`` with slope r, ``|r| < 1``, and ``h = |r|(1 − |r|)``. With ``‖a‖ ≤ 1``,
     ``‖f‖² ≤ r² + κ²r²(1 − |r|)²``, which is at most 1 iff ``κ² ≤ (1 + |r|)/(r²(1 − |r|))``. The derivative of its
     logarithm, ``2/(1 − r²) − 2/|r|``, is 0 where ``r² = 1 − |r|``: at ``|r| = 1/φ``, φ the golden ratio, where it is
-    ``φ/(φ⁻²·φ⁻²) = φ⁵``; it tends to ∞ at 0 and 1. So ``κ = φ^{5/2}`` is the largest, and the Hessian costs nothing
-    beside the gradient: where one is long, the other is short.
+    ``φ/(φ⁻²·φ⁻²) = φ⁵``; it tends to ∞ at 0 and 1. So ``κ = φ^{5/2}`` is the largest possible, and releasing the
+    Hessian with the gradient costs nothing more: where one is large, the other is small.
 
-    *Squared loss*, labels cut to [−1, 1]: ``f = (α·t·a, κ·aaᵀ, β·t²)`` with the residual over a public C,
-    ``t = clip(r/C, −1, 1)``, so that ``‖f‖² ≤ α² + κ² + β² = 1``. ``t²`` is 0 for a row of zeros, whose label is still
-    there and must not count.
+    *Squared loss*, labels clipped to [−1, 1]: ``f = (α·t·a, κ·aaᵀ, β·t²)`` with the residual over a public C,
+    ``t = clip(r/C, −1, 1)``, so that ``‖f‖² ≤ α² + κ² + β² = 1``. ``t²`` is 0 for a row of zeros, which keeps
+    its label, and this must not count.
 
     *Poisson loss*: a row is a person with features x, the constant c, and exposures e_h in p intervals (one, without
     cuts), at public weights (β, α_1 … α_p). Its mean in interval h is ``μ_h = e_h exp(xᵀβ + c·α_h)``, its count y
     belongs to the interval that it ends in, and it is the sum of p rows ``(x, c·u_h)``, u_h the unit vectors. With a
     public cap M, rows are weighted by ``ω = min(1, M/μ)``, where μ is ``Σ_h μ_h`` of the whole follow-up (of the row's
-    own exposure, if there are no cuts): a function of what is known beforehand, so that ``ω(μ_h − y_h)`` has the mean
-    0 whatever M is. Of ``g = (x·Σ_h r_h, c·r_1 … c·r_p)``, ``r_h = ω(μ_h − y_h)``, the norm is at most
-    ``√(‖x‖² + c²)·ρ ≤ ρ``, ``ρ = max(|Σ_h r_h|, ‖r‖)``; r is shortened to ρ = C. The Hessian, the sum of ``ω·μ_h``
+    own exposure, if there are no cuts). ω does not depend on the outcome, so ``ω(μ_h − y_h)`` has mean 0 for every M.
+    Of ``g = (x·Σ_h r_h, c·r_1 … c·r_p)``, ``r_h = ω(μ_h − y_h)``, the norm is at most
+    ``√(‖x‖² + c²)·ρ ≤ ρ``, ``ρ = max(|Σ_h r_h|, ‖r‖)``; r is clipped to ρ = C. The Hessian, the sum of ``ω·μ_h``
     times the squares of the p rows, has the squared norm ``‖x‖⁴(Σμ)² + 2‖x‖²c²Σμ_h² + c⁴Σμ_h²``, which is at most
     ``(‖x‖² + c²)²(Σμ)²``, and M² with the weight. So ``f = (α·g/C, κ·H/M)`` has ``‖f‖² ≤ α² + κ² = 1``: once for all
-    of a person's intervals, and not once for each. C is a function of M (``residual_clip``).
+    intervals of a person together. C is a function of M (``residual_clip``).
 
-    As rows may be 10⁻⁶ longer than 1, every row's f is shortened to 1 by its norm as computed, and then multiplied with
-    its weight ω in [0, 1] (1 where rows have none), so replacing a row moves the sum by at most 2, and silencing one by
-    at most 1, whatever w and C are.
+    Row norms may exceed 1 by 10⁻⁶. So every row's f is clipped to 1 by its computed norm, and then multiplied by its
+    weight ω in [0, 1] (1 if rows have none). For all w and C, replacing a row changes the sum by at most 2, and
+    silencing a row by at most 1.
     """
 
     loss: Loss
@@ -84,7 +85,7 @@ class NewtonQuery:
     def of(cls, problem: Problem, n_features: int) -> NewtonQuery:
         if problem.loss.name not in LOSSES:
             raise StudyError(
-                f"intervals are for the losses {', '.join(LOSSES[:-1])} and {LOSSES[-1]}, not for {problem.loss.name}"
+                f"intervals need the loss {', '.join(LOSSES[:-1])} or {LOSSES[-1]}, not {problem.loss.name}"
             )
         return cls(problem.loss, n_features)
 
@@ -94,7 +95,7 @@ class NewtonQuery:
 
     @property
     def n_weights(self) -> int:
-        """D: one for each feature, where the constant has one in every interval."""
+        """Number of weights D: one per feature, but one per interval for the constant."""
         return self.n_features + self.loss.n_outputs - 1
 
     @property
@@ -108,10 +109,10 @@ class NewtonQuery:
 
     def accepts(self, parameters: Floats) -> bool:
         clip = parameters[self.n_weights :]
-        return bool((np.abs(parameters) <= MOST).all() and (clip >= 1.0 / MOST).all())
+        return bool((np.abs(parameters) <= MAX_PARAMETER).all() and (clip >= 1.0 / MAX_PARAMETER).all())
 
     def weights(self, clip: float) -> Weights:
-        """Weights in the release, where residuals were clipped to C, or means to M."""
+        """Return the factors in the release, for residuals clipped to C, or means to M."""
         if isinstance(self.loss, Poisson):
             gradient, hessian = COUNT_SHARES
             return Weights(gradient / residual_clip(self.loss, clip), hessian / clip, 0.0)
@@ -121,7 +122,7 @@ class NewtonQuery:
         return Weights(gradient / clip, hessian, squares / clip**2)
 
     def split(self, total: Floats, clip: float) -> tuple[Floats, Floats, float]:
-        """Σ r·a (d,), Σ h·aaᵀ (d, d) and Σ r² (0 for classes), from what was released."""
+        """Return Σ r·a (d,), Σ h·aaᵀ (d, d) and Σ r² (0 for classes) from a release."""
         d, weights = self.n_weights, self.weights(clip)
         hessian, (row, column) = np.zeros((d, d)), np.triu_indices(d)
         hessian[row, column] = total[d : d * (d + 3) // 2] / (weights.hessian * _off_diagonal(d))
@@ -142,7 +143,7 @@ class NewtonQuery:
     def _sum(
         self, rows: Floats, labels: Floats, parameters: Floats, bound: float, row_weights: Floats | float
     ) -> Floats:
-        """The sum over a few rows; no BLAS, whose sums depend on the number of threads."""
+        """Return the sum over a portion of rows, without BLAS: its sums depend on the number of threads."""
         d = self.n_features
         lengths = row_sums(squared(rows))
         slopes, curvatures, squares = self._parts(labels, products(rows, parameters[:d, None])[:, 0], parameters[d:])
@@ -156,7 +157,7 @@ class NewtonQuery:
     def _sum_of_counts(
         self, rows: Floats, labels: Floats, parameters: Floats, bound: float, row_weights: Floats | float
     ) -> Floats:
-        """The same for the Poisson loss: x and the constant c apart, and a person's intervals together."""
+        """Return the sum for the Poisson loss: x and the constant c separate, the intervals of a person together."""
         loss, d = self.loss, self.n_features - 1
         assert isinstance(loss, Poisson)
         x, c = rows[:, :d], rows[:, d:]
@@ -186,7 +187,7 @@ class NewtonQuery:
         return np.concatenate([slope, np.sum(c * residuals, axis=0), upper])
 
     def _parts(self, labels: Floats, scores: Floats, clip: Floats) -> tuple[Floats, Floats, Floats]:
-        """What a row, its square and 1 are multiplied with, before shortening: (rows,) each."""
+        """Return the factors of a row, its square and 1, before clipping: (rows,) each."""
         if not self._numbers:
             size = 1.0 / (1.0 + np.exp(np.minimum(labels * scores, 700.0)))
             return -labels * size, CURVATURE * size * (1.0 - size), np.zeros(len(labels))
@@ -196,11 +197,11 @@ class NewtonQuery:
 
 
 def residual_clip(loss: Poisson, cap: float) -> float:
-    """C for means up to M: three standard deviations and one event, and no more than residuals can be."""
+    """Return C for means up to M: three standard deviations and one event, at most the largest residual."""
     return max(cap, min(1.0, loss.unit + 3.0 * math.sqrt(loss.unit * cap)))
 
 
 def _off_diagonal(d: int) -> Floats:
-    """1 on the diagonal of an upper triangle and √2 off it."""
+    """Return 1 on the diagonal of an upper triangle and √2 off it."""
     row, column = np.triu_indices(d)
     return np.where(row == column, 1.0, math.sqrt(2.0))

@@ -1,7 +1,8 @@
-"""A public change of coordinates for rows, ``u = B·a``, made of two vectors: no d × d matrix is kept or sent.
+"""A public linear map of rows, ``u = B·a``, given by two vectors: no d × d matrix is stored or sent.
 
-For ``K = diag(v) + ppᵀ`` and τ > 0 any B with ``BᵀB = (K + τI)⁻¹`` makes rows of second moment K nearly round, and
-all such B differ by a rotation, which neither a row's norm nor Gaussian noise notices. With ``s = (v + τ)^(−½)``
+For ``K = diag(v) + ppᵀ`` and τ > 0, any B with ``BᵀB = (K + τI)⁻¹`` maps rows of second moment K to rows of nearly
+isotropic second moment. All such B differ by a rotation, which changes neither row norms nor the distribution of
+Gaussian noise. With ``s = (v + τ)^(−½)``
 and ``q = s∘p`` one of them is ``B = (I − βqqᵀ)·diag(s)``, ``β = 1/(r(r + 1))``, ``r = √(1 + ‖q‖²)``, since
 ``(I − βqqᵀ)² = (I + qqᵀ)⁻¹``.
 """
@@ -19,10 +20,10 @@ from dpadmm.matrices.features import Features
 from dpadmm.matrices.memmap import empty, row_portions
 
 WIDEST = 2000
-"""With more features than this a shape is diagonal, so that sparse rows stay sparse: a direction fills them."""
+"""With more features than this, B is diagonal. A direction would make sparse rows dense."""
 
 PORTION = 2**17
-"""Feature entries that are worked on together: they stay in the cache."""
+"""Feature entries that are processed together; they fit into the cache."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Preconditioner:
     Examples
     --------
     >>> shape = Preconditioner.of(np.array([0.5, 0.1]), np.array([0.3, 0.2]), 0.05)
-    >>> b = np.stack([shape.times(each) for each in np.eye(2)], axis=1)
+    >>> b = np.stack([shape.times(unit) for unit in np.eye(2)], axis=1)
     >>> moment = np.diag([0.5, 0.1]) + np.outer([0.3, 0.2], [0.3, 0.2]) + 0.05 * np.eye(2)
     >>> bool(np.allclose(b @ moment @ b.T, np.eye(2)))
     True
@@ -43,27 +44,28 @@ class Preconditioner:
 
     @classmethod
     def of(cls, variances: Floats, means: Floats, ridge: float) -> Preconditioner:
-        """The shape for rows of second moment ``diag(variances) + means·meansᵀ``, and τ = ``ridge``."""
+        """Return the preconditioner for rows of second moment ``diag(variances) + means·meansᵀ``, and τ = ``ridge``."""
         scale = 1.0 / np.sqrt(np.maximum(variances, 0.0) + ridge)
         return cls(scale, scale * means)
 
     def copy(self) -> Preconditioner:
-        """The same numbers, in arrays that nobody else has."""
+        """Return a copy with its own arrays."""
         return Preconditioner(self.scale.copy(), self.direction.copy())
 
     def same(self, other: Preconditioner) -> bool:
         return np.array_equal(self.scale, other.scale) and np.array_equal(self.direction, other.direction)
 
     def rank(self, ridge: float) -> float:
-        """``Σ e/(e + τ)`` over the eigenvalues e of K: about how many directions are clear of τ."""
+        """Return ``Σ e/(e + τ)`` over the eigenvalues e of K, the effective rank."""
         inverse = np.square(self.scale)
         trace = np.sum(inverse) - np.sum(inverse * np.square(self.direction)) / self.spread**2
         return float(len(self.scale) - ridge * trace)
 
     def filtered(self, vectors: Floats, ridge: float, doubt: float) -> Floats:
-        """``M(M + cI)⁻¹x`` with ``M = BKBᵀ = I − τBBᵀ``, c = ``doubt``: less where rows say little, x is (d, p).
+        """Return ``M(M + cI)⁻¹x`` with ``M = BKBᵀ = I − τBBᵀ``, c = ``doubt`` and x of shape (d, p).
 
-        ``BBᵀ`` is diagonal but for two directions, so that a 2 × 2 system is solved.
+        This shrinks directions in which rows vary little. ``BBᵀ`` is diagonal except for two directions, so only a
+        2 × 2 system is solved.
         """
         inverse, q, turn = np.square(self.scale), self.direction, 1.0 / (self.spread * (self.spread + 1.0))
         sides = np.stack([q, inverse * q])
@@ -78,19 +80,19 @@ class Preconditioner:
 
     @property
     def spread(self) -> float:
-        """``r = √(1 + ‖q‖²)``: ``diag(s)·a`` is at most so many times as long as ``B·a``."""
+        """``r = √(1 + ‖q‖²)``, a bound on ``‖diag(s)·a‖/‖B·a‖``."""
         return float(np.sqrt(1.0 + np.sum(np.square(self.direction))))
 
     def times(self, vectors: Floats) -> Floats:
-        """``B·x`` for x of shape (d,) or (d, p)."""
+        """Return ``B·x`` for x of shape (d,) or (d, p)."""
         return self._turned(_by_rows(self.scale, vectors))
 
     def transposed_times(self, vectors: Floats) -> Floats:
-        """``Bᵀ·x``: from weights of shaped rows to weights of rows."""
+        """Return ``Bᵀ·x``: convert weights of preconditioned rows to weights of rows."""
         return _by_rows(self.scale, self._turned(vectors))
 
     def solve_transposed(self, vectors: Floats) -> Floats:
-        """The θ with ``Bᵀθ = x``: from weights of rows to weights of shaped rows."""
+        """Return θ with ``Bᵀθ = x``: convert weights of rows to weights of preconditioned rows."""
         plain = _by_rows(1.0 / self.scale, vectors)
         return plain + _outer(self.direction, plain) / (self.spread + 1.0)
 
@@ -98,9 +100,10 @@ class Preconditioner:
         return vectors - _outer(self.direction, vectors) / (self.spread * (self.spread + 1.0))
 
     def rows(self, features: Features) -> Features:
-        """``u = B·a`` of every row; sparse rows stay so where the direction is zero.
+        """Return ``u = B·a`` of every row. Sparse rows stay sparse if the direction is zero.
 
-        A row's result depends on this row alone, to the last bit. No BLAS: its sums depend on the number of threads.
+        The result for a row depends on this row only, to the last bit. BLAS is not used: its sums depend on the number
+        of threads.
         """
         turned = bool(np.any(self.direction))
         if isinstance(features, CodedRows) and features.width > WIDEST:
@@ -112,8 +115,8 @@ class Preconditioner:
         for large in row_portions(out):
             for start in range(large.start, large.stop, step):
                 part = slice(start, min(start + step, large.stop))
-                some = features[part] if isinstance(features, np.ndarray) else features[part].toarray()
-                np.multiply(some, self.scale, out=out[part])
+                portion = features[part] if isinstance(features, np.ndarray) else features[part].toarray()
+                np.multiply(portion, self.scale, out=out[part])
                 if turned:
                     along = np.einsum("ij,j->i", out[part], self.direction)
                     out[part] -= (factor * along)[:, None] * self.direction
@@ -125,5 +128,5 @@ def _by_rows(scale: Floats, vectors: Floats) -> Floats:
 
 
 def _outer(direction: Floats, vectors: Floats) -> Floats:
-    """``q·(qᵀx)``."""
+    """Return ``q·(qᵀx)``."""
     return _by_rows(direction, np.broadcast_to(np.sum(_by_rows(direction, vectors), axis=0), vectors.shape))

@@ -1,4 +1,4 @@
-"""How many rows of each class have a score in each of public bins: what the quality of a model is read off."""
+"""Counts of rows by class and public bin of the score, for the evaluation of a model."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from dpadmm.matrices.features import products, row_sums, squared
 from dpadmm.queries.problem import Problem, Rows
 
 EDGES = tuple(0.5 * step for step in range(-9, 10))
-"""Of the bins of scores, each with its upper edge; 0, where the predicted class changes, is one of them."""
+"""Edges of the bins of scores. A bin includes its upper edge. 0, where the predicted class changes, is an edge."""
 
 N_BINS = len(EDGES) + 1
-MOST = 1e9
-"""Bound of every public weight."""
+MAX_PARAMETER = 1e9
+"""Bound on every public weight."""
 
 PORTION = 2**20
-"""Feature entries that are looked at together."""
+"""Feature entries that are processed together."""
 
 
 @dataclass(frozen=True)
 class ScoreHistogram:
     """``Σ_j e(b_j, bin of wᵀa_j)``, (2, bins), at public weights w: an indicator of class and bin, for two classes.
 
-    A row adds 1 to one cell, or nothing if it is a row of zeros, whose label is still there and must not count. So
-    replacing a row moves the sum by at most ``√2``, and silencing one by 1; S is twice that, 2. Rows count once each:
-    weights have no say.
-    What w is decides which cell a row is in, and no more: there is nothing to shorten but by the bound itself.
+    A row adds 1 to one cell. A row of zeros adds nothing: it keeps its label, and this must not count. So replacing a
+    row changes the sum by at most ``√2``, and silencing a row by 1; S is twice that, 2. Each row counts once: row
+    weights are not used. w determines only the cell of a row, so the norm of a contribution is 1, and clipping to
+    ``bound`` is a factor.
     """
 
     n_features: int
@@ -42,23 +42,23 @@ class ScoreHistogram:
     @classmethod
     def of(cls, problem: Problem, n_features: int) -> ScoreHistogram:
         if problem.loss.task != "binary":
-            raise StudyError(f"evaluation under privacy is for two classes, not for the loss {problem.loss.name}")
+            raise StudyError(f"private evaluation needs a loss for two classes, not {problem.loss.name}")
         return cls(n_features)
 
     @property
     def parameter_shape(self) -> tuple[int]:
-        """w."""
+        """Shape of w."""
         return (self.n_features,)
 
     def accepts(self, parameters: Floats) -> bool:
-        return bool((np.abs(parameters) <= MOST).all())
+        return bool((np.abs(parameters) <= MAX_PARAMETER).all())
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
         for i, features, labels, _ in rows.portions(active, PORTION):
-            some = features.astype(np.float64)
-            counted = row_sums(squared(some)) > 0.0
-            bins = np.searchsorted(EDGES, products(some, parameters[i][:, None])[:, 0])
+            part = features.astype(np.float64)
+            counted = row_sums(squared(part)) > 0.0
+            bins = np.searchsorted(EDGES, products(part, parameters[i][:, None])[:, 0])
             places = ((labels > 0.0) * N_BINS + bins)[counted]
             out[i] += np.bincount(places, minlength=out[i].size).reshape(self.shape)
         return out * min(1.0, bound)

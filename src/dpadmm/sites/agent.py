@@ -71,7 +71,7 @@ class Agent:
         return np.asarray(uploads[0])
 
     def _advanced(self, state: Any, round: int, answer: Any, consensus: Floats) -> tuple[Any, Floats]:
-        mean = as_mean(answer, self._enrolled.question(round).grid)[None]
+        mean = as_mean(answer, self._enrolled.query_at(round).grid)[None]
         return self._method.advance(state, mean, consensus, round=round, problem=self._study.problem)
 
     def _state_before(self, round: int) -> Any:
@@ -91,6 +91,6 @@ class Agent:
     def _checked(self, consensus: Floats) -> Floats:
         good = type(consensus) is np.ndarray and consensus.dtype == np.float64
         if not good or consensus.shape != self._broadcast or not np.isfinite(consensus).all():
-            wanted = f"finite float64 numbers of shape {self._broadcast}"
-            raise RefusalError("request-malformed", f"the consensus is not what this study may send: {wanted}")
+            expected = f"expected a consensus of finite float64 numbers of shape {self._broadcast}"
+            raise RefusalError("request-malformed", f"invalid request: {expected}")
         return consensus.copy()

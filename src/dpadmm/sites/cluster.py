@@ -179,7 +179,7 @@ def hold(table: EncodedTable, unit: PrivacyUnit, persons: Persons, ids: str) -> 
     if digest_of(*_ids_of(table)) != ids:
         raise DataError("a file of the table was changed while it was read")
     weights = table.row_weights
-    rows = CheckedRows(silence(table.features, table.labels, unit, persons, given=False, row_weights=weights))
+    rows = CheckedRows(silence(table.features, table.labels, unit, persons, owned=False, row_weights=weights))
     n_bytes = sum(each.nbytes for each in layout(table.features)[1])
     return HeldPart(rows, PartSummary(rows.n_rows, rows.n_features, rows.digest()), table.report, n_bytes)
 

@@ -62,7 +62,7 @@ class SiteRows:
         if (encoded := self.encoded_table(study)) is not None:
             ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
             rows = protect(
-                encoded.features, encoded.labels, self.unit, ids, given=True, row_weights=encoded.row_weights
+                encoded.features, encoded.labels, self.unit, ids, owned=True, row_weights=encoded.row_weights
             )
             self._reports[study.hash] = encoded.report, rows.persons
             return rows
@@ -76,7 +76,7 @@ class SiteRows:
         features = clip_rows(raw.features.astype(np.float32))
         # Last of all: a constant column would give silent rows a gradient again
         features = with_intercept(features) if study.training.intercept else features
-        return protect(features, labels, self.unit, self._ids(raw), given=True)
+        return protect(features, labels, self.unit, self._ids(raw), owned=True)
 
     def warnings(self, study: Study) -> list[str]:
         """What of the table a study cannot use: for the owner only, since it depends on the rows."""

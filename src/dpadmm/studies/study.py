@@ -156,7 +156,7 @@ class Study:
             for release, _ in terms.plan.tally():
                 query = terms.statistics[gaussian(release).statistic]
                 lattice = Lattice(query.row_norm, math.prod(query.shape), self.most_rows)
-                reach = lattice.reach(lattice.noise_scale(gaussian(release).noise_multiplier, honest))
+                reach = lattice.max_upload(lattice.noise_scale(gaussian(release).noise_multiplier, honest))
                 if (max(1, len(self.roster)) * reach).bit_length() > 62:
                     raise StudyError("study: the sum over all sites may exceed 63 bits; reduce most_rows")
 

@@ -1,26 +1,34 @@
-"""The owner's durable record of what was given away: a spend is on disk before its upload can leave.
+"""Durable record of all releases from one data set. A spend is on disk before its upload can be sent.
 
-One ledger per data set, across all studies; budgets are ``Σμ²``. An owner sets a cap; a study
-reserves a part of it, spends it round by round, and gives the rest back when it is closed. With secure aggregation a
-site adds one of ``shares`` shares of the noise: its releases cost ``Σμ²`` if enough others are honest, and ``shares``
-times that if all work together against it. The second sum, ``alone``, has a cap of its own; without secure
-aggregation there is one share, and both sums are the same.
+There is one ledger per data set, for all studies. Budgets are in ``Σμ²``. The owner sets a cap. A study reserves a part
+of the cap, spends it round by round, and frees the rest when it is closed.
 
-Studies are chosen by what earlier ones released, so the cap is a privacy filter. For Gaussian releases, a filter on
-``Σμ²`` gives the guarantee of one release with ``μ = √cap`` (Smith and Thakurta 2022, "Fully adaptive composition for
-Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Its conditions: every release is Gaussian, its μ²
-is fixed by public values before it, and it is charged before it leaves or not made. docs/explanation/ledgers.md has
-the proof, the lines and tests for every condition, and what holds after the cap was raised.
+With secure aggregation a site adds one of ``shares`` shares of the noise. Its releases cost ``Σμ²`` if enough other
+sites are honest, and ``shares`` times as much if all of them collude. The second sum, ``alone``, has its own cap.
+Without secure aggregation there is one share, and both sums are equal.
 
-In the ledger's folder, ``ledger.sqlite`` has records of nine kinds (cap, cap-alone, rows, reserve, spend, restore, and
-those of ``Ending``), each with a hash of all before it, and ``mark`` has a line per record, appended and fsynced after
-the record's COMMIT: records that SQLite loses, to a flipped bit or an old copy put back, are missed by the mark, and
-nothing more is answered. The writer has a lock on it.
+Later studies may depend on the releases of earlier ones, so the cap is a privacy filter. For Gaussian releases, a
+filter on ``Σμ²`` gives the guarantee of one release with ``μ = √cap`` (Smith and Thakurta 2022, "Fully adaptive
+composition for Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Its conditions:
 
-Records obey the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost
-budget, never privacy: a record without its mark counts. Not detectable from the files: database and mark deleted, or
-put back from an old copy, together; who noted the fingerprint of ``dpadmm ledger show`` sees that, and an aggregator
-that remembers a later mark. Then the owner says so: a restore charges all that may have been released since the copy.
+- every release is Gaussian;
+- its μ² is fixed by public values before the release;
+- it is charged before it is sent, or it is not made.
+
+docs/explanation/ledgers.md has the proof, the lines and tests for each condition, and the guarantee after the cap was
+raised.
+
+The ledger's folder has two files. ``ledger.sqlite`` has records of nine kinds (cap, cap-alone, rows, reserve, spend,
+restore, and those of ``Ending``). Each record contains a hash of all earlier ones. ``mark`` has a line per record,
+appended and fsynced after the record's COMMIT. If SQLite loses records, to a flipped bit or an old copy of the
+database, the mark does not match and nothing more is answered. The writer holds a lock on ``mark``.
+
+Records are checked by the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost
+budget, never privacy: a record without its mark counts.
+
+One change cannot be detected from the files: database and mark are deleted, or replaced by old copies, together. An
+owner who noted the fingerprint from ``dpadmm ledger show`` can detect it, and so can a server that stored a later mark.
+The owner then runs a restore, which charges all that may have been released since the copy.
 """
 
 from __future__ import annotations
@@ -49,7 +57,7 @@ Ending = Literal["close", "finish", "end"]
 
 
 class Record(NamedTuple):
-    """One line of the ledger; ``content`` is the SHA-256 of its payload (an upload, or a JSON description)."""
+    """One line of the ledger. ``content`` is the SHA-256 of its payload: an upload, or a JSON description."""
 
     kind: str
     study: str
@@ -61,13 +69,13 @@ class Record(NamedTuple):
     content: str = ""
 
     def chain(self, before: str) -> str:
-        """SHA-256 of the chain before, a line break, and this record as a JSON array."""
+        """Return the SHA-256 of the previous chain value, a line break, and this record as a JSON array."""
         return sha256(f"{before}\n{json.dumps(self)}".encode()).hexdigest()
 
 
 @dataclass
 class Account:
-    """A study: what it reserved, and what it released in which round. Sums are exact."""
+    """Reservation and releases of one study. Sums are exact."""
 
     reservation: Record
     about: Mapping[str, Any]
@@ -84,57 +92,60 @@ class Account:
 
     @property
     def promised(self) -> Fraction:
-        """Σμ² of what was released and what may still be released."""
+        """Σμ² that was released or may still be released."""
         return self.spent if self.closed else Fraction(self.reservation.mu_squared)
 
     def check_round(self, round: int) -> None:
-        """Rounds count up from 1; some may be missed only if the study says so."""
+        """Raise ``RefusalError`` unless this round may come next.
+
+        Rounds increase from 1. Rounds may be missed only if the study allows it.
+        """
         last = next(reversed(self.rounds), 0)
         if self.closed:
-            raise RefusalError("study-closed", "this study is closed in the ledger and releases nothing more")
+            raise RefusalError("study-closed", "this study is closed in the ledger; it releases nothing more")
         if round <= last:
-            raise RefusalError("round-old", f"round {round} is not above the last one, {last}")
+            raise RefusalError("round-old", f"round {round} is not later than the last answered round, {last}")
         if round > last + 1 and not self.may_miss_rounds:
-            text = f"round {last + 1} is next, not {round}: this study allows no missed rounds"
+            text = f"round {round} was requested; round {last + 1} is next, and this study allows no missed rounds"
             raise RefusalError("round-gap", text)
 
 
 class LedgerState:
-    """What the records add up to, and the rules for the next one."""
+    """State after all records, and the rules for the next record."""
 
     def __init__(self) -> None:
         self.seq, self.fingerprint, self.cap, self.cap_alone, self.restores = 0, START, 0.0, 0.0, 0
         self.rows_per_person = 1
-        # The highest values that were ever in force: a restore charges for them
+        # Maxima over all records: a restore charges for them
         self.max_cap, self.max_cap_alone, self.max_rows_per_person = 0.0, 0.0, 1
         self.records: list[Record] = []
         self.accounts: dict[str, Account] = {}
-        # Σμ² of all releases, and the same if all other sites work together: summing accounts for every record is slow
+        # Σμ² of all releases, and the same if all other sites collude. Kept, since summing accounts per record is slow
         self.spent = self.spent_alone = Fraction(0)
 
     @property
     def promised(self) -> Fraction:
-        """Σμ² of all that was released and that open studies may still release."""
-        return sum((each.promised for each in self.accounts.values()), Fraction(0))
+        """Σμ² of all releases, including those that open studies may still make."""
+        return sum((account.promised for account in self.accounts.values()), Fraction(0))
 
     @property
     def promised_alone(self) -> Fraction:
-        """The same if all other sites work together."""
-        return sum((each.shares * each.promised for each in self.accounts.values()), Fraction(0))
+        """``promised`` if all other sites collude."""
+        return sum((account.shares * account.promised for account in self.accounts.values()), Fraction(0))
 
     def account(self, study: str) -> Account:
         if study not in self.accounts:
-            raise RefusalError("study-unknown", "this study has reserved nothing in the ledger; enrol it first")
+            raise RefusalError("study-unknown", "this study has no reservation in the ledger; enrol it first")
         return self.accounts[study]
 
     def check(self, record: Record, payload: bytes) -> None:
-        """Refuse a record that may not come next."""
+        """Raise ``RefusalError`` if this record may not come next."""
         mu_squared = Fraction(record.mu_squared)
         if record.kind == "reserve":
-            if known := self.accounts.get(record.study):
-                closed = "closed here before, which is for good; under another name it is another study"
-                other = "already enrolled, with other numbers: was the limit of rows per person changed?"
-                raise RefusalError("study-changed", f"this study was {closed if known.closed else other}")
+            if account := self.accounts.get(record.study):
+                closed = "closed and cannot be reopened; give it another name to make it a new study"
+                changed = "enrolled with other terms; check whether the limit of rows per person was changed"
+                raise RefusalError("study-changed", f"this study was {closed if account.closed else changed}")
             shares = json.loads(payload).get("shares", 1)
             _afford("budget-cap", mu_squared, self.cap, self.promised)
             _afford("policy-alone", shares * mu_squared, self.cap_alone, self.promised_alone)
@@ -146,7 +157,7 @@ class LedgerState:
             _afford("policy-alone", account.shares * mu_squared, self.cap_alone, self.spent_alone)
 
     def apply(self, record: Record, payload: bytes) -> None:
-        """Take in a record that was checked."""
+        """Update the state by a record that was checked."""
         self.seq, self.fingerprint = record.seq, record.chain(self.fingerprint)
         self.records.append(record)
         if record.kind == "cap":
@@ -164,7 +175,7 @@ class LedgerState:
         else:
             self.accounts[record.study].ending = record.kind
         self.max_cap, self.max_cap_alone = max(self.max_cap, self.cap), max(self.max_cap_alone, self.cap_alone)
-        if record.kind == "restore":  # whatever was reserved may have been released
+        if record.kind == "restore":  # all reserved releases may have been made
             self.restores += 1
             for account in self.accounts.values():
                 self._charge(account, account.promised - account.spent)
@@ -176,20 +187,20 @@ class LedgerState:
         self.spent_alone += account.shares * mu_squared
 
     def line(self) -> bytes:
-        """What the mark says of the last record."""
+        """Return the line of the mark for the last record."""
         return f"{self.seq:012d} {self.fingerprint}\n".encode()
 
 
 LIMITS = {
     "budget-cap": "the owner's cap",
-    "policy-alone": "the owner's cap for all other sites working together",
+    "policy-alone": "the owner's cap if all other sites collude",
     "budget-reservation": "the study's reservation",
 }
 
 
-def _afford(code: str, asked: Fraction, allowed: float, used: Fraction) -> None:
-    if not fits(asked, used, allowed):
-        numbers = f"asked {float(asked):.9g}, allowed {allowed:.9g}, left {max(0.0, allowed - float(used)):.9g}"
+def _afford(code: str, cost: Fraction, allowed: float, used: Fraction) -> None:
+    if not fits(cost, used, allowed):
+        numbers = f"requested {float(cost):.9g}, allowed {allowed:.9g}, left {max(0.0, allowed - float(used)):.9g}"
         raise RefusalError(code, f"this would exceed {LIMITS[code]} (Σμ²: {numbers})")
 
 
@@ -200,59 +211,59 @@ SCHEMA = (
 )
 HEX = re.compile("[0-9a-f]{16,128}")
 MAX_UPLOAD, VERSION = 2**28, 1
-"""Bytes of an upload, and the version of the format: 0 had no restores, and is stamped when it is next opened."""
+"""Maximum bytes of an upload, and the format version. Version 0 had no restores; opening a ledger upgrades it."""
 
 
 def read_ledger(folder: Path) -> LedgerState:
-    """All records, each verified, against the mark; works beside a running agent and changes nothing."""
+    """Read and verify all records, and compare them with the mark. Read-only; safe while an agent is running."""
     if not (folder / DATABASE).exists() and not (folder / MARK).exists():
-        text = f"there is no ledger in {folder}: check the name, or begin one with dpadmm agent begin SITE"
+        text = f"no ledger in {folder}: check the path, or create a ledger with dpadmm agent begin SITE"
         raise RefusalError("ledger-missing", text)
-    book, expected = LedgerState(), bytearray()
+    state, expected = LedgerState(), bytearray()
     try:
         before = _marked(folder)
-        os.stat(folder / DATABASE)  # what is missing is named
+        os.stat(folder / DATABASE)  # the error names the missing file
         with closing(connected(folder, read_only=True)) as database:
             if (version := database.execute("PRAGMA user_version").fetchone()[0]) > VERSION:
-                raise sqlite3.OperationalError(f"format {version} is of a newer dpadmm: install that")
+                raise sqlite3.OperationalError(f"format {version} is from a newer dpadmm; upgrade dpadmm")
             if database.execute("SELECT sql FROM sqlite_master").fetchall() != [(SCHEMA,)]:
-                raise ValueError("it was not begun to the end, or by another version")
+                raise ValueError("its creation was interrupted, or another version created it")
             if database.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
-                raise ValueError("SQLite finds damage")
+                raise ValueError("SQLite reports damage")
             for *fields, payload, chain in database.execute("SELECT * FROM records ORDER BY seq"):
                 record = Record(*fields)
-                found = (record.seq, record.content, chain)
-                if found != (book.seq + 1, sha256(payload).hexdigest(), record.chain(book.fingerprint)):
-                    raise ValueError(f"record {book.seq + 1} is not what was written")
-                book.check(record, payload)
-                book.apply(record, payload)
-                expected += book.line()
+                stored = (record.seq, record.content, chain)
+                if stored != (state.seq + 1, sha256(payload).hexdigest(), record.chain(state.fingerprint)):
+                    raise ValueError(f"record {state.seq + 1} was changed")
+                state.check(record, payload)
+                state.apply(record, payload)
+                expected += state.line()
         if not expected.startswith(before) or not _marked(folder).startswith(expected[:-LINE]):
-            raise ValueError(f"the mark does not belong to its {book.seq} records: some were lost or changed")
+            raise ValueError(f"the mark does not match the {state.seq} records: some were lost or changed")
     except (sqlite3.OperationalError, PermissionError) as error:
         raise _failed(folder, error) from error
-    except Exception as error:  # whatever it is that cannot be read: no
+    except Exception as error:  # any other failure means that the ledger is damaged
         raise _damaged(folder, error) from error
-    return book
+    return state
 
 
-def _damaged(folder: Path, why: object) -> RefusalError:
-    todo = f"nothing is answered; put back a copy of {DATABASE} with all records, but never an older {MARK}"
-    return RefusalError("ledger-damaged", f"the ledger in {folder} cannot be trusted ({why}): {todo}")
+def _damaged(folder: Path, reason: object) -> RefusalError:
+    step = f"nothing is answered; restore a copy of {DATABASE} with all records, but never an older {MARK}"
+    return RefusalError("ledger-damaged", f"the ledger in {folder} cannot be trusted ({reason}): {step}")
 
 
-def _failed(folder: Path, why: object) -> RefusalError:
-    text = f"the ledger in {folder} cannot be used ({why}); nothing was released; cure that and open it again"
+def _failed(folder: Path, reason: object) -> RefusalError:
+    text = f"the ledger in {folder} cannot be used ({reason}); nothing was released; fix this and open it again"
     return RefusalError("ledger-failed", text)
 
 
 def _marked(folder: Path) -> bytes:
-    return (folder / MARK).read_bytes().rstrip(b"\0")  # zeros: a power cut, where a line was to come
+    return (folder / MARK).read_bytes().rstrip(b"\0")  # a power cut can leave zeros in place of a line
 
 
 def connected(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
     path = (folder / DATABASE).absolute()
-    # Without a -wal file nobody is writing, and reading needs no files beside
+    # Without a -wal file there is no writer, and the database is read without creating other files
     live = path.with_name(f"{DATABASE}-wal").exists()
     where = f"{path.as_uri()}?mode={'rwc' if not read_only else 'ro' if live else 'ro&immutable=1'}"
     return sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False)
@@ -263,7 +274,7 @@ def _trouble(folder: Path) -> Iterator[None]:
     try:
         yield
     except BlockingIOError as error:
-        text = f"the ledger in {folder} is in use by another process; one agent at a time may hold it"
+        text = f"the ledger in {folder} is in use by another process; stop that process first"
         raise RefusalError("ledger-locked", text) from error
     except (sqlite3.Error, OSError) as error:
         raise _failed(folder, error) from error
@@ -275,42 +286,52 @@ def _require(*hashes: str, round: int = 1, mu_squared: float = 1.0, shares: int 
     good = good and isinstance(mu_squared, int | float) and 0.0 < mu_squared < 1e12
     if not (good and isinstance(upload, bytes) and len(upload) <= MAX_UPLOAD):
         raise RefusalError(
-            "request-malformed", "hash, round, μ², shares or upload is not of the kind that a ledger keeps"
+            "request-malformed", "hash, round, μ², shares or upload has the wrong type or is out of range"
         )
 
 
 class Ledger(AbstractContextManager["Ledger"]):
-    """``with Ledger.open(folder, cap=...) as ledger``: its only writer, until it is closed.
+    """The only writer of a ledger, until it is closed: ``with Ledger.open(folder, cap=...) as ledger``.
 
-    After a write that failed it answers nothing more until it is opened again: the files know what happened.
+    After a failed write every call is refused until the ledger is opened again. Opening reads the state from disk.
     """
 
     _held: ExitStack
 
-    def __init__(self, folder: Path, mark: int, database: sqlite3.Connection, book: LedgerState) -> None:
-        self._folder, self._mark, self._database, self._book = folder, mark, database, book
+    def __init__(self, folder: Path, mark: int, database: sqlite3.Connection, state: LedgerState) -> None:
+        self._folder, self._mark, self._database, self._state = folder, mark, database, state
         self._pid, self._in_doubt, self._one_at_a_time = os.getpid(), False, threading.RLock()
 
     @classmethod
     def open(
         cls, folder: Path, *, cap: float, cap_alone: float | None = None, rows_per_person: int = 1, create: bool = False
     ) -> Ledger:
-        """Hold and verify the ledger; ``cap`` is the owner's limit of Σμ² over all studies.
+        """Lock and verify the ledger in a folder. Changes of the three limits are recorded.
 
-        ``cap_alone`` is that for all other sites working together, the same if not given. ``rows_per_person`` is the
-        number that new studies are charged for. Changes of these values are recorded. A missing ledger is begun
-        only on ``create``: a disk that is not mounted is no new budget.
+        Parameters
+        ----------
+        folder : Path
+            Folder of the ledger.
+        cap : float
+            The owner's limit of Σμ² over all studies.
+        cap_alone : float, optional
+            The limit if all other sites collude; ``cap`` by default.
+        rows_per_person : int
+            Rows of a person that new studies are charged for.
+        create : bool
+            Create a missing ledger. If False, a missing ledger is an error, so that a disk that is not mounted does
+            not provide a new budget.
         """
         cap_alone = cap if cap_alone is None else cap_alone
-        for each in (cap, cap_alone):
-            _require(mu_squared=each, round=rows_per_person)
+        for limit in (cap, cap_alone):
+            _require(mu_squared=limit, round=rows_per_person)
         with _trouble(folder), ExitStack() as held:
-            made = [each.parent for each in (folder, *folder.parents) if not each.exists()]
+            parents = [path.parent for path in (folder, *folder.parents) if not path.exists()]
             if create:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 (folder / MARK).touch(mode=0o600)
             elif not (folder / MARK).exists():
-                read_ledger(folder)  # says what is missing
+                read_ledger(folder)  # raises, naming the missing file
             mark = os.open(folder / MARK, os.O_RDWR | os.O_APPEND)
             held.callback(os.close, mark)
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -318,22 +339,22 @@ class Ledger(AbstractContextManager["Ledger"]):
                 (folder / DATABASE).touch(mode=0o600)
                 with closing(connected(folder)) as database:
                     database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
-            book = read_ledger(folder)  # before anything can write: what is damaged stays as it is
+            state = read_ledger(folder)  # before any write: a damaged ledger stays unchanged
             database = held.enter_context(closing(connected(folder)))
             modes = ("journal_mode = WAL", "synchronous = FULL", f"user_version = {VERSION}")
             for pragma in (*modes, "wal_checkpoint(TRUNCATE)"):
                 database.execute(f"PRAGMA {pragma}").fetchall()
-            ledger = cls(folder, mark, database, book)
+            ledger = cls(folder, mark, database, state)
             marked = len(_marked(folder))
             os.ftruncate(mark, marked)
-            ledger._extend_mark(book.line()[LINE - (book.seq * LINE - marked) :])
-            if book.cap != cap:
+            ledger._extend_mark(state.line()[LINE - (state.seq * LINE - marked) :])
+            if state.cap != cap:
                 ledger._append(Record("cap", "", float(cap)), os.urandom(16))
-            if book.cap_alone != cap_alone:
+            if state.cap_alone != cap_alone:
                 ledger._append(Record("cap-alone", "", float(cap_alone)))
-            if book.rows_per_person != rows_per_person:
+            if state.rows_per_person != rows_per_person:
                 ledger._append(Record("rows", "", 0.0), json.dumps({"rows_per_person": rows_per_person}).encode())
-            for place in (folder, *made):  # a power cut may lose names of new files and folders until then
+            for place in (folder, *parents):  # until this fsync a power cut may lose the names of new files and folders
                 names = os.open(place, os.O_RDONLY)
                 held.callback(os.close, names)
                 os.fsync(names)
@@ -341,7 +362,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         return ledger
 
     def close(self) -> None:
-        """Let go of the ledger; in a forked process nothing happens, since it is its parent's."""
+        """Close files and release the lock. Does nothing in a forked process: the parent owns the ledger."""
         if self._pid == os.getpid():
             with self._one_at_a_time:
                 self._pid = 0
@@ -353,10 +374,10 @@ class Ledger(AbstractContextManager["Ledger"]):
     def reserve(
         self, study: str, mu_squared: float, *, about: Mapping[str, Any], may_miss_rounds: bool = False, shares: int = 1
     ) -> None:
-        """Set Σμ² aside for a study, which may miss rounds or not.
+        """Reserve Σμ² for a study.
 
-        Asking for the same again is harmless. It is refused once the study is closed, unless it is finished: a finished
-        study may repeat its answers.
+        Repeating the same reservation has no effect. It is refused if the study is closed, unless it is finished: a
+        finished study may repeat its answers.
         """
         _require(study, mu_squared=mu_squared, shares=shares)
         description = {"about": dict(about), "may_miss_rounds": bool(may_miss_rounds)}
@@ -364,58 +385,61 @@ class Ledger(AbstractContextManager["Ledger"]):
         payload = json.dumps(description, sort_keys=True, allow_nan=False).encode()
         record = Record("reserve", study, float(mu_squared), content=sha256(payload).hexdigest())
         with self._working():
-            known = self._book.accounts.get(study)
-            if not known or known.ending not in ("", "finish") or known.reservation._replace(seq=0, at="") != record:
+            old = self._state.accounts.get(study)
+            if not old or old.ending not in ("", "finish") or old.reservation._replace(seq=0, at="") != record:
                 self._append(record, payload)
 
     def replay(self, study: str, round: int, *, digest: str) -> bytes | None:
-        """The stored upload if this very request was answered before; None if it may be answered now."""
+        """Return the stored upload if this request was answered before; None if it may be answered now."""
         _require(study, digest, round=round)
         with self._working():
-            account = self._book.account(study)
+            account = self._state.account(study)
             if round not in account.rounds:
                 account.check_round(round)
                 return None
             if account.rounds[round].digest != digest:
-                raise RefusalError("round-forked", f"round {round} was answered for another request")
+                raise RefusalError("round-forked", f"round {round} was already answered for another request")
             return self._payload(account.rounds[round])
 
     def spend(self, study: str, round: int, *, digest: str, mu_squared: float, upload: bytes) -> None:
-        """Record a release; once this has returned it is durable, and the upload may leave."""
+        """Record a release. When this returns, the record is durable and the upload may be sent."""
         _require(study, digest, round=round, mu_squared=mu_squared, upload=upload)
         self._append(Record("spend", study, float(mu_squared), round, digest), upload)
 
     def close_study(self, study: str, ending: Ending = "close") -> None:
-        """Give back what the study reserved and did not spend; it releases nothing more, and keeps its first ending."""
+        """Close a study and free the unspent part of its reservation. A closed study keeps its first ending."""
         with self._working():
-            if not self._book.account(study).closed:
+            if not self._state.account(study).closed:
                 self._append(Record(ending, study, 0.0))
 
     def restored(self, mu_squared: float, *, about: Mapping[str, Any], shares: int) -> None:
-        """This was an old copy: charge and close what is open, and charge so much for what it may lack."""
+        """Record that this ledger is a restored old copy.
+
+        All open studies are charged in full and closed. ``mu_squared`` is charged for records that the copy may lack.
+        """
         payload = json.dumps({"about": dict(about), "may_miss_rounds": False, "shares": shares}).encode()
         self._append(Record("restore", os.urandom(32).hex(), float(mu_squared)), payload)
 
     def transcript(self, study: str) -> list[tuple[Record, bytes]]:
-        """All releases of a study in order, each with its upload."""
+        """Return all releases of a study in order, each with its upload."""
         with self._working():
-            return [(record, self._payload(record)) for record in self._book.account(study).rounds.values()]
+            return [(record, self._payload(record)) for record in self._state.account(study).rounds.values()]
 
     def status(self) -> LedgerState:
-        """What is spent, reserved and left, and every study's account: to look at, not to change."""
+        """Return the current state, read-only."""
         with self._working():
-            return self._book
+            return self._state
 
     def verify(self) -> None:
-        """Read everything from disk again and refuse if it is not what this process wrote."""
+        """Read all records from disk again. Raise ``RefusalError`` if they differ from those of this process."""
         with self._working():
-            if read_ledger(self._folder).fingerprint != self._book.fingerprint:
-                raise _damaged(self._folder, "it was changed by another")
+            if read_ledger(self._folder).fingerprint != self._state.fingerprint:
+                raise _damaged(self._folder, "another process changed it")
 
     @contextmanager
     def _working(self) -> Iterator[None]:
         if self._pid != os.getpid():
-            raise RefusalError("ledger-closed", "the ledger was closed, or is another process's: open it here")
+            raise RefusalError("ledger-closed", "the ledger is not open in this process; open it first")
         with self._one_at_a_time, _trouble(self._folder):
             if self._in_doubt:
                 raise OSError("an earlier write failed")
@@ -424,26 +448,26 @@ class Ledger(AbstractContextManager["Ledger"]):
     def _append(self, record: Record, payload: bytes = b"") -> None:
         with self._working():
             at, content = datetime.now(UTC).isoformat(timespec="seconds"), sha256(payload).hexdigest()
-            record = record._replace(seq=self._book.seq + 1, at=at, content=content)
-            self._book.check(record, payload)
+            record = record._replace(seq=self._state.seq + 1, at=at, content=content)
+            self._state.check(record, payload)
             ours, named = os.fstat(self._mark), os.stat(self._folder / MARK)
-            if not os.path.samestat(ours, named) or ours.st_size != self._book.seq * LINE:
-                raise _damaged(self._folder, "the mark was changed by another")
+            if not os.path.samestat(ours, named) or ours.st_size != self._state.seq * LINE:
+                raise _damaged(self._folder, "another process changed the mark")
             self._in_doubt = True
-            row = (*record, payload, record.chain(self._book.fingerprint))
-            # Outside of BEGIN a statement is a transaction: committed and synced when execute returns
+            row = (*record, payload, record.chain(self._state.fingerprint))
+            # Outside of BEGIN each command is a transaction: committed and synced when execute returns
             self._database.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._book.apply(record, payload)
-            self._extend_mark(self._book.line())
+            self._state.apply(record, payload)
+            self._extend_mark(self._state.line())
             self._in_doubt = False
 
     def _extend_mark(self, text: bytes) -> None:
         if os.write(self._mark, text) != len(text):
-            raise OSError("the mark was written in part")
+            raise OSError("the mark was written only in part")
         os.fsync(self._mark)
 
     def _payload(self, record: Record) -> bytes:
-        found = self._database.execute("SELECT payload FROM records WHERE seq = ?", (record.seq,)).fetchone()
-        if sha256(found[0]).hexdigest() != record.content:
-            raise _damaged(self._folder, f"record {record.seq} is not what was written")
-        return bytes(found[0])
+        row = self._database.execute("SELECT payload FROM records WHERE seq = ?", (record.seq,)).fetchone()
+        if sha256(row[0]).hexdigest() != record.content:
+            raise _damaged(self._folder, f"record {record.seq} was changed")
+        return bytes(row[0])

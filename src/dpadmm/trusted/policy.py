@@ -1,4 +1,4 @@
-"""What a data owner allows, whoever asks: nothing that comes over a wire can loosen it."""
+"""The owner's limits. No incoming message can relax them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 
 class MaskingTerms(NamedTuple):
-    """What a study with secure aggregation promises: every answer is masked over at least ``quorum`` sites.
+    """Terms of secure aggregation: every answer is masked over at least ``quorum`` sites.
 
-    Every site adds 1/√honest of the noise, so that any ``honest`` of them together add all of it.
+    Each site adds noise with a standard deviation of 1/√honest of the total, so any ``honest`` sites together add all
+    of it.
     """
 
     honest: int
     quorum: int
     most_rows: int
-    """Public: no site has more rows, and all draw their noise for so many."""
+    """Public upper bound on the rows of a site. All sites scale their noise for this number of rows."""
     roster: tuple[tuple[str, bytes], ...]
     """Names and X25519 public keys of the sites."""
 
@@ -38,35 +39,35 @@ class MaskingTerms(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a study asks of an agent: the releases of its plan, each a noisy sum over rows of a statistic."""
+    """The releases that a study requests from an agent: noisy sums of statistics, as listed in its plan."""
 
     hash: str
     name: str
     method: str
     loss: str
-    """Empty where nothing is trained or tested."""
+    """Empty if the study neither trains nor evaluates a model."""
     plan: ReleasePlan
     statistics: Mapping[str, Query]
     delta: float
     may_miss_rounds: bool
     masking: MaskingTerms | None
-    """None: every site adds all of the noise to its own answer."""
+    """None if each site adds all of the noise to its own answer."""
 
     @property
     def shares(self) -> int:
-        """If all other sites work together, a release costs so many times its μ²."""
+        """Factor on μ² of a release if all other sites collude."""
         return self.masking.honest if self.masking else 1
 
     @property
     def quorum(self) -> int:
-        """Sites without which nothing is answered."""
+        """Minimum number of members of a round."""
         return self.masking.quorum if self.masking else 1
 
     def as_json(self) -> dict[str, Any]:
-        """What a ledger keeps of it: to enrol the study again with anything else is refused."""
+        """Return the terms as the ledger stores them. Enrolling the study again with other terms is refused."""
         bounds = {
-            name: {"row_norm": each.row_norm, "n_features": each.n_features, "shape": list(each.shape)}
-            for name, each in self.statistics.items()
+            name: {"row_norm": query.row_norm, "n_features": query.n_features, "shape": list(query.shape)}
+            for name, query in self.statistics.items()
         }
         return {
             "name": self.name,
@@ -80,11 +81,11 @@ class Terms(NamedTuple):
 
 
 Sums = tuple[Fraction, Fraction]
-"""Σμ² if enough sites are honest, and if all others work together."""
+"""Σμ² if enough sites are honest, and Σμ² if all other sites collude."""
 
 
 class Limit(NamedTuple):
-    """One of the owner's limits: what is asked, what is allowed, what is left of it."""
+    """One of the owner's limits, with the requested, allowed and remaining amounts."""
 
     name: str
     code: str
@@ -93,25 +94,25 @@ class Limit(NamedTuple):
     left: float | None
     holds: bool
     sentence: str
-    """What to say where it does not hold; the budget's is empty where it does."""
+    """Message of the refusal. For budgets it is empty if the limit holds."""
 
 
 class MaskingLimits(NamedTuple):
-    """What an owner wants of studies with secure aggregation."""
+    """The owner's limits for studies with secure aggregation."""
 
     epsilon_alone: float
-    """Total ε at the owner's δ if all other sites work together, across all studies."""
+    """Total ε across all studies, at the owner's δ, if all other sites collude."""
     min_honest: int
     min_withstood: int
-    """Sites that may work together with the aggregator without harm, at least: quorum − honest."""
+    """Minimum number of sites that may collude with the server without weakening ε: quorum − honest."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The owner's limits: total (ε, δ) for any one person across all studies, and what may be asked at all.
+    """The owner's limits: total (ε, δ) for any one person across all studies, and the allowed kinds of studies.
 
-    A person has at most ``unit.rows`` rows, k; every release is charged for all of them: ``(k/z)²``. Without
-    ``masking`` there is no secure aggregation.
+    A person has at most ``unit.rows`` = k rows. Every release is charged for all of them: ``(k/z)²``. If ``masking`` is
+    None, secure aggregation is not allowed.
     """
 
     epsilon: float
@@ -125,31 +126,32 @@ class Policy:
 
     @cached_property
     def cap(self) -> float:
-        """Σμ² that (ε, δ) allows."""
+        """Limit on Σμ² that corresponds to (ε, δ)."""
         return mu_from_epsilon(self.epsilon, self.delta) ** 2
 
     @cached_property
     def cap_alone(self) -> float:
-        """Σμ² that is allowed if all other sites work together."""
+        """Limit on Σμ² if all other sites collude."""
         return mu_from_epsilon(self.masking.epsilon_alone, self.delta) ** 2 if self.masking else self.cap
 
-    def price(self, release: AnyRelease) -> float:
-        """μ² of one release, for a person with all the rows one may have."""
+    def release_cost(self, release: AnyRelease) -> float:
+        """Return μ² of one release, for a person with ``unit.rows`` rows."""
         return float((self.unit.rows / gaussian(release).noise_multiplier) ** 2)
 
     def cost(self, plan: ReleasePlan) -> float:
-        """Σμ² of all releases of a plan: exact, and rounded once."""
-        return float(sum(Fraction(self.price(each)) * n for each, n in plan.tally()))
+        """Return Σμ² of all releases of a plan, summed exactly and rounded once."""
+        return float(sum(Fraction(self.release_cost(release)) * n for release, n in plan.tally()))
 
     def epsilon_of(self, mu_squared: float | Fraction) -> float:
-        """ε at the owner's δ."""
+        """Return ε at the owner's δ."""
         return exact_epsilon(math.sqrt(mu_squared), self.delta)
 
     def evaluate(self, terms: Terms, n_rows: int | None, promised: Sums | None) -> tuple[Limit, ...]:
-        """Every limit, held or not; that on rows if their number is known, the budgets if ``promised`` is.
+        """Return every limit, whether it holds or not.
 
-        ``promised`` is the Σμ² that other studies have spent or may still spend, and that if all other sites work
-        together, whose limit is left out where it is the same.
+        The limit on rows is included if ``n_rows`` is given, the budgets if ``promised`` is given. ``promised`` is the
+        Σμ² that other studies have spent or may still spend: if enough sites are honest, and if all other sites
+        collude. The second budget is omitted if it equals the first.
         """
         limits = [
             _one_of("method", "policy-method", terms.method, self.methods),
@@ -161,13 +163,12 @@ class Policy:
                 self.max_rounds,
                 None,
                 terms.plan.n_rounds <= self.max_rounds,
-                f"the owner does not allow so many rounds (asked {terms.plan.n_rounds}, allowed {self.max_rounds})",
+                f"too many rounds: the study has {terms.plan.n_rounds}, the owner allows {self.max_rounds}",
             ),
             *(self._masking(terms.masking) if terms.masking else ()),
         ]
         if n_rows is not None:
-            text = f"there are {n_rows}, the owner wants at least {self.min_rows}"
-            sentence = f"too few rows for a study ({text})"
+            sentence = f"too few rows: the table has {n_rows}, the owner requires {self.min_rows}"
             holds = n_rows >= self.min_rows
             limits.append(Limit("rows", "policy-rows", n_rows, self.min_rows, None, holds, sentence))
         if promised is not None:
@@ -179,37 +180,36 @@ class Policy:
         return tuple(limits)
 
     def check(self, terms: Terms, n_rows: int | None = None, promised: Sums | None = None) -> None:
-        """Refuse by the first limit that does not hold."""
+        """Raise ``RefusalError`` for the first limit that does not hold."""
         for limit in self.evaluate(terms, n_rows, promised):
             if not limit.holds:
                 raise RefusalError(limit.code, limit.sentence)
 
-    def _masking(self, asked: MaskingTerms) -> Iterator[Limit]:
+    def _masking(self, terms: MaskingTerms) -> Iterator[Limit]:
         names = ("local", "secure_aggregation") if self.masking else ("local",)
-        sentence = "the owner does not allow secure aggregation (allow in [secure_aggregation])"
+        sentence = "the owner does not allow secure aggregation (set allow in [secure_aggregation])"
         yield Limit("trust", "policy-trust", "secure_aggregation", names, None, self.masking is not None, sentence)
         if self.masking:
-            withstood = asked.quorum - asked.honest
-            for name, said, value, least in (
-                ("honest", "relies on {} honest sites", asked.honest, self.masking.min_honest),
-                ("withstood", "withstands {} sites that work together", withstood, self.masking.min_withstood),
+            withstood = terms.quorum - terms.honest
+            for name, meaning, value, minimum in (
+                ("honest", "honest sites assumed", terms.honest, self.masking.min_honest),
+                ("withstood", "colluding sites tolerated", withstood, self.masking.min_withstood),
             ):
-                sentence = f"the study {said.format(value)}, the owner wants at least {least}"
-                yield Limit(name, "policy-honest", value, least, None, value >= least, sentence)
+                sentence = f"too few {meaning}: the study has {value}, the owner requires {minimum}"
+                yield Limit(name, "policy-honest", value, minimum, None, value >= minimum, sentence)
 
     def _budget(self, name: str, code: str, asked: Fraction, cap: float, promised: Fraction) -> Limit:
         cost, left, holds = float(asked), float(max(Fraction(0), Fraction(cap) - promised)), fits(asked, promised, cap)
         sentence = ""
-        if not holds:  # three ε take their time, and every enrolment comes here
-            shown = [f"{self.epsilon_of(each):.4f} (Σμ² {each:.4g})" for each in (cost, cap, left)]
-            text = "asked {}, allowed {}, left {}".format(*shown)
-            whose = " if all other sites work together" if name == "alone" else ""
-            sentence = f"too much for the owner's total ε at δ = {self.delta:g}{whose}: {text}"
+        if not holds:  # three ε take time to compute, and every enrolment evaluates this limit
+            shown = [f"{self.epsilon_of(amount):.4f} (Σμ² {amount:.4g})" for amount in (cost, cap, left)]
+            text = "requested {}, allowed {}, left {}".format(*shown)
+            scope = " if all other sites collude" if name == "alone" else ""
+            sentence = f"exceeds the owner's total ε at δ = {self.delta:g}{scope}: {text}"
         return Limit(name, code, cost, cap, left, holds, sentence)
 
 
 def _one_of(kind: str, code: str, asked: str, allowed: frozenset[str]) -> Limit:
     names = tuple(sorted(allowed))
-    text = f"asked {asked}, allowed {', '.join(names) or 'none'}"
-    sentence = f"the owner does not allow this {kind} ({text})"
+    sentence = f"the owner does not allow {kind} {asked} (allowed: {', '.join(names) or 'none'})"
     return Limit(kind, code, asked, names, None, asked in allowed, sentence)

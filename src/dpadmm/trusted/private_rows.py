@@ -1,4 +1,4 @@
-"""An owner's rows in the encoding of one study: what a guard computes sums of."""
+"""An owner's rows in the encoding of one study, and sums over them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 
 @dataclass(frozen=True, eq=False)
 class ProtectedRows:
-    """Encoded rows in which no person has more than ``unit.rows`` that are not zero; see :func:`protect`."""
+    """Encoded rows: no person has more than ``unit.rows`` rows that are not zero. See :func:`protect`."""
 
     features: Features
     labels: Floats
     unit: PrivacyUnit
     persons: Persons
-    given: bool
-    """Whether nobody but the holder of this can change the features."""
+    owned: bool
+    """Whether only the holder of this object can change the features."""
     row_weights: Floats | None
-    """From 0 to 1, where the study has weights."""
+    """Weights from 0 to 1, if the study has weights."""
 
 
 def protect(
@@ -43,15 +43,15 @@ def protect(
     unit: PrivacyUnit,
     ids: Ids | None = None,
     *,
-    given: bool = False,
+    owned: bool = False,
     row_weights: Floats | None = None,
 ) -> ProtectedRows:
-    """The last step of encoding: silent rows become zeros, the constant column too.
+    """Replace silent rows by zeros, including the constant column: the last step of encoding.
 
-    Features that are ``given`` away, by who made them and keeps no other use of them, are changed in place.
+    If ``owned``, the caller hands over the features and keeps no other reference, and they are changed in place.
     """
     persons = unit.persons(ids, features.shape[0])
-    return silence(features, labels, unit, persons, given=given, row_weights=row_weights)
+    return silence(features, labels, unit, persons, owned=owned, row_weights=row_weights)
 
 
 def silence(
@@ -60,19 +60,19 @@ def silence(
     unit: PrivacyUnit,
     persons: Persons,
     *,
-    given: bool,
+    owned: bool,
     row_weights: Floats | None = None,
 ) -> ProtectedRows:
-    """The same where it is known whose rows these are, as of a part of a table."""
+    """Replace silent rows by zeros if the persons are already determined, as for a part of a table."""
     if persons.silent.shape != labels.shape:
-        raise DataError(f"it is known of {persons.n_rows:,} rows whose they are, and there are {len(labels):,}")
-    return ProtectedRows(_silenced(features, persons.silent, given), labels, unit, persons, given, row_weights)
+        raise DataError(f"the persons of {persons.n_rows:,} rows are given, but there are {len(labels):,} rows")
+    return ProtectedRows(_silenced(features, persons.silent, owned), labels, unit, persons, owned, row_weights)
 
 
-def _silenced(features: Features, silent: NDArray[np.bool_], given: bool) -> Features:
+def _silenced(features: Features, silent: NDArray[np.bool_], owned: bool) -> Features:
     if not silent.any():
         return features
-    out: Any = features if given else features.copy()
+    out: Any = features if owned else features.copy()
     if isinstance(out, csr_array):
         lengths = np.diff(out.indptr)
         for part in row_portions(out):
@@ -86,18 +86,18 @@ def _silenced(features: Features, silent: NDArray[np.bool_], given: bool) -> Fea
 
 
 class CheckedRows:
-    """Rows of length at most 1, their labels and weights, checked and copied; see ``guard.PrivateRows``."""
+    """Rows of norm at most 1, with labels and weights, checked and copied. Implements ``guard.PrivateRows``."""
 
     def __init__(self, rows: ProtectedRows) -> None:
         matrix, labels = clip_rows(rows.features), rows.labels
         weights = None if rows.row_weights is None else rows.row_weights.copy()
-        # Of rows that others can change, lengths and digest would not be true for long
-        self._rows: Rows = make_rows(matrix if rows.given else matrix.copy(), labels.copy(), row_weights=weights)
+        # If others could change the rows, row norms and digest would become wrong
+        self._rows: Rows = make_rows(matrix if rows.owned else matrix.copy(), labels.copy(), row_weights=weights)
         self._unit = rows.unit
 
     @property
     def unit(self) -> PrivacyUnit:
-        """What no person's rows exceed."""
+        """Privacy unit that the rows were limited to."""
         return self._unit
 
     @property
@@ -113,7 +113,7 @@ class CheckedRows:
         return 1
 
     def digest(self) -> str:
-        """SHA-256 of the kind, the shape and the bytes of features, labels and weights."""
+        """Return the SHA-256 of the type, the shape and the bytes of features, labels and weights."""
         total = sha256(repr((type(self._rows.features).__name__, self._rows.features.shape)).encode())
         weights = () if self._rows.row_weights is None else (self._rows.row_weights,)
         for part in (*layout(self._rows.features)[1], self._rows.labels, *weights):
@@ -122,12 +122,12 @@ class CheckedRows:
         return total.hexdigest()
 
     def total(self, statistic: Query, parameters: Floats, grid: Lattice) -> Integers:
-        """The rounded sum over rows of a statistic, by the lines that simulations of exact noise use."""
+        """Return the rounded sum of a statistic. Simulations with exact noise use the same code."""
         return quantise(np.asarray(statistic.sums(self._rows, parameters[None], bound=grid.row_bound)[0]), grid)
 
 
 class PartSummary(NamedTuple):
-    """What is known of a part of the rows, which are held elsewhere."""
+    """Public facts about a part of the rows that another process holds."""
 
     n_rows: int
     n_features: int
@@ -135,10 +135,10 @@ class PartSummary(NamedTuple):
 
 
 class PartitionedRows:
-    """Rows in parts, each a :class:`CheckedRows` that is held elsewhere; see ``guard.PrivateRows``.
+    """Rows in parts, each a :class:`CheckedRows` in another process. Implements ``guard.PrivateRows``.
 
-    ``totals`` has every part's own total, whole numbers: their sum depends neither on their order nor on who
-    computed which. Persons may have rows in several parts (docs/decisions/0018-rows-on-a-cluster.md).
+    ``totals`` returns the total of each part. Totals are integers, so their sum does not depend on the order or on the
+    processes that computed them. A person may have rows in several parts (docs/decisions/0018-rows-on-a-cluster.md).
     """
 
     def __init__(
@@ -148,12 +148,12 @@ class PartitionedRows:
         totals: Callable[[Query, Floats, Lattice], Sequence[Integers]],
     ) -> None:
         if len({part.n_features for part in parts}) != 1:
-            raise DataError("the parts of a table need the same columns, and there must be one at least")
+            raise DataError("a table needs at least one part, and all parts need the same columns")
         self._parts, self._unit, self._totals = tuple(parts), unit, totals
 
     @property
     def unit(self) -> PrivacyUnit:
-        """What no person's rows exceed, in all parts together."""
+        """Privacy unit that the rows of all parts together were limited to."""
         return self._unit
 
     @property
@@ -169,12 +169,12 @@ class PartitionedRows:
         return len(self._parts)
 
     def digest(self) -> str:
-        """SHA-256 of the digests of all parts, in their order."""
+        """Return the SHA-256 of the digests of all parts, in their order."""
         return sha256(repr([part.digest for part in self._parts]).encode()).hexdigest()
 
     def total(self, statistic: Query, parameters: Floats, grid: Lattice) -> Integers:
-        """The sum of the parts' rounded sums."""
+        """Return the sum of the rounded sums of the parts."""
         totals = self._totals(statistic, parameters, grid)
         if len(totals) != self.n_parts:
-            raise DataError(f"{len(totals)} of {self.n_parts} parts have a sum")
+            raise DataError(f"got sums from {len(totals)} of {self.n_parts} parts")
         return np.asarray(np.sum(totals, axis=0))

@@ -1,23 +1,23 @@
-"""Whom the guarantee protects: one person, with at most k rows of a table.
+"""The privacy unit: one person, with at most k rows of a table.
 
-It goes with the rows from the table to the guard: :func:`dpadmm.trusted.private_rows.protect` applies it as
-the last step of encoding, and a guard refuses rows that were protected for another unit than its policy's.
+The unit accompanies the rows from the table to the guard. :func:`dpadmm.trusted.private_rows.protect` applies it as the
+last step of encoding. A guard refuses rows that were protected for a unit other than its policy's.
 
-Why rows are silenced and never dropped: neighbours replace all rows of one person, in place, by rows of
-another person who was not in the table. The number of rows m leaves without noise, so it must be the same for
-both, and a sum over rows may move by no more than what is charged for. Call rows whose ids are the same after
-normalisation a class. A row is *silent*, a row of zeros whose gradient is 0 at every point, if
+Rows are silenced, never dropped. Neighbouring tables replace all rows of one person, in place, by rows of another
+person who was not in the table. The number of rows m is published without noise, so it must be the same for both
+tables, and a sum over rows may change by no more than the amount charged. Call the rows whose ids are equal after
+normalisation a class. A row is *silent*, which means a row of zeros whose gradient is 0 at every point, if
 
-- it has no id: unknown persons, taken as one person under the cap, would switch each other's rows on;
-- its class has ids that were written differently: they may be one person's or several persons';
+- it has no id: if all persons without an id shared one limit of k rows, replacing one of them would activate rows of
+  another;
+- its class has ids with different spellings: they may belong to one person or to several;
 - k rows of its class come before it in the file.
 
-Replace P by Q. Besides their rows only those of two bystanders can change: R's are switched on if P alone
-made R's class ambiguous, but then P's own rows were silent; T's are switched off if Q makes T's class
-ambiguous, but then Q's own rows are silent. So one of {P, R} and one of {Q, T} has rows that count in one
-table only, at most k each: together 2k rows of norm at most c1, which move a sum by at most ``k·2·c1``.
-(For another statistic than the gradient, k times its sensitivity suffices if silencing a row moves the sum by
-at most half of that sensitivity.)
+Replace P by Q. Apart from their rows, only the rows of two other persons can change. R's rows become active if P alone
+made R's class ambiguous, but then P's own rows were silent. T's rows become silent if Q makes T's class ambiguous, but
+then Q's own rows are silent. So one of {P, R} and one of {Q, T} has rows that are active in one table only, at most k
+each: together 2k rows of norm at most c1, which change a sum by at most ``k·2·c1``. (For a statistic other than the
+gradient, k times its sensitivity is enough if silencing a row changes the sum by at most half of that sensitivity.)
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from dpadmm.matrices.arrays import Integers
 from dpadmm.parameters.checks import require_whole
 
 NO_ID = frozenset({"", "na", "n/a", "#n/a", "#na", "nan", "-nan", "null", "none"})
-"""What stands where an id is missing, after normalisation."""
+"""Normalised cells that mean a missing id."""
 
 _NUMBER = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")
-_POWER = re.compile(r"-?[0-9]+(?:\.[0-9]*)?e[+-]?[0-9]{1,3}")  # as floats are written from 1e+10 on
+_POWER = re.compile(r"-?[0-9]+(?:\.[0-9]*)?e[+-]?[0-9]{1,3}")  # the format of floats from 1e+10 on
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -49,14 +49,14 @@ _INVISIBLE = re.compile(
 
 
 class Ids(NamedTuple):
-    """Whose every row is: row j has the id ``spellings[codes[j]]``, exactly as written."""
+    """Person ids: row j has the id ``spellings[codes[j]]``, exactly as written."""
 
     codes: Integers
     spellings: Sequence[object]
 
     @classmethod
     def of(cls, cells: Iterable[object]) -> Ids:
-        """Ids from one cell per row."""
+        """Return ids from one cell per row."""
         places: dict[str, int] = {}
         spellings: list[object] = []
         codes = []
@@ -70,16 +70,16 @@ class Ids(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Persons:
-    """Whose rows a table has: for its owner only.
+    """Silent rows of a table, and counts of its persons. For its owner only.
 
     Attributes
     ----------
     silent : (m,) bool
-        Rows that count as zeros.
+        Rows that are replaced by zeros.
     n_persons : int or None
-        Different ids after normalisation; None where the table does not say whose a row is.
+        Different ids after normalisation; None if the table has no column of ids.
     n_above, n_ambiguous : int
-        Persons with more rows than are used, and ids that were written in different ways.
+        Persons with more than k rows, and persons whose id has several spellings.
     n_without_id : int
         Rows without an id.
     """
@@ -107,9 +107,9 @@ class PrivacyUnit:
     Parameters
     ----------
     rows : int
-        k. Releases are charged for all of them.
+        k. Releases are charged for k rows.
     column : str, optional
-        Names the person of every row. Without it the owner vouches that nobody has more than k rows.
+        Column with the person's id. If None, the owner guarantees that no person has more than k rows.
 
     Examples
     --------
@@ -125,22 +125,22 @@ class PrivacyUnit:
         require_whole("rows of a person", self.rows, least=1)
 
     def persons(self, ids: Ids | None, n_rows: int) -> Persons:
-        """Which of the rows are silent, and why; ``ids`` are needed if, and only if, there is a column."""
+        """Determine the silent rows. ``ids`` are required if, and only if, the unit has a column."""
         if (self.column is None) != (ids is None):
-            raise DataError(f"ids of rows do not go with a privacy unit of column {self.column!r}")
+            raise DataError(f"person ids must be given if and only if the unit has a column (column: {self.column!r})")
         if ids is None:
             return Persons(np.zeros(n_rows, dtype=bool), None, 0, 0, 0)
         if len(ids.codes) != n_rows:
-            raise DataError(f"there are {len(ids.codes):,} ids for {n_rows:,} rows")
+            raise DataError(f"got {len(ids.codes):,} ids for {n_rows:,} rows")
         present = np.zeros(len(ids.spellings), dtype=bool)
         present[ids.codes] = True
         numbers: dict[str, int] = {}
-        found = (numbers.setdefault(person_of(each), len(numbers)) for each in ids.spellings)
-        class_of = np.fromiter(found, np.int64)
+        class_numbers = (numbers.setdefault(person_of(spelling), len(numbers)) for spelling in ids.spellings)
+        class_of = np.fromiter(class_numbers, np.int64)
         nameless = np.array([name in NO_ID for name in numbers])
-        numbers.clear()  # of many persons, more than half of all the memory that is needed here
-        spelt = np.bincount(class_of[present], minlength=len(nameless))
-        ambiguous = (spelt > 1) & ~nameless
+        numbers.clear()  # with many persons, this frees more than half of the memory used here
+        n_spellings = np.bincount(class_of[present], minlength=len(nameless))
+        ambiguous = (n_spellings > 1) & ~nameless
         classes = class_of[ids.codes]
         count = np.bincount(classes, minlength=len(nameless))
         above = (count > self.rows) & ~nameless & ~ambiguous
@@ -155,16 +155,19 @@ class PrivacyUnit:
 
 
 ONE_ROW = PrivacyUnit()
-"""Every row is another person's."""
+"""Each row belongs to a different person."""
 
 
 def person_of(value: object) -> str:
-    """A name for a person: 7, 7.0, "7", " 7", "007" and "7e0" are one, since the other mistake would undercharge."""
+    """Return the normalised id of a person.
+
+    7, 7.0, "7", " 7", "007" and "7e0" are one person: treating one person as several would undercharge.
+    """
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     text = "" if value is None or value != value else _fold(str(value)).strip()
-    found = _NUMBER.fullmatch(format(Decimal(text), "f") if _POWER.fullmatch(text) else text)
-    return found[1] * (found[2] != "0") + found[2] if found else text
+    number = _NUMBER.fullmatch(format(Decimal(text), "f") if _POWER.fullmatch(text) else text)
+    return number[1] * (number[2] != "0") + number[2] if number else text
 
 
 def _fold(text: str) -> str:
@@ -180,7 +183,7 @@ def _fold(text: str) -> str:
 
 
 def _place_in_class(classes: Integers, count: Integers) -> Integers:
-    """How many rows of its class come before each row."""
+    """Return, for each row, the number of rows of its class that come before it."""
     order = np.argsort(classes, kind="stable")
     first = np.cumsum(count) - count
     place = np.empty_like(order)

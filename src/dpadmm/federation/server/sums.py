@@ -244,7 +244,7 @@ class Sums(Coordinator):
         total = np.zeros(shape, np.int64)
         for name in members:
             total += self._masked[name]  # modulo 2^64, where the masks cancel
-        bound = len(members) * grid.reach(grid.noise_scale(release.noise_multiplier, self.masking.honest))
+        bound = len(members) * grid.max_upload(grid.noise_scale(release.noise_multiplier, self.masking.honest))
         if np.any(total > bound) or np.any(total < -bound):
             return self.void_round("garbled", (), seconds)
         n_rows = np.array([self._n_rows(name) for name in members])

@@ -98,7 +98,7 @@ class Responder:
         """Open and lock the ledger; raise ``RefusalError`` while another process holds it."""
         with self._lock:
             self._guard = self._resources.enter_context(self._open_guard())
-            self.restores = self._guard.book.restores
+            self.restores = self._guard.ledger_state.restores
 
     def close(self) -> None:
         with self._lock:
@@ -129,7 +129,7 @@ class Responder:
                 raise RefusalError("ledger-closed", "the ledger is not open")
             try:
                 self._guard.leave(study.hash)
-                self._closed[study.hash] = self._guard.book.accounts[study.hash].ending
+                self._closed[study.hash] = self._guard.ledger_state.accounts[study.hash].ending
             except RefusalError as refusal:
                 if refusal.code != "study-unknown":  # it never reserved anything
                     raise
@@ -165,7 +165,7 @@ class Responder:
     def reserved(self) -> dict[str, str]:
         """Return the names of studies that are open in the ledger but have no decision of the owner."""
         with self._lock:
-            accounts = {} if self._guard is None else self._guard.book.accounts
+            accounts = {} if self._guard is None else self._guard.ledger_state.accounts
             unknown = accounts.keys() - self._accepted.keys() - self._closed.keys()
             return {hash: accounts[hash].about.get("name", hash[:12]) for hash in unknown if not accounts[hash].closed}
 
@@ -244,7 +244,7 @@ class Responder:
 
     def _close_if_answered(self, study: str) -> bool:
         """Close a study if no later round can be requested; return whether it is closed."""
-        if self._guard is not None and (account := self._guard.book.accounts.get(study)) is not None:
+        if self._guard is not None and (account := self._guard.ledger_state.accounts.get(study)) is not None:
             last = max(account.rounds, default=0)
             if account.closed:
                 self._closed[study], self._last_rounds[study] = account.ending, last
@@ -259,7 +259,7 @@ class Responder:
             return
         try:
             self._guard.leave(study, ending)
-            self._last_rounds[study] = max(self._guard.book.accounts[study].rounds, default=0)
+            self._last_rounds[study] = max(self._guard.ledger_state.accounts[study].rounds, default=0)
         except RefusalError as refusal:
             if refusal.code != "study-unknown":  # an unknown study reserved nothing
                 self._log_limited(study, f"over, but still open in the ledger; retrying: {refusal}", ERROR)
