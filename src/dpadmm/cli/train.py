@@ -73,7 +73,7 @@ def train(
     check_free(output, statement, overwrite=overwrite)
     silent = quiet or as_json
     with screen.waiting(f"reading {data}", quiet=silent):
-        prior = None if known is None else prior_from(study, known, beside=data)
+        prior = None if known is None else prior_from(study, known, private=data)
         rows = encode(study, data, by=by)
     with screen.waiting("forecasting intervals", quiet=silent):
         unlikely = unlikely_intervals(study, agent_sizes(rows, agents or 1), known)
