@@ -140,7 +140,7 @@ def repetition(cell: Cell, seed: int) -> dict[str, Any] | None:
     problem = training.problem(2 if cell.loss == "logistic" else 0)
     held = make_rows(rows, labels, order=np.arange(len(rows)), offsets=np.linspace(0, len(rows), n + 1).astype(int))
     done = run(training, problem, held, SimulatedNoise(seed, n, (cell.n_weights, 1)))
-    covariance = done.inferred[1]
+    covariance = done.covariance
     if covariance is None:
         return None
     without = reference(cell, rows, labels)[1]

@@ -1,6 +1,7 @@
-"""Train one linear model across data owners with differential privacy that each owner enforces itself.
+"""Train one linear model across data owners, with differential privacy that each owner enforces.
 
-DP-ADMM (Huang, Hu, Guo, Chan-Tin, Gong): every agent adds Gaussian noise to what it says in every round.
+In every round, each agent adds calibrated Gaussian noise to the statistics it sends. The paper's method, DP-ADMM
+(Huang, Hu, Guo, Chan-Tin, Gong), and the tuning-free default ``auto`` are included.
 
 >>> from dpadmm import simulate
 >>> result = simulate("synthetic", n_agents=20, epsilon=1.0, delta=1e-5, seed=7)
@@ -185,8 +186,8 @@ _LAZY_IMPORTS = {
     "dpadmm.training.simulate": ("simulate",),
     "dpadmm.training.train": ("train",),
 }
-"""Where every name lives: it comes when it is asked for, so that a saved model predicts without the compiler,
-and scikit-learn is needed by nothing but the estimators."""
+"""Public names by module, imported on first use. A saved model predicts without the compiler, and only the estimators
+need scikit-learn."""
 
 _PACKAGES = {
     "accounting": "dpadmm.accounting",

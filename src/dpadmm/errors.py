@@ -1,37 +1,38 @@
-"""Errors and warnings: each message says what is wrong, where, and what to do."""
+"""Errors and warnings. Each message states the problem, its location, and a next step."""
 
 from __future__ import annotations
 
-LONGEST = 1600
-"""Characters of a message; one that quotes a huge value loses the middle of it."""
+MAX_MESSAGE_LENGTH = 1600
+"""Maximum number of characters of a message. The middle of a longer one is left out."""
 
 
 class DPADMMError(Exception):
-    """Base of every error that a user of dpadmm can cause or cure."""
+    """Base class of the errors that a user of dpadmm can cause or correct."""
 
     def __str__(self) -> str:
-        text = super().__str__()
-        return text if len(text) <= LONGEST else f"{text[: LONGEST - 400]} … {text[-390:]}"
+        text, limit = super().__str__(), MAX_MESSAGE_LENGTH
+        return text if len(text) <= limit else f"{text[: limit - 400]} … {text[-390:]}"
 
 
 class StudyError(DPADMMError, ValueError):
-    """A setting is missing, unknown, out of range, or promises privacy that would not hold."""
+    """A setting is missing, unknown, out of range, or incompatible with the privacy guarantee."""
 
 
 class ServiceUnavailableError(DPADMMError):
-    """Something is not there now and may be later: the same command can succeed without any change."""
+    """A service or file is temporarily unavailable. The same command can succeed later."""
 
 
 class DataError(DPADMMError, ValueError):
-    """The rows or labels cannot be used as they are."""
+    """The rows or labels are invalid or do not match the study."""
 
 
 class RefusalError(DPADMMError):
-    """An agent, or the ledger of its data, says no.
+    """A site, or the ledger of its data, refuses a request.
 
-    ``code`` is fixed and short, for programs; the text is for people. What an agent says to a request depends
-    on public values alone. Enrolment is the owner's act: ``study-unfit`` and ``data-changed`` are about rows,
-    and the reason that the owner sees (``__cause__``) may name a cell. Over a wire goes :meth:`wire` alone.
+    ``code`` is short and fixed, for programs. The text is for people. The reply to a request depends on public
+    values only. The codes ``study-unfit`` and ``data-changed`` occur at enrolment, which the owner starts. They
+    depend on rows, and the reason shown to the owner (``__cause__``) may quote a cell. Only the return value of
+    :meth:`wire` may be sent to the server.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -42,12 +43,12 @@ class RefusalError(DPADMMError):
         return str(self.args[1])
 
     def wire(self) -> str:
-        """All that may leave the owner's machine."""
+        """Return the part of the error that may leave the owner's machine."""
         return self.code
 
 
 class BudgetExceededError(DPADMMError):
-    """A fit asks for more ε than its accountant has left; nothing was released.
+    """A fit requires more ε than is left in its accountant. Nothing was released.
 
     ``asked``, ``allowed`` and ``left`` are total ε at the accountant's δ.
     """
@@ -58,15 +59,15 @@ class BudgetExceededError(DPADMMError):
 
     def __str__(self) -> str:
         return (
-            f"the fit would exceed its budget at δ = {self.delta:g}: asked ε = {self.asked:.4g}, "
-            f"allowed ε = {self.allowed:.4g}, left ε = {self.left:.4g}; ask for less, or stop here"
+            f"the fit would exceed its budget at δ = {self.delta:g}: requested ε = {self.asked:.4g}, "
+            f"allowed ε = {self.allowed:.4g}, left ε = {self.left:.4g}; choose a smaller ε"
         )
 
 
 class DivergenceError(DPADMMError, ArithmeticError):
-    """Training ran away: its weights are no longer finite numbers, and there is no model to keep.
+    """Training diverged: the weights are no longer finite, so there is no model.
 
-    It is seen in the consensus of a round, which is public: ``round`` tells no more of rows than that does.
+    Divergence is detected in the consensus of a round, which is public. ``round`` reveals nothing else about rows.
     """
 
     def __init__(self, method: str, round: int, n_rounds: int, hint: str) -> None:
@@ -81,7 +82,7 @@ class DivergenceError(DPADMMError, ArithmeticError):
 
 
 DIVERGED = "diverged in round"
-"""By these words a reason is known where only its text is kept."""
+"""Part of the message, which identifies the error where only its text is stored."""
 
 
 class ConvergenceWarning(UserWarning):
@@ -89,8 +90,8 @@ class ConvergenceWarning(UserWarning):
 
 
 class PerformanceWarning(UserWarning):
-    """Correct, but slower than it could be."""
+    """The result is correct but slower than necessary."""
 
 
 class PrivacyLeakWarning(UserWarning):
-    """Something is not covered by the guarantee: it was read off the data, or its noise is not secret."""
+    """The privacy guarantee does not cover a value: it was inferred from the data, or its noise is not secret."""

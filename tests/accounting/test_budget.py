@@ -81,7 +81,7 @@ def test_a_refused_fit_is_not_charged_and_the_refusal_says_what_is_left() -> Non
     accountant = BudgetAccountant(2.0, DELTA)
     accountant.charge(1.0, DELTA)
     before = accountant.spent
-    with pytest.raises(BudgetExceededError, match=r"asked ε = 1.9, allowed ε = 2, left ε = 1.658") as refusal:
+    with pytest.raises(BudgetExceededError, match=r"requested ε = 1.9, allowed ε = 2, left ε = 1.658") as refusal:
         accountant.charge(1.9, DELTA)
     error = refusal.value
     assert isinstance(error, DPADMMError)

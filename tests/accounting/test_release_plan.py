@@ -231,7 +231,7 @@ def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
     assert plan.tally([]) == ((Release(5.0), 0),)
     training = Training(method="dp_admm", epsilon=1.0, n_rounds=3)
     rows = cohort(Logistic())
-    with pytest.raises(StudyError, match="at most the 3 that noise is planned for"):
+    with pytest.raises(StudyError, match="at most 3, the number of planned rounds"):
         run(training, training.problem(2), rows, ExactNoise(), n_rounds=4)
     assert run(training, training.problem(2), rows, ExactNoise(), n_rounds=2).privacy.n_releases.tolist() == [2] * 4
 

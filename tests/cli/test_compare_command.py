@@ -270,4 +270,4 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
     ]
     refusal = cli(*words, "-e", "1")
     assert refusal.code == 2
-    assert refusal.err == "dpadmm: epsilon belongs to the study; leave it out here, or change it there\n"
+    assert refusal.err == "dpadmm: epsilon is set by the study; leave it out here, or change it there\n"

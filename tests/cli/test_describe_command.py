@@ -126,8 +126,8 @@ def test_mistakes_are_a_sentence_and_nothing_is_written(cli: Cli, table: Path, s
         (("describe", plain, *data), 'describe is for studies that say kind = "statistics"'),
         (("describe", study, *data, "--by", "site", "--agents", "2"), "cannot be combined"),
         (("describe", dictionary.with_suffix(".json")), "dict.json"),
-        (("train", study, *data), 'kind = "statistics" and trains nothing; take dpadmm describe'),
-        (("plan", study, "--rows", "100", "--agents", "1"), "trains nothing"),
+        (("train", study, *data), 'kind = "statistics" trains no model; use dpadmm describe'),
+        (("plan", study, "--rows", "100", "--agents", "1"), "trains no model"),
         (("study", "new", "x.toml", "--kind", "statistics"), "--from-dictionary DICT.csv"),
         (("study", "new", "x.toml", "--kind", "counts"), "--kind must be training or statistics"),
         (

@@ -33,7 +33,7 @@ def models(tmp_path_factory):
         model = model_of(run_study(study, table, seed=1))
         if loss == "logistic":
             variances = (0.6 * np.abs(model.weights[:, 0]) + 0.1) ** 2
-            model = replace(model, covariance=np.diag(variances), clearance=2.0)
+            model = replace(model, covariance=np.diag(variances), hessian_snr=2.0)
         files[loss] = model.save(folder / f"{loss}.dpadmm")
     files["without"] = model.save(folder / "without.dpadmm")
     return files
@@ -65,7 +65,7 @@ def test_the_table_is_whole_and_fits(cli, models):
                 line = next(line for line in lines if line[:1] == [each.name] and numbers[0] in line)
                 assert set(numbers) <= set(line)
             words = " ".join(text.split())
-            assert ("count how much a sample of people varies and the privacy noise" in words) == (loss == "logistic")
+            assert ("include sampling variation and privacy noise" in words) == (loss == "logistic")
             assert f"{len(found.coefficients) - 7:,} more coefficients" in words
 
 
@@ -134,7 +134,7 @@ def test_a_column_with_a_wide_range_is_told_per_a_power_of_ten_of_its_units(cli,
     schema = Schema((Number("income", (0, 250_000)), Number("age", (18, 98))))
     weights = np.array([[-2.0], [0.5], [0.1]])
     model = Model(weights, "binary", "logistic", schema=schema, intercept=True, feature_names=schema.features,
-                  covariance=1e-4 * np.eye(3), clearance=2.0)  # fmt: skip
+                  covariance=1e-4 * np.eye(3), hessian_snr=2.0)  # fmt: skip
     income = next(each for each in explain(model).coefficients if each.column == "income")
     told, per_unit = income.in_table, income.coefficient
     assert (told.per, told.coefficient, told.span) == ("per 10,000", pytest.approx(1e4 * per_unit), 25.0)
@@ -158,7 +158,7 @@ def test_names_break_after_the_column_where_they_do_not_fit(cli, tmp_path):
     d = len(schema.features) + 1
     weights = np.linspace(-0.123, 0.456, d)[:, None]
     model = Model(weights, "binary", "logistic", schema=schema, intercept=True, feature_names=schema.features,
-                  covariance=0.01234 * np.eye(d), clearance=2.0)  # fmt: skip
+                  covariance=0.01234 * np.eye(d), hessian_snr=2.0)  # fmt: skip
     file = model.save(tmp_path / "m.dpadmm")
     narrow = cli("explain", file, columns=80).succeeded().out
     assert max(map(len, narrow.splitlines())) <= 80
@@ -177,7 +177,7 @@ def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path)
     bare = Model(np.array([[1.0], [-2.0]]), "binary", "logistic", feature_names=("[red]age", "bmi"))
     text = cli("explain", bare.save(tmp_path / "bare.dpadmm")).succeeded().out
     assert "[red]age" in text
-    assert "No confidence intervals: they need a release of their own" in " ".join(text.split())
+    assert "No confidence intervals: they need a separate release" in " ".join(text.split())
     answer = cli("explain", tmp_path / "bare.dpadmm", "--json").succeeded().json
     assert [each["standard_error"] for each in answer["coefficients"]] == [None, None]
 

@@ -192,7 +192,7 @@ BAD = {
         "exactly one of epsilon .*; epsilon and round_epsilon were given",
     ),
     "budget without privacy": (_words("--data", "synthetic", "--method", "centralized"), "not private"),
-    "all rows for testing": (_words("--data", "synthetic", "--test-rows", "20000"), "none is left"),
+    "all rows for testing": (_words("--data", "synthetic", "--test-rows", "20000"), "leaves no training rows"),
     "half a test row": (_words("--data", "synthetic", "--test-rows", "1.5"), "test_rows must be a whole"),
     "no rounds": (_words("--data", "synthetic", "-t", "0"), "n_rounds must be a whole number of at least 1"),
     "no repeats": (_words("--data", "synthetic", "--repeats", "0"), "repeats must be a whole number"),
@@ -906,7 +906,7 @@ def test_options_that_a_study_answers_are_refused(cli, tmp_path):
     study = tmp_path / "study.toml"
     study.write_text(mixed_tables.to_toml(mixed_tables.make_study()))
     for words, complaint in [
-        (["-d", "rows.csv", "-e", "1"], "epsilon belongs to the study"),
+        (["-d", "rows.csv", "-e", "1"], "epsilon is set by the study"),
         (["-d", "rows.csv", "--label", "price"], "label belongs to the study; leave --label out"),
         ([], "a study needs rows: add --data TABLE"),
     ]:

@@ -339,7 +339,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         _started(lambda path: path.write_text("n0\n1\n")), "sample.csv: not the table that .* --no-public"
     ),
     "rows that are the public ones": (
-        _started(lambda path: shutil.copy(path, path.with_name("rows.csv"))), "rows.csv is the public table itself"
+        _started(lambda path: shutil.copy(path, path.with_name("rows.csv"))), "rows.csv is also the public table"
     ),
     "public rows and none": (_started(str, "--no-public", "--public", "x.csv"), "cannot be combined"),
     "a folder for a model": (lambda folder: ["-o", folder], "is a folder; give the name of a file"),

@@ -513,5 +513,5 @@ def test_rows_that_are_trained_on_are_not_their_own_public_rows(tmp_path: Path) 
     csv.rename(tmp_path / "all" / "part.csv")
     table = written(tmp_path, DATABASE, 'table = "visits"', 'order_by = "visit_id"')
     for each in (tmp_path / "all", table):
-        with pytest.raises(DataError, match="is the public table itself"):
-            prior_from(study, each, beside=str(each))
+        with pytest.raises(DataError, match="is also the public table"):
+            prior_from(study, each, private=str(each))

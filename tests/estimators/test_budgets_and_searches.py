@@ -23,7 +23,7 @@ RNG = np.random.default_rng(2)
 X = RNG.uniform(-1.0, 1.0, (120, 2))
 Y = (X[:, 0] > X[:, 1]).astype(int)
 KNOWN: dict[str, Any] = {"bounds": (-1.0, 1.0), "classes": [0, 1], "max_iter": 3}
-SEARCH = pytest.mark.filterwarnings("ignore:every fit of a search:dpadmm.PrivacyLeakWarning")
+SEARCH = pytest.mark.filterwarnings("ignore:each fit of a search:dpadmm.PrivacyLeakWarning")
 
 
 def budget(epsilon: float = 2.0) -> BudgetAccountant:
@@ -83,7 +83,7 @@ def test_a_search_is_charged_for_every_fit_and_says_so() -> None:
     share = accountant.remaining(2 * 2 + 1).epsilon
     model = DPADMMClassifier(share, accountant=accountant, **KNOWN)
     search = GridSearchCV(model, {"C": [0.1, 1.0]}, cv=2, error_score="raise")
-    with pytest.warns(PrivacyLeakWarning, match=r"every fit of a search .* charged to BudgetAccountant"):
+    with pytest.warns(PrivacyLeakWarning, match=r"each fit of a search .* charged to BudgetAccountant"):
         search.fit(X, Y)
     assert len(accountant) == 5
     assert accountant.spent.epsilon == pytest.approx(2.0, rel=1e-5)
@@ -93,7 +93,7 @@ def test_a_search_is_charged_for_every_fit_and_says_so() -> None:
 
 
 def test_without_an_accountant_a_search_is_warned_about() -> None:
-    with pytest.warns(PrivacyLeakWarning, match="not added up: give accountant=") as caught:
+    with pytest.warns(PrivacyLeakWarning, match="not added up: set accountant=") as caught:
         cross_val_score(DPADMMClassifier(**KNOWN), X, Y, cv=2)
     assert "model_selection" in caught[0].filename  # whoever called fit
 

@@ -154,7 +154,7 @@ def test_what_is_charged_is_what_the_noise_of_the_worst_agent_costs(watch: Watch
 
 def test_simulated_noise_is_charged_all_the_same() -> None:
     accountant = BudgetAccountant(1.0, DELTA)
-    with pytest.warns(UserWarning, match="protects nobody"):
+    with pytest.warns(UserWarning, match="provides no privacy"):
         MAKERS["classifier"](0.7, accountant=accountant, random_state=3).fit(X, Y)
     assert accountant.spent.epsilon == pytest.approx(0.7, rel=1e-9)
 

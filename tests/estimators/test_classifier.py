@@ -114,7 +114,7 @@ def test_a_row_beyond_the_norm_is_shortened_when_it_is_predicted_too() -> None:
     model = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
     along = np.array([[NORM, 0.0, 0.0], [50.0 * NORM, 0.0, 0.0]])
     scores = model.decision_function(along)
-    assert model.shortened(along).tolist() == [False, True]
+    assert model.is_clipped(along).tolist() == [False, True]
     assert scores[1] == pytest.approx(scores[0])
     assert scores[0] == pytest.approx((along @ model.coef_.T + model.intercept_)[0, 0])
 
@@ -127,13 +127,13 @@ def test_rows_by_center_and_scale_are_shortened_and_coefficients_are_in_the_unit
             warnings.simplefilter("error")
             model = DPADMMClassifier(classes=["no", "yes"], method=method, **public, **FEW).fit(far, Y)
             long = np.linalg.norm((far - public["center"]) / public["scale"], axis=1) > np.sqrt(3.0)
-            assert_array_equal(model.shortened(far), long)
+            assert_array_equal(model.is_clipped(far), long)
             assert 0 < long.sum() < len(long)
             scores = far @ model.coef_[0] + model.intercept_
             same = np.isclose(model.decision_function(far), scores, rtol=1e-9, atol=1e-12)
             assert_array_equal(same, ~long)
             wide = DPADMMClassifier(classes=["no", "yes"], data_norm=4.0, **public, **FEW).fit(far, Y)
-            assert not wide.shortened(far).any()
+            assert not wide.is_clipped(far).any()
             assert_allclose(wide.decision_function(far), far @ wide.coef_[0] + wide.intercept_, rtol=1e-9, atol=1e-12)
 
 
@@ -182,11 +182,11 @@ def test_secure_aggregation_is_simulated_and_says_so() -> None:
     assert (round(told["epsilon"], 6), told["trust"], told["honest"]) == (0.5, "secure_aggregation", 5)
     assert told["noise"].startswith("exact")
     assert "at least 5 agents of every round are honest" in told["guarantee"]
-    assert told["agents"] == "8 simulated in one process, which sees the rows of all"
+    assert told["agents"] == "8 simulated in one process, which has the rows of all agents"
     mu = 1.0 / total_noise_multiplier(0.5, 1e-5, 1)
     assert told["epsilon_alone"] == pytest.approx(exact_epsilon(math.sqrt(5.0) * mu, 1e-5))
     two = DPADMMClassifier(0.5, n_agents=2, **PUBLIC, **FEW).fit(X, Y).privacy_
-    assert two["agents"] == "2 simulated in one process, which sees the rows of all"
+    assert two["agents"] == "2 simulated in one process, which has the rows of all agents"
     alone = DPADMMClassifier(0.5, **PUBLIC, **FEW).fit(X, Y).privacy_
     assert (alone["trust"], "agents" in alone) == ("local", False)
 
@@ -209,7 +209,7 @@ def test_agents_that_cannot_be_are_refused_before_anything_is_charged() -> None:
         ({"n_agents": 4, "trust": "secure_aggregation", "honest": 5}, None, "honest = 5, but there are 4 agents"),
         ({"n_agents": 4, "trust": "secure_aggregation"}, None, "secure_aggregation requires honest"),
         ({**MASKED, "method": "dp_admm"}, None, "does not support secure_aggregation"),
-        ({"n_agents": 4}, THREE, "groups say who the agents are"),
+        ({"n_agents": 4}, THREE, "groups determine the agents"),
         ({"n_agents": 0}, None, "n_agents must be a whole number of at least 1"),
         ({**MASKED, "honest": 1.5}, None, "honest must be a whole number of at least 2"),
     ):
@@ -282,10 +282,10 @@ def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPa
                 assert_allclose(starts[-1].weights, expected.weights, rtol=1e-4)
                 assert_allclose(starts[-1].means, rows.mean(axis=0), rtol=1e-6)
     for rows, words in [
-        (X, "public: it must be a pair"),
-        (5, "public: it must be a pair"),
-        ({"X": X, "y": Y}, "public: it must be a pair"),
-        ((X, Y, Y), "public: it must be a pair"),
+        (X, "public must be a pair"),
+        (5, "public must be a pair"),
+        ({"X": X, "y": Y}, "public must be a pair"),
+        ((X, Y, Y), "public must be a pair"),
         ((X[:, :2], Y), "public: X has 2 features"),
         ((np.where(X > 0.0, np.nan, X), Y), "public: Input X contains NaN"),
         ((X, np.full(240, "maybe")), "public: row 1: label 'maybe' is not one of the declared classes"),
@@ -322,13 +322,13 @@ def test_public_bounds_and_exact_noise_are_quiet_and_said() -> None:
 def test_exact_noise_is_never_the_same_and_a_seed_always_is() -> None:
     first, second = (DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y).coef_ for _ in range(2))
     assert not np.array_equal(first, second)
-    with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+    with pytest.warns(PrivacyLeakWarning, match="provides no privacy"):
         third = DPADMMClassifier(random_state=4, **PUBLIC, **FEW).fit(X, Y)
-    with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+    with pytest.warns(PrivacyLeakWarning, match="provides no privacy"):
         fourth = DPADMMClassifier(random_state=4, **PUBLIC, **FEW).fit(X, Y)
     assert_array_equal(third.coef_, fourth.coef_)
     assert third.privacy_["noise"].startswith("simulated")
-    with pytest.warns(PrivacyLeakWarning, match="protects nobody") as caught:
+    with pytest.warns(PrivacyLeakWarning, match="provides no privacy") as caught:
         fifth = DPADMMClassifier(random_state=np.random.RandomState(4), **PUBLIC, **FEW).fit(X, Y)
     assert caught[0].filename == __file__
     assert_array_equal(fifth.coef_, third.coef_)
@@ -398,7 +398,7 @@ def test_what_is_read_off_the_data_is_warned_about_and_reported() -> None:
     ]:
         with case(given, words):
             model = DPADMMClassifier(**given, **FEW)
-            with pytest.warns(PrivacyLeakWarning, match="read off the data") as caught:
+            with pytest.warns(PrivacyLeakWarning, match="inferred from the data") as caught:
                 model.fit(X, Y)
             assert len(caught) == 1
             assert caught[0].filename == __file__
@@ -468,17 +468,17 @@ def test_missing_cells_and_text_lead_to_public_values_and_are_not_quoted() -> No
     holes[3, 1] = np.nan
     fitted = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
     for refused in (lambda: DPADMMClassifier(**PUBLIC).fit(holes, Y), lambda: fitted.predict(holes)):
-        with pytest.raises(DataError, match=r"Input X contains NaN.* middle of their public bounds.* leaks"):
+        with pytest.raises(DataError, match=r"Input X contains NaN.* middle of their public bounds.* leak"):
             refused()
     for cells in (["secret"] * 240, pandas.Categorical(["secret"] * 240)):
         table = pandas.DataFrame({"age": X[:, 0], "ward": cells})
-        with pytest.raises(DataError, match=r"columns 'ward' of X must be numbers: .* from a public list") as said:
+        with pytest.raises(DataError, match=r"columns 'ward' of X must be numbers; .* from a public list") as said:
             DPADMMClassifier(**PUBLIC).fit(table, Y)
         assert "secret" not in str(said.value)
     for kind in (object, str):
         with pytest.raises(DataError, match="all columns of X must be numbers"):
             DPADMMClassifier(**PUBLIC).fit(np.full((240, 2), "secret", dtype=kind), Y)
-    with pytest.raises(DataError, match=r"y must be numbers, and a label is text$"):
+    with pytest.raises(DataError, match=r"y must be numbers, but a label is text$"):
         DPADMMRegressor().fit(X, np.full(240, "secret", dtype=object))
 
 

@@ -62,10 +62,13 @@ def test_intervals_are_around_those_of_statsmodels_and_wider() -> None:
 def test_wrong_counts_and_exposures_are_named_before_anything_is_spent() -> None:
     x, y, years = rows(50)
     for change, words in [
-        ({"y": np.where(np.arange(50) == 7, -1, y)}, r"y\[7\] is -1, and counts are never negative"),
-        ({"exposure": np.where(np.arange(50) == 3, 0.0, years)}, r"exposure\[3\] is 0, and exposures are above 0"),
+        ({"y": np.where(np.arange(50) == 7, -1, y)}, r"y\[7\] is -1; counts must be at least 0"),
+        (
+            {"exposure": np.where(np.arange(50) == 3, 0.0, years)},
+            r"exposure\[3\] is 0; exposures must be finite and positive",
+        ),
         ({"exposure": np.where(np.arange(50) == 3, np.nan, years)}, r"exposure\[3\] is nan"),
-        ({"exposure": years[:9]}, "exposure has shape .9,., and there are 50 rows"),
+        ({"exposure": years[:9]}, "exposure has shape .9,., but there are 50 rows"),
     ]:
         with case(words), pytest.raises(DataError, match=words):
             DPADMMPoissonRegressor(**PUBLIC).fit(x, change.get("y", y), exposure=change.get("exposure", years))
@@ -76,7 +79,7 @@ def test_wrong_counts_and_exposures_are_named_before_anything_is_spent() -> None
 
 def test_what_was_read_off_the_rows_is_said() -> None:
     x, y, years = rows(200)
-    with pytest.warns(PrivacyLeakWarning, match="the largest count .give y_max=., the largest exposure"):
+    with pytest.warns(PrivacyLeakWarning, match="the largest count .set y_max=., the largest exposure"):
         DPADMMPoissonRegressor(bounds=(-1, 1)).fit(x, y, exposure=years)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

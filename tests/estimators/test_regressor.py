@@ -89,9 +89,9 @@ def test_labels_beyond_their_bounds_are_clamped() -> None:
 
 
 def test_missing_bounds_of_the_labels_are_read_off_and_warned_about() -> None:
-    with pytest.warns(PrivacyLeakWarning, match=r"the bounds of y \(give y_bounds=\)"):
+    with pytest.warns(PrivacyLeakWarning, match=r"the bounds of y \(set y_bounds=\)"):
         model = DPADMMRegressor(data_norm=NORM, max_iter=5).fit(X, Y)
-    assert model.privacy_["read_off_the_data"] == ["the bounds of y (give y_bounds=)"]
+    assert model.privacy_["read_off_the_data"] == ["the bounds of y (set y_bounds=)"]
 
 
 @SEEDED
@@ -109,7 +109,7 @@ def test_noise_is_in_proportion_to_the_gradient_bound() -> None:
 
 def test_wrong_parameters_are_a_sentence() -> None:
     for given, words in [
-        ({"y_bounds": (2.0, 1.0)}, "y_bounds are upside down"),
+        ({"y_bounds": (2.0, 1.0)}, "y_bounds must have low <= high"),
         ({"y_bounds": 3.0}, r"y_bounds must be a pair \(low, high\)"),
         ({"alpha": -1.0}, "alpha must be a number of at least 0, not -1.0"),
         ({"gradient_bound": 0.0}, "gradient_bound must be a positive number, not 0.0"),

@@ -74,7 +74,7 @@ def test_a_pipeline_with_column_names_leaks_nothing_and_is_quiet() -> None:
 
 def test_mistakes_are_a_sentence() -> None:
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(StudyError, match="PublicScaler needs public numbers: center and scale, or bounds"):
+    with pytest.raises(StudyError, match="PublicScaler needs public numbers: set center and scale, or bounds"):
         PublicScaler().fit(ROWS)
     with pytest.raises(StudyError, match="scale of feature 2 must be a positive number"):
         PublicScaler(scale=[1.0, 0.0, 1.0]).fit(ROWS)

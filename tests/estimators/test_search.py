@@ -123,7 +123,7 @@ def test_the_number_of_runs_does_not_depend_on_rows(monkeypatch: pytest.MonkeyPa
 
     def runs(X: Any, y: Any, seed: int) -> int:
         trained.clear()
-        with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+        with pytest.warns(PrivacyLeakWarning, match="provides no privacy"):
             search(random_state=seed).fit(X, y)
         return len(trained)
 
@@ -151,7 +151,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, runs: int, seed: int) -> list[float]:
         patch.setattr(searching, "Random", Checked)
         fixed_runs(patch, runs)
         model = clone(MODEL).set_params(max_iter=2)
-        with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+        with pytest.warns(PrivacyLeakWarning, match="provides no privacy"):
             search(candidates, estimator=model, random_state=seed).fit(X[:20], Y[:20])
     return found
 
@@ -230,7 +230,7 @@ def test_it_has_the_manners_of_scikit_learn() -> None:
     numbers = search([{}], estimator=NUMBERS, runs=1).fit(csr_array(X), X[:, 0], public=(X[:50], X[:50, 0]))
     assert not hasattr(numbers, "predict_proba")
     assert numbers.predict(X).shape == (200,)
-    with pytest.warns(PrivacyLeakWarning, match="protects nobody"):
+    with pytest.warns(PrivacyLeakWarning, match="provides no privacy"):
         first, second = (clone(model).fit(X, Y) for _ in range(2))
     assert first.best_score_ == second.best_score_
     assert first.best_estimator_.coef_.tolist() == second.best_estimator_.coef_.tolist()
@@ -279,9 +279,9 @@ def test_what_all_runs_share_no_candidate_sets() -> None:
 
 
 def test_agents_and_open_accountants_are_refused(drawn: list[float]) -> None:
-    with pytest.raises(StudyError, match="losing runs stay hidden, and messages between agents show every run"):
+    with pytest.raises(StudyError, match="other runs stay secret, but messages between agents show every run"):
         search().fit(X, Y, groups=np.arange(200) % 2)
-    with pytest.raises(StudyError, match="n_agents: a search holds only where"):
+    with pytest.raises(StudyError, match="n_agents: a search is private only while"):
         search(estimator=clone(MODEL).set_params(n_agents=4)).fit(X, Y)
     with BudgetAccountant(9.0, DELTA) as accountant, pytest.raises(StudyError, match="cannot be charged"):
         search().fit(X, Y)

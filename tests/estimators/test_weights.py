@@ -83,7 +83,7 @@ def test_class_weights_find_the_rare_class_also_of_several() -> None:
 
 
 def test_balanced_is_read_off_public_rows_alone() -> None:
-    with pytest.raises(StudyError, match="would be read off the private labels; give numbers by class, or public="):
+    with pytest.raises(StudyError, match="would be inferred from private labels; pass a dict of numbers"):
         classifier(class_weight="balanced").fit(X, Y)
     public = X[:500], Y[:500]
     share = float(np.mean(Y[:500]))
@@ -96,7 +96,7 @@ def test_balanced_is_read_off_public_rows_alone() -> None:
 
 
 def test_the_largest_weight_is_public_or_a_leak() -> None:
-    with pytest.warns(PrivacyLeakWarning, match="the largest weight \\(give weight_max=\\)"):
+    with pytest.warns(PrivacyLeakWarning, match="the largest weight \\(set weight_max=\\)"):
         model = classifier(weight_max=None, epsilon=1.0).fit(X, Y, sample_weight=WEIGHTS)
     assert "the largest weight" in model.privacy_["guarantee"]
     np.testing.assert_array_equal(model.coef_, classifier(epsilon=1.0).fit(X, Y, sample_weight=WEIGHTS).coef_)
@@ -110,7 +110,7 @@ def test_the_largest_weight_is_public_or_a_leak() -> None:
 
 
 def test_public_rows_have_weights_where_others_have() -> None:
-    with pytest.raises(StudyError, match="public: it must be \\(X, y, weights\\) where there is a sample_weight"):
+    with pytest.raises(StudyError, match="public must be \\(X, y, weights\\) if there is a sample_weight"):
         classifier().fit(X, Y, public=(X[:99], Y[:99]), sample_weight=WEIGHTS)
     model = classifier(epsilon=0.5).fit(X, Y, public=(X[:99], Y[:99], WEIGHTS[:99]), sample_weight=WEIGHTS)
     for weight_max, public in [(4.0, np.where(WEIGHTS == 4.0, 1e9, WEIGHTS)), (8.0, 2.0 * WEIGHTS)]:
@@ -122,7 +122,7 @@ def test_public_rows_have_weights_where_others_have() -> None:
     for public in (WEIGHTS / 4.0, np.full(4000, 4.0)):
         other = classifier(epsilon=0.5).fit(X, Y, public=(X[:99], Y[:99], public[:99]), sample_weight=WEIGHTS)
         assert not np.allclose(other.coef_, model.coef_, rtol=1e-6)
-    with pytest.raises(DataError, match=r"^public: sample_weight\[0\] is -1, and weights are never negative"):
+    with pytest.raises(DataError, match=r"^public: sample_weight\[0\] is -1; weights must be at least 0"):
         classifier().fit(X, Y, public=(X[:99], Y[:99], -np.ones(99)), sample_weight=WEIGHTS)
 
 
@@ -132,11 +132,11 @@ def test_mistakes_are_one_sentence_each_before_anything_is_spent() -> None:
     fine = as_weights(np.array([0.0, 0.1], dtype=np.float32), X[:2])  # a row may count for nothing
     assert (fine.dtype, fine.tolist()) == (np.float64, [0.0, float(np.float32(0.1))])
     for made, fit, words in [
-        (classifier(), {"sample_weight": bad}, "sample_weight\\[3\\] is -1, and weights are never negative"),
+        (classifier(), {"sample_weight": bad}, "sample_weight\\[3\\] is -1; weights must be at least 0"),
         (classifier(), {"sample_weight": WEIGHTS[:5]}, "sample_weight"),
         (classifier(), {"sample_weight": np.where(bad < 0.0, np.nan, bad)}, "NaN"),
         (classifier(weight_max=0.0), {"sample_weight": WEIGHTS}, "^weight_max must be"),
-        (classifier(class_weight={"maybe": 2.0}), {}, "class_weight names 'maybe', which is none of the classes"),
+        (classifier(class_weight={"maybe": 2.0}), {}, "class_weight: 'maybe' is not one of the classes"),
         (classifier(class_weight={True: 0.0}), {}, "class_weight"),
         (classifier(weight_max=np.inf), {"sample_weight": WEIGHTS}, "weight_max must be a positive number, not inf"),
         (classifier(class_weight={True: np.inf}), {}, "class_weight must be a positive number, not inf"),
@@ -144,7 +144,7 @@ def test_mistakes_are_one_sentence_each_before_anything_is_spent() -> None:
         (
             DPADMMRegressor(1.0, y_bounds=(0, 1), inference=True, fit_intercept=False, **PUBLIC),
             {"sample_weight": WEIGHTS},
-            "need fit_intercept=True, which tells the mean weight",
+            "need fit_intercept=True, which gives the mean weight",
         ),
     ]:
         with case(words), pytest.raises(ValueError, match=words):

@@ -107,7 +107,7 @@ def test_a_total_is_kept_and_nearly_used_up() -> None:
 
 @pytest.mark.parametrize("method", ["output_perturbation", "objective_perturbation"])
 def test_options_that_mean_nothing_here_are_refused(method: str) -> None:
-    with pytest.raises(StudyError, match=f"{method} every agent speaks once"):
+    with pytest.raises(StudyError, match=f"{method} has one round"):
         totals(method=method, epsilon=1.0, participation=0.5)
     with pytest.raises(StudyError, match="pure mechanism has no noise_multiplier"):
         totals(method=method, noise_multiplier=1.0, mechanism="pure")

@@ -120,7 +120,7 @@ def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels() 
                 cell = Cell(loss, 6, correlation, "local", 4_000, 1.0)
                 found, rows, labels = fitted(cell, n=3, epsilon=None, noise_multiplier=1e-6, n_rounds=8)
                 known = sm.GLM(labels > 0 if loss == "logistic" else labels, rows, family=family).fit()
-                _, covariance = found.inferred
+                covariance = found.covariance
                 errors = np.sqrt(np.diag(covariance))
                 np.testing.assert_allclose(errors, known.bse, rtol=0.01)
                 # of numbers, residuals beyond three standard deviations are clipped
@@ -137,7 +137,7 @@ def test_without_noise_rates_and_standard_errors_are_those_of_statsmodels_with_a
                 np.rint(LARGEST_COUNT * counts), rows, family=sm.families.Poisson(),
                 offset=np.log(LARGEST_COUNT * exposures),
             ).fit()  # fmt: skip
-            _, covariance = found.inferred
+            covariance = found.covariance
             np.testing.assert_allclose(np.sqrt(np.diag(covariance)), known.bse, rtol=0.01)
             np.testing.assert_allclose(found.weights[:, 0], known.params, rtol=0.01, atol=0.01 * known.bse.min())
 
@@ -176,7 +176,7 @@ def test_without_noise_hazards_are_those_of_the_expanded_rows_and_a_person_count
     known = expanded(rows, time, event, times)
     training = Training(loss=Poisson(cuts=(0.2, 0.5)), inference=True, noise_multiplier=1e-6, n_rounds=8)
     done = run(training, training.problem(0), make_rows(rows, labels), SimulatedNoise(1, 1, (4, 3)))
-    _, covariance = done.inferred
+    covariance = done.covariance
     assert done.weights.shape == (4, 3)
     assert (done.weights[:3] == done.weights[:3, :1]).all()  # hazards are proportional
     np.testing.assert_allclose(np.append(done.weights[:3, 0], done.weights[3]), known.params, rtol=0.01)
@@ -189,7 +189,7 @@ def test_intervals_of_hazard_ratios_cover_what_they_should() -> None:
     for seed in range(40):
         rows, _, _, labels = people(10_000, times, seed)
         done = run(training, training.problem(0), make_rows(rows, labels), SimulatedNoise(seed, 1, (4, 3)))
-        covariance = done.inferred[1]
+        covariance = done.covariance
         assert covariance is not None
         true = np.append([1.5, -1.0, 0.0], np.log(np.array([0.1, 0.3, 0.2]) * times[-1]) / INTERCEPT)
         estimate = np.append(done.weights[:3, 0], done.weights[3])
@@ -220,7 +220,7 @@ def test_sites_with_other_budgets_and_sizes_are_weighed_and_counted() -> None:
     held = make_rows(rows, labels, offsets=np.array([0, 5_000, 8_000]))
     found = run(training, training.problem(2), held, SimulatedNoise(1, 2, (6, 1)))
     known = sm.GLM(labels[:5_000] > 0, rows[:5_000], family=sm.families.Binomial()).fit()
-    _, covariance = found.inferred
+    covariance = found.covariance
     assert covariance is not None
     np.testing.assert_allclose(np.sqrt(np.diag(covariance)), known.bse, rtol=0.02)
     assert np.abs((found.weights[:, 0] - known.params) / known.bse).max() < 0.5
@@ -229,9 +229,9 @@ def test_sites_with_other_budgets_and_sizes_are_weighed_and_counted() -> None:
 def test_without_enough_rows_there_is_a_model_and_no_interval() -> None:
     cell = Cell("logistic", 11, 0.8, "local", 4_000, 0.5)
     found, _, _ = fitted(cell)
-    clearance, covariance = found.inferred
+    covariance = found.covariance
     assert covariance is None
-    assert 0.0 < clearance < 1.0
+    assert 0.0 < found.hessian_snr < 1.0
     assert np.isfinite(found.weights).all()
     assert found.weights.any()
     assert not np.any(found.method._state(found.outcome.broadcast).covariance)  # type: ignore[attr-defined]
@@ -244,7 +244,7 @@ def test_columns_that_say_nothing_or_the_same_leave_the_others_their_intervals()
     training = Training(inference=True, epsilon=4.0)
     held = make_rows(more, labels)
     found = run(training, training.problem(2), held, SimulatedNoise(5, 1, (8, 1)))
-    _, covariance = found.inferred
+    covariance = found.covariance
     assert covariance is not None
     assert not covariance[6].any()
     both = np.eye(8)[0] + np.eye(8)[5]
@@ -263,8 +263,9 @@ def test_a_void_last_round_leaves_the_model_without_intervals() -> None:
         run(training, training.problem(2), held, SimulatedNoise(1, 3, (6, 1)), voids=lambda k, last=last: k == last)
         for last in (ROUNDS, ROUNDS + 1)
     ]
-    assert done[0].inferred == (0.0, None)
-    assert done[1].inferred[1] is not None
+    assert done[0].hessian_snr == 0.0
+    assert done[0].covariance is None
+    assert done[1].covariance is not None
     assert np.linalg.norm(done[0].weights - done[1].weights) < 0.3 * np.linalg.norm(done[1].weights)
 
 
@@ -272,7 +273,7 @@ def test_exact_noise_gives_intervals_too_and_regression_follows_the_residuals() 
     cell = Cell("squared", 6, 0.3, "local", 20_000, 2.0)
     found, rows, labels = fitted(cell, noise=ExactNoise(), n=1)
     known = sm.OLS(labels, rows).fit()
-    _, covariance = found.inferred
+    covariance = found.covariance
     errors = np.sqrt(np.diag(covariance))
     assert np.abs((found.weights[:, 0] - known.params) / errors).max() < 6.0
     state = found.method._state(found.outcome.broadcast)  # type: ignore[attr-defined]
@@ -338,5 +339,5 @@ def test_public_rows_are_the_start_and_the_estimate_is_not_drawn_towards_them() 
     assert np.array_equal(
         method.with_prior(prior).start((6, 1)), method.start((6, 1), -true[:, None])
     )  # as across sites
-    errors = np.sqrt(np.diag(found[0].inferred[1]))
+    errors = np.sqrt(np.diag(found[0].covariance))
     assert np.abs(found[0].weights - found[1].weights)[:, 0].max() < errors.max()

@@ -147,7 +147,7 @@ def test_models_of_counts_are_kept_and_exported(models: dict[str, Model], tmp_pa
             cells["smoker"] = np.where(some[["smoker"]], "true", "false")
             np.testing.assert_allclose(session.run(None, cells)[0], model.predict(some), rtol=1e-5)
             if name == "hazards":
-                with pytest.raises(DataError, match="no model of hazards"):
+                with pytest.raises(DataError, match="no hazard model"):
                     model.to_sklearn()
             else:
                 np.testing.assert_allclose(model.to_sklearn().predict(some), model.predict(some), rtol=1e-5)

@@ -169,7 +169,7 @@ def test_a_sentence_for_every_mistake(tmp_path_factory: pytest.TempPathFactory) 
         (binary(), ["yes", "no"], "x", "column 'x' is a feature of the model"),
         (binary(), ["yes", "no"], "q", "has no column 'q'"),
         (Model(np.ones((2, 1)), "binary", "hinge", feature_names=("x", "y")), ["1", "-1"], None, "--label"),
-        (Model(np.ones((2, 1)), "binary", "hinge"), ["1", "-1"], "z", "the names of its columns"),
+        (Model(np.ones((2, 1)), "binary", "hinge"), ["1", "-1"], "z", "no column names"),
     ]:
         with case(model, labels, label, sentence):
             tmp_path = tmp_path_factory.mktemp("case")

@@ -157,7 +157,7 @@ def test_rows_that_are_shortened_are_told():
     for schema, said in [
         (Schema((Number("a", (0, 1)), Boolean("b"))), ""),
         (Schema((Number("a", (0, 1)), Boolean("b")), row_norm=1.2), "row_norm 1.2"),
-        (Schema((Plain("a"), Plain("b"))), "row_norm 1 "),
+        (Schema((Plain("a"), Plain("b"))), "row_norm 1;"),
     ]:
         with case(schema, said):
             told = explain(random_model("logistic", schema=schema)).shortened
@@ -174,7 +174,7 @@ def test_features_without_a_schema():
     ]
     assert found.intercepts[0].coefficient == pytest.approx(0.5 * 0.28)
     assert found.unknown == NO_INTERVAL
-    assert "longer than 1" in found.shortened
+    assert "a norm of 1" in found.shortened
     assert found.score == "score of 1 against -1"
 
 
@@ -212,7 +212,7 @@ def test_without_a_release_for_it_there_is_no_noise_error(trained):
 
 def test_standard_errors_are_in_the_units_of_columns_and_label_and_in_the_file(trained, tmp_path):
     model, _ = trained
-    model = replace(model, covariance=np.diag(np.arange(1.0, 1.0 + len(model.weights)) ** 2), clearance=3.0)
+    model = replace(model, covariance=np.diag(np.arange(1.0, 1.0 + len(model.weights)) ** 2), hessian_snr=3.0)
     found = explain(load_model(model.save(tmp_path / "m.dpadmm")))
     assert found == explain(model)
     assert not found.unknown
@@ -230,7 +230,7 @@ def test_standard_errors_are_those_of_models_with_fresh_errors(loss):
     model, rng, n = random_model(loss), np.random.default_rng(7), 150
     d = len(model.weights)
     root = rng.normal(size=(d, d)) / d**0.5 + np.diag(rng.uniform(0.5, 2.0, size=d))
-    found = explain(replace(model, covariance=root @ root.T, clearance=2.0))
+    found = explain(replace(model, covariance=root @ root.T, hessian_snr=2.0))
     drawn = {}
     for _ in range(n):
         noisy = explain(replace(model, weights=model.weights + root @ rng.normal(size=(d, 1))))
@@ -246,13 +246,17 @@ def test_why_there_are_no_intervals():
     asked = replace(model, study={"method": {"name": "auto", "inference": True}})
     assert explain(model).unknown == NO_INTERVAL
     assert explain(asked).unknown == NO_LAST_RELEASE
-    for clearance in (0.5, 0.9, 1e-9):  # directions below the noise are left out: the rest is no measure of what lacks
-        assert explain(replace(asked, clearance=clearance)).unknown == NOT_CLEAR
+    for hessian_snr in (
+        0.5,
+        0.9,
+        1e-9,
+    ):  # directions below the noise are left out: the rest is no measure of what lacks
+        assert explain(replace(asked, hessian_snr=hessian_snr)).unknown == NOT_CLEAR
     assert "times" not in NOT_CLEAR
-    assert "dpadmm plan forecasts how many rows would do" in NOT_CLEAR
-    with pytest.raises(DataError, match="there are no intervals: they need a release of their own"):
+    assert "dpadmm plan forecasts the number of rows needed" in NOT_CLEAR
+    with pytest.raises(DataError, match="intervals are not available: they need a separate release"):
         model.conf_int()
-    assert "No intervals: they need a release of their own" in model.summary()
+    assert "No intervals: they need a separate release" in model.summary()
     assert model.summary().splitlines()[1] == "privacy unknown"
     known = replace(model, privacy={"epsilon": 3.0, "delta": 1e-5, "noise": "exact"})
     assert known.summary().splitlines()[1] == "ε = 3 at δ = 1e-05"
@@ -268,14 +272,14 @@ def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
     model = Model(np.ones((d, 1)), "binary", "logistic", intercept=True, schema=schema, feature_names=schema.features)
     covariance = np.eye(d) - np.outer(silent, silent)
     covariance[3], covariance[:, 3] = 0.0, 0.0  # no row has another value
-    found = explain(replace(model, covariance=covariance, clearance=2.0))
+    found = explain(replace(model, covariance=covariance, hessian_snr=2.0))
     assert not found.unknown
     told, other = {each.name: each for each in (*found.coefficients, *found.intercepts)}, f"ward={OTHER}"
     assert told[other].interval() is None
     assert told[other].p_value is None
     assert all(told[name].standard_error > 0.0 for name in told if name != other)
     assert told["age"].row(ratios="odds ratio")["odds_ratio"] == pytest.approx(math.exp(told["age"].coefficient))
-    frame = replace(model, covariance=covariance, clearance=2.0).to_frame()
+    frame = replace(model, covariance=covariance, hessian_snr=2.0).to_frame()
     assert len(frame) == len(told)
     assert frame["odds_ratio_high"].isna().sum() == 1
     tidy = ["term", "estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high"]
@@ -286,8 +290,8 @@ def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
     hidden = covariance.copy()
     hidden[4, 5:], hidden[5:, 4] = 0.0, 0.0
     hidden[4:6, 4:6] = 1.0  # of age and b only the sum is known
-    assert "hides" in explain(replace(model, covariance=hidden, clearance=2.0)).unknown
-    text = replace(model, covariance=covariance, clearance=2.0).summary()
+    assert "too much noise" in explain(replace(model, covariance=hidden, hessian_snr=2.0)).unknown
+    text = replace(model, covariance=covariance, hessian_snr=2.0).summary()
     for word in ("coef", "std err", "P>|z|", "[0.025", "0.975]", "odds ratio", "age (per unit)", "privacy noise"):
         assert word in text
 
@@ -318,7 +322,7 @@ def test_directions_in_which_products_sum_to_their_columns_are_no_obstacle():
     covariance = np.linalg.pinv(moment, hermitian=True, rcond=1e-9)
     covariance[:, np.diag(moment) < 1e-9] = 0.0
     model = Model(np.ones((d, 1)), "binary", "logistic", intercept=True, schema=schema, feature_names=schema.features)
-    found = explain(replace(model, covariance=covariance, clearance=2.0))
+    found = explain(replace(model, covariance=covariance, hessian_snr=2.0))
     assert not found.unknown
     assert {each.name for each in found.coefficients if each.interval() is None} == {
         name for name in (each.name for each in found.coefficients) if name.endswith(("sex=other", " × other"))
@@ -327,7 +331,7 @@ def test_directions_in_which_products_sum_to_their_columns_are_no_obstacle():
     assert {each.per for each in found.coefficients if each.column == "age × ward"} == {"per unit, vs average"}
     value, vectors = np.linalg.eigh(covariance)
     hidden = covariance - value[-1] * np.outer(vectors[:, -1], vectors[:, -1])
-    assert "hides" in explain(replace(model, covariance=hidden, clearance=2.0)).unknown
+    assert "too much noise" in explain(replace(model, covariance=hidden, hessian_snr=2.0)).unknown
 
 
 def test_an_effect_that_depends_on_another_column_is_found(tmp_path):

@@ -55,9 +55,9 @@ def test_public_rows_of_the_study_are_the_start_as_in_training(tmp_path: Path, t
     without = simulate(study, table, public=False, n_agents=1, test_rows=0, seed=7)
     np.testing.assert_array_equal(without.weights, simulate(plain, table, n_agents=1, test_rows=0, seed=7).weights)
     assert not np.allclose(without.weights, simulated.weights)
-    with pytest.raises(DataError, match="is the public table itself"):
+    with pytest.raises(DataError, match="is also the public table"):
         simulate(study, public)
-    with pytest.raises(StudyError, match="two starts"):
+    with pytest.raises(StudyError, match="cannot be combined"):
         simulate(study, table, warm_start=without.weights)
 
 
@@ -73,15 +73,15 @@ def test_a_study_of_plain_features_takes_rows_and_shortens_them() -> None:
 def test_what_a_study_says_cannot_be_said_beside_it(table: Path) -> None:
     study = make_study()
     for words, options, complaint in [
-        ((study, table), {"epsilon": 1.0}, "epsilon belongs to the study; leave it out here"),
-        ((study, table), {"method": "auto"}, "method belongs to the study"),
-        ((study, table), {"clip_rows": True}, "clip_rows belongs to the study"),
-        ((study, table), {"classes": ("no", "yes")}, "classes belong to the study"),
+        ((study, table), {"epsilon": 1.0}, "epsilon is set by the study; leave it out here"),
+        ((study, table), {"method": "auto"}, "method is set by the study"),
+        ((study, table), {"clip_rows": True}, "clip_rows is set by the study"),
+        ((study, table), {"classes": ("no", "yes")}, "classes are set by the study"),
         ((study, table), {"agents": 3}, "unknown setting 'agents'; did you mean 'n_agents'"),
         ((study,), {}, "a study needs rows"),
-        ((3, table), {}, "the first of two is a study or its file, not int"),
+        ((3, table), {}, "the first argument must be a study or its path, not int"),
         ((study, (np.eye(2), ["ill", "well"])), {}, "the rows have 2 features, but the study has 40"),
-        (("synthetic",), {"by": "site", "epsilon": 1.0}, "by is for a study and its table"),
+        (("synthetic",), {"by": "site", "epsilon": 1.0}, "by needs a study and its table"),
     ]:
         with case(words, options), pytest.raises((StudyError, DataError), match=complaint):
             simulate(*words, **options)

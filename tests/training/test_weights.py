@@ -142,7 +142,7 @@ def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels_fo
             found = run(training, problem, held, SimulatedNoise(1, 2, (5, 1)))
             outcome = labels > 0 if loss == "logistic" else labels
             known = sm.GLM(outcome, rows, family=family, freq_weights=weights).fit()
-            _, covariance = found.inferred
+            covariance = found.covariance
             assert covariance is not None
             errors, level = np.sqrt(np.diag(covariance)), np.eye(5)[4] * (np.log(20.0) / 0.28 if label else 0.0)
             np.testing.assert_allclose(errors, known.bse, rtol=0.01)
@@ -181,7 +181,7 @@ def test_intervals_of_weighted_rows_cover_at_least_what_they_say() -> None:
         kept = rng.random(len(rows)) < 0.25 / weights  # heavy rows were seldom asked
         held = make_rows(rows[kept], labels[kept], row_weights=weights[kept])
         found = run(training, problem, held, SimulatedNoise(seed, 1, (5, 1)))
-        _, covariance = found.inferred
+        covariance = found.covariance
         assert covariance is not None
         errors = np.sqrt(np.diag(covariance))
         covered.append(np.abs(found.weights[:, 0] - truth) < 1.96 * errors)

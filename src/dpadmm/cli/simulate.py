@@ -27,7 +27,7 @@ from dpadmm.reporting.run_folder import end_values, finished, measures
 from dpadmm.studies.settings import BUDGETS, Settings, settings_from
 from dpadmm.studies.study import Study
 from dpadmm.training.preparation import prepare
-from dpadmm.training.simulate import run_prepared, said_by, settings_of
+from dpadmm.training.simulate import run_prepared, settings_fixed_by, settings_of
 
 
 def simulate(
@@ -53,7 +53,7 @@ def simulate(
     if folder:
         run_folder.check_folder(folder, overwrite=overwrite)
     dataset = simulate_options.open_dataset(about_run, settings, study)
-    fixed = said_by(study) if study else set()
+    fixed = settings_fixed_by(study) if study else set()
 
     def about(results: Mapping[str, Result]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What to run again (run options but the output folder, settings of the first run), and what came out."""

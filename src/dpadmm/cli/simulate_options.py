@@ -166,7 +166,7 @@ def open_study(about: Mapping[str, Any]) -> tuple[Study | None, Prior | None]:
     if about.get("data") is None:
         raise StudyError("a study needs rows: add --data TABLE")
     study, public = with_public_table(study, False if about.get("no_public") else None)
-    return study, None if public is None else prior_from(study, public, beside=about["data"])
+    return study, None if public is None else prior_from(study, public, private=about["data"])
 
 
 def about_study(study: Study | None, prior: Prior | None) -> list[str]:

@@ -74,7 +74,7 @@ def train(
     check_free(output, report_file, overwrite=overwrite)
     silent = quiet or as_json
     with console.waiting(f"reading {data}", quiet=silent):
-        prior = None if public_table is None else prior_from(study, public_table, beside=data)
+        prior = None if public_table is None else prior_from(study, public_table, private=data)
         rows = encode(study, data, by=by)
     with console.waiting("forecasting intervals", quiet=silent):
         unlikely = unlikely_intervals(study, agent_sizes(rows, agents or 1), public_table)

@@ -1,8 +1,9 @@
-"""scikit-learn estimators with differential privacy, :class:`DPADMMClassifier`, :class:`DPADMMRegressor` and
-:class:`DPADMMPoissonRegressor`;
-:class:`PublicScaler`, which standardises rows for them without a leak; :class:`PrivateSearch` over their parameters.
+"""scikit-learn estimators with differential privacy.
 
-They need scikit-learn, which nothing else here does: ``pip install 'dpadmm[sklearn]'``.
+:class:`DPADMMClassifier`, :class:`DPADMMRegressor` and :class:`DPADMMPoissonRegressor` are linear models.
+:class:`PublicScaler` standardises rows by public constants. :class:`PrivateSearch` tunes parameters.
+
+Only this package needs scikit-learn: ``pip install 'dpadmm[sklearn]'``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What both estimators share: rows -> settings -> charge -> run -> coefficients in the rows' own units."""
+"""Base class of the estimators: rows -> settings -> charge -> run -> coefficients in the units of the rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import wraps
 from threading import Lock
 from traceback import walk_stack
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from dpadmm.matrices.clipping import row_norms
 from dpadmm.methods.prior import Prior, prior_of
 from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
 from dpadmm.models.model import Model
-from dpadmm.models.run import Result, need_honest
+from dpadmm.models.run import Result, check_honest
 from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
 from dpadmm.queries import make_query
 from dpadmm.regularizers import ElasticNet
@@ -41,12 +41,15 @@ from dpadmm.training.preparation import PreparedData, prepare
 from dpadmm.training.simulate import run_prepared
 from dpadmm.trusted.discrete_gaussian import Lattice
 
-_ONE_AT_A_TIME = Lock()
-"""The compiled rounds use all cores by themselves, and not every threading layer of numba can be shared."""
+_TRAINING_LOCK = Lock()
+"""One training at a time: compiled rounds use all cores, and some threading layers of numba are not thread-safe."""
 
 
-class Checked(NamedTuple):
-    """A fit that can run: what was read off the data for it, and the training itself, which is charged first."""
+class CheckedFit(NamedTuple):
+    """A fit whose parameters and data were checked.
+
+    ``leaks`` names the values that were inferred from the data. ``train`` charges the accountants and runs the fit.
+    """
 
     leaks: Sequence[str]
     train: Callable[[], None]
@@ -55,24 +58,24 @@ class Checked(NamedTuple):
 T = TypeVar("T", bound=type)
 
 
-def hinted(made: T) -> T:
-    """The class with a hint, where a parameter is given that it does not have."""
-    init: Any = made.__init__  # type: ignore[misc]  # of this very class
+def suggest_parameter_names(cls: T) -> T:
+    """Decorate an estimator class so that the error for an unknown parameter suggests a name."""
+    init: Any = cls.__init__  # type: ignore[misc]  # of this very class
 
     @wraps(init)
-    def checked(self: Any, *values: Any, **given: Any) -> None:
-        known = list(inspect.signature(init).parameters)[1:]
-        for name in given.keys() - set(known):
-            raise TypeError(f"{made.__name__} has no parameter {name!r}; {nearest(name, known)}")
-        init(self, *values, **given)
+    def checked_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        names = list(inspect.signature(init).parameters)[1:]
+        for name in kwargs.keys() - set(names):
+            raise TypeError(f"{cls.__name__} has no parameter {name!r}; {nearest(name, names)}")
+        init(self, *args, **kwargs)
 
-    made.__init__ = checked  # type: ignore[misc]
-    return made
+    cls.__init__ = checked_init  # type: ignore[misc]
+    return cls
 
 
 @dataclass(eq=False, repr=False)
 class PrivateLinearModel(BaseEstimator):
-    """Fitting with a budget: the parameters that both estimators have, and what a fit does with them."""
+    """Base class of the private linear models: their common parameters, and the steps of a fit."""
 
     epsilon: Positive = 1.0
     _: KW_ONLY
@@ -98,66 +101,113 @@ class PrivateLinearModel(BaseEstimator):
     _model: Model = field(init=False)
     _units: tuple[Floats, float] = field(init=False)
     _weighted: bool = field(init=False)
-    _sent_from: tuple[BudgetAccountant, ...] = field(init=False)
+    _sent_from = cast("tuple[BudgetAccountant, ...]", ())  # not annotated: an attribute of the class, not a parameter
 
     def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Self:
-        """Fit to rows X (dense or sparse) and labels y; ``groups`` says who owns a row (None: one agent).
+        """Fit the model with differential privacy.
 
-        ``public`` is a pair (X, y) of rows that anyone may see: a model of them is the start, and is
-        trusted as far as the first private answers agree with it. ``sample_weight`` has a number for every row, of at
-        least 0, up to ``weight_max``; public rows are then (X, y, weights).
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features)
+            Private rows. A data frame of pandas or polars keeps its column names.
+        y : array-like of shape (n_samples,)
+            Private labels.
+        groups : array-like of shape (n_samples,), optional
+            Owner of each row. Each distinct value is one agent. Default: one agent owns all rows.
+        public : tuple (X, y) or (X, y, weights), optional
+            Public rows. Training starts from a model of these rows and down-weights it if the private data disagree.
+            Weights are required together with ``sample_weight``.
+        sample_weight : array-like of shape (n_samples,), optional
+            Weights of at least 0. Weights above ``weight_max`` are clipped to it.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        StudyError
+            If a parameter is invalid. Nothing is charged.
+        DataError
+            If X or y is invalid. Nothing is charged.
+        BudgetExceededError
+            If the accountant has not enough budget left. Nothing is released.
+
+        Warns
+        -----
+        PrivacyLeakWarning
+            If a bound was inferred from the data, if the noise is reproducible, or if a search fits the estimator.
         """
-        checked = self._checked(X, y, groups, public, sample_weight=sample_weight)
+        checked = self._check(X, y, groups, public, sample_weight=sample_weight)
         self._warn(checked.leaks)
         checked.train()
         return self
 
     @abstractmethod
-    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Checked:
-        """Check all that a fit needs, and say nothing yet."""
+    def _check(
+        self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None
+    ) -> CheckedFit:
+        """Check parameters and data, without warnings, charges or training."""
 
-    def shortened(self, X: Any) -> NDArray[np.bool_]:
-        """Which rows are longer than ``data_norm``, so that ``coef_`` holds for them up to a factor: (rows,).
+    def is_clipped(self, X: Any) -> NDArray[np.bool_]:
+        """Return whether the norm of each row exceeds ``data_norm``, so that prediction clips the row.
 
-        Nothing of it is kept in the estimator. It is about the rows, without noise: for their owner only.
+        The scores of a clipped row are not ``X @ coef_.T + intercept_``. The result has no noise and is not stored in
+        the estimator. Only the owner of the rows should see it.
         """
         return np.asarray(row_norms(self._encode(X)) > 1.0)
 
     def conf_int(self, level: float = 0.95) -> Floats:
-        """Confidence intervals of the coefficients, in the order of ``coef_``, and last of the intercept: (d + 1, 2).
+        """Return confidence intervals of the coefficients and the intercept. Requires ``inference=True``.
 
-        They count how much a sample varies and the privacy noise. They need ``inference=True``, and are nan for a
-        coefficient of which the rows say nothing.
+        The intervals include sampling variation and privacy noise.
+
+        Parameters
+        ----------
+        level : float, default=0.95
+            Confidence level.
+
+        Returns
+        -------
+        array of shape (n_features + 1, 2)
+            Lower and upper ends, in the order of ``coef_``, with the intercept last. nan if the rows contain no
+            information about a coefficient.
         """
-        ends = self._explained().conf_int(level).values()
-        return np.array([(np.nan, np.nan) if each is None else each for each in ends])
+        intervals = self._explain().conf_int(level).values()
+        return np.array([(np.nan, np.nan) if interval is None else interval for interval in intervals])
 
     def summary(self) -> str:
-        """Coefficients with standard errors, p-values and 95% intervals, as a table of text; for ``inference=True``."""
-        about = [f"ε = {self.privacy_['epsilon']:.4g} at δ = {self.privacy_['delta']:g}"]
-        return self._explained().summary([*about, CONSERVATIVE] if self._weighted else about)
+        """Return a text table with coefficients, standard errors, p-values and 95% intervals.
 
-    def _explained(self) -> Explanation:
+        Requires ``inference=True``.
+        """
+        notes = [f"ε = {self.privacy_['epsilon']:.4g} at δ = {self.privacy_['delta']:g}"]
+        return self._explain().summary([*notes, CONSERVATIVE] if self._weighted else notes)
+
+    def _explain(self) -> Explanation:
         check_is_fitted(self)
-        if not self._model.clearance:
-            raise StudyError("there are no intervals: fit with inference=True, which spends a part of epsilon on them")
+        if not self._model.hessian_snr:
+            raise StudyError(
+                "intervals are not available; fit with inference=True, which spends part of epsilon on them"
+            )
         (rows, shift), model = self._units, self._model
         names = [str(name) for name in getattr(self, "feature_names_in_", map("x{}".format, range(len(rows) - 1)))]
         return in_units(model, rows, [*names, "intercept"], shift=shift)
 
-    def _keep(self, model: Model, encoding: Encoding, *, middle: float, half: float) -> None:
-        """The model, and its coefficients in the units of rows and labels as combinations of weights."""
+    def _store_model(self, model: Model, encoding: Encoding, *, middle: float, half: float) -> None:
+        """Store the model, and the linear map from its weights to coefficients in the units of X and y."""
         coef, constant = encoding.coefficients(np.eye(len(model.weights)), model.intercept)
         self._encoding, self._model = encoding, model
         self._units = half * np.column_stack([coef, constant]).T, middle
 
     def _encode(self, X: Any) -> Any:
-        """Rows to predict, scaled as the training rows were."""
+        """Return rows scaled like the training rows."""
         check_is_fitted(self)
         return self._encoding.rows(validated(self, X, reset=False))
 
     def _encoding_of(self, X: Any) -> tuple[Encoding, list[str]]:
-        encoding, read_off = encoding_of(
+        """Return the encoding of the rows, and the values that were inferred from them."""
+        encoding, is_inferred = encoding_of(
             X,
             data_norm=self.data_norm,
             bounds=self.bounds,
@@ -166,19 +216,19 @@ class PrivateLinearModel(BaseEstimator):
             centred=bool(self.fit_intercept),
             names=getattr(self, "feature_names_in_", None),
         )
-        return encoding, ["the norm of rows (give bounds=, scale= or data_norm=)"] if read_off else []
+        return encoding, ["the norm of rows (set bounds=, scale= or data_norm=)"] if is_inferred else []
 
     def _row_weights(self, sample_weight: Any, X: Any) -> tuple[Floats | None, float, list[str]]:
-        """Weights over the largest, from 0 to 1, the largest, and what was read off them; None where there are none."""
+        """Return weights scaled to [0, 1] (or None), the largest weight, and the values inferred from the weights."""
         if sample_weight is None:
             return None, 1.0, []
         weights = as_weights(sample_weight, X)
-        read_off = ["the largest weight (give weight_max=)"] if self.weight_max is None else []
-        largest = positive("weight_max", weights.max() if self.weight_max is None else self.weight_max)
-        return np.minimum(weights / largest, 1.0), largest, read_off
+        leaks = ["the largest weight (set weight_max=)"] if self.weight_max is None else []
+        max_weight = positive("weight_max", weights.max() if self.weight_max is None else self.weight_max)
+        return np.minimum(weights / max_weight, 1.0), max_weight, leaks
 
     def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:
-        """Settings of the fit; ``strength`` is the penalty in the units of the rows, times their number."""
+        """Return the settings of the fit. ``strength`` is the penalty in the units of the rows, times ``n_rows``."""
         seed = self.random_state
         return Settings(
             **loss,
@@ -200,86 +250,89 @@ class PrivateLinearModel(BaseEstimator):
         )
 
     def _prepared(self, dataset: Dataset, settings: Settings) -> PreparedData:
-        """Everything is checked here, so that what is charged can run."""
+        """Prepare the rows, and check that the run is possible before it is charged."""
         prepared = prepare(dataset, settings)
         problem, rows = prepared.problem, prepared.rows
-        need_honest(settings.honest, rows.n_agents)
+        check_honest(settings.honest, rows.n_agents)
         settings = settings.with_rounds(problem, rows)
-        t = settings.planned_rounds
-        method = settings.rounds(problem, rows, np.full(rows.n_agents, t))
+        n_rounds = settings.planned_rounds
+        method = settings.rounds(problem, rows, np.full(rows.n_agents, n_rounds))
         if self.random_state is None:
             try:
-                for release, _ in method.plan(0, t).runs:  # all agents have the same
+                for release, _ in method.plan(0, n_rounds).runs:  # all agents have the same
                     if isinstance(release, Release):
-                        made = make_query(release.statistic, problem, rows.n_features)
-                        grid = Lattice(made.row_norm, math.prod(made.shape), int(rows.n_rows.max()))
-                        grid.noise_scale(release.noise_multiplier, settings.honest or 1)
+                        query = make_query(release.statistic, problem, rows.n_features)
+                        lattice = Lattice(query.row_norm, math.prod(query.shape), int(rows.n_rows.max()))
+                        lattice.noise_scale(release.noise_multiplier, settings.honest or 1)
             except StudyError as error:
                 raise StudyError(
-                    f"there is no exact noise for epsilon={self.epsilon:g} in {t} rounds: {error}"
+                    f"there is no exact noise for epsilon={self.epsilon:g} in {n_rounds} rounds: {error}"
                 ) from None
         return prepared
 
     def _prior(
-        self, public: Any, encoded: Callable[..., Dataset], settings: Settings, largest: float | None = None
+        self, public: Any, encode: Callable[..., Dataset], settings: Settings, max_weight: float | None = None
     ) -> Prior | None:
-        """What the public rows say, which is weighed against the noise; ``largest`` is that of weights, if any."""
+        """Return the prior from the public rows. They have weights if ``max_weight`` is given."""
         if public is None:
             return None
-        if not isinstance(public, tuple | list) or len(public) != (2 if largest is None else 3):
-            what = "a pair (X, y) of public rows and their labels"
-            if largest is not None:
-                what = "(X, y, weights) where there is a sample_weight: public rows, their labels and their weights"
-            raise StudyError(f"public: it must be {what}")
+        if not isinstance(public, tuple | list) or len(public) != (2 if max_weight is None else 3):
+            expected = "a pair (X, y)" if max_weight is None else "(X, y, weights) if there is a sample_weight"
+            raise StudyError(f"public must be {expected}")
         try:
             X, y = validated(self, *public[:2], reset=False)
-            weights = None if largest is None else np.minimum(as_weights(public[2], X) / largest, 1.0)
-            dataset = encoded(X, y, weights=weights)
-            found = prepare(dataset, settings.changed(partition="equal", n_agents=1))
-            return prior_of(found.problem, found.rows)
+            weights = None if max_weight is None else np.minimum(as_weights(public[2], X) / max_weight, 1.0)
+            dataset = encode(X, y, weights=weights)
+            prepared = prepare(dataset, settings.changed(partition="equal", n_agents=1))
+            return prior_of(prepared.problem, prepared.rows)
         except ValueError as error:
             raise DataError(f"public: {error}") from None
 
     def _run(self, prepared: PreparedData, settings: Settings, leaks: Sequence[str], prior: Prior | None) -> Result:
-        """Charge, train, and keep what every fitted estimator has."""
+        """Charge the accountants, train, and set the attributes that all estimators have."""
         charge_all(self._accountants(), float(self.epsilon), float(self.delta))
-        with _ONE_AT_A_TIME:
+        with _TRAINING_LOCK:
             noise = ExactNoise() if self.random_state is None else None
             result = run_prepared(prepared, settings, noise=noise, prior=prior)
         self.n_iter_, self._weighted = result.outcome.rounds, prepared.problem.weighted
-        self.privacy_ = told(result.privacy.as_json(), leaks)
+        self.privacy_ = with_leak_notice(result.privacy.as_json(), leaks)
         if (n := len(result.n_rows)) > 1:
-            self.privacy_["agents"] = f"{n} simulated in one process, which sees the rows of all"
+            self.privacy_["agents"] = f"{n} simulated in one process, which has the rows of all agents"
         return result
 
     def _warn(self, leaks: Sequence[str]) -> None:
-        """Call it from ``fit`` itself: warnings then point at whoever called that."""
-        said = [f"read off the data, and not covered by epsilon: {', '.join(leaks)}"] if leaks else []
+        """Issue the privacy warnings of a fit. Call this from ``fit``, so that they point to the caller of ``fit``."""
+        messages = [f"inferred from the data and not covered by epsilon: {', '.join(leaks)}"] if leaks else []
         if self.random_state is not None:
-            said.append(
-                "random_state makes the noise reproducible, so it protects nobody; "
-                "random_state=None draws exact noise from the operating system"
+            messages.append(
+                "random_state makes the noise reproducible, so the fit provides no privacy; "
+                "use random_state=None for exact noise"
             )
-        if _in_a_search():
-            counted = self._accountants()
-            said.append(
-                "every fit of a search or cross-validation costs its own epsilon on the same rows; they are "
-                + (f"charged to {counted[0]!r}" if counted else "not added up: give accountant=, or use PrivateSearch")
+        if _is_in_search():
+            accountants = self._accountants()
+            messages.append(
+                "each fit of a search or cross-validation spends its own epsilon on the same rows; the fits are "
+                + (
+                    f"charged to {accountants[0]!r}"
+                    if accountants
+                    else "not added up: set accountant=, or use PrivateSearch"
+                )
             )
-        for sentence in said:
-            warnings.warn(sentence, PrivacyLeakWarning, stacklevel=3)
+        for message in messages:
+            warnings.warn(message, PrivacyLeakWarning, stacklevel=3)
 
     def _accountants(self) -> Sequence[BudgetAccountant]:
-        left_behind = [each for each in self.__dict__.get("_sent_from", ()) if not each.here]
+        """Return the accountants to charge: the estimator's own, then the open ones of this and the sending process."""
+        remote = [accountant for accountant in self._sent_from if not accountant.here]
         if self.accountant is None:
-            return [*open_accountants(), *left_behind]
+            return [*open_accountants(), *remote]
         if not isinstance(self.accountant, BudgetAccountant):
             raise StudyError(f"accountant must be a BudgetAccountant or None, not {self.accountant!r:.60}")
         own = self.accountant
-        return [own, *(each for each in (*open_accountants(), *left_behind) if each is not own)]
+        return [own, *(accountant for accountant in (*open_accountants(), *remote) if accountant is not own)]
 
-    # Open accountants of this process do not exist in a worker process. An estimator that is sent there takes
-    # word of them along, also to its clones, so that its fit is refused and not forgotten.
+    # A worker process has none of the open accountants of this process. A pickled estimator and its clones therefore
+    # carry references to them, and a fit in the worker raises an error instead of escaping the charge.
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         opened = open_accountants()
@@ -287,7 +340,7 @@ class PrivateLinearModel(BaseEstimator):
 
     def __sklearn_clone__(self) -> Self:
         copy: Self = super().__sklearn_clone__()
-        if "_sent_from" in self.__dict__:
+        if self._sent_from:
             copy._sent_from = self._sent_from
         return copy
 
@@ -298,9 +351,10 @@ class PrivateLinearModel(BaseEstimator):
 
 
 def _penalty(strength: float, ratio: float, *, scale: float, half: float) -> dict[str, Any]:
-    """``strength·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)`` of the coefficients, for the scaled weights.
+    """Return the regularizer for scaled weights that equals a penalty on the coefficients.
 
-    A scaled weight is ``w/(scale·half)`` and a scaled squared loss is ``1/half²`` of the loss.
+    The penalty is ``strength·(ratio·‖w‖₁ + (1 − ratio)/2·‖w‖²)``. A scaled weight is ``w/(scale·half)``, and a scaled
+    squared loss is ``1/half²`` of the loss.
     """
     if not np.isfinite(strength):
         raise StudyError("the penalty must be finite")
@@ -313,36 +367,39 @@ def _penalty(strength: float, ratio: float, *, scale: float, half: float) -> dic
     return {"regularizer": ElasticNet(lasso / share), "reg_share": share}
 
 
-def _in_a_search() -> bool:
-    """Whether scikit-learn's model selection called: nothing that it passes on says so."""
+def _is_in_search() -> bool:
+    """Return whether a search or cross-validation of scikit-learn is on the call stack.
+
+    scikit-learn passes no argument from which this could be inferred.
+    """
     names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_stack(sys._getframe()))
     return any(name.startswith("sklearn.model_selection") for name in names)
 
 
-def told(report: dict[str, Any], leaks: Sequence[str]) -> dict[str, Any]:
-    """A privacy report, with what it does not cover."""
-    beyond = f"; it does not cover what was read off the data: {', '.join(leaks)}" if leaks else ""
-    return report | {"guarantee": report["guarantee"] + beyond, "read_off_the_data": list(leaks)}
+def with_leak_notice(report: dict[str, Any], leaks: Sequence[str]) -> dict[str, Any]:
+    """Return a privacy report that lists the values it does not cover."""
+    notice = f"; it does not cover values inferred from the data: {', '.join(leaks)}" if leaks else ""
+    return report | {"guarantee": report["guarantee"] + notice, "read_off_the_data": list(leaks)}
 
 
-def owned(groups: Any, n_agents: Any) -> dict[str, Any]:
-    """Settings and rows' owners: one agent, so many with a random share each, or one for every value in ``groups``."""
+def partition_settings(groups: Any, n_agents: Any) -> dict[str, Any]:
+    """Return the settings that assign rows to agents: by ``groups``, or at random to ``n_agents`` (default 1)."""
     if groups is None:
         return {"n_agents": n_agents or 1}
     if n_agents is not None:
-        raise StudyError("groups say who the agents are; leave n_agents out")
+        raise StudyError("groups determine the agents; leave n_agents out")
     return {"partition": "groups"}
 
 
-def as_weights(weights: Any, X: Any) -> Floats:
-    """One for every row, of at least 0."""
-    found = np.asarray(_check_sample_weight(weights, X, dtype=np.float64))
-    if (found < 0.0).any():
-        row = int(np.argmax(found < 0.0))
-        raise DataError(f"sample_weight[{row}] is {found[row]:g}, and weights are never negative; correct it")
-    return found
+def as_weights(sample_weight: Any, X: Any) -> Floats:
+    """Return an array with one weight of at least 0 per row."""
+    weights = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+    if (weights < 0.0).any():
+        row = int(np.argmax(weights < 0.0))
+        raise DataError(f"sample_weight[{row}] is {weights[row]:g}; weights must be at least 0")
+    return weights
 
 
 def as_groups(groups: Any) -> Any:
-    """One value per row, from a list, an array or a column of a table."""
+    """Return an array with one value per row, or None."""
     return None if groups is None else np.asarray(groups)

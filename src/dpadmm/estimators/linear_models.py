@@ -1,4 +1,4 @@
-"""Private linear models with scikit-learn's manners: a classifier, a regressor, and one for counts."""
+"""Private linear models for scikit-learn: a classifier, a regressor, and a regressor for counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dpadmm.data import Dataset, encode_labels
 from dpadmm.errors import DataError, StudyError
-from dpadmm.estimators.base import Checked, PrivateLinearModel, as_groups, hinted, owned
+from dpadmm.estimators.base import (
+    CheckedFit,
+    PrivateLinearModel,
+    as_groups,
+    partition_settings,
+    suggest_parameter_names,
+)
 from dpadmm.estimators.encoding import label_scale, validated
 from dpadmm.estimators.validation import check_parameters, positive
 from dpadmm.losses import Poisson
@@ -24,97 +30,128 @@ from dpadmm.losses.poisson import LARGEST_SCORE, coded
 from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.fields import NotNegative, Positive
 
-LEAST_RATE = 1e-300
+MIN_RATE = 1e-300
 
 
 def _gives_probabilities(classifier: DPADMMClassifier) -> bool:
     return classifier.loss == "logistic"
 
 
-@hinted
+@suggest_parameter_names
 @dataclass(eq=False, repr=False)
 class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
-    """Logistic regression (or an SVM) whose whole fit is (ε, δ)-private for every single row.
+    """Logistic regression or linear SVM with (ε, δ)-differential privacy for every row.
 
-    Minimises, with m rows, what :class:`sklearn.linear_model.LogisticRegression` does:
-    ``mean loss + (l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)/(C·m)``, except that the intercept is penalised too, as
-    the weight of a constant column of 0.29 times ``data_norm``. w is in the units of X (of X mapped to [−1, 1]
-    where ``bounds`` are given, of X standardised where ``scale`` is). ``auto`` comes as near to that as noise
-    and few rounds allow; ``dp_admm`` gets there with little noise and many rounds, and counts every agent the
-    same, whatever the number of its rows. The paper's λ/n, that is ``reg_share`` elsewhere in dpadmm, is
-    ``0.92/(C·m·data_norm²)`` for the L2 penalty with an intercept, and ``1/(C·m·data_norm²)`` without.
+    The whole fit is private: anyone may see ``coef_``, ``intercept_`` and ``privacy_``. All bounds must be public
+    knowledge. A bound that is not given is inferred from the private data, which ε does not cover, and a
+    :class:`dpadmm.PrivacyLeakWarning` is issued.
 
     Parameters
     ----------
-    epsilon, delta : float
-        Total budget of one fit: replacing any one row changes the probability of any outcome by a
-        factor of at most ``e^ε``, plus δ. The number of rows is public.
+    epsilon : float, default=1.0
+        Privacy budget ε of one fit. Replacing one row changes the probability of any outcome by a factor of at most
+        ``e^ε``, plus ``delta``. The number of rows is public.
+    delta : float, default=1e-5
+        Privacy budget δ of one fit.
     data_norm : float, optional
-        Public bound of the L2 norm of a row; longer rows are shortened to it, in training and prediction.
-        With ``bounds`` or ``scale``: of the norm after these, √d if left out.
+        Public bound on the L2 norm of a row. Rows with a larger norm are clipped to it, in training and prediction.
+        If ``bounds`` or ``scale`` is given, the bound applies to the scaled row and defaults to √n_features.
+        Otherwise it is inferred from the rows if not given, with a warning.
     bounds : (low, high) or dict, optional
-        Public bounds of the features: one number or one per feature, or ``{column: (low, high)}`` for an X
-        with column names. Values are clamped to them and, without ``scale``, mapped to [−1, 1] (sparse rows,
-        or without an intercept: divided by the larger of ``|low|`` and ``|high|``).
-    center, scale : number, array or dict, optional
-        A public value that is usual and a usual distance from it, such as mean and standard deviation of a
-        public table: one number, one per feature, or one by column name (a dict or a series of pandas). Rows
-        are standardised by them, and those beyond ``data_norm`` shortened. Better than bounds alone, which are
-        rarely reached. ``scale=1`` says that X is standardised; without ``center`` rows are not moved.
-        Without bounds, scale and data_norm, the norm is read off the rows: a leak, and a
-        :class:`dpadmm.PrivacyLeakWarning`.
-    classes : sequence, optional
-        Public list of the labels. Left out: read off ``y``, with the same warning.
-    class_weight : dict or "balanced", optional
-        Public numbers above 0 by class, 1 for those left out: rows count so many times as much, as in scikit-learn.
-        ``"balanced"`` takes them from the labels of ``fit(public=)``; private ones would tell of rows.
-    weight_max : float, optional
-        Public largest weight, where ``fit`` is given a ``sample_weight``; larger ones are taken to be this, and noise
-        is in proportion to it. Left out: read off them, with the same warning.
-    C : float
-        Inverse strength of the penalty; inf for none.
-    l1_ratio : float
-        0 for L2, 1 for L1, between for both.
-    loss : {"logistic", "hinge", "smoothed_hinge"}
-        Logistic loss is softmax for more than two classes; the others are for two.
-    fit_intercept : bool
-    method : {"auto", "dp_admm"}
-        ``auto`` has nothing to tune; ``dp_admm`` is the paper's.
+        Public bounds of the features. ``low`` and ``high`` are numbers or arrays with one value per feature. A dict
+        ``{column: (low, high)}`` needs an X with column names. Values are clamped to the bounds. Without ``scale``,
+        they are then mapped to [−1, 1] (sparse rows, or no intercept: divided by the larger of ``|low|`` and
+        ``|high|``).
+    center : float, array-like or dict, optional
+        Public typical value of each feature, for example its mean in a public table. One number, one per feature, or
+        one per column name (a dict or a pandas series). Requires ``scale``. Default: 0.
+    scale : float, array-like or dict, optional
+        Public typical spread of each feature, for example its standard deviation in a public table. Same forms as
+        ``center``. Rows are standardised and then clipped to ``data_norm``. This is usually more accurate than
+        ``bounds`` alone, because values are rarely close to their bounds. Use ``scale=1`` if X is standardised.
+    l1_ratio : float, default=0.0
+        Share of the L1 penalty: 0 for L2, 1 for L1, between them for elastic net.
+    fit_intercept : bool, default=True
+        Whether to fit an intercept.
+    method : {"auto", "dp_admm"}, default="auto"
+        ``"auto"`` has no hyperparameters. ``"dp_admm"`` is the paper's method.
     max_iter : int, optional
-        Rounds, which share ε: of more of them each has more noise. Left out: what suits the numbers of rows and
-        features and the budget (dp_admm: 100).
+        Number of rounds. The rounds share ε, so more rounds mean more noise in each. Default: derived from the number
+        of rows, the number of features and the budget (``dp_admm``: 100).
     n_agents : int, optional
-        Simulate so many agents, each with a random share of the rows (``fit(groups=)`` says whose they are).
-        All rows are in this process, which sees them: this tells what agents in places of their own would
-        reach. Rows in one place lose nothing by being one agent's, the default.
-    trust : {"local", "secure_aggregation"}
-        With several agents: each adds all the noise that protects its rows, or a share of it, so that only the
-        sum of all answers may be seen (``auto``).
+        Number of simulated agents, to which rows are assigned at random. All rows stay in this process, so this
+        estimates the accuracy of a deployment with several sites. Default: 1, which is the most accurate choice for
+        rows in one place. Use ``fit(groups=...)`` to assign rows to agents explicitly.
+    trust : {"local", "secure_aggregation"}, default="local"
+        With several agents, who sees single answers. ``"local"``: each answer carries all the noise that protects the
+        agent's rows. ``"secure_aggregation"`` (``auto`` only): only the sum is visible, and each agent adds a share
+        of the noise.
     honest : int, optional
-        With secure_aggregation, h: epsilon holds if at least h agents of every round are honest, and
-        ``privacy_["epsilon_alone"]`` if all others work together.
-    inference : bool
-        Whether to spend most of epsilon on confidence intervals that count the privacy noise (``auto``, two classes,
-        logistic loss): ``conf_int()``, ``summary()``. The fit then has no penalty.
-    rho, weight_radius : float
-        For dp_admm: ADMM's penalty, and a public guess of the norm of the scaled weights (about ``data_norm``
-        times that of ``coef_``): both shape the steps and not the privacy.
-    random_state : None, int or RandomState
-        None: exact noise from the operating system. A number: simulated noise, the same in every fit, for
-        experiments; it protects nobody, and there is a warning.
+        Minimum number of honest agents per round that ``epsilon`` relies on (secure aggregation only). If all other
+        agents collude, ε is ``privacy_["epsilon_alone"]``.
+    inference : bool, default=False
+        Whether to spend most of ``epsilon`` on confidence intervals that include the privacy noise; see
+        :meth:`conf_int` and :meth:`summary`. Requires ``method="auto"``, logistic loss and two classes. The fit then
+        has no penalty.
+    weight_max : float, optional
+        Public maximum of ``sample_weight``. Larger weights are clipped to it. The noise is proportional to it.
+        Inferred from the weights if not given, with a warning.
+    rho : float, default=0.1
+        ADMM penalty parameter ρ (``dp_admm`` only). Affects convergence, not privacy.
+    weight_radius : float, default=30.0
+        Public estimate of the norm of the scaled weights, about ``data_norm`` times the norm of ``coef_``
+        (``dp_admm`` only). Affects the step sizes, not privacy.
+    random_state : None, int or RandomState, default=None
+        None: exact noise from the operating system's entropy. Otherwise simulated noise from a seed, for reproducible
+        experiments only. It provides no privacy, and a warning is issued.
     accountant : BudgetAccountant, optional
-        Charged before the fit starts. None: those whose ``with`` block is open.
+        Accountant to charge before the fit starts. Default: the accountants with an open ``with`` block.
+    classes : sequence, optional
+        Public list of the class labels. Inferred from ``y`` if not given, with a warning.
+    C : float, default=1.0
+        Inverse strength of the penalty; ``inf`` for no penalty.
+    loss : {"logistic", "hinge", "smoothed_hinge"}, default="logistic"
+        Logistic loss becomes softmax loss for more than two classes. The others require two classes.
+    class_weight : dict or "balanced", optional
+        Public positive weight of each class; 1 for classes that are not listed. ``"balanced"`` derives the weights
+        from the labels of ``fit(public=...)``, because private labels would leak.
 
     Attributes
     ----------
-    coef_ : (1 or classes, features)
-    intercept_ : (1 or classes,)
-        In the units of X: scores are ``X @ coef_.T + intercept_`` unless a row is clamped, or shortened
-        (``shortened(X)`` says which are; that is for the owner of the rows only, and no attribute has it).
-    classes_, n_features_in_, feature_names_in_, n_iter_
-        As in scikit-learn.
+    coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
+        Coefficients in the units of X. The scores are ``X @ coef_.T + intercept_``, unless a value is clamped or a row
+        is clipped; see :meth:`is_clipped`.
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+        Intercept.
+    classes_ : ndarray of shape (n_classes,)
+        Class labels, sorted.
+    n_features_in_ : int
+        Number of features.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Column names of X, if it has any.
+    n_iter_ : int
+        Number of rounds.
     privacy_ : dict
-        The privacy report: ε, δ, kind of noise, what it holds for, and what was read off the data.
+        Privacy report: ε, δ, kind of noise, the guarantee, and the values inferred from the data.
+
+    See Also
+    --------
+    PublicScaler : Standardise rows with public constants.
+    PrivateSearch : Tune parameters with one total budget.
+    dpadmm.BudgetAccountant : Limit the total budget of several fits.
+
+    Notes
+    -----
+    With m rows, the objective is that of :class:`sklearn.linear_model.LogisticRegression`:
+    ``mean loss + (l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)/(C·m)``. There is one difference: the intercept is penalised,
+    as the weight of a constant column of 0.29 times ``data_norm``. w is in the units of X (with ``bounds``, of X mapped
+    to [−1, 1]; with ``scale``, of X standardised).
+
+    ``auto`` approximates the optimum as closely as the noise and a small number of rounds allow. ``dp_admm`` converges
+    to it with little noise and many rounds. It gives every agent the same weight, regardless of its number of rows.
+
+    The paper's λ/n, called ``reg_share`` elsewhere in dpadmm, is ``0.92/(C·m·data_norm²)`` for the L2 penalty with an
+    intercept, and ``1/(C·m·data_norm²)`` without.
 
     Examples
     --------
@@ -135,148 +172,172 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        # check_classifiers_train wants an accuracy of 0.83 on 300 rows of three classes: at the default
-        # epsilon of 1 the noise is as large as what so few rows say. All else of that check runs.
+        # check_classifiers_train requires an accuracy of 0.83 on 300 rows of three classes. At the default epsilon of
+        # 1, the noise is as large as the signal of so few rows. The rest of that check runs.
         tags.classifier_tags.poor_score = True
         return tags
 
-    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Checked:
+    def _check(
+        self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None
+    ) -> CheckedFit:
         check_parameters(self, unlimited="C")
         X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, leaks = self._classes_of(y)
-        binary = len(classes) == 2
-        if not binary and self.loss != "logistic":
+        is_binary = len(classes) == 2
+        if not is_binary and self.loss != "logistic":
             raise StudyError(f"loss {self.loss} is for two classes, not {len(classes)}; use logistic")
-        encoding, unbounded = self._encoding_of(X)
-        weights, largest, read_off = self._row_weights(sample_weight, X)
-        by_class = self._class_weights(classes, public)
-        heaviest = 1.0 if by_class is None else float(by_class.max())
+        encoding, norm_leaks = self._encoding_of(X)
+        weights, max_weight, weight_leaks = self._row_weights(sample_weight, X)
+        class_weights = self._class_weights(classes, public)
+        max_class_weight = 1.0 if class_weights is None else float(class_weights.max())
         settings = self._settings(
             X.shape[0],
             encoding,
-            strength=1.0 / float(self.C) / (largest * heaviest),
+            strength=1.0 / float(self.C) / (max_weight * max_class_weight),
             half=1.0,
-            loss=self.loss if binary else "softmax",
-            **owned(groups, self.n_agents),
+            loss=self.loss if is_binary else "softmax",
+            **partition_settings(groups, self.n_agents),
         )
-        task: Task = "binary" if binary else "multiclass"
+        task: Task = "binary" if is_binary else "multiclass"
         names = classes.tolist()
 
-        def encoded(X: Any, y: Any, groups: Any = None, weights: Floats | None = None) -> Dataset:
+        def encode(X: Any, y: Any, groups: Any = None, weights: Floats | None = None) -> Dataset:
             labels = encode_labels(y, task=task, classes=names)
-            if by_class is not None:
-                codes = (labels > 0.0).astype(np.intp) if binary else labels.astype(np.intp)
-                weights = by_class[codes] / heaviest * (1.0 if weights is None else weights)
+            if class_weights is not None:
+                codes = (labels > 0.0).astype(np.intp) if is_binary else labels.astype(np.intp)
+                weights = class_weights[codes] / max_class_weight * (1.0 if weights is None else weights)
             return Dataset("X", encoding.rows(X), labels, tuple(names), as_groups(groups), row_weights=weights)
 
-        prepared = self._prepared(encoded(X, y, groups, weights), settings)
-        prior = self._prior(public, encoded, settings, None if weights is None else largest)
-        leaks += unbounded + read_off
+        prepared = self._prepared(encode(X, y, groups, weights), settings)
+        prior = self._prior(public, encode, settings, None if weights is None else max_weight)
+        leaks += norm_leaks + weight_leaks
 
         def train() -> None:
             result = self._run(prepared, settings, leaks, prior)
             self.classes_ = classes
-            self._keep(result.model, encoding, middle=0.0, half=1.0)
+            self._store_model(result.model, encoding, middle=0.0, half=1.0)
             self.coef_, self.intercept_ = encoding.coefficients(result.model.weights, settings.intercept)
 
-        return Checked(leaks, train)
+        return CheckedFit(leaks, train)
 
     def _classes_of(self, y: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
-        given = y if self.classes is None else np.asarray(self.classes)
-        if given.ndim != 1:
-            raise StudyError("classes must be a list of the labels' values")
-        classes = np.unique(given)
+        """Return the sorted classes, and the values that were inferred from the labels."""
+        labels = y if self.classes is None else np.asarray(self.classes)
+        if labels.ndim != 1:
+            raise StudyError("classes must be a list of class labels")
+        classes = np.unique(labels)
         if len(classes) < 2:
-            raise DataError(f"a classifier needs two classes or more; here is only one class: {classes.tolist()!r:.60}")
-        return classes, ["the classes (give classes=)"] if self.classes is None else []
+            raise DataError(f"a classifier needs at least two classes, not only one class: {classes.tolist()!r:.60}")
+        return classes, ["the classes (set classes=)"] if self.classes is None else []
 
     def _class_weights(self, classes: NDArray[Any], public: Any) -> Floats | None:
-        """A number above 0 for every class."""
+        """Return the weight of every class, or None if all are 1."""
         given = self.class_weight
         if given is None:
             return None
         if isinstance(given, str) and given == "balanced":
             if public is None:
                 raise StudyError(
-                    "class_weight='balanced' would be read off the private labels; give numbers by class, or public= "
-                    "rows whose labels say how frequent the classes are"
+                    "class_weight='balanced' would be inferred from private labels; pass a dict of numbers, or "
+                    "fit(public=) with public rows"
                 )
-            counts = np.array([np.count_nonzero(np.asarray(public[1]) == each) for each in classes])
+            counts = np.array([np.count_nonzero(np.asarray(public[1]) == name) for name in classes])
             if not counts.all():
-                raise DataError("public: class_weight='balanced' needs rows of every class; add some, or give numbers")
+                raise DataError("public: class_weight='balanced' needs rows of every class; add some, or pass a dict")
             return np.asarray(counts.sum() / (len(classes) * counts))
         if not isinstance(given, Mapping):
             raise StudyError(f"class_weight must be a dict of numbers by class, or 'balanced', not {given!r:.60}")
-        known = classes.tolist()
+        names = classes.tolist()
         for name in given:
-            if name not in known:
-                raise StudyError(f"class_weight names {name!r:.60}, which is none of the classes {known!r:.60}")
-        return np.array([positive("class_weight", given.get(each, 1.0)) for each in known])
+            if name not in names:
+                raise StudyError(f"class_weight: {name!r:.60} is not one of the classes {names!r:.60}")
+        return np.array([positive("class_weight", given.get(name, 1.0)) for name in names])
 
     def decision_function(self, X: Any) -> Floats:
-        """Scores: (rows,) for two classes, above 0 for the second; else (rows, classes)."""
+        """Return the scores of rows.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features)
+
+        Returns
+        -------
+        array of shape (n_samples,) or (n_samples, n_classes)
+            For two classes one score per row, positive for ``classes_[1]``.
+        """
         rows = self._encode(X)
         scores = self._model.decision_function(rows)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class of every row."""
+        """Predict the class of each row."""
         scores = self.decision_function(X)
-        chosen = (scores > 0.0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes_[chosen])
+        codes = (scores > 0.0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[codes])
 
     @available_if(_gives_probabilities)
     def predict_proba(self, X: Any) -> Floats:
-        """Probability of every class: (rows, classes). Logistic loss only."""
+        """Return class probabilities of shape (n_samples, n_classes), in the order of ``classes_``.
+
+        Available for logistic loss only.
+        """
         rows = self._encode(X)
         return self._model.predict_proba(rows)
 
     @available_if(_gives_probabilities)
     def predict_log_proba(self, X: Any) -> Floats:
-        """Logarithm of :meth:`predict_proba`."""
+        """Return the logarithm of :meth:`predict_proba`."""
         return np.asarray(np.log(self.predict_proba(X)))
 
 
-@hinted
+@suggest_parameter_names
 @dataclass(eq=False, repr=False)
 class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
-    """Ridge regression (or lasso, or Huber's) whose whole fit is (ε, δ)-private for every single row.
+    """Linear regression (ridge, lasso or Huber) with (ε, δ)-differential privacy for every row.
 
-    Minimises, with m rows, what :class:`sklearn.linear_model.Ridge` does (divided by 2m):
-    ``mean of ½(y − ŷ)² + alpha/m·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)``, except that the weight of the
-    constant column is penalised too. w is in the units of X and y (of X mapped to [−1, 1] or standardised, where
-    ``bounds`` or ``scale`` are given). The paper's λ/n, ``reg_share`` elsewhere in dpadmm, is
-    ``0.92·alpha/(m·data_norm²)`` for the L2 penalty with an intercept, and ``alpha/(m·data_norm²)`` without.
+    All bounds must be public knowledge. A bound that is not given is inferred from the private data, which ε does not
+    cover, and a :class:`dpadmm.PrivacyLeakWarning` is issued.
 
     Parameters
     ----------
-    y_bounds : (low, high), optional
-        Public bounds of the labels, which are clamped to them and scaled. Left out: read off ``y``, with a
-        :class:`dpadmm.PrivacyLeakWarning`.
-    alpha : float
-        Strength of the penalty; 0 for none.
-    loss : {"squared", "huber"}
-        Huber's is squared up to an error of ``gradient_bound`` and linear beyond.
-    gradient_bound : float
-        In half widths of ``y_bounds``: a row whose gradient is longer counts no more than this, and the noise is
-        in proportion to it.
     epsilon, delta, data_norm, bounds, center, scale, l1_ratio, fit_intercept, method, max_iter
-        As in :class:`DPADMMClassifier`.
-    n_agents, trust, honest, inference
-        Likewise; intervals are for the squared loss, and with a ``sample_weight`` need an intercept.
-    weight_max
-        Likewise.
-    rho, weight_radius, random_state, accountant
-        Likewise; ``weight_radius`` is for labels scaled to [−1, 1].
+        See :class:`DPADMMClassifier`.
+    n_agents, trust, honest, weight_max, rho, random_state, accountant
+        See :class:`DPADMMClassifier`.
+    inference : bool, default=False
+        Whether to spend most of ``epsilon`` on confidence intervals; see :meth:`conf_int`. Requires ``method="auto"``
+        and squared loss; with a ``sample_weight`` also an intercept. The fit then has no penalty.
+    weight_radius : float, default=3.0
+        Public estimate of the norm of the weights for labels scaled to [−1, 1] (``dp_admm`` only).
+    y_bounds : (low, high), optional
+        Public bounds of the labels. Labels are clamped to them and scaled. Inferred from ``y`` if not given, with a
+        warning.
+    alpha : float, default=1.0
+        Strength of the penalty; 0 for no penalty.
+    loss : {"squared", "huber"}, default="squared"
+        Huber loss is squared for errors up to ``gradient_bound`` and linear above.
+    gradient_bound : float, default=1.0
+        Clipping bound of a row's gradient, in half widths of ``y_bounds``. The noise is proportional to it.
 
     Attributes
     ----------
-    coef_ : (features,)
+    coef_ : ndarray of shape (n_features,)
+        Coefficients in the units of X and y.
     intercept_ : float
-        In the units of X and y.
+        Intercept in the units of y.
     n_features_in_, feature_names_in_, n_iter_, privacy_
-        As in :class:`DPADMMClassifier`.
+        See :class:`DPADMMClassifier`.
+
+    Notes
+    -----
+    With m rows, the objective is that of :class:`sklearn.linear_model.Ridge` divided by 2m:
+    ``mean of ½(y − ŷ)² + alpha/m·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)``. There is one difference: the weight of the
+    constant column is penalised. w is in the units of X and y (with ``bounds`` or ``scale``, of X mapped to [−1, 1] or
+    standardised).
+
+    The paper's λ/n, called ``reg_share`` elsewhere in dpadmm, is ``0.92·alpha/(m·data_norm²)`` for the L2 penalty with
+    an intercept, and ``alpha/(m·data_norm²)`` without.
 
     Examples
     --------
@@ -298,95 +359,101 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        # check_regressors_train wants R² > 0.5 on 200 rows: at the default epsilon of 1 the noise is larger
-        # than what so few rows say. All else of that check runs.
+        # check_regressors_train requires R² > 0.5 on 200 rows. At the default epsilon of 1, the noise is larger than
+        # the signal of so few rows. The rest of that check runs.
         tags.regressor_tags.poor_score = True
         return tags
 
-    def _checked(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Checked:
+    def _check(
+        self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None
+    ) -> CheckedFit:
         check_parameters(self)
         X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
         intercept = bool(self.fit_intercept)
         low, high, middle, half = label_scale(y.astype(float), self.y_bounds, centred=intercept)
-        leaks = ["the bounds of y (give y_bounds=)"] if self.y_bounds is None else []
-        encoding, unbounded = self._encoding_of(X)
-        weights, largest, read_off = self._row_weights(sample_weight, X)
+        leaks = ["the bounds of y (set y_bounds=)"] if self.y_bounds is None else []
+        encoding, norm_leaks = self._encoding_of(X)
+        weights, max_weight, weight_leaks = self._row_weights(sample_weight, X)
         if weights is not None and self.inference and not intercept:
-            raise StudyError("intervals with a sample_weight need fit_intercept=True, which tells the mean weight")
+            raise StudyError("intervals with a sample_weight need fit_intercept=True, which gives the mean weight")
         settings = self._settings(
             X.shape[0],
             encoding,
-            strength=float(self.alpha) / largest,
+            strength=float(self.alpha) / max_weight,
             half=half,
             loss=self.loss,
             loss_gradient_bound=self.gradient_bound,
             loss_delta=self.gradient_bound,
-            **owned(groups, self.n_agents),
+            **partition_settings(groups, self.n_agents),
         )
 
-        def encoded(X: Any, y: Any, groups: Any = None, weights: Floats | None = None) -> Dataset:
+        def encode(X: Any, y: Any, groups: Any = None, weights: Floats | None = None) -> Dataset:
             labels = (np.clip(y.astype(float), low, high) - middle) / half
             return Dataset("X", encoding.rows(X), labels, None, as_groups(groups), row_weights=weights)
 
-        prepared = self._prepared(encoded(X, y, groups, weights), settings)
-        prior = self._prior(public, encoded, settings, None if weights is None else largest)
-        leaks += unbounded + read_off
+        prepared = self._prepared(encode(X, y, groups, weights), settings)
+        prior = self._prior(public, encode, settings, None if weights is None else max_weight)
+        leaks += norm_leaks + weight_leaks
 
         def train() -> None:
             result = self._run(prepared, settings, leaks, prior)
-            self._keep(result.model, encoding, middle=middle, half=half)
+            self._store_model(result.model, encoding, middle=middle, half=half)
             self._label_scale = middle, half
             coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
             self.coef_, self.intercept_ = half * coef[0], float(middle + half * constant[0])
 
-        return Checked(leaks, train)
+        return CheckedFit(leaks, train)
 
     def predict(self, X: Any) -> Floats:
-        """Numbers in the units of y: (rows,)."""
+        """Predict the label of each row, in the units of y."""
         rows = self._encode(X)
         scores = self._model.decision_function(rows)[:, 0]
         middle, half = self._label_scale
         return np.asarray(middle + half * scores)
 
 
-@hinted
+@suggest_parameter_names
 @dataclass(eq=False, repr=False)
 class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
-    """Poisson regression with log link whose whole fit is (ε, δ)-private for every single row: counts and rates.
+    """Poisson regression with log link and (ε, δ)-differential privacy for every row, for counts and rates.
 
-    Minimises what :class:`sklearn.linear_model.PoissonRegressor` does: ``mean of half the deviance + alpha·(l1_ratio·
-    ‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)``, except that the weight of the constant column is penalised too. w is in the units
-    of X (of X mapped to [−1, 1] or standardised, where ``bounds`` or ``scale`` are given).
+    All bounds must be public knowledge. A bound that is not given is inferred from the private data, which ε does not
+    cover, and a :class:`dpadmm.PrivacyLeakWarning` is issued.
 
     Parameters
     ----------
-    y_max : float, optional
-        Public largest count; larger ones are taken to be this. Left out: read off ``y``, with a
-        :class:`dpadmm.PrivacyLeakWarning`.
-    exposure_max : float, optional
-        Public largest exposure, where ``fit`` is given some; larger ones are taken to be this. Left out: read off
-        them, with the same warning.
-    alpha : float
-        Strength of the penalty; 0 for none. With a ``sample_weight`` it stands beside losses of weights over
-        ``weight_max``.
-    gradient_bound : float
-        For dp_admm, in largest counts: a row whose gradient is longer counts no more than this, and the noise is in
-        proportion to it.
     epsilon, delta, data_norm, bounds, center, scale, l1_ratio, method, max_iter
-        As in :class:`DPADMMClassifier`.
-    fit_intercept : bool
-        It has to be True: rates have a level of their own.
+        See :class:`DPADMMClassifier`.
     n_agents, trust, honest, inference, weight_max, rho, weight_radius, random_state, accountant
-        Likewise.
+        See :class:`DPADMMClassifier`.
+    fit_intercept : bool, default=True
+        Must be True, because rates need a baseline.
+    y_max : float, optional
+        Public maximum of a count. Larger counts are clipped to it. Inferred from ``y`` if not given, with a warning.
+    exposure_max : float, optional
+        Public maximum of an exposure, if ``fit`` is called with exposures. Larger ones are clipped to it. Inferred
+        from them if not given, with a warning.
+    alpha : float, default=0.0
+        Strength of the penalty; 0 for no penalty. With a ``sample_weight``, the losses have the weights divided by
+        ``weight_max``.
+    gradient_bound : float, default=1.0
+        Clipping bound of a row's gradient, as a multiple of ``y_max`` (``dp_admm`` only). The noise is proportional
+        to it.
 
     Attributes
     ----------
-    coef_ : (features,)
-        Logarithms of rate ratios, in the units of X.
+    coef_ : ndarray of shape (n_features,)
+        Logarithms of the rate ratios, in the units of X.
     intercept_ : float
-        Logarithm of the rate of one exposure where X is 0.
+        Logarithm of the rate per unit of exposure at X = 0.
     n_features_in_, feature_names_in_, n_iter_, privacy_
-        As in :class:`DPADMMClassifier`.
+        See :class:`DPADMMClassifier`.
+
+    Notes
+    -----
+    The objective is that of :class:`sklearn.linear_model.PoissonRegressor`: ``mean of half the deviance +
+    alpha·(l1_ratio·‖w‖₁ + (1 − l1_ratio)/2·‖w‖²)``. There is one difference: the weight of the constant column is
+    penalised. w is in the units of X (with ``bounds`` or ``scale``, of X mapped to [−1, 1] or standardised).
 
     Examples
     --------
@@ -408,7 +475,7 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.regressor_tags.poor_score = True  # as of DPADMMRegressor
+        tags.regressor_tags.poor_score = True  # see DPADMMRegressor
         tags.target_tags.positive_only = True
         return tags
 
@@ -422,17 +489,33 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         sample_weight: Any = None,
         exposure: Any = None,
     ) -> Self:
-        """Fit to rows X (dense or sparse) and counts y; ``groups`` says who owns a row (None: one agent).
+        """Fit the model with differential privacy.
 
-        ``exposure`` has the years, doses or persons that a count belongs to, above 0: (rows,), or 1 for all. ``public``
-        is a pair (X, y) of rows that anyone may see, with an exposure of 1. ``sample_weight`` as in other estimators.
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features)
+            Private rows.
+        y : array-like of shape (n_samples,)
+            Private counts of at least 0.
+        groups : array-like of shape (n_samples,), optional
+            Owner of each row. Default: one agent owns all rows.
+        public : tuple (X, y) or (X, y, weights), optional
+            Public rows with an exposure of 1; see :meth:`DPADMMClassifier.fit`.
+        sample_weight : array-like of shape (n_samples,), optional
+            Weights of at least 0. Weights above ``weight_max`` are clipped to it.
+        exposure : array-like of shape (n_samples,), optional
+            Positive exposure of each count, such as years or persons. Default: 1.
+
+        Returns
+        -------
+        self
         """
-        checked = self._checked(X, y, groups, public, sample_weight=sample_weight, exposure=exposure)
+        checked = self._check(X, y, groups, public, sample_weight=sample_weight, exposure=exposure)
         self._warn(checked.leaks)
         checked.train()
         return self
 
-    def _checked(
+    def _check(
         self,
         X: Any,
         y: Any,
@@ -441,77 +524,81 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         *,
         sample_weight: Any = None,
         exposure: Any = None,
-    ) -> Checked:
+    ) -> CheckedFit:
         check_parameters(self)
         X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
         if not self.fit_intercept:
-            raise StudyError("fit_intercept must be True for counts: rates have a level of their own")
-        y, spent = _counts(y.astype(float)), _exposures(exposure, len(y))
-        leaks = ["the largest count (give y_max=)"] if self.y_max is None else []
-        largest = positive("y_max", float(y.max()) or 1.0 if self.y_max is None else self.y_max)
+            raise StudyError("fit_intercept must be True for counts, because rates need a baseline")
+        y, exposures = _check_counts(y.astype(float)), _exposures(exposure, len(y))
+        leaks = ["the largest count (set y_max=)"] if self.y_max is None else []
+        max_count = positive("y_max", float(y.max()) or 1.0 if self.y_max is None else self.y_max)
         if exposure is not None and self.exposure_max is None:
-            leaks.append("the largest exposure (give exposure_max=)")
-        longest = positive("exposure_max", float(spent.max()) if self.exposure_max is None else self.exposure_max)
-        encoding, unbounded = self._encoding_of(X)
-        weights, heaviest, read_off = self._row_weights(sample_weight, X)
+            leaks.append("the largest exposure (set exposure_max=)")
+        max_exposure = positive(
+            "exposure_max", float(exposures.max()) if self.exposure_max is None else self.exposure_max
+        )
+        encoding, norm_leaks = self._encoding_of(X)
+        weights, max_weight, weight_leaks = self._row_weights(sample_weight, X)
         settings = self._settings(
             X.shape[0],
             encoding,
-            strength=float(self.alpha) * X.shape[0] / largest,
+            strength=float(self.alpha) * X.shape[0] / max_count,
             half=1.0,
-            loss=Poisson(self.gradient_bound, unit=min(1.0, 1.0 / largest)),
-            **owned(groups, self.n_agents),
+            loss=Poisson(self.gradient_bound, unit=min(1.0, 1.0 / max_count)),
+            **partition_settings(groups, self.n_agents),
         )
 
-        def encoded(X: Any, y: Any, groups: Any = None, spent: Any = 1.0, weights: Floats | None = None) -> Dataset:
-            labels = coded(np.minimum(_counts(y.astype(float)) / largest, 1.0), np.minimum(spent / longest, 1.0))
+        def encode(X: Any, y: Any, groups: Any = None, exposures: Any = 1.0, weights: Floats | None = None) -> Dataset:
+            counts = np.minimum(_check_counts(y.astype(float)) / max_count, 1.0)
+            labels = coded(counts, np.minimum(exposures / max_exposure, 1.0))
             return Dataset("X", encoding.rows(X), labels, None, as_groups(groups), row_weights=weights)
 
-        prepared = self._prepared(encoded(X, y, groups, spent, weights), settings)
-        prior = self._prior(public, encoded, settings, None if weights is None else heaviest)
-        leaks += unbounded + read_off
-        level = float(np.log(largest / longest))
+        prepared = self._prepared(encode(X, y, groups, exposures, weights), settings)
+        prior = self._prior(public, encode, settings, None if weights is None else max_weight)
+        leaks += norm_leaks + weight_leaks
+        log_unit = float(np.log(max_count / max_exposure))
 
         def train() -> None:
             result = self._run(prepared, settings, leaks, prior)
-            self._keep(result.model, encoding, middle=level, half=1.0)
-            self._label_scale = 0.0, largest  # a search judges by errors beside it
+            self._store_model(result.model, encoding, middle=log_unit, half=1.0)
+            self._label_scale = 0.0, max_count  # the scores of a search are relative to it
             coef, constant = encoding.coefficients(result.model.weights, settings.intercept)
-            self.coef_, self.intercept_ = coef[0], float(level + constant[0])
+            self.coef_, self.intercept_ = coef[0], float(log_unit + constant[0])
 
-        return Checked(leaks, train)
+        return CheckedFit(leaks, train)
 
     def predict(self, X: Any) -> Floats:
-        """Rates: the mean count of one exposure, (rows,)."""
+        """Predict the rate of each row: the mean count per unit of exposure."""
         rows = self._encode(X)
         scores = self._model.decision_function(rows)[:, 0] + self._units[1]
         return np.asarray(np.exp(np.minimum(scores, LARGEST_SCORE)))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """D², the share of the deviance that is explained, as of PoissonRegressor: of rates, weighted by exposures."""
-        rates = np.maximum(self.predict(X), LEAST_RATE)
+        """Return D², the fraction of the deviance explained, like :class:`sklearn.linear_model.PoissonRegressor`.
+
+        For rates, pass ``y`` divided by the exposure, and the exposure as ``sample_weight``.
+        """
+        rates = np.maximum(self.predict(X), MIN_RATE)
         return float(d2_tweedie_score(y, rates, sample_weight=sample_weight, power=1))
 
 
-def _counts(y: Floats) -> Floats:
-    """Counts as they are, if none is negative."""
+def _check_counts(y: Floats) -> Floats:
+    """Return the counts. Raise DataError if one is negative."""
     if (y < 0.0).any():
         row = int(np.argmax(y < 0.0))
-        raise DataError(f"y[{row}] is {y[row]:g}, and counts are never negative; correct it or leave the row out")
+        raise DataError(f"y[{row}] is {y[row]:g}; counts must be at least 0")
     return y
 
 
 def _exposures(exposure: Any, n_rows: int) -> Floats:
-    """One for every row, above 0."""
+    """Return one positive exposure per row. Default: 1."""
     if exposure is None:
         return np.ones(n_rows)
-    found = np.asarray(exposure, dtype=float)
-    if found.shape != (n_rows,):
-        raise DataError(f"exposure has shape {found.shape}, and there are {n_rows} rows; give one number a row")
-    good = np.isfinite(found) & (found > 0.0)
-    if not good.all():
-        row = int(np.argmin(good))
-        raise DataError(
-            f"exposure[{row}] is {found[row]:g}, and exposures are above 0; correct it or leave the row out"
-        )
-    return found
+    exposures = np.asarray(exposure, dtype=float)
+    if exposures.shape != (n_rows,):
+        raise DataError(f"exposure has shape {exposures.shape}, but there are {n_rows} rows; pass one number per row")
+    is_valid = np.isfinite(exposures) & (exposures > 0.0)
+    if not is_valid.all():
+        row = int(np.argmin(is_valid))
+        raise DataError(f"exposure[{row}] is {exposures[row]:g}; exposures must be finite and positive")
+    return exposures

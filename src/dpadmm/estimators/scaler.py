@@ -1,4 +1,4 @@
-"""Standardising by public numbers, as a step of a pipeline that leaks nothing."""
+"""A pipeline step that standardises rows by public constants, without privacy loss."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, 
 from sklearn.utils import check_array
 
 from dpadmm.errors import StudyError
-from dpadmm.estimators.encoding import Encoding, encoding_of, refusal, validated
+from dpadmm.estimators.encoding import Encoding, encoding_of, safe_error, validated
 from dpadmm.matrices.features import Features
 
 
 @dataclass(eq=False, repr=False)
 class PublicScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """``(clamp(x) − center)/scale`` by public numbers: a StandardScaler that never learns from the rows it is given.
+    """Standardise features by public constants: ``(clamp(x) − center)/scale``.
 
-    ``fit`` notes the number and the names of the columns, and nothing else of X. Missing cells stay missing.
-    After it, a private estimator takes ``scale=1``, which says that rows are standardised already.
+    Use this instead of :class:`sklearn.preprocessing.StandardScaler`, which would leak the means and variances of
+    private rows. ``fit`` stores only the number and the names of the columns. Missing values stay missing. Set
+    ``scale=1`` in the private estimator that follows, because its rows are already standardised.
 
     Parameters
     ----------
-    center, scale : number, array or dict, optional
-        What is usual, and a usual distance from it: one number for all columns, one for each, or one by
-        column name (a dict or a series of pandas, for an X with column names). ``scale`` alone does not
-        move rows, which keeps sparse ones sparse.
+    center : float, array-like or dict, optional
+        Public typical value of each feature: one number, one per feature, or one per column name (a dict or a pandas
+        series, for an X with column names). Default: 0, which keeps sparse rows sparse.
+    scale : float, array-like or dict, optional
+        Public typical spread of each feature, in the same forms.
     bounds : (low, high) or dict, optional
-        Values are clamped to them first: a pair as in ``center``, or ``{column: (low, high)}``. Without
-        ``scale`` they are mapped to [−1, 1].
+        Public bounds, to which values are clamped first: a pair of the same forms, or ``{column: (low, high)}``.
+        Without ``scale``, values are then mapped to [−1, 1].
+
+    See Also
+    --------
+    DPADMMClassifier, DPADMMRegressor, DPADMMPoissonRegressor
 
     Examples
     --------
@@ -45,33 +51,44 @@ class PublicScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     @classmethod
     def from_public(cls, X: Any, *, bounds: Any = None) -> Self:
-        """By means and standard deviations of a *public* table, whose missing cells do not count.
+        """Return a scaler with the means and standard deviations of a public table.
 
-        No noise is added, so private rows must never be given here.
+        No noise is added, so never pass private rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Public rows. Missing values are ignored.
+        bounds : (low, high) or dict, optional
+            Public bounds of the features.
+
+        Returns
+        -------
+        PublicScaler
         """
         try:
             rows = check_array(X, dtype=np.float64, ensure_all_finite="allow-nan")
         except ValueError as error:
-            raise refusal(error, X) from None
+            raise safe_error(error, X) from None
         center, spread = np.nanmean(rows, axis=0), np.nanstd(rows, axis=0)
         scale = np.where(spread > 0.0, spread, 1.0)
-        names = [each for each in getattr(X, "columns", ()) if isinstance(each, str)]
+        names = [name for name in getattr(X, "columns", ()) if isinstance(name, str)]
         if len(names) == rows.shape[1]:
-            return cls(*(dict(zip(names, each.tolist(), strict=True)) for each in (center, scale)), bounds=bounds)
+            return cls(*(dict(zip(names, values.tolist(), strict=True)) for values in (center, scale)), bounds=bounds)
         return cls(center, scale, bounds=bounds)
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check the public numbers against the columns of X."""
+        """Check the public constants against the number and names of the columns of X. ``y`` is ignored."""
         X = validated(self, X, ensure_all_finite="allow-nan")
         if self.scale is None and self.center is None and self.bounds is None:
-            raise StudyError("PublicScaler needs public numbers: center and scale, or bounds")
+            raise StudyError("PublicScaler needs public numbers: set center and scale, or bounds")
         names = getattr(self, "feature_names_in_", None)
         public = {"center": self.center, "scale": self.scale, "bounds": self.bounds, "names": names}
         self._encoding, _ = encoding_of(X, data_norm=1.0, centred=True, **public)
         return self
 
     def transform(self, X: Any) -> Features:
-        """Rows standardised, each on its own."""
+        """Standardise each row."""
         check_is_fitted(self)
         return self._encoding.rows(validated(self, X, reset=False, ensure_all_finite="allow-nan"))
 

@@ -1,4 +1,4 @@
-"""Check the parameters of an estimator by their annotations, which are the types that a study's settings have."""
+"""Check the parameters of an estimator by their annotations, which use the parameter types of a study."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ def checked_parameters(estimator: Any) -> list[Parameter]:
     """Return the parameters of an estimator that are numbers, booleans or one of several words."""
     names = estimator.get_params(deep=False)
     return [
-        each
-        for each in parameters(type(estimator))
-        if each.name in names and (each.base in (bool, int, float) or choices(each.kind))
+        parameter
+        for parameter in parameters(type(estimator))
+        if parameter.name in names and (parameter.base in (bool, int, float) or choices(parameter.kind))
     ]
 
 
 def check_parameters(estimator: Any, *, unlimited: str = "") -> None:
-    """Raise one error that names all wrong parameters; the parameter ``unlimited`` may be infinite.
+    """Raise one StudyError that lists all invalid parameters. The parameter ``unlimited`` may be infinite.
 
-    As in scikit-learn, this happens in ``fit`` and changes no parameter.
+    As in scikit-learn, ``fit`` calls this, and no parameter is changed.
     """
-    found = []
-    for each in checked_parameters(estimator):
-        value = plain(getattr(estimator, each.name))
-        if each.name == unlimited and isinstance(value, float) and value == math.inf:
+    problems = []
+    for parameter in checked_parameters(estimator):
+        value = plain(getattr(estimator, parameter.name))
+        if parameter.name == unlimited and isinstance(value, float) and value == math.inf:
             continue
         try:
-            each.checked(value)
+            parameter.checked(value)
         except StudyError as error:
-            found.append(str(error))
-    if found:
-        raise StudyError("; ".join(found))
+            problems.append(str(error))
+    if problems:
+        raise StudyError("; ".join(problems))
 
 
 def positive(name: str, value: Any) -> float:
-    """Return a positive, finite number, or raise a sentence."""
+    """Return a positive, finite number. Raise StudyError for other values."""
     return float(Parameter(name, Positive, MISSING, "").checked(value))

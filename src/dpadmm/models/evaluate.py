@@ -100,7 +100,7 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
     weighed = _weighed(model, path)
     if weighed is not None and weighed.weight is not None:
         read, numbers = [*read, weighed.weight], numbers | {weighed.weight}
-    for found, beside in score_file(scorer, path, beside=read, numbers=numbers):
+    for found, beside in score_file(scorer, path, keep=read, numbers=numbers):
         first = scorer.report.rows - len(found)
         exposures = None if exposure is None else beside.column(exposure)
         truth.append(_truth(model, beside.column(column), column, first, path, exposures))

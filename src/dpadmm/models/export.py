@@ -1,8 +1,8 @@
-"""A model as a fitted scikit-learn pipeline, which predicts the same from the same table.
+"""Export a model as a fitted scikit-learn pipeline with the same predictions.
 
-The first step encodes tables by the public schema (or shortens rows, where training did), the second is
-scikit-learn's own linear model with the trained coefficients: LogisticRegression for logistic and softmax
-loss, LinearSVC for the hinges, LinearRegression for squared and Huber loss, PoissonRegressor, in the label's own units.
+The first step encodes tables by the public schema, or clips rows if training did. The second step is a linear model of
+scikit-learn with the trained coefficients, in the units of the label: LogisticRegression for logistic and softmax loss,
+LinearSVC for the hinge losses, LinearRegression for squared and Huber loss, PoissonRegressor for counts.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ except ModuleNotFoundError:
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):
-    """Tables -> features of length at most 1, by a public schema; nothing is ever learnt from rows.
+    """Encode tables as features with a norm of at most 1, by a public schema. ``fit`` does nothing.
 
-    Takes pandas and polars data frames, Arrow tables and mappings of columns.
+    Accepts pandas and polars data frames, Arrow tables and mappings of columns.
     """
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Nothing to do."""
+        """Return self. The schema is public, so there is nothing to fit."""
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
     def transform(self, X: Any) -> Features:
-        """(rows, features): sparse where that saves half of the memory, else dense."""
+        """Return features (n_rows, n_features), sparse if that saves half of the memory."""
         if not is_table(X):
-            raise DataError("the columns are found by their names: give a data frame, not an array")
+            raise DataError("the encoder needs column names; pass a data frame, not an array")
         encoder = Encoder(self.schema)
         names = [column.name for column in self.schema.columns]
         rows = stacked([encoder.encode(batch) for batch in batches_of(X, names)])
@@ -59,23 +59,23 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         return rows
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """The names of the features, in the order of the coefficients."""
+        """Return the names of the features, in the order of the coefficients."""
         return np.array(self.schema.features, dtype=object)
 
 
-def shortened(rows: Any) -> Features:
-    """Rows longer than 1 -> rows of length 1, as in training; the others stay as they are."""
+def clip_to_unit_norm(rows: Any) -> Features:
+    """Clip rows to an L2 norm of 1, as in training."""
     return clip_rows(as_matrix(rows))
 
 
 def to_sklearn(model: Model) -> Pipeline:
-    """A fitted pipeline: ``predict``, and ``predict_proba`` or ``decision_function`` where there are such."""
+    """Return a fitted pipeline with ``predict``, and ``predict_proba`` or ``decision_function`` if available."""
     require_finite({"weights": model.weights}, "no pipeline was made")
     steps: list[tuple[str, Any]] = []
     if model.schema is not None:
         steps.append(("encode", TableEncoder(model.schema)))
     elif model.clip:
-        steps.append(("shorten", FunctionTransformer(shortened, feature_names_out="one-to-one")))
+        steps.append(("clip", FunctionTransformer(clip_to_unit_norm, feature_names_out="one-to-one")))
     return Pipeline([*steps, ("model", _linear(model))])
 
 
@@ -83,21 +83,21 @@ def _linear(model: Model) -> Any:
     coefficients, constants = model.coefficients
     if model.task == "count":
         if len(coefficients) > 1:
-            raise DataError("scikit-learn has no model of hazards by intervals of time, so there is no such pipeline")
-        made = PoissonRegressor()
-        made.coef_, made.intercept_, made.n_iter_ = coefficients[0], float(constants[0] + model.log_rate), 0
-        made._base_loss = made._get_loss()
+            raise DataError("scikit-learn has no hazard model with time intervals, so the model cannot be exported")
+        estimator = PoissonRegressor()
+        estimator.coef_, estimator.intercept_ = coefficients[0], float(constants[0] + model.log_rate)
+        estimator.n_iter_, estimator._base_loss = 0, estimator._get_loss()
     elif model.task == "regression":
-        made = LinearRegression()
+        estimator = LinearRegression()
         scale, shift = model.label_units
-        made.coef_ = coefficients[0] * scale
-        made.intercept_ = float(constants[0] * scale + shift)
+        estimator.coef_ = coefficients[0] * scale
+        estimator.intercept_ = float(constants[0] * scale + shift)
     else:
-        made = LogisticRegression() if model.has_probabilities else LinearSVC()
+        estimator = LogisticRegression() if model.has_probabilities else LinearSVC()
         if len(coefficients) == 2:  # softmax of two classes: log odds of the second
             coefficients, constants = np.diff(coefficients, axis=0), np.diff(constants)
-        made.coef_, made.intercept_ = coefficients, constants
-        made.classes_ = np.asarray(model.class_names)
-        made.n_iter_ = np.array([0])
-    made.n_features_in_ = coefficients.shape[1]
-    return made
+        estimator.coef_, estimator.intercept_ = coefficients, constants
+        estimator.classes_ = np.asarray(model.class_names)
+        estimator.n_iter_ = np.array([0])
+    estimator.n_features_in_ = coefficients.shape[1]
+    return estimator

@@ -1,7 +1,7 @@
-"""The file of a model: a NumPy archive of arrays and one JSON text, without pickle, whole or not at all.
+"""Read and write model files: a NumPy archive of arrays and one JSON text, without pickle, written atomically.
 
-A file may come from anywhere: nothing in it is run, and what it claims about its own size is checked before
-it is believed.
+A file may come from an untrusted source. Nothing in it is executed, and declared sizes are checked before memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from dpadmm.parameters.text import text_problems
 
 FORMAT = "dpadmm-model/2"
 
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 
 MAX_TEXT = 1000
-"""Characters of a string: a feature of two columns is named by up to four strings of a study."""
+"""Maximum length of a string. The name of a feature of two columns contains up to four strings of a study."""
 
-WIDEST_COVARIANCE = 1000
-"""Weights of which a file may have a covariance."""
+MAX_COVARIANCE_WEIGHTS = 1000
+"""Maximum number of weights of a model with a covariance."""
 
 BROKEN = (*BROKEN_ARCHIVE, KeyError, AttributeError)
-"""What NumPy, zipfile, JSON and the checks below raise for files that are none of ours."""
+"""Errors that NumPy, zipfile, JSON and the checks below raise for files that are not model files."""
 
 T = TypeVar("T")
-_INSTEAD = "; train again or restore a copy"
+_HINT = "; train again or restore a copy"
 
 
 def save_model(model: Model, path: Path) -> Path:
-    """Write one file; it appears whole or not at all, and never with what :func:`load_model` rejects."""
+    """Write a model to one file, atomically. Raise DataError for values that :func:`load_model` rejects."""
     arrays = {"weights": model.weights}
     if model.covariance is not None:
         arrays["covariance"] = model.covariance
@@ -61,7 +61,7 @@ def save_model(model: Model, path: Path) -> Path:
         "intercept": model.intercept,
         "intercept_value": INTERCEPT,
         "clip": model.clip,
-        "clearance": model.clearance,
+        "clearance": model.hessian_snr,
         "feature_names": model.feature_names,
         "privacy": dict(model.privacy),
         "schema": None if model.schema is None else schema_as_json(model.schema),
@@ -79,35 +79,35 @@ def save_model(model: Model, path: Path) -> Path:
 
 
 def require_finite(arrays: Mapping[str, Floats], what: str) -> None:
-    """Refuse a model that training did not keep in bounds: it would answer any row with nonsense."""
+    """Raise DataError if a number of the model is not finite, so that it could not predict."""
     for name, values in arrays.items():
         if not np.isfinite(values).all():
             raise DataError(f"{what}: not all numbers of the model's {name} are finite; train again with smaller steps")
 
 
 def require_texts(about: Mapping[str, Any], where: object) -> None:
-    """Reject names and other strings that are not printable: commands show them on a terminal."""
-    if found := text_problems(about, max_length=MAX_TEXT):
-        raise DataError(f"{where}: {first_of(found, 3, between='; ')}")
+    """Raise DataError for strings that are too long or not printable, because commands print them on a terminal."""
+    if problems := text_problems(about, max_length=MAX_TEXT):
+        raise DataError(f"{where}: {first_of(problems, 3, between='; ')}")
 
 
 def load_model(path: StrPath) -> Model:
-    """Read a model that :meth:`Model.save` wrote.
+    """Read a model file written by :meth:`Model.save`.
 
     Parameters
     ----------
     path : path
-        The file; nothing in it is run.
+        The file. It may come from an untrusted source: nothing in it is executed.
 
     Returns
     -------
     Model
-        It predicts, explains itself and says what it cost.
+        The model, with its privacy report and study.
 
     Raises
     ------
     DataError
-        The file is missing, damaged, or of a format that this version does not know.
+        If the file is missing, damaged, or of an unknown format.
     """
     file = Path(path)
     try:
@@ -117,60 +117,60 @@ def load_model(path: StrPath) -> Model:
     except FileNotFoundError:
         raise DataError(f"{file}: there is no such file") from None
     except BROKEN:
-        raise DataError(f"{file}: not a model file of dpadmm, or damaged{_INSTEAD}") from None
+        raise DataError(f"{file}: not a model file of dpadmm, or damaged{_HINT}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """The JSON and the arrays of a file."""
-    if path.exists() and (not path.is_file() or path.stat().st_size > MOST_BYTES):
-        raise ValueError("no plain file of a fair size")
+    """Return the JSON and the arrays of a file."""
+    if path.exists() and (not path.is_file() or path.stat().st_size > MAX_BYTES):
+        raise ValueError("not a regular file, or too large")
     raw = io.BytesIO(path.read_bytes())
     with catch_warnings(action="ignore"), np.load(raw, allow_pickle=False) as archive:
         members = archive.zip.infolist()
-        if sum(each.file_size for each in members) > MOST_BYTES:
+        if sum(member.file_size for member in members) > MAX_BYTES:
             raise ValueError("too large")
-        _check_once(path, members)
+        _check_members(path, members)
         check_claim(archive.zip, "about.npy")
         text = str(archive["about"])
-        if not text.isascii():  # as it is written; NumPy also reads characters that do not exist
+        if not text.isascii():  # as written by save_model; NumPy also reads invalid characters
             raise ValueError("not ASCII")
         about = json.loads(text)
-        found = about["format"]
-        if found != FORMAT:
-            raise DataError(f"{path}: model format {found!r:.60} is not {FORMAT!r}; use the version that wrote it")
+        version = about["format"]
+        if version != FORMAT:
+            raise DataError(f"{path}: model format {version!r:.60} is not {FORMAT!r}; use the version that wrote it")
         require_texts(about, path)
         if about["intercept"] and about["intercept_value"] != INTERCEPT:
             raise DataError(f"{path}: the model has another constant column; use the version that wrote it")
         names = ["weights", "covariance"] if "covariance" in archive else ["weights"]
-        known = {f"{name}.npy" for name in ("about", *names)}
-        for each in members:  # nothing rides along that no reader looks at
-            if each.filename not in known:
-                raise DataError(f"{path}: {each.filename!r:.60} is in the file, which is no part of a model{_INSTEAD}")
+        expected = {f"{name}.npy" for name in ("about", *names)}
+        for member in members:  # no hidden content
+            if member.filename not in expected:
+                raise DataError(f"{path}: {member.filename!r:.60} is not part of a model file{_HINT}")
         for name in names:
             check_claim(archive.zip, f"{name}.npy")
         arrays = {name: archive[name] for name in names}
-    if any(each.dtype.kind not in "fiu" for each in arrays.values()):
+    if any(array.dtype.kind not in "fiu" for array in arrays.values()):
         raise ValueError("not numbers")
-    return about, {name: np.asarray(each, dtype=float) for name, each in arrays.items()}
+    return about, {name: np.asarray(array, dtype=float) for name, array in arrays.items()}
 
 
-def _check_once(path: Path, members: Sequence[ZipInfo]) -> None:
-    """No part twice, of which readers may take the first or the last; nothing under a password."""
-    seen: set[str] = set()
-    for each in members:
-        if each.flag_bits & 1:
-            raise DataError(f"{path}: {each.filename!r:.60} is encrypted, as no model file is{_INSTEAD}")
-        if each.filename in seen:
-            raise DataError(f"{path}: {each.filename!r:.60} is in the file more than once{_INSTEAD}")
-        seen.add(each.filename)
+def _check_members(path: Path, members: Sequence[ZipInfo]) -> None:
+    """Raise DataError for encrypted members, and for duplicates, of which readers may use the first or the last."""
+    names: set[str] = set()
+    for member in members:
+        if member.flag_bits & 1:
+            raise DataError(f"{path}: {member.filename!r:.60} is encrypted, but model files are not{_HINT}")
+        if member.filename in names:
+            raise DataError(f"{path}: {member.filename!r:.60} is in the file more than once{_HINT}")
+        names.add(member.filename)
 
 
 def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
     times = (about["label"] or {}).get("times") if about["task"] == "count" else None
     _check_shapes(arrays, about["task"], about["classes"], 1 if times is None else len(times))
     schema = about["schema"]
-    if schema is not None:  # whether a name looks like an identifier was asked when the study was written
-        columns = [{**each, "allow": True} for each in schema["columns"]]
+    if schema is not None:  # names that look like identifiers were checked when the study was written
+        columns = [{**column, "allow": True} for column in schema["columns"]]
         schema = schema_from(columns, schema["row_norm"], schema.get("interactions", ()))
     model = Model(
         **arrays,
@@ -185,7 +185,7 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
         label=_label(about["label"], counts=about["task"] == "count"),
         study=_a(dict, about["study"]),
         statement=_a(dict, about["statement"]),
-        clearance=float(_a(float, about.get("clearance", 0.0))),
+        hessian_snr=float(_a(float, about.get("clearance", 0.0))),
         version=_a(str, about["version"]),
     )
     if model.study_hash != about["study_hash"]:
@@ -204,7 +204,7 @@ def _label(about: Any, *, counts: bool) -> Label | None:
 
 
 def _check_shapes(arrays: Mapping[str, Floats], task: str, classes: Sequence[Any] | None, n_scores: int) -> None:
-    """A ValueError where a file's parts do not make a model; ``n_scores`` is how many it has without classes."""
+    """Raise ValueError if the shapes do not match. ``n_scores`` is the number of scores of a model without classes."""
     weights = arrays["weights"]
     if weights.ndim != 2 or 0 in weights.shape or not np.isfinite(weights).all():
         raise ValueError("weights")
@@ -212,13 +212,13 @@ def _check_shapes(arrays: Mapping[str, Floats], task: str, classes: Sequence[Any
     n_classes = {"binary": 2, "multiclass": n_outputs, "regression": 0, "count": 0}[task]
     if (task != "multiclass" and n_outputs != n_scores) or (classes is not None and len(classes) != n_classes):
         raise ValueError("classes")
-    if isinstance(classes, str) or not all(isinstance(each, str | int | float) for each in classes or ()):
+    if isinstance(classes, str) or not all(isinstance(name, str | int | float) for name in classes or ()):
         raise ValueError("classes")
     if "covariance" in arrays:
-        found, d = arrays["covariance"], len(weights) + n_scores - 1
-        if n_outputs != n_scores or d > WIDEST_COVARIANCE or found.shape != (d, d) or not np.isfinite(found).all():
+        matrix, d = arrays["covariance"], len(weights) + n_scores - 1
+        if n_outputs != n_scores or d > MAX_COVARIANCE_WEIGHTS or matrix.shape != (d, d):
             raise ValueError("covariance")
-        if (found != found.T).any() or (np.diag(found) < 0.0).any():
+        if not np.isfinite(matrix).all() or (matrix != matrix.T).any() or (np.diag(matrix) < 0.0).any():
             raise ValueError("covariance")
 
 

@@ -1,6 +1,6 @@
-"""A trained linear model: predict, save, load. It needs neither the compiler nor anything that trains.
+"""A trained linear model: predict, save, load.
 
-The file holds numbers and JSON, never code.
+Prediction imports neither the compiler nor any training code. A model file contains numbers and JSON, never code.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 PROBABILITIES = ("logistic", "softmax")
 """Losses whose scores are log odds."""
 
-MOST_CLASSES = 4
-"""Classes that ``repr`` names."""
+MAX_CLASSES_IN_REPR = 4
+"""Maximum number of classes for which ``repr`` lists the names."""
 
 
 class Predicted(NamedTuple):
-    """Some rows of a table: predictions, probabilities where there are any, and columns that were kept."""
+    """Predictions for a batch of rows, probabilities if the loss has them, and the columns to keep."""
 
     predictions: NDArray[Any]
     probabilities: Floats | None
@@ -55,30 +55,41 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model:
-    """Weights (d, p), one column per score, and what is needed to use them.
+    """A trained linear model, with the information needed to predict from raw tables.
+
+    Use :func:`dpadmm.train`, :func:`dpadmm.simulate` or :func:`dpadmm.load_model` to obtain one.
 
     Attributes
     ----------
+    weights : array of shape (n_features, n_outputs)
+        Weights, one column per score, including the weight of the intercept.
+    task : {"binary", "multiclass", "regression", "count"}
+        Kind of label.
     loss : str
-        Name of the loss it was trained with; probabilities exist for logistic and softmax only.
-    classes : tuple or None
-        Labels in order: (negative, positive), or one per column.
+        Name of the loss used in training. Only logistic and softmax loss give probabilities.
+    classes : tuple, optional
+        Class labels: (negative, positive), or one per column of ``weights``.
     intercept : bool
-        The last weight belongs to a constant column, which ``predict`` adds by itself.
+        Whether the last weight is that of a constant column, which prediction adds.
     clip : bool
-        Rows longer than 1 were shortened to 1 in training, and are here too.
+        Whether rows were clipped to an L2 norm of 1 in training. If so, prediction clips them as well.
+    feature_names : tuple of str
+        Names of the encoded features.
+    privacy : mapping
+        The privacy report of the run, as JSON values.
     schema, label : optional
-        The columns and the label of the study: with them the model takes tables, and answers in the label's
-        own units.
-    privacy, study, statement : mapping
-        The privacy report of the run, the study, and the privacy statement, as JSON values.
-    covariance : (d, d), optional
-        Of the weights, counting the sample and the privacy noise, where the study asked for intervals (one score).
-    clearance : float
-        The smallest eigenvalue of the released Hessian over what intervals need: below 1 there are none, and 0
-        where no Hessian was released.
+        Columns and label of the study. With them the model accepts tables and predicts in the units of the label.
+    study : mapping
+        The study, as JSON values. Empty without a study.
+    statement : mapping
+        The publishable privacy report, as JSON values. Empty without a study.
+    covariance : array of shape (n_features, n_features), optional
+        Covariance of the weights, from sampling and privacy noise, if the study requested intervals (one score).
+    hessian_snr : float
+        Smallest eigenvalue of the released Hessian over the value that intervals require. Below 1 there are no
+        intervals. 0 if no Hessian was released.
     version : str
-        The dpadmm that made it.
+        Version of dpadmm that trained the model.
 
     Examples
     --------
@@ -100,35 +111,38 @@ class Model:
     study: Mapping[str, Any] = field(default_factory=dict)
     statement: Mapping[str, Any] = field(default_factory=dict)
     covariance: Floats | None = None
-    clearance: float = 0.0
+    hessian_snr: float = 0.0
     version: str = VERSION
 
     def __repr__(self) -> str:
-        """One line: of what, for which answers, at which ε; whatever its file says of itself."""
+        """One line: study, loss, features, classes and ε, as stored in the model file."""
         name = f"{_short(self.study['name'])!r}: " if self.study.get("name") else ""
         count = self.n_features
         features = f"{count:,} feature{'s' * (count != 1)}{' and a constant' * self.intercept}"
         classes, answers = self.class_names, f"predicts a {'rate' if self.task == 'count' else 'number'}"
         if classes:
-            few = len(classes) <= MOST_CLASSES
-            answers = f"classes {', '.join(map(_short, classes))}" if few else f"{len(classes)} classes"
-        return f"<Model {name}{self.loss}, {features}, {answers}, {_promise(self.privacy)}>"
+            has_names = len(classes) <= MAX_CLASSES_IN_REPR
+            answers = f"classes {', '.join(map(_short, classes))}" if has_names else f"{len(classes)} classes"
+        return f"<Model {name}{self.loss}, {features}, {answers}, {_describe_privacy(self.privacy)}>"
 
     @property
     def n_features(self) -> int:
-        """Features of a row, without the constant column."""
+        """Number of features of a row, without the intercept."""
         return len(self.weights) - self.intercept
 
     @property
     def coefficients(self) -> tuple[Floats, Floats]:
-        """Coefficients (p, features) and constants (p,): with an intercept rows were ``[0.96·a, 0.28]``."""
+        """Coefficients (n_outputs, n_features) and intercepts (n_outputs,) for a row ``a``.
+
+        With an intercept, the row in training was ``[0.96·a, 0.28]``; both factors are included here.
+        """
         if not self.intercept:
             return np.ascontiguousarray(self.weights.T), np.zeros(self.weights.shape[1])
         return np.ascontiguousarray(self.weights[:-1].T) * BESIDE_INTERCEPT, self.weights[-1] * INTERCEPT
 
     @property
     def label_units(self) -> tuple[float, float]:
-        """(scale, shift) from scores −1 … 1 to the label's units."""
+        """(scale, shift) from scores in −1 … 1 to the units of the label."""
         if self.label is None or self.label.bounds is None:
             return 1.0, 0.0
         low, high = self.label.bounds
@@ -136,25 +150,35 @@ class Model:
 
     @property
     def study_hash(self) -> str:
-        """SHA-256 of the study's canonical JSON, by which agents know it; empty without a study."""
+        """SHA-256 of the study's canonical JSON, which identifies the study. Empty without a study."""
         return hash_of(self.study) if self.study else ""
 
     @property
     def log_rate(self) -> float:
-        """What is added to the score of counts over the largest, for the logarithm of the rate of one exposure."""
+        """Offset from the score to the logarithm of the rate per unit of exposure.
+
+        Scores are for counts as a share of the largest count and for exposures as a share of the longest one.
+        """
         return math.log(self.label.largest / self.label.longest) if self.task == "count" and self.label else 0.0
 
     def decision_function(self, rows: Any) -> Floats:
-        """Scores ``wᵀa``: (rows, p), of a table with the model's columns, or of (rows, d) features.
+        """Return the scores ``wᵀa``.
 
-        A table is a pandas or polars data frame, an Arrow table, or a mapping of columns.
+        Parameters
+        ----------
+        rows : table or array of shape (n_rows, n_features)
+            A table has the model's columns: a pandas or polars data frame, an Arrow table, or a mapping of columns.
+
+        Returns
+        -------
+        array of shape (n_rows, n_outputs)
         """
         if is_table(rows):
             scorer = Scorer(self)
             batches = batches_of(rows, scorer.columns)
-            if not any(each.num_rows for each in batches):
+            if not any(batch.num_rows for batch in batches):
                 raise DataError("the table has no rows")
-            return np.concatenate([scorer.scores(each) for each in batches])
+            return np.concatenate([scorer.scores(batch) for batch in batches])
         features: Features = as_matrix(rows)
         if features.shape[1] != self.n_features:
             raise DataError(f"the model has {self.n_features} features, but the rows have shape {features.shape}")
@@ -165,51 +189,78 @@ class Model:
         return np.asarray(features @ self.weights, dtype=float)
 
     def predict(self, rows: Any) -> NDArray[Any]:
-        """Labels (in terms of ``classes``), numbers (in the label's units) or rates (of one exposure): (rows,).
+        """Predict the label of each row.
 
-        With times: the probability of an event up to the last of them.
+        Parameters
+        ----------
+        rows : table or array of shape (n_rows, n_features)
+            See :meth:`decision_function`.
+
+        Returns
+        -------
+        array of shape (n_rows,)
+            Classes; numbers in the units of the label; rates per unit of exposure; or, for a label with times, the
+            probability of an event up to the last time.
         """
         return self.answers(self.decision_function(rows))
 
     def predict_proba(self, rows: Any) -> Floats:
-        """Probability of every class: (rows, classes)."""
+        """Return the probability of each class, of shape (n_rows, n_classes), in the order of ``class_names``.
+
+        Raises
+        ------
+        DataError
+            If the loss is neither logistic nor softmax.
+        """
         if not self.has_probabilities:
             raise DataError(f"a model trained with {self.loss} loss gives no probabilities; use logistic or softmax")
         return self.probabilities(self.decision_function(rows))
 
     def predict_table(self, path: StrPath) -> NDArray[Any]:
-        """Predictions for all rows of a CSV or Parquet file, which may be larger than memory."""
-        return np.concatenate([each.predictions for each in self.predict_batches(path)])
+        """Predict the label of each row of a CSV or Parquet file, which may be larger than memory."""
+        return np.concatenate([batch.predictions for batch in self.predict_batches(path)])
 
     def predict_batches(
         self, path: StrPath, *, keep: Sequence[str] = (), scorer: Scorer | None = None
     ) -> Iterator[Predicted]:
-        """The same a few rows at a time, with probabilities and with the columns to ``keep`` as they are.
+        """Predict batch by batch for a CSV or Parquet file of any size.
 
-        A ``scorer`` of one's own counts what was clamped, unknown or missing.
+        Parameters
+        ----------
+        path : path
+            The file.
+        keep : sequence of str
+            Columns to return unchanged with the predictions.
+        scorer : Scorer, optional
+            Scorer of this model. Its ``report`` counts clamped, unknown and missing values.
+
+        Yields
+        ------
+        Predicted
         """
         names = column_names(Path(path)) if keep else []
         for name in keep:
-            if name not in names:  # a column of the model may be kept too, so each is a suggestion
+            if name not in names:  # columns of the model may be kept as well, so all are suggested
                 raise unknown_name("column", name, names, Path(path))
-        for scores, beside in score_file(scorer or Scorer(self), Path(path), beside=keep):
-            chances = self.probabilities(scores) if self.has_probabilities else None
-            yield Predicted(self.answers(scores), chances, beside)
+        for scores, kept in score_file(scorer or Scorer(self), Path(path), keep=keep):
+            probabilities = self.probabilities(scores) if self.has_probabilities else None
+            yield Predicted(self.answers(scores), probabilities, kept)
 
     @property
     def has_probabilities(self) -> bool:
+        """Whether the loss gives probabilities."""
         return self.loss in PROBABILITIES
 
     @property
     def class_names(self) -> tuple[Any, ...]:
-        """The classes, or the codes that stand for them; none for numbers."""
+        """The classes, or their codes if there are no names. Empty for numbers and counts."""
         if self.task in ("regression", "count"):
             return ()
         default = (-1, 1) if self.task == "binary" else tuple(range(self.weights.shape[1]))
         return self.classes or default
 
     def answers(self, scores: Floats) -> NDArray[Any]:
-        """Scores (rows, p) -> labels or numbers (rows,)."""
+        """Convert scores (n_rows, n_outputs) to labels or numbers (n_rows,)."""
         if self.task == "count":
             rates = np.exp(np.minimum(scores, LARGEST_SCORE))
             if self.label is None or self.label.times is None:
@@ -222,51 +273,57 @@ class Model:
         return np.asarray(np.asarray(self.class_names)[chosen])
 
     def probabilities(self, scores: Floats) -> Floats:
-        """Scores (rows, p) of logistic or softmax loss -> (rows, classes)."""
+        """Convert scores (n_rows, n_outputs) of logistic or softmax loss to probabilities (n_rows, n_classes)."""
         if self.task == "multiclass":
             return np.asarray(softmax(scores, axis=1))
         positive = expit(scores[:, 0])
         return np.column_stack([1.0 - positive, positive])
 
     def save(self, path: StrPath) -> Path:
-        """Write one file (NumPy archive without pickle); it appears whole or not at all."""
+        """Write the model to one file, atomically: a NumPy archive without pickle. Return the path."""
         from dpadmm.models.file import save_model
 
         return save_model(self, Path(path))
 
     def summary(self) -> str:
-        """Coefficients in the columns' units, with standard errors, p-values and intervals, as a table of text."""
+        """Return a text table of coefficients in the units of the columns.
+
+        If the study requested intervals, the table has standard errors, p-values and confidence intervals.
+        """
         from dpadmm.models.explain import explain
 
-        return explain(self).summary([_promise(self.privacy)])
+        return explain(self).summary([_describe_privacy(self.privacy)])
 
     def conf_int(self, level: float = 0.95) -> dict[str, tuple[float, float] | None]:
-        """Ends of the confidence intervals, by coefficient, in the columns' units; where the study asked for them."""
+        """Return the confidence interval (low, high) of each coefficient, in the units of the columns.
+
+        An interval is None if it is not available. The study must request intervals (``inference = true``).
+        """
         from dpadmm.models.explain import explain
 
         return explain(self).conf_int(level)
 
     def to_frame(self) -> Any:
-        """Coefficients in the columns' units, as a tidy data frame of pandas."""
+        """Return the coefficients in the units of the columns as a tidy pandas data frame."""
         from dpadmm.models.explain import explain
 
         return explain(self).to_frame()
 
     def to_sklearn(self) -> Any:
-        """A fitted scikit-learn pipeline that predicts the same; see ``dpadmm.models.export``."""
+        """Return a fitted scikit-learn pipeline with the same predictions; see ``dpadmm.models.export``."""
         from dpadmm.models.export import to_sklearn
 
         return to_sklearn(self)
 
     def to_onnx(self, path: StrPath) -> Path:
-        """An ONNX file that predicts the same from raw columns; see ``dpadmm.models.onnx``."""
+        """Write an ONNX file with the same predictions from raw columns; see ``dpadmm.models.onnx``."""
         from dpadmm.models.onnx import to_onnx
 
         return to_onnx(self, Path(path))
 
 
 class Finished(Protocol):
-    """What the run of a study leaves, in one process or across sites."""
+    """Result of the run of a study, in one process or across sites."""
 
     @property
     def study(self) -> Study: ...
@@ -276,8 +333,7 @@ class Finished(Protocol):
     def broadcast(self) -> Floats: ...
     @property
     def weights(self) -> Floats: ...
-    @property
-    def inferred(self) -> tuple[float, Floats | None]: ...
+
     @property
     def privacy(self) -> PrivacyReport: ...
     @property
@@ -285,9 +341,10 @@ class Finished(Protocol):
 
 
 def model_of(result: Finished) -> Model:
-    """The model of a study that was run: nothing of the rows is in it but what was released."""
+    """Return the model of a study's run. It contains released values only."""
     study = result.study
     loss = study.problem.loss
+    hessian_snr, covariance = result.method.inferred(result.broadcast)
     return Model(
         weights=result.weights,
         task=loss.task,
@@ -301,12 +358,12 @@ def model_of(result: Finished) -> Model:
         label=study.label,
         study=study.as_json(),
         statement=result.statement.as_json(),
-        covariance=result.inferred[1],
-        clearance=result.inferred[0],
+        covariance=covariance,
+        hessian_snr=hessian_snr,
     )
 
 
-def _promise(privacy: Mapping[str, Any]) -> str:
+def _describe_privacy(privacy: Mapping[str, Any]) -> str:
     if not privacy:
         return "privacy unknown"
     epsilon, delta = privacy.get("epsilon"), privacy.get("delta")
@@ -322,11 +379,11 @@ def _short(value: object) -> str:
 
 
 class Scorer:
-    """Scores record batches; ``report`` counts what was clamped, unknown or missing, for the owner."""
+    """Scores record batches. ``report`` counts clamped, unknown and missing values, for the owner of the rows."""
 
     def __init__(self, model: Model) -> None:
         if model.schema is None and not model.feature_names:
-            raise DataError("the model does not know the names of its columns, so it can predict on matrices only")
+            raise DataError("the model has no column names, so it cannot predict from tables; pass a matrix")
         self._model = model
         schema = model.schema or plain_schema(model.feature_names)
         self.columns = [column.name for column in schema.columns]
@@ -335,7 +392,7 @@ class Scorer:
         self.report = self._encoder.report
 
     def scores(self, batch: Any) -> Floats:
-        """A record batch with the model's columns -> (rows, p)."""
+        """Return the scores (n_rows, n_outputs) of a record batch with the model's columns."""
         model = self._model
         if model.schema is not None:
             return np.asarray(self._encoder.encode(batch) @ model.weights, dtype=float)
@@ -348,13 +405,13 @@ class Scorer:
 
 
 def score_file(
-    scorer: Scorer, path: Path, *, beside: Sequence[str] = (), numbers: frozenset[str] = frozenset()
+    scorer: Scorer, path: Path, *, keep: Sequence[str] = (), numbers: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Floats, Any]]:
-    """Scores (rows, p) of a CSV or Parquet file of any size, a few megabytes at a time.
+    """Yield scores (n_rows, n_outputs) of a CSV or Parquet file of any size, in batches of a few megabytes.
 
-    The columns ``beside`` come along as they are: text in a CSV, unless they are among ``numbers``.
+    The columns to ``keep`` are returned unchanged with each batch. In a CSV they are text, except those in ``numbers``.
     """
-    batches = open_batches(path, [*scorer.columns, *beside], numbers=scorer.numbers | numbers)
+    batches = open_batches(path, [*scorer.columns, *keep], numbers=scorer.numbers | numbers)
     with closing(batches):  # type: ignore[type-var]  # a generator
         for batch in batches:
             first = scorer.report.rows
@@ -362,38 +419,37 @@ def score_file(
                 scores = scorer.scores(batch)
             except DataError as error:
                 raise placed(error, path, first, batch.num_rows) from None
-            yield scores, batch.select(list(beside))
+            yield scores, batch.select(list(keep))
     if not scorer.report.rows:
         raise DataError(f"{path} has no rows")
 
 
 def is_table(rows: object) -> bool:
-    """Whether rows have named columns: a data frame, an Arrow table, or a mapping of columns."""
+    """Return whether rows have named columns: a data frame, an Arrow table, or a mapping of columns."""
     return isinstance(rows, Mapping | pa.Table | pa.RecordBatch) or hasattr(rows, "columns")
 
 
 def batches_of(table: Any, names: Sequence[str]) -> list[Any]:
-    """Record batches with these columns, from pandas, polars, pyarrow or a mapping of columns."""
+    """Return record batches with these columns of a pandas, polars or pyarrow table, or a mapping of columns."""
     is_arrow = isinstance(table, pa.Table | pa.RecordBatch)
-    known = list(table.schema.names if is_arrow else table if isinstance(table, Mapping) else table.columns)
+    columns = list(table.schema.names if is_arrow else table if isinstance(table, Mapping) else table.columns)
     for name in names:
-        if name not in known:
-            raise unknown_name("column", name, [str(each) for each in known], "the table", used=names)
-        if known.count(name) > 1:
+        if name not in columns:
+            raise unknown_name("column", name, [str(column) for column in columns], "the table", used=names)
+        if columns.count(name) > 1:
             raise DataError(f"the table: column {name!r} occurs more than once")
     if is_arrow:
-        chosen = table.select(list(names))
+        selection = table.select(list(names))
     elif hasattr(table, "to_arrow"):  # polars
-        chosen = table.select(list(names)).to_arrow()
+        selection = table.select(list(names)).to_arrow()
     else:
-        chosen = pa.table({name: _array(table[name], name) for name in names})
-    whole = chosen.combine_chunks() if isinstance(chosen, pa.Table) else chosen
-    return whole.to_batches() if isinstance(whole, pa.Table) else [whole]
+        selection = pa.table({name: _to_arrow(table[name], name) for name in names})
+    return list(selection.combine_chunks().to_batches()) if isinstance(selection, pa.Table) else [selection]
 
 
-def _array(cells: Any, name: str) -> Any:
+def _to_arrow(cells: Any, name: str) -> Any:
     try:
-        made = pa.array(cells, from_pandas=True)
+        array = pa.array(cells, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        raise DataError(f"column {name!r} mixes kinds of values, or they are no plain values") from None
-    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        raise DataError(f"column {name!r} mixes types, or its values are not numbers or text") from None
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

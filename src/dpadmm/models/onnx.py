@@ -1,10 +1,11 @@
-"""A model as an ONNX file: raw columns in, labels and probabilities (or scores, or numbers) out.
+"""Export a model as an ONNX file that predicts from raw columns.
 
-Every column of the study is an input of shape (rows, 1): numbers as doubles, where NaN is a missing cell;
-categories, ordinals and booleans as text without blanks around, where "" is a missing cell (booleans in small
-letters, capitals, or with a first capital). A model without a schema has one input, ``features`` (rows, d).
-Outputs are ``output_label`` and ``output_probability``, or ``output_score`` for a loss without probabilities,
-or ``output_number`` in the label's units.
+Inputs: one per column of the study, of shape (rows, 1). Numbers are doubles; NaN is a missing value. Categories,
+ordinals and booleans are text without surrounding blanks; "" is a missing value. Booleans are lower case, upper case or
+capitalised. A model without a schema has one input, ``features`` (rows, d).
+
+Outputs: ``output_label`` and ``output_probability``; ``output_label`` and ``output_score`` for a loss without
+probabilities; or ``output_number`` in the units of the label.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ OUTPUTS = ("output_label", "output_probability", "output_score", "output_number"
 
 
 def to_onnx(model: Model, path: Path) -> Path:
-    """Write the file; it appears whole or not at all."""
+    """Write the ONNX file of a model, atomically. Return the path."""
     require_finite({"weights": model.weights}, f"{path} was not written")
     graph = _Graph()
     if model.schema is not None:
         features = _encoded(graph, model.schema)
     else:
         features = graph.input("features", "double", model.n_features)
-        features = _shortened(graph, features, "double", 2.0**-50) if model.clip else features
+        features = _clip(graph, features, "double", 2.0**-50) if model.clip else features
     coefficients, constants = model.coefficients
     scores = graph.add("MatMul", graph.to("double", features), graph.constant(coefficients.T))
     scores = graph.add("Add", scores, graph.constant(constants[None]))
     _answers(graph, model, scores)
-    made = helper.make_model(
+    onnx_model = helper.make_model(
         helper.make_graph(graph.nodes, "dpadmm", graph.inputs, graph.outputs, graph.constants),
         opset_imports=[helper.make_opsetid(domain, version) for domain, version in OPSETS.items()],
         ir_version=IR_VERSION,
@@ -53,15 +54,15 @@ def to_onnx(model: Model, path: Path) -> Path:
         producer_version=model.version,
     )
     about = {"study_hash": model.study_hash, "epsilon": model.privacy.get("epsilon")}
-    helper.set_model_props(made, {name: str(value) for name, value in about.items() if value})
-    onnx.checker.check_model(made)
+    helper.set_model_props(onnx_model, {name: str(value) for name, value in about.items() if value})
+    onnx.checker.check_model(onnx_model)
     with atomic_file(path) as out:
-        out.write(made.SerializeToString())
+        out.write(onnx_model.SerializeToString())
     return path
 
 
 class _Graph:
-    """Nodes in the order they are added; every value has a name that no column has."""
+    """Nodes in the order of their creation. The names of values cannot be those of columns."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -99,7 +100,7 @@ class _Graph:
 
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
-    """As :class:`dpadmm.data.encoder.Encoder`: clamped, bucketed, scaled, shortened; float32 as there."""
+    """Encode columns like :class:`dpadmm.data.encoder.Encoder`: clamp, bin, scale and clip, in float32."""
     parts = {column.name: _floats(graph, _column(graph, column)) for column in schema.columns}
     for one, other in schema.interactions:
         left, right = (parts[one], graph.constant([2])), (parts[other], graph.constant([1]))
@@ -107,20 +108,21 @@ def _encoded(graph: _Graph, schema: Schema) -> str:
         parts[f"{one} × {other}"] = graph.add("Flatten", products)
     rows = graph.add("Concat", *parts.values(), axis=1)
     rows = graph.add("Div", rows, graph.constant(np.float32(schema.scale)))
-    return _shortened(graph, rows, "float", 2.0**-20)
+    return _clip(graph, rows, "float", 2.0**-20)
 
 
 def _floats(graph: _Graph, parts: list[str]) -> str:
     return graph.add("Concat", *[graph.to("float", part) for part in parts], axis=1)
 
 
-def _shortened(graph: _Graph, rows: str, kind: str, slack: float) -> str:
+def _clip(graph: _Graph, rows: str, kind: str, slack: float) -> str:
+    """Clip rows to a norm of 1, less ``slack`` for rounding."""
     doubles = graph.to("double", rows)
     squares = graph.add("Mul", doubles, doubles)
-    length = graph.add("Sqrt", graph.add("ReduceSum", squares, graph.constant([1])))
-    long = graph.add("Greater", length, graph.constant(1.0))
-    factor = graph.add("Div", graph.constant(1.0 - slack), length)
-    factor = graph.add("Where", long, factor, graph.constant(1.0))
+    norm = graph.add("Sqrt", graph.add("ReduceSum", squares, graph.constant([1])))
+    exceeds = graph.add("Greater", norm, graph.constant(1.0))
+    factor = graph.add("Div", graph.constant(1.0 - slack), norm)
+    factor = graph.add("Where", exceeds, factor, graph.constant(1.0))
     return graph.add("Mul", rows, graph.to(kind, factor))
 
 
@@ -136,7 +138,7 @@ def _column(graph: _Graph, column: Column) -> list[str]:
         codes = _codes(graph, column.name, {value: i for i, value in enumerate(column.values)})
         return _steps(graph, codes, len(column.values) - 1, column)
     if isinstance(column, Boolean):
-        words = {form(str(word)): i for i, each in enumerate((FALSE, TRUE)) for word in each
+        words = {form(str(word)): i for i, group in enumerate((FALSE, TRUE)) for word in group
                  for form in (str.lower, str.upper, str.capitalize)}  # fmt: skip
         return _steps(graph, _codes(graph, column.name, words), 1, column)
     return [graph.input(column.name, "double", 1)]
@@ -163,7 +165,7 @@ def _number(graph: _Graph, column: Number) -> list[str]:
 
 
 def _hats(graph: _Graph, column: Number, cells: str, missing: str) -> list[str]:
-    """Of every node, the lower of the lines that rise to it and fall from it; beyond the bounds, 1."""
+    """Return the hat function of every node: the minimum of its rising and falling line, and 1 beyond the bounds."""
     nodes = np.array(column.nodes)
     steps = np.diff(nodes)
     rising = [nodes - np.append(steps[:1], steps), np.append(steps[:1], steps)]
@@ -175,7 +177,7 @@ def _hats(graph: _Graph, column: Number, cells: str, missing: str) -> list[str]:
 
 
 def _codes(graph: _Graph, name: str, codes: dict[str, int]) -> str:
-    """The code of every cell; −1 where it has none."""
+    """Return the code of every cell; −1 for unknown values."""
     return graph.add(
         "LabelEncoder",
         graph.input(name, "string", 1),
@@ -194,7 +196,7 @@ def _steps(graph: _Graph, codes: str, last: int, column: Column) -> list[str]:
 
 
 def _with_missing(graph: _Graph, value: str, missing: str, column: Column) -> list[str]:
-    """The value, 0 where it is missing, and a feature that says so if the column has one."""
+    """Return the value, with 0 for missing cells, and the missing indicator if the column has one."""
     value = graph.add("Where", missing, graph.constant(0.0), value)
     return [value] if len(column.features) == 1 else [value, missing]
 
@@ -206,7 +208,7 @@ def _one_hot(graph: _Graph, codes: str, width: int) -> str:
 def _answers(graph: _Graph, model: Model, scores: str) -> None:
     if model.task == "count":
         rates = graph.add("Exp", graph.add("Add", scores, graph.constant(model.log_rate)))
-        if model.weights.shape[1] > 1:  # in units of 1 over a time, so that lengths of intervals are times
+        if model.weights.shape[1] > 1:  # hazards are per unit of time, so the lengths of intervals are times
             lengths = np.diff([0.0, *((model.label and model.label.times) or ())])
             hazard = graph.add("MatMul", rates, graph.constant(lengths[:, None]))
             rates = graph.add("Sub", graph.constant(1.0), graph.add("Exp", graph.add("Neg", hazard)))
@@ -220,18 +222,18 @@ def _answers(graph: _Graph, model: Model, scores: str) -> None:
         return
     if model.task == "binary":
         positive = graph.add("Squeeze", scores, graph.constant([1]))
-        chosen = graph.to("int64", graph.add("Greater", positive, graph.constant(0.0)))
+        codes = graph.to("int64", graph.add("Greater", positive, graph.constant(0.0)))
     else:
-        chosen = graph.add("ArgMax", scores, axis=1, keepdims=0)
+        codes = graph.add("ArgMax", scores, axis=1, keepdims=0)
     names = np.asarray(model.class_names)
     kind = {"U": "string", "i": "int64", "b": "bool", "f": "double"}[names.dtype.kind]
-    graph.output(graph.add("Gather", graph.constant(names), chosen), "output_label", kind)
+    graph.output(graph.add("Gather", graph.constant(names), codes), "output_label", kind)
     if not model.has_probabilities:
         graph.output(scores, "output_score", "double", model.weights.shape[1])
         return
     if model.task == "binary":
-        chance = graph.add("Sigmoid", scores)
-        chances = graph.add("Concat", graph.add("Sub", graph.constant(1.0), chance), chance, axis=1)
+        probability = graph.add("Sigmoid", scores)
+        probabilities = graph.add("Concat", graph.add("Sub", graph.constant(1.0), probability), probability, axis=1)
     else:
-        chances = graph.add("Softmax", scores, axis=1)
-    graph.output(chances, "output_probability", "double", len(model.class_names))
+        probabilities = graph.add("Softmax", scores, axis=1)
+    graph.output(probabilities, "output_probability", "double", len(model.class_names))

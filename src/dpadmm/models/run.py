@@ -1,6 +1,6 @@
-"""One run of a method over a cohort of agents in this process, and what is left of it.
+"""Run a method over the agents in this process, and return the result.
 
-Simulations, training, forecasts and estimators differ in rows, noise and observers; all go through :func:`run`.
+Simulations, training, forecasts and estimators all call :func:`run`. They differ in rows, noise and observers.
 """
 
 from __future__ import annotations
@@ -44,28 +44,48 @@ from dpadmm.version import VERSION
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What is left of a finished (or interrupted) run.
+    """Result of a run, finished or interrupted.
 
     Attributes
     ----------
-    training : Training
-        As used; :class:`dpadmm.Settings` in a simulation.
-    rows : Rows
-        The training rows as the agents hold them. Private.
-    method : Method
-        With its noise.
-    outcome : Outcome
-        Last consensus, local models, averages.
-    planned : (rounds, n) bool, optional
-        Who was to take part when, if that was planned.
-    stopped_by_result : bool
-        Whether a rule that looked at the result could end it.
-    seconds : float
-        Time of calibration and rounds.
+    model : Model
+        The trained model.
+    privacy : PrivacyReport
+        The ε of every agent, planned and spent.
+    statement
+        The privacy report of a study's run, for publication and verification.
     trace : Trace
-        The paper's measures by round, in a simulation.
-    of_study, names, dataset
-        What was run, the agents' names, and the data of a simulation.
+        The paper's measures by round (simulations only).
+    weights : array of shape (n_features, n_outputs)
+        Weights of the model.
+    training : Training
+        Parameters of the run, including the number of rounds; :class:`dpadmm.Settings` in a simulation.
+    problem : Problem
+        Loss, regularizer and their constants.
+    rows : Rows
+        The training rows of all agents. Private.
+    method : Method
+        The method, calibrated to the budget.
+    noise : Noise
+        The noise source.
+    outcome : Outcome
+        Last consensus, local models and averages.
+    planned : bool array of shape (n_rounds, n_agents), optional
+        The rounds in which each agent was to participate, if there was a plan.
+    stopped_by_result : bool
+        Whether a stopping rule on the result could end the run.
+    seconds : float
+        Wall time of calibration and rounds.
+    of_study : Study, optional
+        The study, if the run was that of a study; see :attr:`study`.
+    names : sequence of str
+        Names of the agents.
+    dataset : Dataset, optional
+        The data of a simulation.
+
+    See Also
+    --------
+    dpadmm.train, dpadmm.simulate : Functions that return a result.
     """
 
     training: Training
@@ -83,43 +103,48 @@ class Result:
     dataset: Dataset | None = None
 
     def __repr__(self) -> str:
-        """In a line, and nothing of the rows."""
+        """One line, without values from the rows."""
         agents = "one agent" if self.rows.n_agents == 1 else f"{self.rows.n_agents} agents"
         cost = f"ε = {self.privacy.epsilon:.4g}" if self.privacy.private else "no privacy"
         return f"<Result of {self.method.name}: {agents}, {self.outcome.rounds} rounds, {cost}>"
 
     @property
     def study(self) -> Study:
-        """The study that was run."""
+        """The study of this run. Raises StudyError for a simulation without a study."""
         if self.of_study is None:
-            raise StudyError("a simulation is not the run of a study; its settings are in .settings")
+            raise StudyError("this simulation has no study; use .settings")
         return self.of_study
 
     @property
     def settings(self) -> Settings:
-        """The settings of a simulation, with the seed that was drawn."""
+        """The settings of a simulation, including the seed. Raises StudyError for other runs."""
         if not isinstance(self.training, Settings):
-            raise StudyError("only a simulation has settings; a study has training")
+            raise StudyError("only a simulation has settings; use .training")
         return self.training
 
     @property
     def n_rows(self) -> tuple[int, ...]:
-        """Rows of every agent, which is public."""
+        """Number of rows of every agent. Public."""
         return tuple(self.rows.n_rows.tolist())
 
     @property
     def weights(self) -> Floats:
-        """The global model (d, p)."""
+        """Weights of the global model, of shape (n_features, n_outputs)."""
         return self.outcome.weights(self.training.average)
 
     @property
-    def inferred(self) -> tuple[float, Floats | None]:
-        """How clear the Hessian is of its noise (0: none was released), and the weights' covariance if it is."""
-        return self.method.inferred(self.outcome.broadcast)
+    def covariance(self) -> Floats | None:
+        """Covariance of the weights; None if no Hessian was released or ``hessian_snr`` is below 1."""
+        return self.method.inferred(self.broadcast)[1]
+
+    @property
+    def hessian_snr(self) -> float:
+        """Smallest eigenvalue of the released Hessian over the value that intervals require; 0 without a release."""
+        return self.method.inferred(self.broadcast)[0]
 
     @property
     def broadcast(self) -> Floats:
-        """All that the aggregator knows in the end."""
+        """The aggregator's last broadcast, which contains its whole state."""
         return self.outcome.broadcast
 
     @property
@@ -129,13 +154,13 @@ class Result:
 
     @property
     def iterations(self) -> float:
-        """Gradient passes of the exact local solves, per agent and round; 0 for methods without any."""
+        """Mean number of gradient passes of the exact local solver, per agent and round; 0 for other methods."""
         passes = getattr(self.outcome.state, "passes", np.zeros(1))
         return float(np.mean(passes)) / max(1, self.outcome.rounds)
 
     @property
     def constants(self) -> Constants:
-        """c1..c4 and the rest, for :mod:`dpadmm.methods.theory`."""
+        """The paper's constants c1..c4 and the others of :mod:`dpadmm.methods.theory`."""
         return constants_of(
             self.problem,
             n_features=self.rows.n_features,
@@ -146,10 +171,10 @@ class Result:
 
     @cached_property
     def privacy(self) -> PrivacyReport:
-        """What every agent has given away, by the method's plans at the noise's prices."""
+        """Privacy loss of every agent, from the method's release plans and the noise source."""
         plans = plans_of(self.method, self.rows.n_agents, self.training.planned_rounds)
-        at_price = {id(plan): priced(plan, self.noise) for plan in {id(plan): plan for plan in plans}.values()}
-        plans = [at_price[id(plan)] for plan in plans]
+        by_id = {id(plan): priced(plan, self.noise) for plan in {id(plan): plan for plan in plans}.values()}
+        plans = [by_id[id(plan)] for plan in plans]
         return PrivacyReport(
             tallies(plans, self.outcome.attended, self.outcome.charged_rounds),
             tallies(plans, self.planned, self.training.planned_rounds),
@@ -162,7 +187,7 @@ class Result:
 
     @cached_property
     def statement(self) -> Statement:
-        """What a study's run gave away, for others to verify."""
+        """Privacy report of a study's run, for others to verify. Raises StudyError without a study."""
         return of_report(
             self.privacy,
             self.n_rows,
@@ -174,7 +199,7 @@ class Result:
 
     @cached_property
     def model(self) -> Model:
-        """The global model, ready to predict and save; nothing of the rows is in it but what was released."""
+        """The global model. It contains released values only, no other information from the rows."""
         if self.of_study is not None:
             return model_of(self)
         settings, dataset = self.settings, self.dataset
@@ -187,12 +212,12 @@ class Result:
             clip=settings.clip_rows,
             feature_names=dataset.feature_names if dataset else (),
             privacy=self.privacy.as_json(),
-            covariance=self.inferred[1],
-            clearance=self.inferred[0],
+            covariance=self.covariance,
+            hessian_snr=self.hessian_snr,
         )
 
     def summary(self) -> dict[str, Any]:
-        """Plain values for JSON: settings, rounds, measures at the end, privacy."""
+        """Return settings, rounds, final measures and privacy as values that JSON can store."""
         return {
             "settings": self.training.flat(),
             "agents": self.rows.n_agents,
@@ -230,31 +255,34 @@ def run(
     Parameters
     ----------
     sizes : Sizes, optional
-        Public sizes that noise and steps are for, where they are not those of ``rows`` (forecasts).
-    warm_start : (d, p), optional
-        Public weights to start from; zero if left out.
+        Public sizes for the calibration of noise and steps, if they differ from those of ``rows`` (forecasts).
+    stop : StopRule, optional
+        Stopping rule on the result. The report then covers all planned rounds.
+    warm_start : array of shape (n_features, n_outputs), optional
+        Public weights to start from. Default: zero.
     prior : Prior, optional
-        What public rows say: ``auto`` weighs it against the noise, other methods start from its weights.
+        Prior from public rows. ``auto`` weights it against the noise; other methods start from its weights.
     keep_interrupted : bool
-        Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
+        Whether Ctrl-C ends the run and returns the rounds so far. If False, KeyboardInterrupt is raised.
     n_rounds : int, optional
-        Rounds to do now, if fewer than are planned.
+        Number of rounds to run now, if fewer than planned.
     voids : callable, optional
-        round -> whether it is void, with secure aggregation.
+        Function that returns whether a round's secure sum is lost.
     most_rows : int, optional
-        Bound of an agent's rows that shares of exact noise are for; if not given, what the largest agent has.
+        Maximum number of rows per agent, to which the shares of exact noise are calibrated. Default: the rows of the
+        largest agent.
     """
     started = perf_counter()
     training = training.with_rounds(problem, sizes or rows)
     if n_rounds is not None and n_rounds > training.planned_rounds:
-        raise StudyError(f"n_rounds must be at most the {training.planned_rounds} that noise is planned for")
+        raise StudyError(f"n_rounds must be at most {training.planned_rounds}, the number of planned rounds")
     mask = participation.mask if isinstance(participation, PlannedParticipation) else None
     planned = np.full(rows.n_agents, training.planned_rounds) if mask is None else mask.sum(axis=0)
     method = training.rounds(problem, sizes or rows, planned, seed=seed)
     if prior is not None:
         method, warm_start = method.with_prior(prior), prior.weights
     if training.honest is not None:
-        noise = _pooled(noise, training.honest, (sizes or rows).n_rows, most_rows)
+        noise = _secure_sum(noise, training.honest, (sizes or rows).n_rows, most_rows)
     outcome = train(
         method,
         problem,
@@ -270,20 +298,20 @@ def run(
         sizes=sizes,
         voids=voids,
     )
-    found = Result(training, problem, rows, method, noise, outcome, mask, stop is not None)
-    return replace(found, seconds=perf_counter() - started)
+    result = Result(training, problem, rows, method, noise, outcome, mask, stop is not None)
+    return replace(result, seconds=perf_counter() - started)
 
 
-def _pooled(noise: Noise, honest: int, n_rows: Integers, most_rows: int | None) -> SecureSumNoise:
-    """Noise in shares, of which only the sum is used."""
-    largest = int(n_rows.max())
-    need_honest(honest, len(n_rows))
-    if most_rows is not None and most_rows < largest:
-        raise StudyError(f"most_rows = {most_rows:,}, but an agent has {largest:,} rows; agree on a larger number")
-    return SecureSumNoise(noise, honest, n_rows, most_rows or largest)
+def _secure_sum(noise: Noise, honest: int, n_rows: Integers, most_rows: int | None) -> SecureSumNoise:
+    """Return the noise source of a secure sum, in which every agent adds a share of the noise."""
+    max_rows = int(n_rows.max())
+    check_honest(honest, len(n_rows))
+    if most_rows is not None and most_rows < max_rows:
+        raise StudyError(f"most_rows = {most_rows:,}, but an agent has {max_rows:,} rows; increase most_rows")
+    return SecureSumNoise(noise, honest, n_rows, most_rows or max_rows)
 
 
-def need_honest(honest: int | None, n_agents: int) -> None:
-    """Refuse to rely on more honest agents than there are."""
+def check_honest(honest: int | None, n_agents: int) -> None:
+    """Raise StudyError if ``honest`` exceeds the number of agents."""
     if honest is not None and honest > n_agents:
-        raise StudyError(f"honest = {honest}, but there are {n_agents} agents; take at most {n_agents}")
+        raise StudyError(f"honest = {honest}, but there are {n_agents} agents; use at most {n_agents}")

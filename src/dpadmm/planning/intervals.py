@@ -97,7 +97,7 @@ def _stand_ins(study: Study, n_rows: int, public: Path | None) -> list[Scenario]
 
 def _has_intervals(study: Study, result: Result) -> bool:
     """Whether all columns have intervals, but for those with values that no public row had."""
-    clearance, covariance = result.inferred
+
     found = explain(
         Model(
             result.weights,
@@ -107,8 +107,8 @@ def _has_intervals(study: Study, result: Result) -> bool:
             feature_names=study.features,
             schema=study.schema,
             label=study.label,
-            covariance=covariance,
-            clearance=clearance,
+            covariance=result.covariance,
+            hessian_snr=result.hessian_snr,
         )
     )
     unseen = {each.column for each in found.coefficients if each.unseen}

@@ -1,4 +1,4 @@
-"""From whatever holds data to rows dealt to agents: everything before privacy and training."""
+"""Prepare data for a simulation: load it, hold out test rows, and assign the other rows to agents."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dpadmm.studies.settings import Settings
 
 DataSource = Dataset | str | tuple[Any, Any]
 
-LEAST_COUNT = 1e-6 * STEPS
-"""Labels of counts that are no smaller share of the largest one than a millionth."""
+MIN_COUNT_LABEL = 1e-6 * STEPS
+"""Smallest label of a positive count: a millionth of the label of the largest count."""
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Rows dealt to agents, test rows, and the problem: everything before privacy and training."""
+    """Rows of every agent, test rows, and the problem."""
 
     dataset: Dataset
     problem: Problem
@@ -44,7 +44,7 @@ def as_dataset(
     classes: Sequence[Any] | None = None,
     groups: ArrayLike | None = None,
 ) -> Dataset:
-    """Turn whatever names or holds data into a :class:`Dataset` for the loss of these settings."""
+    """Return a :class:`Dataset` whose labels fit the loss of these settings."""
     task = settings.loss.task
     if isinstance(data, str):
         if data == "adult":
@@ -52,7 +52,7 @@ def as_dataset(
         elif data == "synthetic":
             dataset = sources.synthetic(task, seed=0)
         else:
-            raise DataError(f"there is no data set {data!r}; known are adult and synthetic (or give a Dataset)")
+            raise DataError(f'unknown data set {data!r}; use "adult", "synthetic" or a Dataset')
     elif isinstance(data, Dataset):
         dataset = data
     else:
@@ -65,38 +65,41 @@ def as_dataset(
         if owners.shape != dataset.labels.shape:
             raise DataError(f"groups have shape {owners.shape}, but there are {len(dataset.labels)} rows")
         if settings.partition != "groups":
-            raise StudyError(f"groups say who owns a row, but partition is {settings.partition!r}; drop one of them")
+            raise StudyError(f'groups need partition="groups", not {settings.partition!r}; leave one of them out')
         dataset = replace(dataset, groups=owners)
     _check_task(dataset, settings.loss)
     return dataset
 
 
 def prepare(dataset: Dataset, settings: Settings) -> PreparedData:
-    """Hold out test rows, deal the others to agents, check and lay them out."""
+    """Hold out test rows, assign the others to agents, and check them."""
     rng = np.random.default_rng([seed_of(settings), 1])
     settings.check_intercept()
     n_test = _test_count(settings.test_rows, len(dataset.labels))
     matrix = clip_rows(dataset.features) if settings.clip_rows else as_matrix(dataset.features)
     features = with_intercept(matrix) if settings.intercept else matrix
-    kept: Integers | slice = slice(None)
+    train_indices: Integers | slice = slice(None)
     if n_test:
-        kept, held = sources.holdout(len(dataset.labels), n_test, rng)
-    deal = _deal(dataset, kept, len(dataset.labels) - n_test, settings, rng)
-    order = deal.order if isinstance(kept, slice) else kept[deal.order]
+        train_indices, test_indices = sources.holdout(len(dataset.labels), n_test, rng)
+    partition = _assign_rows(dataset, train_indices, len(dataset.labels) - n_test, settings, rng)
+    order = partition.order if isinstance(train_indices, slice) else train_indices[partition.order]
     weights = dataset.row_weights
-    rows = make_rows(features, dataset.labels, order=order, offsets=deal.offsets, names=deal.names, row_weights=weights)
+    rows = make_rows(
+        features, dataset.labels, order=order, offsets=partition.offsets, names=partition.names, row_weights=weights
+    )
     test = None
     if n_test:
-        test = TestRows(features, dataset.labels[held], held, None if weights is None else weights[held])
+        test_weights = None if weights is None else weights[test_indices]
+        test = TestRows(features, dataset.labels[test_indices], test_indices, test_weights)
     n_classes = len(dataset.classes) if dataset.classes is not None else 0
     problem = replace(settings.problem(n_classes), weighted=weights is not None)
-    return PreparedData(dataset, problem, rows, test, deal.names)
+    return PreparedData(dataset, problem, rows, test, partition.names)
 
 
 def seed_of(settings: Settings) -> int:
-    """The seed that names a run; a run without one could not be told from another."""
+    """Return the seed. Raise StudyError if there is none, because the run would not be reproducible."""
     if settings.seed is None:
-        raise StudyError("prepare() and run() need settings with a seed; simulate() draws one where it is missing")
+        raise StudyError("prepare() and run() need settings with a seed; simulate() draws one if it is missing")
     return settings.seed
 
 
@@ -105,53 +108,56 @@ def _test_count(test_rows: float, n_rows: int) -> int:
     if test_rows >= 1 and test_rows != count:
         raise StudyError(f"test_rows must be a whole number of rows or a share below 1, not {test_rows!r}")
     if count >= n_rows:
-        raise StudyError(f"test_rows asks for {count} of {n_rows} rows, so none is left to train on")
+        raise StudyError(f"test_rows = {count} leaves no training rows (the data have {n_rows} rows); choose fewer")
     return count
 
 
-def _deal(
-    dataset: Dataset, kept: Integers | slice, n_kept: int, settings: Settings, rng: np.random.Generator
+def _assign_rows(
+    dataset: Dataset, train_indices: Integers | slice, n_train: int, settings: Settings, rng: np.random.Generator
 ) -> Partition:
-    n = settings.n_agents
+    n_agents, spread = settings.n_agents, settings.partition_spread
     if settings.partition == "groups":
         if dataset.groups is None:
-            raise DataError("partition by groups needs to know who owns a row: give groups= or --by COLUMN")
-        return _deal_by_group(dataset.groups, kept)
+            raise DataError('partition="groups" needs the owner of each row; pass groups= or --by COLUMN')
+        return _assign_by_group(dataset.groups, train_indices)
     if settings.partition == "unequal":
-        return sources.unequal(n_kept, n, rng, spread=settings.partition_spread)
+        return sources.unequal(n_train, n_agents, rng, spread=spread)
     if settings.partition == "label_skewed":
-        return sources.label_skewed(dataset.labels[kept], n, rng, concentration=settings.partition_spread)
-    return sources.equal(n_kept, n, rng)
+        return sources.label_skewed(dataset.labels[train_indices], n_agents, rng, concentration=spread)
+    return sources.equal(n_train, n_agents, rng)
 
 
-def _deal_by_group(groups: NDArray[Any], kept: Integers | slice) -> Partition:
-    """By group; an agent with too few rows is refused whether or not its rows happen to be held out."""
-    everyone, deal = sources.by_group(groups), sources.by_group(groups[kept])
-    training = dict(zip(deal.names, deal.sizes.tolist(), strict=True))
-    for name, owned in zip(everyone.names, everyone.sizes.tolist(), strict=True):
-        if training.get(name, 0) < 2:
-            rows = "one row" if owned == 1 else f"{owned} rows, {training.get(name, 0)} of them for training"
+def _assign_by_group(groups: NDArray[Any], train_indices: Integers | slice) -> Partition:
+    """Assign rows by group. Raise DataError if an agent has fewer than 2 training rows, including agents with none."""
+    total, partition = sources.by_group(groups), sources.by_group(groups[train_indices])
+    n_train = dict(zip(partition.names, partition.sizes.tolist(), strict=True))
+    for name, n_rows in zip(total.names, total.sizes.tolist(), strict=True):
+        if n_train.get(name, 0) < 2:
+            rows = "one row" if n_rows == 1 else f"{n_rows} rows, {n_train.get(name, 0)} of them for training"
             raise DataError(
                 f"agent {name} has {rows}; every agent needs at least 2 to train on "
                 "(leave it out, or hold out fewer test rows)"
             )
-    return deal
+    return partition
 
 
 def _check_task(dataset: Dataset, loss: Loss) -> None:
+    """Raise DataError if the labels do not fit the loss."""
     task, labels = loss.task, dataset.labels
     if task == "binary":
-        fits, wanted = _only(labels, np.array([-1.0, 1.0])), "labels -1 and +1 (two classes)"
+        fits, required = _contains_only(labels, np.array([-1.0, 1.0])), "labels -1 and +1 (two classes)"
     elif task == "multiclass":
         n = len(dataset.classes or ())
-        fits, wanted = n >= 2 and _only(labels, np.arange(float(n))), "labels 0..p-1 and their classes"
+        fits, required = n >= 2 and _contains_only(labels, np.arange(float(n))), "labels 0..p-1 and their classes"
     else:
-        fits, wanted = dataset.classes is None, "numbers as labels, not classes"
-    if task == "count":  # plain counts would be taken for next to nothing
-        fits, wanted = fits and bool(((labels < 1.0) | (labels >= LEAST_COUNT)).all()), "labels made by coded()"
+        fits, required = dataset.classes is None, "numeric labels, not classes"
+    if task == "count":  # uncoded counts would be read as counts close to 0
+        fits, required = fits and bool(((labels < 1.0) | (labels >= MIN_COUNT_LABEL)).all()), "labels from coded()"
     if not fits:
-        raise DataError(f"loss {loss.name} needs {wanted}; data set {dataset.name!r} has none: choose another loss")
+        raise DataError(
+            f"loss {loss.name} needs {required}, which data set {dataset.name!r} does not have; choose another loss"
+        )
 
 
-def _only(labels: Floats, allowed: Floats) -> bool:
+def _contains_only(labels: Floats, allowed: Floats) -> bool:
     return bool(np.isin(labels, allowed).all())

@@ -1,7 +1,7 @@
-"""All agents in this process: settings (or a study) + data -> model, trace and privacy report.
+"""Simulate a run with all agents in this process: settings (or a study) and data -> model, trace, privacy report.
 
-The noise here is simulated, unless exact noise is asked for: good for experiments, no protection for anyone,
-and the report says so.
+The noise is simulated from a seed unless exact noise is requested. Simulated noise is for experiments and provides
+no privacy; the report is marked accordingly.
 """
 
 from __future__ import annotations
@@ -56,47 +56,62 @@ def simulate(
     keep_interrupted: bool = False,
     **changes: Any,
 ) -> Result:
-    """Train across simulated agents and report what it cost in privacy and what it reached.
+    """Train across simulated agents, and measure accuracy and privacy loss.
 
     Parameters
     ----------
-    data : Dataset, (features, labels), "adult", "synthetic", or a study
-        Rows must have an L2 norm ≤ 1 (or ``clip_rows=True``). A study, or its file, says all about model, method,
-        budget and columns; ``changes`` are then about agents and measurements.
+    data : Dataset, (features, labels), "adult", "synthetic", Study or path
+        The rows, or a study. Rows must have an L2 norm of at most 1, unless ``clip_rows=True``. A study (or the path
+        of its file) sets the model, method, budget and columns; its rows are in ``table``, and ``changes`` may only
+        set agents, participation, test rows and measurements.
     table : path, Dataset or (features, labels), optional
-        The rows of a study: a CSV or Parquet file with its columns, or rows in its encoding such as the ``dataset``
-        of an earlier result. Labels that are numbers are scaled to −1 … 1, and errors with them.
+        The rows of a study: a CSV or Parquet file with its columns, or rows in its encoding, for example the
+        ``dataset`` of an earlier result. Numeric labels are scaled to −1 … 1, and so are the errors in the trace.
     settings : Settings, optional
-        A ready value; ``changes`` are applied on top.
+        Base settings, to which ``changes`` are applied.
     classes : sequence, optional
-        Public list of the labels, negative first; needed where labels are not ±1.
+        Public list of the class labels, negative class first. Required if the labels are not ±1.
     by : str, optional
-        The column of a study's table that says who owns a row.
+        Column of the study's table that identifies the owner of each row.
     public : path or False, optional
-        A table in place of the study's public rows, or none, as for :func:`dpadmm.train`.
-    groups : array of one value per row, optional
-        Who owns a row: each value is an agent (``partition="groups"``, ``n_agents`` does not count).
-    participation : bool array (rounds, agents), optional
-        A public plan of who takes part when; noise is then calibrated to each agent's own number of rounds.
-        A chance for unplanned absence is ``participation=0.8`` instead.
+        Public table to use instead of the study's public rows; False ignores them. See :func:`dpadmm.train`.
+    groups : array-like of shape (n_rows,), optional
+        Owner of each row. Each distinct value is an agent. Implies ``partition="groups"`` and overrides ``n_agents``.
+    participation : float or bool array-like of shape (n_rounds, n_agents), optional
+        An array is a public plan of the rounds in which each agent participates; the noise is calibrated to each
+        agent's number of rounds. A number such as 0.8 is the probability that an agent participates in a round.
     observers : sequence of callables, optional
         Called with a :class:`dpadmm.engine.loop.RoundView` after every round.
-    warm_start : (d, p) array or Model, optional
-        Public weights to start from, in the encoding of these rows. What a model cost comes on top of what is
-        reported here; one without privacy is refused in a private run.
-    keep_interrupted : bool
-        Whether Ctrl-C ends the run and returns what was done; otherwise it is raised as usual.
-    exact_noise : bool
-        Add what a deployed agent adds, whole numbers from the operating system's entropy: slower, never the
-        same twice, and for auto, dp_admm and dp_sgd only. ``seed`` still names the split of the rows.
+    exact_noise : bool, default=False
+        Whether to add the noise of a deployed site: integers drawn from the operating system's entropy. Slower and
+        not reproducible; for ``auto``, ``dp_admm`` and ``dp_sgd`` only. ``seed`` still determines the split of the
+        rows.
+    warm_start : Model or array of shape (n_features, n_outputs), optional
+        Public weights to start from, in the encoding of these rows. The privacy loss of a model is not included in
+        the report of this run. A model trained without privacy is refused in a private run.
+    keep_interrupted : bool, default=False
+        Whether Ctrl-C ends the run and returns the rounds so far. If False, KeyboardInterrupt is raised.
     **changes
-        Anything that :class:`dpadmm.Settings` takes, such as ``epsilon=1.0, n_agents=100``. ``loss``,
-        ``regularizer`` and ``method`` may be names or objects, your own too.
+        Parameters of :class:`dpadmm.Settings`, such as ``epsilon=1.0, n_agents=100``. ``loss``, ``regularizer`` and
+        ``method`` are names or instances, including your own classes.
 
     Returns
     -------
     Result
-        The model, a trace of losses and errors by round, and the privacy report.
+        The model, the trace of losses and errors by round, and the privacy report.
+
+    Raises
+    ------
+    StudyError
+        If a setting is unknown, out of range or already set by the study.
+    DataError
+        If the rows or labels do not fit the loss or the study.
+    DivergenceError
+        If the weights are no longer finite.
+
+    See Also
+    --------
+    dpadmm.train : Train the model of a study with exact noise.
 
     Examples
     --------
@@ -112,24 +127,24 @@ def simulate(
     study = _study(data, table, settings=settings, classes=classes, by=by, public=public)
     prior = None
     if study is not None:
-        study, known = with_public_table(study, public)
-        prior = None if known is None else prior_from(study, known, beside=table)
+        study, public_table = with_public_table(study, public)
+        prior = None if public_table is None else prior_from(study, public_table, private=table)
     if prior is not None and warm_start is not None:
-        raise StudyError("warm_start and public rows are two starts; leave one of them out (public=False)")
+        raise StudyError("warm_start and public rows cannot be combined; leave one of them out (public=False)")
     if (groups is not None or by is not None) and settings is None:
         changes.setdefault("partition", "groups")
     settings = settings_of(study, changes) if study else _settings(settings, changes)
     if exact_noise and settings.partition == "label_skewed":
         raise StudyError(
-            "exact noise is for agents whose numbers of rows tell nothing: partition='label_skewed' deals "
-            "rows by their labels; choose equal, unequal or groups, or simulated noise"
+            "exact noise needs public numbers of rows, but with partition='label_skewed' they depend on the labels; "
+            "choose equal, unequal or groups, or simulated noise"
         )
     if settings.seed is None:
         settings = replace(settings, seed=fresh_seed())
     if isinstance(warm_start, Model) and settings.method.private and not warm_start.privacy.get("private"):
         raise StudyError(
-            "warm_start: this model was trained without privacy, or does not say; a private run that starts from "
-            "it would give it away (weights that are public can be given as an array)"
+            "warm_start: the model was trained without privacy or has no privacy report, so a private run that starts "
+            "from it would disclose it; pass public weights as an array"
         )
     source: Any = data if study is None else rows_of(study, table, by=by)
     dataset = as_dataset(source, settings, classes=study.classes if study else classes, groups=groups)
@@ -162,16 +177,15 @@ def run_prepared(
     prior: Prior | None = None,
     keep_interrupted: bool = False,
 ) -> Result:
-    """Simulate on prepared rows, and measure; ``noise`` is simulated from the seed if left out.
+    """Simulate a run on prepared rows and measure every ``metrics_every`` rounds.
 
-    Of a ``study``, the result keeps it, so that its model takes tables.
+    If ``noise`` is not given, it is simulated from the seed. With a ``study``, the resulting model accepts tables.
     """
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
     settings = settings.with_rounds(problem, rows)
     if settings.method.one_round and settings.participation < 1.0:
         raise StudyError(
-            f"in {settings.method.name} every agent speaks once, so participation must be 1, "
-            f"not {settings.participation}"
+            f"{settings.method.name} has one round, so participation must be 1, not {settings.participation}"
         )
     rho = getattr(settings.method, "rho", None)
     averages = Averages(with_released=settings.metrics_every > 0 and rho is not None)
@@ -201,22 +215,29 @@ def run_prepared(
 
 
 def settings_of(study: Study, given: Mapping[str, Any]) -> Settings:
-    """A study's training, with what it leaves open: agents, participation, test rows, measurements and the seed."""
+    """Return the settings of a simulated study.
+
+    ``given`` may set agents, participation, test rows, measurements and the seed. The study sets the rest.
+    """
     check_names(given, flat_parameters(Settings), "a simulated study")
+    fixed = settings_fixed_by(study)
     for name in given:
-        if name in said_by(study):
-            raise StudyError(f"{name} belongs to the study; leave it out here, or change it there")
-    own = {each.name: getattr(study.training, each.name) for each in parameters(Training)}
+        if name in fixed:
+            raise StudyError(f"{name} is set by the study; leave it out here, or change it there")
+    own = {parameter.name: getattr(study.training, parameter.name) for parameter in parameters(Training)}
     return Settings(**own, clip_rows=study.schema is None, **given)
 
 
-def said_by(study: Study) -> set[str]:
-    """The settings of a simulation that follow from a study."""
+def settings_fixed_by(study: Study) -> set[str]:
+    """Return the names of the settings that a study sets."""
     return {*study.training.flat(), "clip_rows"}
 
 
 def rows_of(study: Study, table: Any, *, by: str | None = None) -> Dataset | tuple[Any, Any]:
-    """A file by the columns of a study; the constant column comes later, as with all rows. Others as they are."""
+    """Encode a file by the columns of a study, without the intercept, which :func:`prepare` adds.
+
+    A data set or a pair of arrays is returned unchanged.
+    """
     if isinstance(table, Dataset | tuple):
         return table
     rows = encode(study, table, by=by, intercept=False)
@@ -226,19 +247,19 @@ def rows_of(study: Study, table: Any, *, by: str | None = None) -> Dataset | tup
 
 
 def _study(data: object, table: object, **others: object) -> Study | None:
-    """The study that is to be simulated, if it is one; it needs a table, and says itself what others might."""
+    """Return the study to simulate, or None. Raise StudyError for arguments that do not apply."""
     if table is None and not isinstance(data, Study):
         for name in ("by", "public"):
             if others[name] is not None:
-                raise StudyError(f"{name} is for a study and its table; other rows take groups and warm_start")
+                raise StudyError(f"{name} needs a study and its table; for other rows use groups or warm_start")
         return None
     if table is None:
         raise StudyError('a study needs rows: simulate(study, "patients.csv")')
     if not isinstance(data, Study | str | PathLike):
-        raise StudyError(f"the first of two is a study or its file, not {type(data).__name__}")
+        raise StudyError(f"with a table, the first argument must be a study or its path, not {type(data).__name__}")
     for name in ("settings", "classes"):
         if others[name] is not None:
-            raise StudyError(f"{name} belong to the study; leave them out here, or change them there")
+            raise StudyError(f"{name} are set by the study; leave them out here, or change them there")
     return data if isinstance(data, Study) else read_study(Path(data))
 
 
@@ -250,10 +271,10 @@ def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings
 
 
 def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int) -> Participation | None:
-    """Who takes part when; None: everyone always."""
+    """Return the participation of agents in rounds. None: all agents in all rounds."""
     if plan is None:
-        chance = settings.participation
-        return None if chance == 1.0 else RandomParticipation(chance, n_agents, seed, settings.honest or 1)
+        probability = settings.participation
+        return None if probability == 1.0 else RandomParticipation(probability, n_agents, seed, settings.honest or 1)
     mask: NDArray[np.bool_] = np.asarray(plan, dtype=bool)
     if mask.shape != (settings.planned_rounds, n_agents):
         raise StudyError(
@@ -262,5 +283,5 @@ def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, se
         )
     if not mask.any(axis=0).all():
         idle = int(np.argmin(mask.any(axis=0))) + 1
-        raise StudyError(f"agent {idle} never takes part in the participation plan; leave it out")
+        raise StudyError(f"the participation plan has no round for agent {idle}; leave the agent out")
     return PlannedParticipation(mask)

@@ -1,7 +1,7 @@
-"""A study with all agents in this process: study + encoded table -> model and privacy statement.
+"""Train a study with all agents in this process.
 
-The noise is that of deployed agents, exact and from the operating system, unless a seed is given for an
-experiment.
+The noise is the exact noise of deployed sites, drawn from the operating system's entropy. With a seed the noise is
+simulated, for experiments only.
 """
 
 from __future__ import annotations
@@ -42,93 +42,120 @@ def train(
     seed: int | None = None,
     public: StrPath | Literal[False] | None = None,
 ) -> Result:
-    """Train a study on a table, all agents in this process: ``dpadmm train`` as a function.
+    """Train the model of a study on one table, with all agents in this process.
+
+    This is the Python form of ``dpadmm train``.
 
     Parameters
     ----------
     study : Study or path
-        A study, or its file.
+        The study, or the path of its TOML file.
     data : path
-        The table with the private rows.
+        Table with the private rows, for example a CSV or Parquet file.
     by : str, optional
-        The column that says who owns a row; without it rows are dealt to ``n_agents``.
-    n_agents : int
-        Number of agents, where no column says who owns a row.
+        Column that identifies the owner of each row. Each owner is one agent. If not given, the rows are assigned
+        at random to ``n_agents`` agents of equal size.
+    n_agents : int, default=1
+        Number of agents. Must be 1 if ``by`` is given.
     seed : int, optional
-        Simulated noise, which protects nobody. Without it the noise is exact, and differs in every run.
+        Seed for simulated noise. The run is then reproducible and provides no privacy. If not given, the noise is
+        exact and differs in every run.
     public : path or False, optional
-        A public table in place of the study's own, or none. Training starts from the public rows, trusted as far as
-        the first private answers agree with them.
+        Public table to use instead of the study's public rows; False ignores them. Training starts from the public
+        rows and down-weights them if the private data disagree.
 
     Returns
     -------
     Result
-        ``result.model`` predicts from tables, and ``result.statement`` says what it cost.
+        ``result.model`` is the trained :class:`~dpadmm.Model`. ``result.statement`` is the privacy report of the
+        run, and ``result.privacy`` has the ε of every agent.
+
+    Raises
+    ------
+    StudyError
+        If the study trains no model, or has no columns or label.
+    DataError
+        If a table cannot be read, does not match the study, or is both the public and the private table.
+    DivergenceError
+        If the weights are no longer finite.
 
     Warns
     -----
     UserWarning
-        The study requests confidence intervals, and a forecast from public values makes them unlikely. It is issued
-        before the first round, so a filter that turns it into an error saves the budget.
+        If the study requests confidence intervals that are unlikely according to a forecast from public values. The
+        warning is issued before the first round. A filter that turns it into an error saves the budget.
+
+    See Also
+    --------
+    dpadmm.simulate : Experiments with simulated noise, test rows and measurements in every round.
+
+    Examples
+    --------
+    >>> from dpadmm import train
+    >>> result = train("study.toml", "patients.csv", by="hospital")  # doctest: +SKIP
+    >>> result.model.save("readmission.npz")  # doctest: +SKIP
     """
-    agreed = study if isinstance(study, Study) else read_study(Path(study))
-    agreed, table = with_public_table(agreed, public)
-    prior = None if table is None else prior_from(agreed, table, beside=data)
-    rows = encode(agreed, data, by=by)
-    unlikely = unlikely_intervals(agreed, agent_sizes(rows, n_agents), table)
+    study = study if isinstance(study, Study) else read_study(Path(study))
+    study, public_table = with_public_table(study, public)
+    prior = None if public_table is None else prior_from(study, public_table, private=data)
+    table = encode(study, data, by=by)
+    unlikely = unlikely_intervals(study, agent_sizes(table, n_agents), public_table)
     if unlikely:
         warnings.warn(unlikely, UserWarning, stacklevel=2)
-    return run_study(agreed, rows, n_agents=n_agents, seed=seed, prior=prior)
+    return run_study(study, table, n_agents=n_agents, seed=seed, prior=prior)
 
 
-def with_public_table(study: Study, given: StrPath | Literal[False] | None) -> tuple[Study, Path | None]:
-    """The study as it is run, and the public table that it starts from: its own, or what is given in its place."""
+def with_public_table(study: Study, public: StrPath | Literal[False] | None) -> tuple[Study, Path | None]:
+    """Return the study to run and the path of its public table.
+
+    If ``public`` is given, it replaces the study's public rows. False removes them.
+    """
     if study.kind != TRAINING:
-        instead = "dpadmm describe" if study.kind == "statistics" else "dpadmm evaluate --epsilon"
-        raise StudyError(f'the study is of kind = "{study.kind}" and trains nothing; take {instead}, or ask sites')
-    if given is not None:
-        return replace(study, public_rows=None), None if given is False else Path(given)
+        command = "dpadmm describe" if study.kind == "statistics" else "dpadmm evaluate --epsilon"
+        raise StudyError(f'a study of kind = "{study.kind}" trains no model; use {command}, or run it across sites')
+    if public is not None:
+        return replace(study, public_rows=None), None if public is False else Path(public)
     if study.public_rows is None:
         return study, None
     try:
         return study, study.public_rows.verified()
     except DataError as error:
-        raise DataError(f"{error}, or leave them out: --no-public (in Python public=False)") from None
+        raise DataError(f"{error}, or ignore them: --no-public (in Python public=False)") from None
 
 
-def prior_from(study: Study, public: Path, *, beside: object = None) -> Prior:
-    """What the rows of a public table say; it cannot be the private one that it stands ``beside``."""
-    if isinstance(beside, str | PathLike) and _same_bytes(public, Path(beside)):
+def prior_from(study: Study, public: Path, *, private: object = None) -> Prior:
+    """Return the prior from the rows of a public table. Raise DataError if it is also the ``private`` table."""
+    if isinstance(private, str | PathLike) and _has_same_bytes(public, Path(private)):
         raise DataError(
-            f"{Path(beside)} is the public table itself, whose rows are not protected: train on other rows, or leave "
-            "the public ones out: --no-public (in Python public=False)"
+            f"{Path(private)} is also the public table, whose rows are not protected; train on other rows, or ignore "
+            "the public rows: --no-public (in Python public=False)"
         )
-    known = encode(study, public)
-    return prior_of(study.problem, make_rows(known.features, known.labels, row_weights=known.row_weights))
+    table = encode(study, public)
+    return prior_of(study.problem, make_rows(table.features, table.labels, row_weights=table.row_weights))
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
+def _has_same_bytes(one: Path, other: Path) -> bool:
     if one.is_dir() and other.is_dir():
         return one.samefile(other)
     if not (one.is_file() and other.is_file()):
-        return False  # whoever reads them says so
+        return False  # the reader of the table raises an error with the reason
     return one.stat().st_size == other.stat().st_size and PublicRows.of(one) == PublicRows.of(other)
 
 
 def encode(study: Study, data: StrPath, *, by: str | None = None, intercept: bool | None = None) -> EncodedTable:
-    """Encode a table for a study, which must define its columns; with its constant column, unless told otherwise."""
+    """Encode a table by the columns of a study. ``intercept`` overrides the study's setting."""
     if not isinstance(data, str | PathLike):
         raise DataError(
-            f"a study's table is the path of a file, such as CSV or Parquet, not a {type(data).__name__}; write it to "
-            "a file first, such as by to_parquet(path)"
+            f"the table of a study must be the path of a file, such as CSV or Parquet, not a {type(data).__name__}; "
+            "write it to a file first, for example with to_parquet(path)"
         )
     if study.schema is None:
         raise StudyError(
-            "the study only lists features; to train on a table it needs [columns] with public bounds and "
+            "the study has a list of features only; training on a table needs [columns] with public bounds and "
             "values, and a [label] (dpadmm study new drafts them)"
         )
-    constant = study.training.intercept if intercept is None else intercept
-    return encode_table(Path(data), study.encoding or study.schema, study.label, by=by, intercept=constant)
+    has_intercept = study.training.intercept if intercept is None else intercept
+    return encode_table(Path(data), study.encoding or study.schema, study.label, by=by, intercept=has_intercept)
 
 
 def run_study(
@@ -141,12 +168,18 @@ def run_study(
     observers: Sequence[Observer] = (),
     keep_interrupted: bool = False,
 ) -> Result:
-    """Train a study on a table that was encoded for it: its owners are the agents, or equal random shares.
+    """Train a study on an encoded table.
 
-    With a ``seed`` the noise is simulated: an experiment that can be repeated and protects nobody. Ctrl-C is
-    raised as usual, unless what was done is to be kept.
+    Each owner in the table is one agent. Without owners, the rows are assigned at random to ``n_agents`` agents.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Seed for simulated noise: reproducible, without privacy. If not given, the noise is exact.
+    keep_interrupted : bool, default=False
+        Whether Ctrl-C ends the run and returns the rounds so far. If False, KeyboardInterrupt is raised.
     """
-    rows, names = _laid_out(table, n_agents, seed)
+    rows, names = _rows_by_agent(table, n_agents, seed)
     if rows.n_features != study.shape[0]:
         raise DataError(f"the rows have {rows.n_features} features, but the study has {study.shape[0]}")
     study.check_rows(*rows.n_rows.tolist())
@@ -161,42 +194,44 @@ def run_study(
         keep_interrupted=keep_interrupted,
         most_rows=study.most_rows,
     )
-    if result.training != study.training:  # the rounds followed from the sizes
+    if result.training != study.training:  # the number of rounds was derived from the sizes
         study = replace(study, training=result.training)
     return replace(result, of_study=study, names=names)
 
 
 def agent_sizes(table: EncodedTable, n_agents: int) -> Integers:
-    """Rows of every agent, which are public: by the owners of the table, or equal shares."""
+    """Return the public number of rows of every agent: by the owners of the table, or equal shares."""
     if table.groups is not None:
         return np.bincount(table.groups, minlength=len(table.owners))
-    return np.array([len(each) for each in np.array_split(np.arange(len(table.labels)), n_agents)])
+    return np.array([len(part) for part in np.array_split(np.arange(len(table.labels)), n_agents)])
 
 
-def _laid_out(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, Sequence[str]]:
-    """The rows of a cohort and its names; rows in a file are written anew, agent by agent."""
+def _rows_by_agent(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[Rows, Sequence[str]]:
+    """Return the rows, grouped by agent, and the agents' names. Rows in a mapped file are rewritten in this order."""
     features, labels, weights = table.features, table.labels, table.row_weights
-    owners, names = _deal(table, n_agents, seed)
+    owners, names = _assign_owners(table, n_agents, seed)
     if not is_mapped(features):
-        deal = of_codes(owners, names)
-        order, offsets = deal.order, deal.offsets
+        partition = of_codes(owners, names)
+        order, offsets = partition.order, partition.offsets
         return make_rows(features, labels, order=order, offsets=offsets, names=names, row_weights=weights), names
     if len(names) == 1:
         return make_rows(features, labels, names=names, row_weights=weights), names
-    places, offsets = group_order(owners, len(names))
-    del owners  # large, as the places are
-    features, labels = reorder(features, places), np.asarray(reorder(labels[:, None], places)).reshape(-1)
+    positions, offsets = group_order(owners, len(names))
+    del owners  # frees memory, as does the deletion of the positions below
+    features, labels = reorder(features, positions), np.asarray(reorder(labels[:, None], positions)).reshape(-1)
     if weights is not None:
-        weights = np.asarray(reorder(weights[:, None], places)).reshape(-1)
-    del places
+        weights = np.asarray(reorder(weights[:, None], positions)).reshape(-1)
+    del positions
     return make_rows(features, labels, offsets=offsets, names=names, row_weights=weights), names
 
 
-def _deal(table: EncodedTable, n_agents: int, seed: int | None) -> tuple[NDArray[np.integer[Any]], Sequence[str]]:
-    """The agent of every row, and the agents' names."""
+def _assign_owners(
+    table: EncodedTable, n_agents: int, seed: int | None
+) -> tuple[NDArray[np.integer[Any]], Sequence[str]]:
+    """Return the agent of every row, and the agents' names."""
     if table.groups is None:
         rng = np.random.default_rng(seed)
         return equal_owners(len(table.labels), n_agents, rng), numbered(n_agents)
     if n_agents != 1:
-        raise StudyError("the table says whose rows are whose, so the number of agents cannot be chosen")
+        raise StudyError("n_agents cannot be set if a column of the table identifies the owners; leave one of them out")
     return table.groups, tuple(table.owners)

@@ -412,7 +412,7 @@ class FederatedResult:
     privacy: PrivacyReport
     statement: Statement
     rounds_done: int
-    inferred: tuple[float, Floats | None]
+
     method: DeployableMethod[Any]
     broadcast: Floats
 
@@ -450,7 +450,6 @@ def result_of(journal: Journal) -> FederatedResult:
         privacy=privacy,
         statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, honest),
         rounds_done=done,
-        inferred=method.inferred(sent),
         method=method,
         broadcast=sent,
     )
