@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 
-from dpadmm.baselines import CentralizedRounds, centralized
+from dpadmm.baselines import CentralizedRounds
 from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import ConvergenceWarning
@@ -150,7 +150,7 @@ def test_many_weights_take_another_solver_to_the_same_place() -> None:
         with case(regularizer), pytest.MonkeyPatch.context() as monkeypatch:
             rows, problem = cohort(Logistic()), Problem(Logistic(), regularizer, 0.005)
             newton = problem.objective(rows, minimizer(problem, rows))
-            monkeypatch.setattr(centralized, "_NEWTON_WEIGHTS", 0)
+            monkeypatch.setattr("dpadmm.engine.minimizer._NEWTON_WEIGHTS", 0)
             assert problem.objective(rows, minimizer(problem, rows)) == pytest.approx(newton, rel=1e-7)
 
 

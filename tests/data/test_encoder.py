@@ -378,6 +378,7 @@ def test_rows_in_a_file_give_the_same_gradient_portion_by_portion(
 ) -> None:
     path = written(tmp_path, table(3000))
     memory, mapped = (encode_table(path, schema, LABEL, memory_bytes=limit) for limit in (2**28, 0))
+    monkeypatch.setattr(kernels, "MIN_COMPILED_ENTRIES", 0)
     monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 500)
     monkeypatch.setattr("dpadmm.matrices.memmap.PORTION_BYTES", 10_000)
     points = np.random.default_rng(0).normal(size=(1, len(schema.features), 1))

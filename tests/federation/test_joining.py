@@ -315,7 +315,7 @@ def test_fingerprints_are_those_that_openssl_shows(authority):
 
 
 def test_missing_packages_are_one_sentence():
-    for module in ["pki.authority", "pki.certificates", "pki.joining", "nats.broker"]:
+    for module in ["identity.authority", "identity.certificates", "identity.joining", "transport.broker"]:
         with case(module):
             code = (
                 "import sys; sys.modules['cryptography'] = None\n"

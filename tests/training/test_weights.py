@@ -260,6 +260,7 @@ def rows_of_two() -> Rows:
 
 def test_large_tables_in_files_keep_weights_with_their_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in a file are written anew, agent by agent."""
+    monkeypatch.setattr("dpadmm.kernels.MIN_COMPILED_ENTRIES", 0)
     label = weighted(class_weight={"yes": 12.0, "no": 1.0})
     one = train(study(label), path, n_agents=3, seed=2).model.weights
     monkeypatch.setattr(

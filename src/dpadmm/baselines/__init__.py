@@ -22,7 +22,9 @@ BASELINES: dict[str, type[MethodSettings]] = registered(
     "centralized",
     having="rounds",
 )
-ALL_METHODS = METHODS | BASELINES
+_FIRST = ("auto", "dp_admm", "admm", "admm_pvp", "admm_dvp", "dp_sgd")
+ALL_METHODS = {name: (METHODS | BASELINES)[name] for name in (*_FIRST, *METHODS, *BASELINES)}
+"""All methods, in the order of tables and legends."""
 
 __all__ = [
     "ALL_METHODS", "BASELINES", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds",
