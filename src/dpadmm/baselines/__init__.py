@@ -23,9 +23,14 @@ BASELINES: dict[str, type[MethodSettings]] = registered(
     having="rounds",
 )
 ALL_METHODS = METHODS | BASELINES
+METHOD_TITLES = {name: method.title for name, method in ALL_METHODS.items()}
+"""Display names of the methods, in display order."""
+ONE_MODEL = tuple(name for name, method in ALL_METHODS.items() if not method.local_models)
+"""Methods without local models; their single model is reported as the local one."""
 
 __all__ = [
-    "ALL_METHODS", "BASELINES", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds",
+    "ALL_METHODS", "BASELINES", "METHOD_TITLES", "ONE_MODEL", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp",
+    "AdmmPvpRounds", "AdmmRounds",
     "Centralized", "CentralizedRounds", "ObjectivePerturbation", "ObjectivePerturbationRounds",
     "OutputPerturbation", "OutputPerturbationRounds",
 ]  # fmt: skip

@@ -46,8 +46,6 @@ COMMANDS = {
     "plan": "Forecast the cost and the accuracy of a study, without reading private rows.",
     "privacy": "Privacy calculator: compute noise, ε per round, total ε or rounds from the others.",
     "compare": "Compare methods at equal privacy: what does each reach, and what does it cost?",
-    "reproduce": "Run the paper's experiments and draw its figures and tables.",
-    "report": "One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown.",
     "audit": "Run a privacy attack against the shipped agent, and check that it keeps its guarantee.",
     "verify": "Check a privacy statement: recompute every ε in two ways.",
     "study": "A study: the public contract of a run.",
@@ -60,7 +58,7 @@ COMMANDS = {
 }
 """The first line of every command's help."""
 
-_HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "report": "reproduce", "version": "doctor"}
+_HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "version": "doctor"}
 """Files of commands that have another name than their command."""
 
 
@@ -123,7 +121,15 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success, 1 a check failed (audit, health, doctor), 2, 3, 75 and 130 as above."""
+    """Run a command of ``dpadmm``."""
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a typer application.
+
+    Exit codes: 0 success, 1 a check failed (audit, health, doctor), 2, 3, 75 and 130 as above.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # shows ? where ε cannot be encoded

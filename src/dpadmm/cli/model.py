@@ -329,7 +329,8 @@ def explain(
             raise StudyError(f"{table}: a table is written as .md or .csv")
         write(table, (_markdown(found, sentence) if table.suffix == ".md" else _csv(found)).encode())
     if figure is not None:
-        from dpadmm.reporting.figures import coefficient_figure, save_figure  # matplotlib takes its time
+        from dpadmm.figures.coefficients import coefficient_figure  # matplotlib takes its time
+        from dpadmm.figures.style import save_figure
 
         pictures = save_figure(
             coefficient_figure(found, top=top, title=str(model.study.get("name") or model_file.name)), figure / FIGURE
