@@ -1,4 +1,4 @@
-"""What drafts reach on real tables: ``python benchmarks/drafted.py RUNS.csv --sets churn lending --agents 1 10 50``.
+"""What drafts reach on real tables: ``python -m benchmarks.drafted RUNS.csv --sets churn lending --agents 1 10 50``.
 
 20% of a table (at most 50,000 rows) are for testing and 5% are public: a study is drafted from them, as ``study new``
 does, and trained on the other 75% at ε = 1, δ = 1e-5. A line is one run, with error (root mean square for numbers) and
@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy.suite import MOST_ROWS
 from dpadmm import train
 from dpadmm.data.datasets.adult import COLUMNS, adult_rows
 from dpadmm.data.datasets.tables import tables
@@ -38,7 +39,6 @@ from dpadmm.data.schema import Number
 from dpadmm.data.schema_file import ASK
 from dpadmm.engine.minimizer import minimizer
 from dpadmm.errors import DPADMMError
-from dpadmm.experiments.accuracy import MOST_ROWS
 from dpadmm.models.evaluate import evaluate
 from dpadmm.queries.problem import Problem, make_rows
 from dpadmm.regularizers import L2

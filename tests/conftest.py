@@ -25,7 +25,7 @@ if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 2**32:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # Doctests are looked for in the package alone: a helper that is searched for them is imported a second time
-collect_ignore_glob = ["support/*.py", "mutation/[!t]*.py", "fuzz/[!t]*.py", "audit/mutants.py", "browser/chromium.py"]
+collect_ignore_glob = ["support/*.py", "mutation/[!t]*.py", "fuzz/[!t]*.py", "audit/mutants.py"]
 
 COMMAND = [sys.executable, "-c", "from dpadmm.cli import main; main()"]
 
@@ -104,22 +104,32 @@ Cli = Callable[..., Answer]
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+def cli(in_process: Callable[..., Cli]) -> Cli:
     """``cli("simulate", "--data", path)``: the command in this process."""
     from dpadmm.cli import main
 
-    def run(*words: object, columns: int = 80) -> Answer:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr(sys, "argv", ["dpadmm", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        shown = capsys.readouterr()
-        code = end.value.code
-        assert code is None or isinstance(code, int)
-        return Answer(code or 0, shown.out, shown.err)
+    return in_process(main, "dpadmm")
 
-    return run
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Cli]:
+    """``in_process(main, "dpadmm")``: a function that runs a program's ``main`` with given words."""
+
+    def runner(main: Callable[[], None], program: str) -> Cli:
+        def run(*words: object, columns: int = 80) -> Answer:
+            monkeypatch.setenv("COLUMNS", str(columns))
+            monkeypatch.setattr(sys, "argv", [program, *map(str, words)])
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as end:
+                main()
+            shown = capsys.readouterr()
+            code = end.value.code
+            assert code is None or isinstance(code, int)
+            return Answer(code or 0, shown.out, shown.err)
+
+        return run
+
+    return runner
 
 
 @pytest.fixture
@@ -185,40 +195,3 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return whole
 
     return folder
-
-
-@pytest.fixture(scope="session")
-def paper_results(once: Once) -> Any:
-    """Results of the paper's experiments on a few synthetic rows, made by the runner."""
-    from paper_runs import PAPER_SHAPED, make_results
-
-    from dpadmm.experiments.results import read_results
-
-    return read_results(once("paper", lambda folder: make_results(PAPER_SHAPED, folder)))
-
-
-@pytest.fixture(scope="session")
-def paper_page(paper_results: Any, once: Once) -> str:
-    """The report on those results."""
-    from dpadmm.paper.report import report_html
-
-    def make(folder: Path) -> None:
-        (folder / "report.html").write_text(report_html(paper_results, source="runs/small"), encoding="utf-8")
-
-    return (once("paper page", make) / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="session")
-def comparison_folder(once: Once) -> Path:
-    """A folder with results that are no experiment of the paper's: two methods, budgets, agents."""
-    from paper_runs import COMPARISON, make_results
-
-    return once("comparison", lambda folder: make_results(COMPARISON, folder))
-
-
-@pytest.fixture(scope="session")
-def comparison_results(comparison_folder: Path) -> Any:
-    """Those results."""
-    from dpadmm.experiments.results import read_results
-
-    return read_results(comparison_folder)

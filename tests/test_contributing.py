@@ -23,12 +23,14 @@ from typer.testing import CliRunner
 
 from dpadmm import simulate
 from dpadmm.cli import app
-from dpadmm.experiments import runner
 from dpadmm.queries import QUERIES
 from dpadmm.studies.study import read_study
+from dpadmm.training import compare
+from reproduction import runner
+from reproduction.__main__ import app as reproduction
 
 
-def run(*words):
+def run(*words, app=app):
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert done.exit_code == 0, (words, done.output, done.exception)
     return done.output
@@ -39,7 +41,7 @@ def here(make, tasks, **options):
     yield from ((task, answer(task)) for task in tasks)
 
 
-runner.in_processes = here  # grids start no processes
+runner.in_processes = compare.in_processes = here  # no processes are started
 
 # help and schema
 shown = run("simulate", "--help")
@@ -120,7 +122,7 @@ method = "dp_admm"
 n_agents = [2, 3]
 round_epsilon = [0.05, 0.1]
 ''')
-run("reproduce", "--grid", "grid.toml", "-o", "out", "--workers", 1)
+run("run", "--grid", "grid.toml", "-o", "out", "--workers", 1, app=reproduction)
 assert list(Path("out").rglob("spread.png"))
 """
 
@@ -131,6 +133,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "src", folder / "src")  # with what the compiler keeps: it knows a changed file by its time
     unneeded = shutil.ignore_patterns("__pycache__", "corpus", "mutation")
+    shutil.copytree(ROOT / "reproduction", folder / "reproduction", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=unneeded)
     shutil.copy(ROOT / "pyproject.toml", folder)
     for diff in DIFFS:

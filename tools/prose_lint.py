@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-PATHS = ("README.md", "docs", "src", "examples")
+PATHS = ("README.md", "docs", "src", "reproduction", "examples")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CODE = re.compile(r"``.*?``|`[^`\n]*`|:\w+:`[^`]*`|\]\([^)\s]*\)|<!--.*?-->|(?m:^ *(?:>>>|\.\.\.) .*$)", re.DOTALL)
 FENCE = re.compile(r" *(```+|~~~+)(.*)")

@@ -1,4 +1,4 @@
-"""Adult with 100 agents: which error, at the same (ε, δ), if one relies on whom? ``python benchmarks/peers/adult.py``
+"""Adult with 100 agents: which error, at the same (ε, δ), if one relies on whom? ``python -m benchmarks.peers.adult``
 
 Prints a table: ``auto`` with local noise, ``auto`` with secure aggregation, and Opacus DP-SGD run by a curator who sees
 all rows, beside the optimum without privacy. Opacus has an environment of its own in ``.peers``.
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from run import HEAD, HERE, environment, save
 
+from benchmarks.accuracy import suite as accuracy
+from benchmarks.accuracy.suite import Score, standard_error
+from benchmarks.peers.run import HEAD, HERE, environment, save
 from dpadmm import Settings, load_adult
 from dpadmm.accounting import exact_epsilon
 from dpadmm.accounting.calibration import total_noise_multiplier
 from dpadmm.engine.noise import ExactNoise
-from dpadmm.experiments import accuracy
-from dpadmm.experiments.accuracy import Score, standard_error
-from dpadmm.experiments.runner import Bench
+from dpadmm.training.compare import PreparedRuns
 from dpadmm.training.preparation import prepare
 from dpadmm.training.simulate import run_prepared
 
@@ -50,7 +50,7 @@ split at ε = 0.634, with shares from 0.01 to 1, 50 to 10,000 steps and learning
 
 def ours(epsilons: list[float], splits: int) -> dict[str, dict[float, list[float]]]:
     """Test errors by contender and ε; with all agents honest, of the noise that deployed agents add."""
-    bench, found = Bench(load_adult()), {name: {epsilon: [] for epsilon in epsilons} for name in OURS}
+    bench, found = PreparedRuns(load_adult()), {name: {epsilon: [] for epsilon in epsilons} for name in OURS}
     shared = {"n_agents": AGENTS, "delta": DELTA, "test_rows": TEST_ROWS, "metrics_every": 10**6}
     for seed in range(1, splits + 1):
         for name, how in OURS.items():

@@ -1,7 +1,7 @@
-"""Other libraries on the rows of the accuracy suite: ``python benchmarks/peers/run.py [opacus] [diffprivlib]``.
+"""Other libraries on the rows of the accuracy suite: ``python -m benchmarks.peers.run [opacus] [diffprivlib]``.
 
 Each has an environment of its own in ``.peers`` with pinned versions, and gets the same encoded rows, splits and
-agents as ``dpadmm compare --suite accuracy``. Lines go to ``peers.csv`` in the suite's folder; run the suite again
+agents as ``python -m benchmarks.accuracy``. Lines go to ``peers.csv`` in the suite's folder; run the suite again
 for its page.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm.experiments import accuracy
+from benchmarks.accuracy import suite as accuracy
 from dpadmm.training.preparation import PreparedData, prepare
 
 HERE = Path(__file__).resolve().parent

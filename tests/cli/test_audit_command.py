@@ -14,7 +14,7 @@ from looping import case
 
 from audit.mutants import factor_2_missing
 from dpadmm.audit import gates
-from dpadmm.reporting.figures import roc_figure
+from dpadmm.figures.roc import roc_figure
 
 SHORT = ("--trials", 40, "--workers", 1)
 RARE = 1e-9

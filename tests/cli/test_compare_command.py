@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import mixed_tables
@@ -12,11 +14,12 @@ import pytest
 from looping import case
 from paper_runs import rows as dataset_rows
 from printed import printed
+from quick_workers import quick_workers
 
-from dpadmm import simulate
-from dpadmm.cli.compare import _say_head, rows_of, show
-from dpadmm.experiments.results import read_results
+from dpadmm import Settings, simulate
+from dpadmm.cli.compare import _say_head, show
 from dpadmm.studies.public_rows import PublicRows
+from dpadmm.training.compare import compare as run_comparison
 
 pytestmark = pytest.mark.usefixtures("workers_forked")
 
@@ -52,7 +55,8 @@ def test_a_method_that_diverges_is_told_and_the_others_are_compared(cli, rows_cs
     assert "DPSGD diverged" in text
     assert text.count("dp_sgd diverged in round 4 of 5: the weights are no longer finite numbers") == 1
     assert "does not apply" not in text
-    status = {row.method: row.status for row in rows_of(read_results(tmp_path / "out"))}
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+    status = {row["method"]: row["status"] for row in rows}
     assert status == {"centralized": "done", "dp_admm": "done", "dp_sgd": "refused"}
 
 
@@ -71,9 +75,8 @@ def test_all_methods_get_the_same_total(cli, rows_csv, tmp_path):
         assert 0.98 * row["asked"] < row["total_epsilon"] <= row["asked"], row["method"]
         assert len(row["measures"]["test_error_global"]["values"]) == 2
     assert [row["total_epsilon"] for row in rows if row["method"] in ("admm", "centralized")] == [None] * 3
-    results = read_results(tmp_path / "out")  # what dpadmm report reads
-    assert results.experiments == ["comparison"]
-    for name in ("comparison.png", "comparison.svg"):
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"] == rows
+    for name in ("comparison.json", "comparison.png", "comparison.svg"):
         assert str(tmp_path / "out" / name) in answer.json["files"]
         assert (tmp_path / "out" / name).stat().st_size > 0
 
@@ -96,7 +99,7 @@ def test_tables_for_people_fit_and_show_what_does_not_apply(cli, rows_csv, tmp_p
         "--epsilon",
         "1,2",
     ]
-    words += ["-o", tmp_path / "out"]  # the second time nothing is run again
+    words += ["-o", tmp_path / "out", "--overwrite"]
     for columns in (80, 120):
         answer = compare(cli, rows_csv, *words, columns=columns).succeeded()
         shown = [line for line in answer.out.splitlines() if not line.startswith(("Results:", "Figure:"))]
@@ -124,7 +127,7 @@ def test_secure_aggregation_stands_beside_local_trust(cli, rows_csv, tmp_path):
     assert masked["epsilon_alone"] == pytest.approx(same.epsilon_alone, rel=1e-6)
     assert "auto, secure aggregation, h = 4" in (tmp_path / "out" / "comparison.svg").read_text()
     for columns in (80, 120):
-        answer = compare(cli, rows_csv, *words, columns=columns).succeeded()
+        answer = compare(cli, rows_csv, *words, "--overwrite", columns=columns).succeeded()
         shown = [line for line in answer.out.splitlines() if not line.startswith(("Results:", "Figure:"))]
         assert max(map(len, shown)) <= columns
         text = " ".join(answer.out.split())
@@ -190,14 +193,51 @@ def test_without_data_it_says_so(cli):
     assert "say which data" in answer.err
 
 
-def shown(results, rows) -> str:
-    return printed(80, show, dataset_rows(), results, rows)
+@pytest.fixture(scope="module")
+def rows():
+    """Two methods, budgets and numbers of agents, and the optimum."""
+    shared = {"n_rounds": 5, "metrics_every": 5}
+    private = [
+        Settings(method=method, epsilon=epsilon, n_agents=n, seed=seed, **shared)
+        for method, epsilon, n, seed in product(["dp_admm", "dp_sgd"], [0.5, 2.0], [2, 4], [1, 2])
+    ]
+    optimum = [Settings(method="centralized", seed=seed, **shared) for seed in (1, 2)]
+    with quick_workers():
+        return run_comparison(dataset_rows(), [*private, *optimum])
 
 
-def test_the_footer_says_only_what_is_so(comparison_results):
-    rows = rows_of(comparison_results)
+def shown(rows) -> str:
+    return printed(80, show, dataset_rows(), Settings(epsilon=1.0, n_rounds=5), rows)
+
+
+def test_the_function_returns_the_same_rows_in_any_number_of_processes(rows):
+    assert [(row.method, row.n_agents, row.asked) for row in rows] == [
+        ("centralized", 10, None),
+        *((method, n, epsilon) for n, epsilon, method in product([2, 4], [0.5, 2.0], ["dp_admm", "dp_sgd"])),
+    ]
+    settings = Settings(method="dp_sgd", epsilon=2.0, n_agents=4, n_rounds=5, metrics_every=5)
+    seen = []
+    (again,) = run_comparison(
+        dataset_rows(), [replace(settings, seed=seed) for seed in (1, 2)], workers=1, watch=seen.append
+    )
+    assert seen == [0, 1, 2]
+    assert {**again.values, "seconds": []} == {**rows[-1].values, "seconds": []}
+    for seed, error in zip((1, 2), again.values["train_error_global"], strict=True):
+        result = simulate(dataset_rows(), settings=replace(settings, seed=seed))
+        assert result.trace.last()["train_error_global"] == error
+
+
+def test_a_comparison_that_is_stopped_returns_what_is_finished():
+    settings = [Settings(method="dp_sgd", epsilon=1.0, n_rounds=5, seed=seed) for seed in range(1, 40)]
+    seen = []
+    with quick_workers():
+        (row,) = run_comparison(dataset_rows(), settings, workers=1, watch=seen.append, stop=lambda: seen[-1] > 1)
+    assert 1 < len(row.values["seconds"]) == seen[-1] < 39
+
+
+def test_the_footer_says_only_what_is_so(rows):
     bound = [replace(row, accountant="some bound") if row.method == "dp_sgd" else row for row in rows]
-    private = " ".join(shown(comparison_results, bound).split())
+    private = " ".join(shown(bound).split())
     assert "without privacy. Local" in private
     assert "ADMM has no privacy either" not in private
     assert "The noise is simulated" in private
@@ -209,19 +249,18 @@ def test_the_footer_says_only_what_is_so(comparison_results):
         for row in rows
         if row.method == "dp_admm" and row.asked == 0.5
     ]
-    text = " ".join(shown(comparison_results, [rows[0], *free]).split())
+    text = " ".join(shown([rows[0], *free]).split())
     assert "; ADMM has no privacy either." in text
     assert "simulated" not in text
     assert "Gaussian" not in text
 
 
-def test_methods_with_one_model_show_no_local_error(comparison_results):
-    rows = rows_of(comparison_results)
-    lines = {line.split()[0]: line for line in shown(comparison_results, rows).splitlines() if "%" in line}
+def test_methods_with_one_model_show_no_local_error(rows):
+    lines = {line.split()[0]: line for line in shown(rows).splitlines() if "%" in line}
     names = ("DP-ADMM", "DPSGD", "optimum")
     assert [lines[name].count("%") for name in names] == [2, 1, 1]
     assert [" – " in lines[name] for name in names] == [False, True, True]
-    alone = shown(comparison_results, [row for row in rows if row.method != "dp_admm"])
+    alone = shown([row for row in rows if row.method != "dp_admm"])
     assert "local" not in alone.lower()
 
 
@@ -248,9 +287,11 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
     assert list(rows) == ["centralized", "dp_admm", "auto", "dp_sgd"]
     for name in ("dp_admm", "auto", "dp_sgd"):
         assert rows[name]["total_epsilon"] == pytest.approx(study.epsilon, rel=1e-6)
-    lines = read_results(tmp_path / "out").select(method="dp_admm").last()
-    assert lines.column("z")[0] == pytest.approx(6.0, rel=1e-6)
-    assert lines.column("rho")[0] == 0.5
+    changes = {"method": "dp_admm", "noise_multiplier": 6.0, "rho": 0.5, "n_rounds": 9}
+    same = simulate(study, str(table), n_agents=3, seed=1)
+    assert same.settings.flat().items() >= changes.items()
+    measured = rows["dp_admm"]["measures"]["train_loss_global"]["values"]
+    assert measured == pytest.approx([same.trace.last()["train_loss_global"]], rel=1e-6)
     public = mixed_tables.write_csv(tmp_path / "public.csv", mixed_tables.make_cells(200, seed=9))
     sha256 = PublicRows.of(public).sha256
     text = mixed_tables.to_toml(mixed_tables.make_study(method="auto", n_rounds=5, epsilon=0.05))

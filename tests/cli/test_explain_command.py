@@ -12,10 +12,10 @@ from mixed_tables import COLUMNS, make_cells, make_study, write_csv
 from dpadmm.cli.model import _markdown
 from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Category, Number, Schema
+from dpadmm.figures.coefficients import coefficient_figure
 from dpadmm.models.explain import Coefficient, Explanation, explain
 from dpadmm.models.file import load_model
 from dpadmm.models.model import Model, model_of
-from dpadmm.reporting.figures import coefficient_figure
 from dpadmm.training.train import run_study
 
 FEW = ("n0", "n1", "n2", "i0", "grade0", "grade1", "flag0", "flag1")

@@ -35,8 +35,6 @@ OPTIONS = {
         *("--methods", "--epsilon", "--round-epsilon", "--agents", "--repeats", "--seed", "--workers"),
         *("--data", "--label", "--classes", "--by", "--output", "--overwrite", "--json", "--learning-rate"),
     ],
-    "reproduce": ["--output", "--grid", "--workers", "--repeats", "--overwrite", "--no-figures", "--json"],
-    "report": ["--output"],
     "ledger": ["show", "verify", "export"],
 }
 

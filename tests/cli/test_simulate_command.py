@@ -28,8 +28,8 @@ from scipy.sparse import csr_array
 
 import dpadmm
 from dpadmm.models.file import load_model
-from dpadmm.reporting.run_folder import to_toml
 from dpadmm.studies.settings import flat_parameters
+from dpadmm.training.run_folder import to_toml
 
 pytestmark = pytest.mark.usefixtures("sketched")  # the figure of `run_folder` is drawn before
 
@@ -326,7 +326,7 @@ def test_output_folders_that_cannot_be_used(cli, tmp_path, rows_csv):
 
 def test_an_output_folder_without_permission(cli, tmp_path, rows_csv, monkeypatch):
     # os.access says yes to root whatever the permissions are
-    monkeypatch.setattr("dpadmm.reporting.run_folder.os.access", lambda path, mode: False)
+    monkeypatch.setattr("dpadmm.training.run_folder.os.access", lambda path, mode: False)
     refused(cli("simulate", "--data", rows_csv, *BINARY, *QUICK, "-o", tmp_path / "o"), "cannot be written to")
 
 

@@ -95,8 +95,6 @@ PATHS: dict[str, Callable[[Path], Sequence[object]]] = {
     "plan": lambda f: ("plan", f / "missing.toml", "--rows", 100),
     "compare": lambda f: ("compare", "--data", f / "missing.csv", "-e", 1),
     "simulate": lambda f: ("simulate", "--data", f / "missing.csv", "--epsilon", 1),
-    "report": lambda f: ("report", f / "missing"),
-    "reproduce": lambda f: ("reproduce", "--grid", f / "missing"),
     "verify": lambda f: ("verify", f / "m.statement.json"),
     "ledger show": lambda f: ("ledger", "show", f / "ledger"),
     "ledger verify": lambda f: ("ledger", "verify", f / "missing"),

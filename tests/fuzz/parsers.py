@@ -24,7 +24,6 @@ from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.experiments.grid import read_grid
 from dpadmm.federation.health import read_status
 from dpadmm.federation.identity.authority import all_approvals, read_settings
 from dpadmm.federation.identity.joining import read_invitation, read_request
@@ -48,6 +47,7 @@ from dpadmm.studies.drafts.dictionary import draft_from_dictionary
 from dpadmm.studies.drafts.text import study_text
 from dpadmm.studies.settings import settings_from
 from dpadmm.studies.study import confirmations, read_study, study_from, study_problems
+from reproduction.grid import read_grid
 
 CORPUS = Path(__file__).with_name("corpus")
 STUDY, SHAPE, ROSTER = "ab" * 32, (3, 2), 10

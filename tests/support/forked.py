@@ -22,7 +22,7 @@ PRELOADED = [
     "dpadmm.federation.server.process",
     "dpadmm.federation.site.process",
     "dpadmm.sites.table",
-    "dpadmm.experiments.runner",
+    "reproduction.runner",
     "dpadmm.kernels.formulas",
     "dpadmm.kernels.passes",
     "numba.core.caching",

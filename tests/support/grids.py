@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpadmm.data import Dataset, synthetic
-from dpadmm.experiments.results import TIMING, Results
+from reproduction.results import TIMING, Results
 
 SMALL: dict[str, Any] = {
     "title": "small",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpadmm.experiments.results import MEASURES, SCHEMA, Results
+from reproduction.results import MEASURES, SCHEMA, Results
 
 SEEDS = (1, 2, 3)
 ROUNDS = (1, 10, 25, 50, 75, 100)

@@ -11,9 +11,9 @@ import pyarrow as pa
 from quick_workers import quick_workers
 
 from dpadmm.data import Dataset, synthetic
-from dpadmm.experiments.grid import grid_from
-from dpadmm.experiments.results import Results, read_results
-from dpadmm.experiments.runner import run_grid
+from reproduction.grid import grid_from
+from reproduction.results import Results, read_results
+from reproduction.runner import run_grid
 
 EPSILONS, DELTAS = [0.05, 0.1], [1e-3, 1e-4]
 
@@ -111,7 +111,7 @@ def make_results(grid: dict[str, Any], folder: Path) -> Results:
     """Run a grid through the runner, and read back what it wrote."""
     path = folder / "results.parquet"
     with quick_workers():
-        run_grid(grid_from(grid), rows(), path, command="dpadmm reproduce --grid small.toml")
+        run_grid(grid_from(grid), rows(), path, command="python -m reproduction run --grid small.toml")
     return read_results(path)
 
 

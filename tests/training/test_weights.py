@@ -24,7 +24,6 @@ from dpadmm.data import encoded
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.engine.noise import ExactNoise, SimulatedNoise
 from dpadmm.errors import DataError
-from dpadmm.experiments.results import data_stamp
 from dpadmm.losses.poisson import coded as counted
 from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.models.evaluate import evaluate, evaluation_study
@@ -37,6 +36,7 @@ from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
 from dpadmm.training import train as in_one_process
 from dpadmm.training.train import encode, prior_from, train
+from reproduction.results import data_stamp
 
 COLUMNS = tuple("abcd")
 SCHEMA = Schema(tuple(Number(name, (-1, 1)) for name in COLUMNS))

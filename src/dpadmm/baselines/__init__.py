@@ -25,9 +25,14 @@ BASELINES: dict[str, type[MethodSettings]] = registered(
 _FIRST = ("auto", "dp_admm", "admm", "admm_pvp", "admm_dvp", "dp_sgd")
 ALL_METHODS = {name: (METHODS | BASELINES)[name] for name in (*_FIRST, *METHODS, *BASELINES)}
 """All methods, in the order of tables and legends."""
+METHOD_TITLES = {name: method.title for name, method in ALL_METHODS.items()}
+"""Display names of the methods, in display order."""
+ONE_MODEL = tuple(name for name, method in ALL_METHODS.items() if not method.local_models)
+"""Methods without local models; their single model is reported as the local one."""
 
 __all__ = [
-    "ALL_METHODS", "BASELINES", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp", "AdmmPvpRounds", "AdmmRounds",
+    "ALL_METHODS", "BASELINES", "METHOD_TITLES", "ONE_MODEL", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp",
+    "AdmmPvpRounds", "AdmmRounds",
     "Centralized", "CentralizedRounds", "ObjectivePerturbation", "ObjectivePerturbationRounds",
     "OutputPerturbation", "OutputPerturbationRounds",
 ]  # fmt: skip

@@ -46,8 +46,6 @@ COMMANDS = {
     "plan": "Forecast the cost and accuracy of a study without reading private rows.",
     "privacy": "Compute any one of noise, ε or rounds from the rest.",
     "compare": "Compare methods at the same ε.",
-    "reproduce": "Run the paper's experiments and draw its figures and tables.",
-    "report": "One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown.",
     "audit": "Attack the shipped agent and check that its privacy guarantee holds.",
     "verify": "Verify a privacy report: recompute every ε with two independent methods.",
     "study": "Create, check and inspect study files.",
@@ -60,7 +58,7 @@ COMMANDS = {
 }
 """The first line of every command's help."""
 
-_HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "report": "reproduce", "version": "doctor"}
+_HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "version": "doctor"}
 """Modules of commands whose module has another name."""
 
 
@@ -125,7 +123,15 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 success; 1 failed check (audit, health, doctor); 2, 3, 75 and 130 as above."""
+    """Run a command of ``dpadmm``."""
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a typer application.
+
+    Exit codes: 0 success, 1 a check failed (audit, health, doctor), 2, 3, 75 and 130 as above.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # prints ? if ε cannot be encoded

@@ -17,7 +17,7 @@ from typer import Option
 from dpadmm.cli import INCONCLUSIVE, InterruptedRunError
 from dpadmm.cli.console import AsJson, CtrlC, Row, echo, echo_json, echo_path, progress_bar, show_table
 from dpadmm.engine.workers import n_cores
-from dpadmm.reporting.run_folder import check_folder, write_text
+from dpadmm.training.run_folder import check_folder, write_text
 
 if TYPE_CHECKING:
     from dpadmm.audit import Audit, Outcome
@@ -77,7 +77,8 @@ def _write(result: Audit, folder: Path) -> Path | None:
     guesses, plan = result.guesses, result.plan
     if not len(guesses.worlds):
         return None
-    from dpadmm.reporting.figures import roc_figure, save_figure
+    from dpadmm.figures.roc import roc_figure
+    from dpadmm.figures.style import save_figure
 
     picture = roc_figure(
         (guesses.margins[guesses.worlds == 0], guesses.margins[guesses.worlds == 1]),

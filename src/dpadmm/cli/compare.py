@@ -1,38 +1,35 @@
-"""``dpadmm compare``: methods × budgets × agents × seeds on any data, at equal privacy."""
+"""``dpadmm compare``: methods × budgets × agents × seeds on one data set, at equal privacy."""
 
 from __future__ import annotations
 
+import json
 import math
-import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby, product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.text import Text
 from typer import Option
 
-from dpadmm.accounting.calibration import total_noise_multiplier
-from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.baselines import ALL_METHODS
-from dpadmm.cli import reproduce
+from dpadmm.baselines import ALL_METHODS, METHOD_TITLES, ONE_MODEL
 from dpadmm.cli.console import (
     AsJson,
+    CtrlC,
+    InterruptedRunError,
     console_width,
     echo,
     echo_json,
     echo_path,
     epsilon_text,
     mean_and_spread,
+    progress_bar,
     show_table,
 )
 from dpadmm.cli.console import Row as TableRow
-from dpadmm.cli.reproduce import RESULTS, Restart, Scheduler, Workers
 from dpadmm.cli.simulate_options import (
     RUN_OPTIONS,
     about_study,
@@ -45,24 +42,27 @@ from dpadmm.cli.simulate_options import (
     parameters,
 )
 from dpadmm.data import Dataset
-from dpadmm.engine.metrics import spread
 from dpadmm.errors import DIVERGED, StudyError
-from dpadmm.experiments.grid import DATA_KEYS, grid_from
-from dpadmm.experiments.results import DONE, MEASURES, REFUSED, Results
 from dpadmm.losses import LOSSES
-from dpadmm.reporting.series import METHODS, ONE_MODEL
+from dpadmm.methods.prior import Prior
 from dpadmm.studies import settings as of_runs
 from dpadmm.studies.settings import Settings, settings_from
 from dpadmm.studies.study import Study
+from dpadmm.training.compare import DONE, REFUSED, ComparisonRow
+from dpadmm.training.compare import compare as run_comparison
+from dpadmm.training.run_folder import check_folder, write_text
 from dpadmm.training.simulate import settings_of
 
 COMPARED = "auto,dp_admm,dp_sgd,admm_pvp"
 NOT_PRIVATE = tuple(name for name, method in ALL_METHODS.items() if not method.private)
 BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
-EXPERIMENT = "comparison"
 LOCAL = {"trust": "local", "honest": None, "void_rounds": 0.0}
+MAX_RUNS = 20_000
 _OWN = ("method", "n_agents", *of_runs.BUDGETS, "seed", "repeats", "output", "metrics_every")
 """Options of simulate that compare defines differently."""
+
+Run = Mapping[str, Any]
+"""Settings of a block of runs; a list means one run for each of its values."""
 
 
 def compare(
@@ -82,119 +82,116 @@ def compare(
     agents: str | None = Option(
         None, "--agents", "-n", help="Number of agents, one or several: 10,100", show_default="10"
     ),
-    repeats: int | None = Option(None, help="Random splits of each run.", show_default="3; of a suite 10"),
+    repeats: int = Option(3, help="Random splits of each run."),
     seed: int = Option(1, help="Seed of the first split."),
     metrics_every: int = Option(5, help="Measure every this many rounds."),
-    workers: Workers = None,
-    scheduler: Scheduler = None,
-    output: Path | None = Option(None, "--output", "-o", help="Folder for the results file and the figure."),
-    overwrite: Restart = False,
-    suite: str | None = Option(None, help="accuracy: auto beside all methods on 30 data sets, with a page; hours."),
-    quick: bool = Option(False, "--quick", help="Of a suite: small data sets, one ε, 3 splits."),
-    only: str | None = Option(None, help="Of a suite: make the runs of these methods again: auto"),
-    sets: str | None = Option(None, help="Of a suite: these data sets: adult,flights"),
+    workers: Annotated[int | None, Option(help="Processes, one core each.", show_default="all cores")] = None,
+    output: Path | None = Option(None, "--output", "-o", help="Folder for the table (JSON) and the figure."),
+    overwrite: bool = Option(False, "--overwrite", help="Write into a folder that is not empty."),
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Compare methods at the same ε.
 
-    With a STUDY, its method beside others on a table (--data), all at the study's total ε and δ.
+    With a STUDY, its method and others run on a table (--data), all at the study's total ε and δ.
     """
-    if suite is not None:
-        from dpadmm.cli.accuracy import run_suite  # loads tables
-
-        _refuse_beside_suite(options, methods=methods, epsilon=epsilon, round_epsilon=round_epsilon, agents=agents)
-        run_suite(
-            suite,
-            output or Path("runs") / suite,
-            quick=quick,
-            repeats=repeats,
-            only=only,
-            sets=sets,
-            workers=workers,
-            scheduler=scheduler,
-            overwrite=overwrite,
-            as_json=as_json,
-        )
-        return
-    if quick or only or sets:
-        raise StudyError("--quick, --only and --sets are of a suite; add --suite accuracy")
-    repeats = 3 if repeats is None else repeats
+    for name, count in (("repeats", repeats), ("workers", workers), ("metrics_every", metrics_every)):
+        if count is not None and count < 1:
+            words = "at least 1" if name == "metrics_every" else "a whole number of at least 1"
+            raise StudyError(f"{name} must be {words}, not {count}")
     given = {name: value for name, value in options.items() if value is not None}
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     check_owners(about, given)
     shared = {**given, "metrics_every": metrics_every}
     (study, prior), named, masked = open_study(about), _names(methods), {}
     if agents is not None and "by" in about:
-        raise StudyError("by says who the agents are; leave --agents out")
+        raise StudyError("--by defines the agents; leave --agents out")
     counts = list(dict.fromkeys(numbers("agents", agents or "10", int, "whole numbers")))
     agents_of = {} if "by" in about else {"n_agents": counts}
+    blocks: Sequence[Run]
     if study is None:
         masked = _of_sums(named, shared)
         budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
         _check(named, budgets, counts, shared, masked)
-        runs = _runs(named, budgets, agents_of, masked)
+        blocks = _runs(named, budgets, agents_of, masked)
     else:
         budget = {"epsilon": epsilon, "round_epsilon": round_epsilon}
         base = settings_of(study, shared | {name: value for name, value in budget.items() if value is not None})
         named = list(dict.fromkeys([study.training.method.name, *named]))
-        runs, shared = _runs_of_study(study, base, named, shared, agents_of), {}
+        blocks, shared = _runs_of_study(study, base, named, shared, agents_of), {}
     if output:
-        reproduce.check_results_folder(output, overwrite=overwrite)
-    title = f"{', '.join(named)} on {Path(about.get('data', '')).name}"
-    title += f", study {study.hash[:12]}" if study else ""  # another study's runs are not these
-    grid = grid_from(
-        {
-            "title": title,
-            **{name: value for name, value in about.items() if name in DATA_KEYS},
-            "repeats": repeats,
-            "first_seed": seed,
-            "shared": shared,
-            "experiments": {EXPERIMENT: {"title": title, "runs": runs}},
-        },
-        "compare",
-    )
-    first = grid.cells()[0].settings
+        check_folder(output, overwrite=overwrite)
+    runs = list(_settings(blocks, shared, range(seed, seed + repeats)))
+    first = runs[0]
     check_used(given, first, ("loss", "regularizer"))
     dataset = open_dataset(about, first, study)
-    with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
-        run = partial(reproduce.run_with_progress, workers=workers, scheduler=scheduler, overwrite=overwrite)
-        results = run(grid, dataset, Path(folder), prior=prior, quiet=as_json, kept=output is not None)
-    rows = rows_of(results)
+    rows = _run(dataset, runs, prior=prior, workers=workers, quiet=as_json)
     asked = [row for row in rows if row.method != "centralized"]
     if asked and all(row.status != DONE for row in asked):
         reasons = dict.fromkeys(said(row) for row in asked)
         raise StudyError(f"none of these methods applies; {'; '.join(reasons)}")
-    written = []
-    if output:
-        from dpadmm.reporting.figures import comparison_figure, save_figure  # matplotlib takes its time
-
-        written = [output / RESULTS, *save_figure(comparison_figure(results), output / "comparison")]
+    answer = {
+        "data": {"name": dataset.name, "rows": dataset.n_rows, "features": dataset.n_features},
+        **({"study": {"name": study.name, "hash": study.hash}} if study else {}),
+        "settings": {**shared, **masked, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss.name},
+        "seeds": [seed + k for k in range(repeats)],
+        "rows": [row.to_dict() for row in rows],
+    }
+    written = _write(output, answer, rows, first) if output else []
     if as_json:
-        answer = {
-            "data": results.meta["data"],
-            **({"study": {"name": study.name, "hash": study.hash}} if study else {}),
-            "settings": {**shared, **masked, "delta": first.delta, "n_rounds": first.n_rounds, "loss": first.loss.name},
-            "seeds": [seed + k for k in range(repeats)],
-            "rows": as_json_rows(rows),
-            "files": [str(path) for path in written],
-        }
-        echo_json(answer)
+        echo_json({**answer, "files": [str(path) for path in written]})
     else:
-        show(dataset, results, rows)
+        show(dataset, first, rows)
         echo(*about_study(study, prior), style="dim")
         for path in written[:2]:
-            echo_path(f"{'Results' if path.suffix == '.parquet' else 'Figure'}: {path}")
+            echo_path(f"{'Results' if path.suffix == '.json' else 'Figure'}: {path}")
 
 
 add_options(compare, [each for each in parameters() if each.name not in _OWN])
 
 
-def _refuse_beside_suite(options: Mapping[str, Any], **own: str | None) -> None:
-    """A suite says itself what is compared."""
-    given = [name for name, value in {**own, **options}.items() if value not in (None, COMPARED)]
-    if given:
-        raise StudyError(f"a suite has its own {given[0]}; leave --{given[0].replace('_', '-')} out")
+def _run(
+    dataset: Dataset, runs: Sequence[Settings], *, prior: Prior | None, workers: int | None, quiet: bool
+) -> list[ComparisonRow]:
+    """Run everything with a progress bar."""
+    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
+        task, done = bar.add_task("running", total=len(runs)), 0
+
+        def watch(finished: int) -> None:
+            nonlocal done
+            done = finished
+            bar.update(task, completed=finished)
+
+        rows = run_comparison(dataset, runs, prior=prior, workers=workers, watch=watch, stop=lambda: ctrl_c.pressed)
+    if done < len(runs):
+        raise InterruptedRunError(f"interrupted with {done} of {len(runs)} runs finished")
+    return rows
+
+
+def _write(folder: Path, answer: Mapping[str, Any], rows: Sequence[ComparisonRow], first: Settings) -> list[Path]:
+    """Write the table as JSON and the figure."""
+    from dpadmm.figures.comparison import comparison_figure  # matplotlib takes its time
+    from dpadmm.figures.style import save_figure
+
+    groups: dict[str, list[ComparisonRow]] = {}
+    for row in sorted(rows, key=lambda row: [*METHOD_TITLES].index(row.method)):
+        trust = "" if row.honest is None else f", secure aggregation, h = {row.honest}"
+        groups.setdefault(f"{METHOD_TITLES[row.method]}{trust}", []).append(row)
+    path = folder / "comparison.json"
+    write_text(path, json.dumps(answer, indent=2, allow_nan=False))
+    figure = comparison_figure(groups, regression=first.loss.task == "regression")
+    return [path, *save_figure(figure, folder / "comparison")]
+
+
+def _settings(blocks: Sequence[Run], shared: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[Settings]:
+    """The runs of all blocks: their lists crossed, seeds innermost."""
+    lists = [{name: each if isinstance(each, list) else [each] for name, each in block.items()} for block in blocks]
+    n_runs = sum(len(seeds) * math.prod(map(len, block.values())) for block in lists)
+    if n_runs > MAX_RUNS:
+        raise StudyError(f"a comparison has at most {MAX_RUNS:,} runs, not {n_runs:,}")
+    for block in lists:
+        for values in product(*block.values(), seeds):
+            yield Settings(**{**shared, **dict(zip([*block, "seed"], values, strict=True))})
 
 
 def _names(text: str) -> list[str]:
@@ -209,7 +206,10 @@ def _names(text: str) -> list[str]:
 
 
 def _of_sums(names: list[str], shared: dict[str, Any]) -> dict[str, Any]:
-    """What belongs to secure aggregation, taken out of ``shared``: methods are local too, or only."""
+    """Remove the settings of secure aggregation from ``shared`` and return them.
+
+    Every method also runs with local noise, and some run only with local noise.
+    """
     if shared.get("trust") != "secure_aggregation":
         return {}
     if not any(_sums_only(name) for name in names):
@@ -287,108 +287,26 @@ def _runs_of_study(
     return runs
 
 
-@dataclass(frozen=True)
-class Row:
-    """Repeated runs of one method.
-
-    ``budget`` is "epsilon" or "round_epsilon" and ``asked`` its value, None for a method without privacy;
-    ``total_epsilon`` the largest over the runs, by ``accountant``; ``values`` has every measure at the end of
-    each run, and the ``seconds`` in rounds. With secure aggregation ``honest`` agents are relied on, and
-    ``epsilon_alone`` is the total if all others work together.
-    """
-
-    method: str
-    n_agents: int
-    budget: str | None
-    asked: float | None
-    status: str
-    reason: str | None
-    total_epsilon: float | None
-    accountant: str | None
-    values: dict[str, list[float]]
-    honest: int | None = None
-    epsilon_alone: float | None = None
-
-    @property
-    def trust(self) -> str:
-        """``local``, ``h = 5``, or nothing where nothing is private."""
-        return "" if self.budget is None else "local" if self.honest is None else f"h = {self.honest}"
-
-
-def rows_of(results: Results) -> list[Row]:
-    """The optimum first, then methods by agents and budget, in the order of the grid; both trusts of one together."""
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for line in results.last().table.to_pylist():
-        budget = next((name for name in BUDGETS if line[name] is not None), None)
-        key = (line["n_agents"], budget, line[budget] if budget else None, line["method"], line["honest"])
-        groups.setdefault(key, []).append(line)
-    rows = [_row(key, lines) for key, lines in groups.items()]
-    order = list(dict.fromkeys(row.method for row in rows))
-    return sorted(
-        rows,
-        key=lambda row: (row.method != "centralized", row.n_agents, row.asked or 0.0, order.index(row.method)),
-    )
-
-
-def _row(key: tuple[Any, ...], lines: list[dict[str, Any]]) -> Row:
-    n_agents, budget, asked, method, honest = key
-    done = [line for line in lines if line["status"] == DONE]
-    totals = [line["total_epsilon"] for line in done if line["total_epsilon"] is not None]
-    total = max(totals, default=None)
-    return Row(
-        method=method,
-        n_agents=n_agents,
-        budget=budget,
-        asked=asked,
-        status=DONE if done else REFUSED,
-        reason=next((line["reason"] for line in lines if line["reason"]), None),
-        total_epsilon=total,
-        accountant=next((line["accountant"] for line in done), None),
-        values={
-            name: [line[name] for line in done]
-            for name in (*MEASURES, "seconds")
-            if done and all(line[name] is not None for line in done)
-        },
-        honest=honest,
-        epsilon_alone=None if honest is None or total is None else _alone(total, lines[0]["delta"], honest),
-    )
-
-
-def _alone(epsilon: float, delta: float, honest: int) -> float:
-    """Total ε of one share of the noise, where ``honest`` of them have this one."""
-    return float(exact_epsilon(math.sqrt(honest) / total_noise_multiplier(epsilon, delta, 1), delta))
-
-
-def said(row: Row) -> str:
+def said(row: ComparisonRow) -> str:
     """Why a method does not apply, or its warning, with its name."""
     reason = row.reason or ""
     return reason if reason.startswith(row.method) else f"{row.method}: {reason}"
 
 
-def as_json_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Plain values, with mean and standard deviation of every measure."""
-    return [
-        {
-            **{name: value for name, value in vars(row).items() if name != "values"},
-            "measures": {
-                name: {"mean": float(np.mean(values)), "std": float(spread(values)), "values": values}
-                for name, values in row.values.items()
-            },
-        }
-        for row in rows
-    ]
+def _trust(row: ComparisonRow) -> str:
+    """``local``, ``h = 5``, or nothing for a method without privacy."""
+    return "" if row.budget is None else "local" if row.honest is None else f"h = {row.honest}"
 
 
-def show(dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
+def show(dataset: Dataset, first: Settings, rows: Sequence[ComparisonRow]) -> None:
     """One table per number of agents and budget, each with the optimum."""
-    first = results.last().table.slice(0, 1).to_pylist()[0]
     _say_head(
         dataset.name,
         f"{dataset.n_rows} rows × {dataset.n_features} features",
-        f"{first['loss']} loss",
-        f"{first['regularizer']} regularizer",
-        f"{first['n_rounds']} rounds",
-        f"δ = {first['delta']:g}",
+        f"{first.loss.name} loss",
+        f"{first.regularizer.name} regularizer",
+        f"{first.n_rounds} rounds",
+        f"δ = {first.delta:g}",
     )
     floor = [row for row in rows if row.method == "centralized"]
     asked = [row for row in rows if row.method != "centralized"]
@@ -397,7 +315,7 @@ def show(dataset: Dataset, results: Results, rows: Sequence[Row]) -> None:
     for (n_agents, _), group in groupby(private or free, key=lambda row: (row.n_agents, row.asked)):
         members = list(group)
         beside = [row for row in free if row.n_agents == n_agents and row not in members]
-        _show_group([*floor, *beside, *members], first["loss"])
+        _show_group([*floor, *beside, *members], first.loss.name)
     echo(*dict.fromkeys(said(row) for row in rows if row.reason))
     echo(_explained(rows), style="dim")
 
@@ -409,7 +327,7 @@ def _say_head(name: str, *parts: str) -> None:
     echo(*(line.replace("\u00a0", " ") for line in lines))
 
 
-def _show_group(rows: Sequence[Row], loss: str) -> None:
+def _show_group(rows: Sequence[ComparisonRow], loss: str) -> None:
     named, error = rows[-1], {"regression": "RMS error", "count": "half deviance"}.get(LOSSES[loss].task, "error")
     where = "test" if any("test_error_global" in row.values for row in rows) else "train"
     kind = "test" if where == "test" else "training"
@@ -423,17 +341,17 @@ def _show_group(rows: Sequence[Row], loss: str) -> None:
     both = any(row.honest is not None for row in rows)
     lines: list[TableRow] = []
     for row in rows:
-        trust = (row.trust,) if both else ()
+        trust = (_trust(row),) if both else ()
         if row.status == REFUSED:
             word = "diverged" if row.reason and DIVERGED in row.reason else "does not apply"
-            lines.append((METHODS[row.method], *trust, word))
+            lines.append((METHOD_TITLES[row.method], *trust, word))
             continue
         cells = [
             mean_and_spread(name, row.values[name], is_rate=error == "error") if _has(row, name) else "–"
             for name in (f"{where}_{stem}" for stem in shown)
         ]
         total = "" if row.total_epsilon is None else epsilon_text(row.total_epsilon)
-        lines.append((METHODS[row.method], *trust, *cells, total, f"{np.mean(row.values['seconds']):.2f}"))
+        lines.append((METHOD_TITLES[row.method], *trust, *cells, total, f"{np.mean(row.values['seconds']):.2f}"))
     agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
     budget = f", {BUDGETS[named.budget].format(named.asked)}" if named.budget else ""
     alone = next((f"; h = {row.honest}: {epsilon_text(row.epsilon_alone)}" for row in rows if row.epsilon_alone), "")
@@ -442,12 +360,12 @@ def _show_group(rows: Sequence[Row], loss: str) -> None:
     show_table(headings, lines, first_width=13, collapse_padding=True)
 
 
-def _has(row: Row, name: str) -> bool:
+def _has(row: ComparisonRow, name: str) -> bool:
     """Whether a measure is there and is not a repetition of the global model's."""
     return name in row.values and not (name.endswith("_local") and row.method in ONE_MODEL)
 
 
-def _explained(rows: Sequence[Row]) -> str:
+def _explained(rows: Sequence[ComparisonRow]) -> str:
     n_runs = max((len(row.values["seconds"]) for row in rows if row.values), default=0)
     noisy = [row for row in rows if row.status == DONE and row.budget is not None]
     either = any(row.method == "admm" for row in rows)

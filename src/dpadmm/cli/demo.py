@@ -28,11 +28,12 @@ from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.wheels import MOST_SECONDS
 from dpadmm.errors import DataError
+from dpadmm.figures.convergence import convergence_figure
+from dpadmm.figures.style import save_figure
 from dpadmm.models.run import Result
-from dpadmm.reporting.figures import convergence_figure, save_figure
-from dpadmm.reporting.run_folder import check_folder, end_values, finished, measures, summary, write_run
 from dpadmm.studies.settings import Settings
 from dpadmm.training.preparation import as_dataset
+from dpadmm.training.run_folder import check_folder, end_values, finished, measures, summary, write_run
 
 ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3

@@ -66,7 +66,8 @@ def describe(
     else:
         found = _released(study_file, data, by, agents, output, seed, overwrite, silent=silent)
     if figure is not None:
-        from dpadmm.reporting.figures import description_figure, save_figure  # matplotlib takes its time
+        from dpadmm.figures.description import description_figure  # matplotlib takes its time
+        from dpadmm.figures.style import save_figure
 
         pictures = save_figure(description_figure(found), figure / FIGURE)
     if as_json:

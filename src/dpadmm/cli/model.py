@@ -328,7 +328,8 @@ def explain(
             raise StudyError(f"{table}: the table must be .md or .csv")
         write(table, (_markdown(found, sentence) if table.suffix == ".md" else _csv(found)).encode())
     if figure is not None:
-        from dpadmm.reporting.figures import coefficient_figure, save_figure  # slow: imports matplotlib
+        from dpadmm.figures.coefficients import coefficient_figure  # slow: imports matplotlib
+        from dpadmm.figures.style import save_figure
 
         figures = save_figure(
             coefficient_figure(found, top=top, title=str(model.study.get("name") or model_file.name)), figure / FIGURE

@@ -39,8 +39,8 @@ from dpadmm.planning import plan as planning
 from dpadmm.planning.intervals import forecast_intervals
 from dpadmm.planning.measures import MEASURES, value_text
 from dpadmm.planning.plan import Alternative, Plan
-from dpadmm.reporting.run_folder import check_folder, write_text
 from dpadmm.studies.study import Study, read_study, study_warnings
+from dpadmm.training.run_folder import check_folder, write_text
 from dpadmm.training.train import with_public_table
 
 ROUNDS = (50, 200, 800)
@@ -245,7 +245,8 @@ def _run(
 
 
 def _write(made: Plan, folder: Path) -> list[Path]:
-    from dpadmm.reporting.figures import forecast_figure, save_figure  # matplotlib takes its time
+    from dpadmm.figures.forecast import forecast_figure  # matplotlib takes its time
+    from dpadmm.figures.style import save_figure
 
     title = f"{made.study.name}, {made.agents_in_words}"
     picture = forecast_figure(made, title=title)

@@ -22,11 +22,11 @@ from dpadmm.engine.noise import fresh_seed
 from dpadmm.errors import DivergenceError, StudyError
 from dpadmm.methods.prior import Prior
 from dpadmm.models.run import Result
-from dpadmm.reporting import run_folder
-from dpadmm.reporting.run_folder import end_values, finished, measures
 from dpadmm.studies.settings import BUDGETS, Settings, settings_from
 from dpadmm.studies.study import Study
+from dpadmm.training import run_folder
 from dpadmm.training.preparation import prepare
+from dpadmm.training.run_folder import end_values, finished, measures
 from dpadmm.training.simulate import run_prepared, settings_fixed_by, settings_of
 
 
@@ -154,7 +154,8 @@ def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any], study: Stu
 def _draw(folder: Path, results: Mapping[str, Result]) -> None:
     traces = [result.trace for result in finished(results.values()) if len(result.trace)]
     if traces:
-        from dpadmm.reporting.figures import convergence_figure, save_figure
+        from dpadmm.figures.convergence import convergence_figure
+        from dpadmm.figures.style import save_figure
 
         first = results["1"]
         epsilon = f", ε = {console.epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""

@@ -114,7 +114,7 @@ def word_codes(
 def _looked_up(words: Any, values: tuple[str, ...], fold: bool) -> NDArray[np.int64]:
     words = _normal(words)
     found = pc.index_in(pc.utf8_lower(words) if fold else words, value_set=_value_set(values))
-    codes = np.asarray(found.fill_null(-1), dtype=np.int64)
+    codes = _to_numpy(found.fill_null(-1)).astype(np.int64)
     return np.where(np.asarray(words.is_null()), -2, codes) if words.null_count else codes
 
 
@@ -130,7 +130,7 @@ def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
     if indices.null_count:
         signed = pc.cast(indices, pa.int64()) if types.is_unsigned_integer(indices.type) else indices
         indices = signed.fill_null(-1)
-    places = np.asarray(indices)
+    places = _to_numpy(indices)
     if len(words) > FEW_WORDS + 4 * len(places):  # those of a whole file, perhaps
         used, places = np.unique(places, return_inverse=True)
         words, places = words.take(pa.array(used[used >= 0])), places - np.count_nonzero(used < 0)
@@ -139,16 +139,24 @@ def as_words(cells: Any, name: str) -> tuple[Any, NDArray[Any]]:
     return words if types.is_string(words.type) else pc.cast(words, pa.string()), places
 
 
+def _to_numpy(array: Any) -> NDArray[Any]:
+    """Return the values of a numeric array; missing values are NaN.
+
+    Without missing values DLPack shares the memory. ``Array.to_numpy`` would import pandas if it is installed.
+    """
+    return np.from_dlpack(array) if array.null_count == 0 else np.asarray(array.to_numpy(zero_copy_only=False))
+
+
 def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.float64]:
     """A column as numbers; missing cells are NaN, and with ``total`` also those that are no number."""
     cells = cells.dictionary_decode() if types.is_dictionary(cells.type) else cells
     kind = cells.type
     if types.is_float64(kind):
-        return np.asarray(cells.to_numpy(zero_copy_only=False))
+        return _to_numpy(cells)
     if _is_any(kind, TEXT):
         cells = pc.cast(cells, pa.string())
         try:  # as they are, which is what most columns need; a cell that is taken here means the same below
-            return np.asarray(pc.cast(cells, pa.float64()).to_numpy(zero_copy_only=False))
+            return _to_numpy(pc.cast(cells, pa.float64()))
         except pa.ArrowException:
             cells = pc.utf8_trim_whitespace(cells)
             cells = pc.if_else(pc.is_in(cells, value_set=_missing()), pa.scalar(None, pa.string()), cells)
@@ -163,7 +171,7 @@ def as_numbers(cells: Any, name: str, *, total: bool = False) -> NDArray[np.floa
             return np.asarray(by_word[places])
         place = int(np.argmax(np.isnan(by_word[places]) & (places >= 0)))
         raise NotANumberError(name, place, words[int(places[place])].as_py() or "") from None
-    return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
+    return np.asarray(_to_numpy(numbers), dtype=np.float64)
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy  # submodules load on first use
 from scipy.special import expit, logit
 
 from dpadmm import kernels
@@ -139,7 +139,7 @@ def _shrinks(labels: Floats, scores: Floats) -> Floats:
         def slope(scale: float) -> float:
             return float(np.sum(np.minimum(expit(-scale * margins), clip) * margins))
 
-        return float(brentq(slope, *SCALES)) if slope(SCALES[1]) < 0.0 else SCALES[1]
+        return float(scipy.optimize.brentq(slope, *SCALES)) if slope(SCALES[1]) < 0.0 else SCALES[1]
 
     return np.clip([stationary_scale(1.0) / stationary_scale(clip) for clip in CLIPS], MIN_SHRINK, 1.0)
 

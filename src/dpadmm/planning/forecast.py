@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from scipy.optimize import brentq
+import scipy  # submodules load on first use
 from scipy.special import expit, softmax
 
 from dpadmm.accounting.events import AnyRelease
@@ -373,7 +373,7 @@ def synthetic_labels(
         if known is not None and study.label is not None and study.label.column in known.columns:
             no, yes = known.columns[study.label.column].counts[:2]
             share = float(np.clip(yes / max(no + yes, 1.0), 0.005, 0.995))
-            log_odds += brentq(lambda shift: float(expit(log_odds + shift).mean()) - share, -50.0, 50.0)
+            log_odds += scipy.optimize.brentq(lambda shift: float(expit(log_odds + shift).mean()) - share, -50.0, 50.0)
         return np.where(rng.random(len(scores)) < expit(log_odds), 1.0, -1.0)
     if isinstance(loss, Poisson):  # a twentieth of the largest count, by exposures between none and the largest
         exposures = rng.uniform(0.0, 1.0, len(scores)) if study.label is not None and study.label.exposure else 1.0

@@ -1,0 +1,1 @@
+"""Benchmarks: speed, accuracy, other libraries. Not part of the wheel."""

@@ -1,0 +1,121 @@
+"""The claims of ``claims.toml``, judged by the rules of ``rules.py``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from reproduction.figures import PAPER
+from reproduction.results import Results
+from reproduction.rules import ALL_SOME_NONE, ClaimVerdict, Findings, judge
+from reproduction.series import begun, distinct, done
+
+ENOUGH_SPLITS = 5
+"""With fewer, the 95% intervals are so wide that little is clear."""
+
+
+Judge = Callable[[Results], Findings | None]
+"""A rule of ``rules.py`` with its arguments; None if the results have no runs for the claim."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the claims page: a claim in plain words, the ``rule`` that decides it, and the outcome.
+
+    ``place`` is the section of the paper it is about, ``quote`` the paper's own words (empty for a claim that
+    we added), ``figures`` the names of the figures that show it, and ``evidence`` sentences with numbers.
+    """
+
+    key: str
+    statement: str
+    rule: str
+    place: str
+    quote: str
+    figures: tuple[str, ...] = ()
+    verdict: ClaimVerdict = ClaimVerdict.UNMEASURED
+    evidence: tuple[str, ...] = ()
+    n_splits: int = 0
+
+    @property
+    def from_paper(self) -> bool:
+        """Whether the paper says it; otherwise we added the claim."""
+        return bool(self.quote)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "verdict": str(self.verdict), "from_paper": self.from_paper}
+
+
+def claims(results: Results) -> list[Claim]:
+    """All claims that the results have runs for, judged, those of the paper first."""
+    if not set(PAPER) & set(begun(results)):
+        return []
+    n_splits = len(distinct(done(results), "seed"))
+    found = [
+        replace(claim, verdict=findings.verdict, evidence=findings.sentences, n_splits=n_splits)
+        for claim, judged in written_claims()
+        if (findings := judged(results)) is not None
+    ]
+    return sorted(found, key=lambda claim: not claim.from_paper)
+
+
+def few_splits(found: Sequence[Claim]) -> str:
+    """A warning about too few splits; empty if there are enough."""
+    n_splits = max((claim.n_splits for claim in found), default=0)
+    if not 0 < n_splits < ENOUGH_SPLITS:
+        return ""
+    return (
+        f"These results have only {n_splits} random split{'s' if n_splits > 1 else ''}, so much is not clear "
+        "for lack of evidence, not because it was refuted."
+    )
+
+
+def counted(found: Sequence[Claim]) -> dict[ClaimVerdict, int]:
+    counts = Counter(claim.verdict for claim in found)
+    return {verdict: counts[verdict] for verdict in ClaimVerdict if counts[verdict]}
+
+
+_WORDS = {
+    ClaimVerdict.HOLDS: ("holds", "hold"),
+    ClaimVerdict.IN_PART: ("holds in part", "hold in part"),
+    ClaimVerdict.FAILS: ("does not hold", "do not hold"),
+    ClaimVerdict.NOT_APPLICABLE: ("is not applicable", "are not applicable"),
+    ClaimVerdict.UNMEASURED: ("is not measured", "are not measured"),
+}
+
+
+def in_short(found: Sequence[Claim]) -> str:
+    """``Of 37 claims of the paper, 20 hold, 9 hold in part. Of 10 claims that we added, 2 hold.``"""
+    parts = []
+    for from_paper, whose in ((True, "of the paper"), (False, "that we added")):
+        counts = counted([claim for claim in found if claim.from_paper is from_paper])
+        words = ", ".join(f"{n} {_WORDS[verdict][n > 1]}" for verdict, n in counts.items())
+        total = sum(counts.values())
+        parts += [f"Of {total} claim{'s' if total > 1 else ''} {whose}, {words}."] if total else []
+    return " ".join(parts)
+
+
+def written_claims() -> Iterator[tuple[Claim, Judge]]:
+    """The claims of ``claims.toml``, not yet judged; those with {kind} once for L1 and once for L2."""
+    table = tomllib.loads(files("reproduction").joinpath("claims.toml").read_text(encoding="utf-8"))
+    for written in table["claims"]:
+        for kind in table["kinds"] if "{kind}" in written["key"] else [""]:
+            words = {"all": ALL_SOME_NONE, "kind": kind, **table["kinds"].get(kind, {})}
+            each = _filled({"quote": "", "figures": [], **written}, words)
+            ((rule, arguments),) = each.pop("judge").items()
+            quote = each["quote"] if isinstance(each["quote"], str) else each["quote"][kind]
+            claim = Claim(**{**each, "quote": quote, "figures": tuple(each["figures"])})
+            yield claim, partial(judge, rule=rule, arguments=arguments)
+
+
+def _filled(value: Any, words: Mapping[str, Any]) -> Any:
+    """The same value with the words put into all its strings."""
+    if isinstance(value, str):
+        return value.format_map(words)
+    if isinstance(value, dict):
+        return {name: _filled(each, words) for name, each in value.items()}
+    return [_filled(each, words) for each in value] if isinstance(value, list) else value

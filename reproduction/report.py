@@ -1,0 +1,352 @@
+"""Results -> one HTML page, one Markdown page, or figures, tables and claims as files."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+
+from dpadmm.baselines import METHOD_TITLES
+from dpadmm.figures.comparison import BUDGETS
+from dpadmm.figures.style import Picture, power, save_figure
+from dpadmm.studies.settings import Settings, flat_parameters
+from dpadmm.training.run_folder import write_text
+from reproduction import series
+from reproduction.claims import Claim, claims, counted, few_splits, in_short
+from reproduction.figures import PAPER, pictures
+from reproduction.measurements import times
+from reproduction.results import Results
+from reproduction.rules import CLEAR, ClaimVerdict
+from reproduction.series import at_end, begun, distinct, done, missing, split, where
+
+SIGNS = dict(zip(ClaimVerdict, "✓◐✗○–", strict=True))
+"""Verdicts are shown by sign and word, not by colour alone."""
+
+
+def report_html(results: Results, *, source: str = "RESULTS") -> str:
+    """A self-contained page: no network, no script, no other file.
+
+    ``source`` is what the reader would give to ``python -m reproduction report``.
+    """
+    found, drawn = claims(results), pictures(results)
+    css = files("reproduction").joinpath("templates/report.css").read_text(encoding="utf-8")
+    order = [ClaimVerdict.FAILS, ClaimVerdict.IN_PART, ClaimVerdict.NOT_APPLICABLE]
+    methods = set(distinct(results, "method")) - {"admm", "centralized"}
+    words = _about(results, found)
+    return _rendered(
+        "report.html",
+        **words | {"tables": [table for table in words["tables"] if table.name != "settings"]},
+        css=Markup(css),  # from the package, not from users
+        of_paper=bool(set(PAPER) & set(begun(results))),
+        claim_groups=[(title, group, counted(group)) for title, group in words["groups"].items()],
+        notable=[claim for verdict in order for claim in found if claim.verdict is verdict],
+        pictures=[(picture, image(picture)) for picture in drawn],
+        titles={picture.name: picture.title for picture in drawn},
+        settings=settings_table(results),
+        private=[words for name, words in METHOD_TITLES.items() if name in methods],
+        grid=grid_text(results),
+        source=source,
+    )
+
+
+def _about(results: Results, found: Sequence[Claim]) -> dict[str, Any]:
+    """What every kind of report says."""
+    groups = {
+        "The paper's claims": [claim for claim in found if claim.from_paper],
+        "Claims that we added": [claim for claim in found if not claim.from_paper],
+    }
+    return {
+        "groups": {title: group for title, group in groups.items() if group},
+        "in_short": in_short(found),
+        "few_splits": few_splits(found),
+        "signs": SIGNS,
+        "clear": CLEAR,
+        "title": in_words(results.grid.get("title") or "Comparison of methods"),
+        "meta": results.meta,
+        "facts": facts(results),
+        "missing": missing(results),
+        "tables": tables(results),
+        "refusals": refusals(results),
+    }
+
+
+def _rendered(template: str, **words: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("reproduction"),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"slug": slug, "together": together, "anchor": _anchor, "escaped": _escaped}
+    return environment.get_template(template).render(words)
+
+
+def image(picture: Picture) -> str:
+    """A figure as a data URL: SVG with text as paths, so that it looks the same everywhere."""
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "dpadmm", "svg.fonttype": "path"}):
+        picture.figure.savefig(out, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def slug(text: str) -> str:
+    """A name for links: letters, digits and hyphens."""
+    return "".join(char if char.isalnum() and char.isascii() else "-" for char in text.lower())
+
+
+def together(text: str) -> str:
+    """The same text with no-break spaces in ``a ± b`` and ``a = b``."""
+    return re.sub(r" ([±=]) ", "\u00a0\\1\u00a0", text)
+
+
+def _anchor(heading: str) -> str:
+    """The link that Markdown viewers give a heading: lower case, no punctuation, hyphens for spaces."""
+    return "".join(char for char in heading.lower() if char.isalnum() or char in " -_").replace(" ", "-")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def refusals(results: Results) -> list[tuple[str, str, str]]:
+    """(method, experiments, reason) of every method that refused, once for each reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in results.experiments:
+        here = where(results.select(name), status="refused")
+        for method, reason in zip(here.column("method"), here.column("reason"), strict=True):
+            found.setdefault((method, reason), []).append(name)
+    return [
+        (METHOD_TITLES.get(method, method), ", ".join(dict.fromkeys(names)), reason)
+        for (method, reason), names in found.items()
+    ]
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """(name, value) of data, runs, agents and rounds."""
+    data, lines = results.meta.get("data", {}), done(results)
+    return [
+        ("Data", f"{data.get('name')}: {data.get('rows')} rows, {data.get('features')} features"),
+        ("Runs", f"{len(results.cells)}, over {series.random_splits(lines)}"),
+        ("Agents", ", ".join(map(str, distinct(lines, "n_agents")))),
+        ("Rounds", ", ".join(map(str, distinct(lines, "n_rounds")))),
+    ]
+
+
+def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
+    """Write a Markdown page and its figures (PNG) in a folder beside it; the paths."""
+    folder = page.with_name(f"{page.stem}-figures")
+    drawn, found = pictures(results), claims(results)
+    written = [path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))]
+    text = _rendered(
+        "report.md",
+        **_about(results, found),
+        source=source,
+        page=page.name,
+        folder=folder.name,
+        deviations=page.with_name("deviations.md").exists(),
+        found=found,
+        pictures=drawn,
+    )
+    write_text(page, f"{text.rstrip()}\n")
+    return [page, *written]
+
+
+def claims_json(found: Sequence[Claim]) -> str:
+    return json.dumps([claim.as_json() for claim in found], indent=2, ensure_ascii=False) + "\n"
+
+
+def write_all(results: Results, folder: Path) -> list[Path]:
+    """Write every figure (PNG and SVG), table (CSV) and claim (JSON) of the results; the paths."""
+    written: list[Path] = []
+    for picture in pictures(results):
+        written += save_figure(picture.figure, folder / "figures" / picture.name)
+    texts = {f"tables/{table.name}.csv": table.csv() for table in tables(results)}
+    if found := claims(results):
+        texts["claims.json"] = claims_json(found)
+    for name, text in texts.items():
+        write_text(folder / name, text)
+        written.append(folder / name)
+    return written
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A finished table: file name, heading, note, columns and rows of text."""
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        rows = [self.columns, ["---"] * len(self.columns), *self.rows]
+        lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+        return f"# {self.title}\n\n{self.note}\n\n{''.join(lines)}"
+
+    def csv(self) -> str:
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([self.columns, *self.rows])
+        return out.getvalue()
+
+
+def tables(results: Results) -> list[ReportTable]:
+    found = [time_table(results), *(accuracy_table(results, name) for name in series.begun(results))]
+    return [table for table in [*found, settings_table(results)] if table is not None and table.rows]
+
+
+def time_table(results: Results) -> ReportTable | None:
+    """Table III: seconds, ratio to DP-ADMM, iterations of local solves, and the paper's values."""
+    rows = times(results)
+    if not rows:
+        return None
+    return ReportTable(
+        "table3",
+        "Time of a run (the paper's ReportTable III)",
+        "Seconds in rounds of the fastest and the slowest repeat, each run alone on the machine, after "
+        "compilation; ratios are of the fastest. Iterations are those of the exact local solver, per agent "
+        "and round. The paper's seconds are from MATLAB on another machine: compare the ratios.",
+        (
+            "ε per round", "method", "seconds", "slowest", "× DP-ADMM", "iterations", "paper, seconds",
+            "paper, × DP-ADMM",
+        ),
+        tuple(
+            (
+                f"{row.budget:g}", row.method, f"{row.seconds:.3f}", f"{row.slowest:.3f}",
+                _number(row.ratio, ".1f"), _number(row.iterations or np.nan, ".1f"),
+                _number(row.paper_seconds, ".3f"), _number(row.paper_ratio, ".1f"),
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
+
+
+def accuracy_table(results: Results, experiment: str) -> ReportTable | None:
+    """Loss and error at the end for every setting of an experiment, local and global, with both totals."""
+    lines = where(done(results.select(experiment)), timed=False)
+    if not len(lines):
+        return None
+    budget = series.budget_column(lines)
+    rows = []
+    for label, group in series.variants(lines).items():
+        keys = [name for name in BUDGETS if distinct(group, name)]
+        for values, cell in split(group, "n_agents", "delta", *keys).items():
+            pooled = distinct(cell, "method") == ["centralized"]
+            spent = [
+                f"{value:g}" if name == budget else f"{value:g} ({BUDGETS[name]})"
+                for name, value in zip(keys, values[2:], strict=True)
+                if value is not None
+            ]
+            totals = [_largest(cell, f"total_{name}") for name in ("epsilon", "paper_epsilon")]
+            own = ("train_loss_local", "test_error_local")
+            rows.append(
+                (
+                    label,
+                    "–" if pooled else f"{values[0]}",
+                    spent[0] if spent else "–",
+                    power(values[1]) if spent else "–",
+                    *(_number(total, ".4f") for total in totals),
+                    *(_spread(cell, name) for name in ("train_loss_global", series.error_column(cell))),
+                    *(_spread(cell, name) if series.has_local(cell) else "–" for name in own),
+                )
+            )
+    title = results.grid["experiments"][experiment].get("title", experiment)
+    asked = "total ε, asked" if budget == "epsilon" else BUDGETS[budget]
+    error = "RMS error" if series.is_regression(lines) else "error"
+    return ReportTable(
+        f"accuracy_{experiment}",
+        f"At the end of the runs: {in_words(title)}",
+        f"{_about_splits_and_totals(lines)}Local is the mean over the agents' own models, loss on "
+        f"their own rows, {error} on test rows.",
+        (
+            "method", "agents", asked, "δ", "total ε", "paper's ε̄", "loss, global", f"{error}, global",
+            "loss, local", f"{error}, local",
+        ),
+        tuple(rows),
+    )  # fmt: skip
+
+
+def in_words(title: str) -> str:
+    """The title of a comparison with the display names of its methods; any other title unchanged.
+
+    Examples
+    --------
+    >>> in_words("dp_admm, admm_pvp on rows.csv")
+    'DP-ADMM, PVP on rows.csv'
+    """
+    names, on, data = title.partition(" on ")
+    listed = names.split(", ")
+    if not set(listed) <= set(METHOD_TITLES):
+        return title
+    return f"{', '.join(METHOD_TITLES[name] for name in listed)}{on}{data}"
+
+
+def _about_splits_and_totals(lines: Results) -> str:
+    n_seeds, by = len(distinct(lines, "seed")), "; ".join(distinct(lines, "accountant"))
+    over = "One split." if n_seeds == 1 else f"Mean ± standard deviation over up to {n_seeds} splits."
+    totals = (
+        "Total ε is that of the run at δ, exact for plain Gaussian noise and otherwise a bound that holds, "
+        f"by the accountant ({by}); ε̄ is the paper's bound where it applies. "
+    )
+    return f"{over} {totals if by else ''}"
+
+
+def settings_table(results: Results) -> ReportTable:
+    values = {name: distinct(results, name) for name in flat_parameters(Settings)}
+    return ReportTable(
+        "settings",
+        "Settings",
+        "Every setting with the values it takes in this file. Settings are public: choosing one on private "
+        "rows is a leak.",
+        ("setting", "values"),
+        tuple((name, _values(name, found)) for name, found in values.items() if found),
+    )
+
+
+def _values(name: str, values: Sequence[object]) -> str:
+    if name == "seed" and len(values) > 2:
+        return f"{values[0]} to {values[-1]}"
+    words = {True: "yes", False: "no"}
+    return ", ".join(
+        words[value]
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else METHOD_TITLES.get(str(value), str(value))
+        for value in values
+    )
+
+
+def _largest(lines: Results, column: str) -> float:
+    values = np.array(lines.last().column(column), dtype=float)
+    return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _spread(lines: Results, column: str) -> str:
+    percent = "error" in column and not series.is_regression(lines)
+    return series.mean_and_spread(at_end(lines, column), percent=percent, digits=2 if percent else 4)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None or not np.isfinite(value) else f"{value:{form}}"
+
+
+def grid_text(results: Results) -> str:
+    experiments = {
+        name: {key: value for key, value in about.items() if key != "cells"}
+        for name, about in results.grid["experiments"].items()
+    }
+    return json.dumps({**results.grid, "experiments": experiments}, indent=1, ensure_ascii=False)

@@ -1,0 +1,215 @@
+"""The tidy results file: one Parquet file, one line per cell of a grid and measured round.
+
+Experiments write it and reports read it; nothing else passes between the two. The file describes itself:
+format, versions, the data it was measured on, and the whole grid.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+import dpadmm
+from dpadmm.data import Dataset
+from dpadmm.errors import DataError
+from dpadmm.files.atomic import atomic_file
+from dpadmm.matrices.features import layout
+from dpadmm.studies.settings import Settings, flat_parameters
+from dpadmm.training.compare import DONE as DONE
+from dpadmm.training.compare import MEASURES as MEASURES
+from dpadmm.training.compare import REFUSED as REFUSED
+
+FORMAT = 1
+TIMING = ("seconds", "wall_seconds")
+"""The only columns that differ between two runs of the same grid."""
+PRIVACY = ("total_epsilon", "total_paper_epsilon", "spent_epsilon", "spent_paper_epsilon")
+
+_HEADER = b"dpadmm"
+_ARROW_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+SETTINGS = {name: _ARROW_TYPES[each.base] for name, each in flat_parameters(Settings).items()}
+"""Columns of the settings, with their types."""
+SCHEMA = pa.schema(
+    {
+        "cell": pa.string(),
+        "data": pa.string(),
+        "timed": pa.bool_(),
+        "status": pa.string(),
+        "reason": pa.string(),
+        **SETTINGS,
+        "round": pa.int64(),
+        **dict.fromkeys(MEASURES, pa.float64()),
+        "bound": pa.float64(),
+        **dict.fromkeys(PRIVACY, pa.float64()),
+        "accountant": pa.string(),
+        "z": pa.float64(),
+        "iterations": pa.float64(),
+        **dict.fromkeys(TIMING, pa.float64()),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Lines of a results file and its metadata."""
+
+    table: pa.Table  # the columns of SCHEMA; cells in the order of the grid, rounds ascending
+    grid: dict[str, Any]  # as it was given, and for every experiment its title and the keys of its cells
+    meta: dict[str, Any]  # what write_results says about the file
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def experiments(self) -> list[str]:
+        """Experiments with at least one cell in these lines."""
+        present = set(self.cells)
+        return [name for name, about in self.grid["experiments"].items() if not present.isdisjoint(about["cells"])]
+
+    @property
+    def cells(self) -> list[str]:
+        """Keys of the cells in these lines, in order."""
+        return list(dict.fromkeys(self.table["cell"].to_pylist()))
+
+    def select(self, experiment: str | None = None, **equals: Any) -> Results:
+        """Lines of an experiment's cells, and of given column values: one value, a list of them, or None.
+
+        ``results.select("fig1", method="dp_admm", round_epsilon=[0.05, 0.1], learning_rate=None)``
+        """
+        table = self.table
+        if experiment is not None:
+            if experiment not in self.grid["experiments"]:
+                raise DataError(f"the grid of these results has no experiment {experiment!r}")
+            equals = {"cell": list(self.grid["experiments"][experiment]["cells"]), **equals}
+        for name, wanted in equals.items():
+            if name not in table.column_names:
+                raise DataError(f"results have no column {name!r}")
+            listed = list(wanted) if isinstance(wanted, (list, tuple, set, np.ndarray)) else [wanted]
+            values = pa.array(listed, type=table.schema.field(name).type)
+            table = table.filter(pc.is_in(table[name], value_set=values))
+        return Results(table, self.grid, self.meta)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column as an array: NaN where a number is missing, None where a text is."""
+        if name not in self.table.column_names:
+            raise DataError(f"results have no column {name!r}")
+        column = self.table[name].combine_chunks()
+        if pa.types.is_string(column.type):
+            return np.array(column.to_pylist(), dtype=object)
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+
+    def last(self) -> Results:
+        """Only the last round of every cell (and the one line of a refused one)."""
+        cell = self.column("cell")
+        ends = np.flatnonzero(np.append(cell[1:] != cell[:-1], True)) if len(cell) else np.arange(0)
+        return Results(self.table.take(pa.array(ends)), self.grid, self.meta)
+
+
+def settings_columns(settings: Settings) -> dict[str, Any]:
+    """Settings as the values of their columns; None for a parameter of what was not chosen."""
+    said = settings.flat()
+    return {name: said.get(name) for name in SETTINGS}
+
+
+def data_stamp(dataset: Dataset) -> dict[str, Any]:
+    """How a results file identifies its data: name, digest of all values, rows and features."""
+    digest = sha256(repr((dataset.classes, dataset.features.shape)).encode())
+    weights = () if dataset.row_weights is None else (dataset.row_weights,)
+    for part in (*layout(dataset.features)[1], dataset.labels, *weights):
+        digest.update(str(part.dtype).encode())
+        digest.update(np.ascontiguousarray(part).data)
+    if dataset.groups is not None:
+        digest.update(json.dumps(dataset.groups.tolist(), default=str).encode())
+    return {
+        "name": dataset.name,
+        "digest": digest.hexdigest()[:16],
+        "rows": dataset.n_rows,
+        "features": dataset.n_features,
+    }
+
+
+def grid_digest(grid: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(grid, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_results(
+    path: Path, table: pa.Table, *, grid: Mapping[str, Any], data: Mapping[str, Any], command: str
+) -> None:
+    """Write the file atomically: after a failure, ``path`` is what it was before."""
+    meta = {
+        "format": FORMAT,
+        "version": dpadmm.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "data": dict(data),
+        "grid": dict(grid),
+        "grid_digest": grid_digest(grid),
+        "command": command,
+    }
+    whole = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({_HEADER: json.dumps(meta).encode()}), whole, compression="zstd")
+    try:
+        with atomic_file(path) as out:
+            out.write(whole.getbuffer())
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written ({error.strerror or error}); make room or choose another folder, "
+            "then run again: what was written before is still there"
+        ) from None
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove the partial files of writers that were killed."""
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        part.unlink(missing_ok=True)
+
+
+def read_results(path: Path | str) -> Results:
+    """Read a results file, or raise a DataError that says why it is not one."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "results.parquet"
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise DataError(f"there is no results file {path}; python -m reproduction run writes one") from None
+    except (pa.ArrowException, OSError, ValueError):
+        raise DataError(f"{path} is damaged or not a results file; make it again") from None
+    meta = _meta(table, path)
+    missing = [name for name in SCHEMA.names if name not in table.column_names]
+    if missing:
+        raise DataError(
+            f"{path} has no column {missing[0]!r}: it was written by another dpadmm ({meta.get('version')}); "
+            "make it again"
+        )
+    grid = meta.pop("grid")
+    return Results(table.select(SCHEMA.names).replace_schema_metadata(None), grid, meta)
+
+
+def _meta(table: pa.Table, path: Path) -> dict[str, Any]:
+    header = (table.schema.metadata or {}).get(_HEADER)
+    try:
+        meta = json.loads(header) if header else None
+    except (ValueError, RecursionError):
+        meta = None
+    if not isinstance(meta, dict):
+        raise DataError(f"{path} is not a results file of dpadmm; give the file that python -m reproduction run wrote")
+    if meta.get("format") != FORMAT:
+        raise DataError(
+            f"{path} has format {meta.get('format')} of dpadmm {meta.get('version')}, but this is dpadmm "
+            f"{dpadmm.__version__}, which reads format {FORMAT}; use that version or make the file again"
+        )
+    if not isinstance(meta.get("grid"), dict):
+        raise DataError(f"{path} is damaged or not a results file; make it again")
+    return meta

@@ -1,0 +1,336 @@
+"""Run the missing cells of a grid on all cores, or on a cluster, and keep every finished cell in one results file.
+
+Timed cells run first, alone, with all cores to themselves; then one worker per core, one thread each. Every
+cell is a pure function of its settings, and lines are in the order of the grid. So the file does not depend
+on interruptions, or on where and how many workers run it, except in the timing columns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import pyarrow as pa
+
+import dpadmm
+from dpadmm.accounting.events import Release
+from dpadmm.accounting.gaussian import exact_epsilon, paper_epsilon
+from dpadmm.data import Dataset
+from dpadmm.data.cluster import Cluster
+from dpadmm.engine.workers import in_processes, n_cores, on_cluster
+from dpadmm.errors import DataError, DPADMMError
+from dpadmm.methods.prior import Prior
+from dpadmm.methods.theory import nonsmooth_bound, smooth_bound
+from dpadmm.models.run import Result
+from dpadmm.training.compare import PreparedRuns, finite
+from reproduction import results
+from reproduction.grid import Cell, ExperimentGrid
+from reproduction.results import DONE, MEASURES, REFUSED, SCHEMA, Results, read_results, settings_columns
+
+WRITE_EVERY = 2.0
+"""Seconds between two writes; a kill loses at most what was finished in between."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: int
+    total: int
+
+
+def run_grid(
+    grid: ExperimentGrid,
+    dataset: Dataset,
+    path: Path,
+    *,
+    names: Sequence[str] | None = None,
+    prior: Prior | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    overwrite: bool = False,
+    command: str = "",
+    watch: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Results:
+    """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
+
+    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. ``prior`` is what
+    public rows say, with which every run starts; the grid's title has to tell it from others. ``scheduler`` is the
+    address of a Dask scheduler whose workers are to run the cells.
+    """
+    wanted = grid.cells(names)
+    with (
+        Cluster(scheduler) if scheduler is not None else nullcontext() as cluster,
+        Store(grid, dataset, path, overwrite=overwrite, command=command) as store,
+    ):
+
+        def look() -> None:
+            watch(Progress(sum(cell.key in store for cell in wanted), len(wanted)))
+
+        look()
+        missing = [cell for cell in wanted if cell.key not in store]
+        timed = [cell for cell in missing if cell.timed]
+        # cells on the same rows follow each other, so that a worker partitions them once
+        others = sorted(
+            (cell for cell in missing if not cell.timed),
+            key=lambda cell: (cell.settings.seed or 0, cell.settings.n_agents),
+        )
+        for cells, alone in ((timed, True), (others, False)):
+            make = partial(cell_runner, dataset, prior=prior)
+            if cluster is not None:
+                running = on_cluster(make, cells, cluster=cluster, stop=stop, one_at_a_time=alone)
+            else:
+                size = 1 if alone else workers or n_cores()
+                running = in_processes(make, cells, workers=size, stop=stop, all_cores=alone)
+            with closing(running) as finished:
+                for cell, lines in finished:
+                    store.add(cell, lines)
+                    look()
+        return store.results()
+
+
+class Store:
+    """The finished cells of a grid, in memory and in the results file; written on exit at the latest.
+
+    Only one process can hold the store of a folder. A file of another grid, other data or another version is
+    refused unless it may be overwritten. A file of the same grid with fewer repeats or experiments is extended.
+    """
+
+    def __init__(
+        self, grid: ExperimentGrid, dataset: Dataset, path: Path, *, overwrite: bool = False, command: str = ""
+    ) -> None:
+        self._grid, self._path = grid, path
+        self._commands = [command]
+        self._order = [cell.key for cell in grid.cells()]
+        self._data = results.data_stamp(dataset)
+        self._overwrite = overwrite
+        self._cells: dict[str, pa.Table] = {}
+        self._written = monotonic()
+        self._unwritten = self._extended = False
+
+    def __enter__(self) -> Store:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _hold(self._path.parent)
+        try:
+            results.remove_unfinished(self._path)
+            if self._path.exists() and not self._overwrite:
+                self._cells = self._finished()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._unwritten = not self._cells or self._extended
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._write()
+        finally:
+            os.close(self._lock)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._cells
+
+    def add(self, cell: Cell, lines: pa.Table) -> None:
+        """Keep a finished cell; it is in the file within a few seconds."""
+        self._cells[cell.key] = lines
+        self._unwritten = True
+        if monotonic() - self._written > WRITE_EVERY:
+            self._write()
+
+    def results(self) -> Results:
+        """Everything that is finished, as the file has it."""
+        self._write()
+        return read_results(self._path)
+
+    def _write(self) -> None:
+        if self._unwritten:
+            self._unwritten = False  # a full disk is reported once
+            tables = [self._cells[key] for key in self._order if key in self._cells]
+            table = pa.concat_tables([SCHEMA.empty_table(), *tables]).combine_chunks()
+            command = "\n".join(dict.fromkeys(self._commands))
+            results.write_results(self._path, table, grid=self._grid.as_json, data=self._data, command=command)
+            self._written = monotonic()
+
+    def _finished(self) -> dict[str, pa.Table]:
+        what_to_do = "choose another output folder, or give --overwrite to start again"
+        try:
+            found = read_results(self._path)
+        except DataError as error:
+            raise DataError(f"{str(error).rsplit(';', 1)[0]}; {what_to_do}") from None
+        data = found.meta["data"]
+        for kind, theirs, ours in (
+            ("another version of dpadmm", found.meta["version"], dpadmm.__version__),
+            ("other data", *(f"{each['name']} {each['digest']}" for each in (data, self._data))),
+        ):
+            if theirs != ours:
+                raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
+        self._extended = is_extended(found.grid, self._grid.as_json)
+        if found.meta["grid_digest"] != self._grid.digest and not self._extended:
+            what = _difference_but_more(found.grid, self._grid.as_json)
+            what = what or first_difference(found.grid, self._grid.as_json) or "other cells"
+            raise DataError(f"{self._path} belongs to another grid ({what}); {what_to_do}")
+        self._commands[:0] = found.meta["command"].splitlines()
+        table = found.table.select(SCHEMA.names).cast(SCHEMA)
+        starts: dict[str, list[int]] = {}
+        for at, key in enumerate(table["cell"].to_pylist()):
+            starts.setdefault(key, [at, 0])[1] += 1
+        return {key: table.slice(first, length) for key, (first, length) in starts.items()}
+
+
+def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether ``ours`` is the grid ``theirs`` with more repeats or experiments, and so has all of its cells."""
+    if _difference_but_more(theirs, ours) or ours["repeats"] < theirs["repeats"]:
+        return False
+    old, new = ({key for each in grid["experiments"].values() for key in each["cells"]} for grid in (theirs, ours))
+    return old <= new and (new > old or set(ours["experiments"]) > set(theirs["experiments"]))
+
+
+def _difference_but_more(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """The first difference beside the repeats, in the experiments that ``theirs`` has."""
+    shared = {name: each for name, each in ours["experiments"].items() if name in theirs["experiments"]}
+    return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
+
+
+def first_difference(theirs: Any, ours: Any) -> str:
+    """The first difference between two grids, in words; empty if there is none.
+
+    Examples
+    --------
+    >>> first_difference({"repeats": 2, "shared": {}}, {"repeats": 4, "shared": {}})
+    'repeats = 2, not 4'
+    >>> first_difference({"shared": {"rho": 1.0}}, {"shared": {}})
+    'shared, rho = 1.0, which is not in this grid'
+    """
+    old, new = dict(_entries(theirs)), dict(_entries(ours))
+    for place in {**old, **new}:
+        if place not in new:
+            return f"{place} = {old[place]}, which is not in this grid"
+        if place not in old:
+            return f"no {place}, which is {new[place]} in this grid"
+        if old[place] != new[place]:
+            return f"{place} = {old[place]}, not {new[place]}"
+    return ""
+
+
+def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
+    """(place, value) of all that a grid says, but for its cells."""
+    if not isinstance(value, dict | list):
+        yield ", ".join(place), json.dumps(value, ensure_ascii=False)[:60]
+        return
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value, 1):
+        if name != "cells":
+            yield from _entries(each, *place, str(name))
+
+
+def _hold(folder: Path) -> int:
+    """Lock a folder until the returned descriptor is closed, at the latest when this process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError(
+            f"another dpadmm is working in {folder}; wait for it, or choose another output folder"
+        ) from None
+    return descriptor
+
+
+# --- one cell -> its lines of the results table ------------------------------------------------------------
+
+
+class CellRuns:
+    """Runs cells on one data set."""
+
+    def __init__(self, dataset: Dataset, prior: Prior | None = None) -> None:
+        self._runs = PreparedRuns(dataset, prior)
+
+    def run(self, cell: Cell) -> pa.Table:
+        """Run a cell. A method that does not apply gives one line with the reason."""
+        started = perf_counter()
+        try:
+            result, warning = self._runs.run(cell.settings)
+        except DPADMMError as error:
+            return _table([{**_about(cell), "status": REFUSED, "reason": str(error), "round": 0}])
+        return _table(_lines(cell, result, reason=warning, wall_seconds=perf_counter() - started))
+
+    def warm_up(self, cell: Cell) -> None:
+        """Keep compilation out of the times: a full run for a timed cell, two rounds for others."""
+        self._runs.warm_up(cell.settings, n_rounds=None if cell.timed else 2)
+
+
+def _about(cell: Cell) -> dict[str, Any]:
+    return {"cell": cell.key, "data": cell.data, "timed": cell.timed, **settings_columns(cell.settings)}
+
+
+def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: float) -> list[dict[str, Any]]:
+    privacy, delta = result.privacy, cell.settings.delta
+    z = privacy.noise_multiplier
+    same = {
+        **_about(cell),
+        "n_agents": result.rows.n_agents,  # where rows come with their owners, the settings do not say
+        "status": DONE,
+        "reason": reason,
+        "total_epsilon": finite(privacy.planned_epsilon),
+        "total_paper_epsilon": finite(privacy.paper_epsilon),
+        "accountant": privacy.accountant if privacy.private else None,
+        "z": finite(float(z.mean())) or None,
+        "iterations": result.iterations or None,
+        "wall_seconds": wall_seconds,
+    }
+    plain = _plain_releases(result)
+    columns = result.trace.columns
+    lines = []
+    for at, k in enumerate(columns["round"].astype(int).tolist()):
+        measured = {name: finite(float(columns[name][at])) for name in MEASURES if name in columns}
+        line = {**same, "round": k, **measured, "seconds": float(columns["seconds"][at])}
+        line["bound"] = _bound(result, k)
+        if plain:
+            worst = max(math.sqrt(k * count) / multiplier for multiplier, count in plain)
+            line["spent_epsilon"] = exact_epsilon(worst, delta)
+            line["spent_paper_epsilon"] = max(
+                paper_epsilon(multiplier, k * count, delta) for multiplier, count in plain
+            )
+        lines.append(line)
+    return lines
+
+
+def _plain_releases(result: Result) -> set[tuple[float, int]]:
+    """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
+    tallies = set(result.privacy.planned)
+    every = {each for tally in tallies for each, _ in tally}
+    plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
+    if any(len(tally) != 1 or tally[0][0] not in plain for tally in tallies):
+        return set()
+    return {(float(release.noise_multiplier), release.count) for release in plain if release.count}
+
+
+def _bound(result: Result, round: int) -> float | None:
+    """The theorem's bound after so many rounds, where the theorem speaks of this run."""
+    settings = result.settings
+    if getattr(settings.method, "schedule", None) != "theorem" or settings.participation < 1.0:
+        return None
+    bound, rho = smooth_bound if result.problem.smooth else nonsmooth_bound, settings.flat()["rho"]
+    return bound(result.constants, n_rounds=round, rho=rho, beta=rho)
+
+
+def _table(lines: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(lines, schema=SCHEMA)
+
+
+def cell_runner(dataset: Dataset, *, prior: Prior | None = None) -> Callable[[Cell], pa.Table]:
+    """Return the function with which a worker process runs cells."""
+    runs = CellRuns(dataset, prior)
+
+    def run(cell: Cell) -> pa.Table:
+        runs.warm_up(cell)
+        return runs.run(cell)
+
+    return run

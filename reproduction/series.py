@@ -1,0 +1,244 @@
+"""Lines of a results file -> groups, curves by round, values at the end. All aggregation is here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from dpadmm.baselines import METHOD_TITLES, ONE_MODEL
+from dpadmm.engine.metrics import spread
+from dpadmm.figures.comparison import BUDGETS
+from dpadmm.figures.style import Curve
+from dpadmm.losses import LOSSES
+from dpadmm.matrices.arrays import Floats
+from dpadmm.studies.settings import Settings, flat_parameters
+from reproduction.results import Results
+
+_NOT_A_VARIANT = {"method", "seed", "n_agents", "delta", "test_rows", "metrics_every", *BUDGETS}
+
+
+class NoRunsError(Exception):
+    """The results have no runs for a figure or a claim."""
+
+
+def need(*runs: object) -> None:
+    """Raise ``NoRunsError`` unless all of them are there."""
+    if not all(runs):
+        raise NoRunsError
+
+
+def where(results: Results, **equals: Any) -> Results:
+    """The lines in which every named column has the given value; None means empty."""
+    return results.select(**equals)
+
+
+def keep(results: Results, mask: Any) -> Results:
+    return replace(results, table=results.table.filter(mask))
+
+
+def done(results: Results) -> Results:
+    """The lines of runs that were not refused."""
+    return where(results, status="done")
+
+
+def distinct(results: Results, column: str) -> list[Any]:
+    """The values of a column, each once, in order; empty ones are left out."""
+    values = pc.drop_null(pc.unique(results.table.column(column))).to_pylist()
+    return sorted(values, key=lambda value: (isinstance(value, str), value))
+
+
+def split(results: Results, *columns: str) -> dict[tuple[Any, ...], Results]:
+    """The lines for each combination of values that occurs, empty values last."""
+    if not columns:
+        return {(): results} if len(results) else {}
+    first, *others = columns
+    values: list[Any] = [*distinct(results, first)]
+    if results.table.column(first).null_count:
+        values.append(None)
+    return {
+        (value, *rest): lines
+        for value in values
+        for rest, lines in split(where(results, **{first: value}), *others).items()
+    }
+
+
+def begun(results: Results) -> list[str]:
+    """The experiments that were run at least in part; cells shared with another experiment do not count."""
+    present = set(results.cells)
+    cells = {name: set(about["cells"]) for name, about in results.grid["experiments"].items()}
+    in_how_many = Counter(cell for each in cells.values() for cell in each)
+
+    def was_begun(mine: set[str]) -> bool:
+        own = {cell for cell in mine if in_how_many[cell] == 1}
+        return bool(own & present) if own else mine <= present
+
+    return [name for name, mine in cells.items() if was_begun(mine)]
+
+
+def missing(results: Results) -> int:
+    """How many runs of the experiments that were begun are missing."""
+    wanted = {cell for name in begun(results) for cell in results.grid["experiments"][name]["cells"]}
+    return len(wanted.difference(results.cells))
+
+
+def budget_column(results: Results) -> str:
+    """Which column says how much noise these runs have."""
+    used = (name for name in BUDGETS if results.table.column(name).null_count < len(results))
+    return next(used, "round_epsilon")
+
+
+_IN_WORDS: dict[str, Callable[[Any], str]] = {
+    "learning_rate": lambda value: "default rate" if value is None else f"rate {value}",
+    "average": lambda value: {"last": "", "all": "averaged", "tail": "tail average"}.get(value, str(value)),
+    "sampling": lambda value: "" if value == "1" else f"{value} of the rows a round",
+    "split_regularizer": lambda value: "split" if value else "",
+    "mechanism": str,
+    "trust": lambda value: "secure aggregation" if value == "secure_aggregation" else "",
+    "honest": lambda value: "" if value is None else f"h = {value}",
+    "void_rounds": lambda value: "" if value == "0" else f"{value} of the rounds void",
+    "regularizer": lambda value: {"l1": "L1", "l2": "L2"}.get(value, str(value)),
+    "reg_share": lambda value: f"λ/n = {value}",
+    "weight_radius": lambda value: f"c_w = {value}",
+}
+"""How a setting is told in a label; any other by its name and value."""
+
+
+def variants(results: Results) -> dict[str, Results]:
+    """Label -> lines, for each method and each of its settings if there are several."""
+    known, order = set(results.table.column_names), {method: i for i, method in enumerate(METHOD_TITLES)}
+    settings = [name for name in flat_parameters(Settings) if name in known and name not in _NOT_A_VARIANT]
+    out: dict[str, Results] = {}
+    for method in sorted(distinct(results, "method"), key=lambda method: order.get(method, len(order))):
+        lines = where(results, method=method)
+        names = [name for name in settings if len(pc.unique(lines.table.column(name))) > 1]
+        for values, group in split(lines, *names).items():
+            words = [_setting_in_words(name, value) for name, value in zip(names, values, strict=True)]
+            label = ", ".join([METHOD_TITLES.get(method, method), *filter(None, words)])
+            out[label if label not in out else f"{label} ({len(out)})"] = group
+    return out
+
+
+def _setting_in_words(name: str, value: Any) -> str:
+    value = f"{value:g}" if isinstance(value, float) else value
+    return _IN_WORDS[name](value) if name in _IN_WORDS else f"{name.replace('_', ' ')} {value}"
+
+
+def measure(results: Results, name: str) -> Floats:
+    return np.array(results.column(name), dtype=float)
+
+
+def has_local(results: Results) -> bool:
+    """Whether any of the lines is of a method with local models."""
+    return bool(set(distinct(results, "method")) - set(ONE_MODEL)) and has(results, "train_loss_local")
+
+
+def has(results: Results, name: str) -> bool:
+    """Whether a measure was taken in any of the lines."""
+    return bool(len(results)) and bool(np.isfinite(measure(results, name)).any())
+
+
+def error_column(results: Results) -> str:
+    """The global model's error: on test rows where there are any, else on training rows."""
+    return "test_error_global" if has(results, "test_error_global") else "train_error_global"
+
+
+def by_round(results: Results, name: str) -> Curve:
+    """A measure by round: mean and spread over the seeds, at rounds that every run measured."""
+    return _curve(measure(results, name), measure(results, "round"))
+
+
+def by_end(results: Results, name: str, x: str) -> Curve:
+    """A measure at the end of the runs, by the values of column ``x``."""
+    last = results.last()
+    return _curve(measure(last, name), measure(last, x), everywhere=False)
+
+
+def flat(results: Results, name: str, points: Iterable[float]) -> Curve:
+    """A measure at the end of runs without noise, the same at all ``points``."""
+    at, (mean, std) = np.array(sorted(points)), mean_std(at_end(results, name))
+    return Curve(at, np.full(len(at), mean), np.full(len(at), std), len(distinct(results, "seed")))
+
+
+def _curve(values: Floats, x: Floats, *, everywhere: bool = True) -> Curve:
+    points, counts = np.unique(x[~np.isnan(x)], return_counts=True)
+    most = int(counts.max(initial=0))
+    if everywhere:
+        points = points[counts == most]
+    groups = [values[x == point] for point in points]
+    return Curve(points, np.array([np.mean(g) for g in groups]), np.array([spread(g) for g in groups]), most)
+
+
+def at_end(results: Results, name: str) -> dict[int, float]:
+    """A measure at the end of the runs: seed -> value."""
+    last = results.last()
+    pairs = zip(last.column("seed"), measure(last, name), strict=True)
+    return {int(seed): float(value) for seed, value in pairs if np.isfinite(value)}
+
+
+def mean_std(values: Mapping[int, float]) -> tuple[float, float]:
+    """Mean and standard deviation; NaN where there is nothing."""
+    numbers = np.array(list(values.values()), dtype=float)
+    return (float(numbers.mean()), float(spread(numbers))) if numbers.size else (np.nan, np.nan)
+
+
+def mean_and_spread(values: Mapping[int, float], *, percent: bool, digits: int) -> str:
+    """``19.7 ± 0.4%``; without ± for a single split, a dash for none."""
+    mean, std = mean_std(values)
+    scale, unit = (100.0, "%") if percent else (1.0, "")
+    around = f" ± {scale * std:.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * mean:.{digits}f}{around}{unit}" if np.isfinite(mean) else "–"
+
+
+def with_optimum(results: Results, experiment: str) -> Results:
+    """An experiment's lines and the non-private optimum of the same problem, from anywhere in the file."""
+    lines = results.select(experiment)
+    same = {name: distinct(lines, name) for name in ("regularizer", "loss", "reg_share")}
+    optimum = results.select(None, method="centralized", **same)
+    cells = [*results.grid["experiments"][experiment]["cells"], *optimum.cells]
+    return results.select(cell=cells)
+
+
+def about(results: Results) -> str:
+    """``adult, L2, 10 random splits``: what the lines of a figure have in common."""
+    shared = [values[0] for name in ("data", "regularizer") if len(values := distinct(results, name)) == 1]
+    words = [str(value).replace("l1", "L1").replace("l2", "L2") for value in shared]
+    return ", ".join([*words, random_splits(results)])
+
+
+def random_splits(results: Results) -> str:
+    n_seeds = len(distinct(results, "seed"))
+    return f"{n_seeds} random split{'s' if n_seeds != 1 else ''}"
+
+
+def spread_note(results: Results) -> str:
+    """The sentence that explains bands; empty without repeats."""
+    n_seeds = len(distinct(results, "seed"))
+    return f"Bands: ± one standard deviation over {n_seeds} splits. " if n_seeds > 1 else ""
+
+
+def is_regression(results: Results) -> bool:
+    """Whether errors in these lines are RMS errors, not rates."""
+    return any(LOSSES[loss].task == "regression" for loss in distinct(results, "loss"))
+
+
+def optimum(results: Results, name: str) -> float:
+    """The non-private optimum's measure, mean over the seeds; NaN where it was not run."""
+    lines = where(done(results), method="centralized")
+    return mean_std(at_end(lines, name))[0] if len(lines) else float("nan")
+
+
+def number_list(values: list[float]) -> str:
+    """Numbers as words.
+
+    Examples
+    --------
+    >>> number_list([0.05, 0.1, 0.2])
+    '0.05, 0.1 and 0.2'
+    """
+    words = [f"{value:g}" for value in values]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""

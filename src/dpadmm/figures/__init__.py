@@ -1,0 +1,1 @@
+"""Figures of commands, one file each, and their common style."""

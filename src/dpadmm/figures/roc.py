@@ -1,0 +1,82 @@
+"""The figure of ``dpadmm audit``: error rates of the attack, compared with the promised limit."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+from scipy.special import betainccinv, betaincinv, ndtr, ndtri
+
+from dpadmm.figures import style
+from dpadmm.figures.style import Picture, dress, kinds, legend, new_figure
+from dpadmm.matrices.arrays import Floats
+
+Points = tuple[Floats, Floats]
+ALPHA, BETA = "world 0 taken for 1 (share of trials)", "world 1 taken for 0 (share of trials)"
+
+
+def roc_figure(
+    scores: tuple[Floats, Floats], *, mu: float, proven: float, threshold: float, confidence: float, title: str
+) -> Picture:
+    """Errors of an attacker for every threshold, linear and logarithmic.
+
+    ``scores`` are those of world 0 and of world 1, large scores indicate world 1; ``mu`` was promised, and
+    ``proven`` is the lower limit that the audit found with the ``threshold`` that it fixed beforehand;
+    ``confidence`` is that of the limits of each rate.
+    """
+    cuts = np.quantile(np.concatenate(scores), np.linspace(0.0, 1.0, 401))
+    rates, low, high = _rates(scores, cuts, confidence)
+    here, _, corner = _rates(scores, np.array([threshold]), confidence)
+    figure = new_figure(9.2, 4.6)
+    left, right = figure.subplots(1, 2)
+    axis = np.concatenate([np.geomspace(1e-5, 0.02, 60), np.linspace(0.02, 1.0, 200)])
+    looks = kinds(["seen", "promised", "proven"])
+    # the outline of the band between the two limits
+    band = [np.maximum(np.concatenate([a, b[::-1]]), 1e-9) for a, b in zip(low, high, strict=True)]
+    for axes in (left, right):
+        axes.fill(*band, color=looks["seen"].color, alpha=0.2, linewidth=0,
+                  label=f"its {100 * confidence:.6g}% limits, at each threshold")  # fmt: skip
+        axes.plot(*rates, color=looks["seen"].color, linewidth=1.4, label="the attacker's errors, measured")
+        axes.plot(axis, ndtr(-ndtri(axis) - mu), color=looks["proven"].color, linestyle=(0, (5, 2)),
+                  linewidth=1.6, label=f"promise, μ = {mu:g}: nobody may be below")  # fmt: skip
+        if proven > 0.0:
+            axes.plot(axis, ndtr(-ndtri(axis) - proven), color="#555555", linestyle=(0, (1, 1.5)),
+                      linewidth=1.5, label=f"proven, μ ≥ {proven:.3f}")  # fmt: skip
+        axes.plot(*here, "o", color=looks["seen"].color, markeredgecolor="white", markersize=6,
+                  label="threshold fixed beforehand")  # fmt: skip
+        axes.plot(*corner, "+", color="#555555", markersize=9, markeredgewidth=1.4,
+                  label="upper limits of both its errors")  # fmt: skip
+        axes.set_aspect("equal")
+    left.plot([0.0, 1.0], [1.0, 0.0], color="black", linewidth=0.6, alpha=0.5)
+    left.text(0.52, 0.52, "guessing by a coin", fontsize=8, rotation=-45, ha="center", va="center")
+    left.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0))
+    left.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    dress(left, title="(a) all thresholds", x=ALPHA, y=BETA, percent=True)
+    least = max(1e-4, 3.0 / min(len(each) for each in scores))
+    right.set(xlim=(least, 1.0), ylim=(least, 1.0))
+    style.logarithmic(right.xaxis, right.yaxis)
+    for scale in (right.xaxis, right.yaxis):
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{100.0 * value:g}%"))
+    dress(right, title="(b) the same, logarithmic", x=ALPHA, y=BETA)
+    legend(figure, left, columns=3)
+    caption = (
+        f"{title}. Horizontal: how often an attacker takes world 0 for world 1; vertical: how often world 1 "
+        "for world 0; each point is a threshold for its likelihood ratio. (a) linear, (b) the same, "
+        f"logarithmic. Dashed: the trade-off curve of μ-GDP for the promised μ = {mu:g}, which nobody may be "
+        "below. "
+        "A sound audit lies on it: the attacker is as good as one can be, and no better. Dotted: what the "
+        f"limits of both errors at the one threshold that was fixed beforehand prove, μ ≥ {proven:.3f}."
+    )
+    return Picture("roc", "Errors of an attacker, and the promise", caption, figure)
+
+
+def _rates(scores: tuple[Floats, Floats], cuts: Floats, confidence: float) -> tuple[Points, Points, Points]:
+    """Rates of both errors at each threshold, and their lower and upper limits (Clopper–Pearson)."""
+    zero, one = (np.sort(each) for each in scores)
+    wrong = (len(zero) - np.searchsorted(zero, cuts, side="right"), np.searchsorted(one, cuts, side="right"))
+    rates, low, high = [], [], []
+    tail = (1.0 - confidence) / 2.0
+    for count, n in zip(wrong, (len(zero), len(one)), strict=True):
+        rates.append(count / n)
+        low.append(np.where(count > 0, betaincinv(np.maximum(count, 1), n - count + 1, tail), 0.0))
+        high.append(np.where(count < n, betainccinv(count + 1, np.maximum(n - count, 1), tail), 1.0))
+    return (rates[0], rates[1]), (low[0], low[1]), (high[0], high[1])

@@ -1,1 +1,0 @@
-"""Results of runs -> folders, tables and figures. Nothing here trains or recomputes."""

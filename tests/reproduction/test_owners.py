@@ -1,0 +1,58 @@
+"""Rows that come with their owners: a grid's ``by`` makes each owner an agent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpadmm.errors import StudyError
+from reproduction.grid import grid_from
+from reproduction.results import read_results
+
+GRID = """
+data = "patients.csv"
+label = "outcome"
+classes = ["no", "yes"]
+by = "hospital"
+[shared]
+clip_rows = true
+n_rounds = 3
+test_rows = 0
+[experiments.a]
+[[experiments.a.runs]]
+method = "dp_admm"
+epsilon = 1.0
+"""
+
+
+@pytest.mark.usefixtures("workers_forked")
+def test_every_owner_is_an_agent_and_the_results_say_so(reproduction, tmp_path, monkeypatch):
+    rng = np.random.default_rng(1)
+    lines = ["x,z,hospital,outcome"]
+    lines += [
+        f"{a:.3f},{b:.3f},{'ABC'[k % 3]},{'no' if a > 0.5 else 'yes'}" for k, (a, b) in enumerate(rng.random((60, 2)))
+    ]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "patients.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "grid.toml").write_text(GRID)
+    reproduction("run", "--grid", "grid.toml", "-o", "out", "--no-figures", "--workers", 1).succeeded()
+    results = read_results(tmp_path / "out")
+    assert set(results.column("n_agents")) == {3}
+    assert set(results.column("partition")) == {"groups"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"n_agents": 5}, "leave n_agents out"), ({"partition": "equal"}, "partition cannot be 'equal'")],
+)
+def test_nothing_else_may_say_who_owns_a_row(changes, says):
+    run = {"method": "dp_admm", "epsilon": 1.0}
+    for shared, block in (({}, changes), (changes, {})):
+        table = {"data": "a.csv", "by": "hospital", "shared": shared}
+        with pytest.raises(StudyError, match=says):
+            grid_from({**table, "experiments": {"a": {"runs": [{**run, **block}]}}})
+
+
+def test_a_seed_at_the_top_is_told_to_be_first_seed():
+    with pytest.raises(StudyError, match="write that in place of seed"):
+        grid_from({"seed": 3, "experiments": {}})

@@ -1,0 +1,119 @@
+"""Tables: the right numbers, in Markdown and CSV that any reader takes."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from quick_workers import quick_workers
+
+from dpadmm.data import synthetic
+from reproduction.comparison import comparison_picture
+from reproduction.grid import grid_from
+from reproduction.measurements import PAPER_SECONDS, times
+from reproduction.report import accuracy_table, in_words, settings_table, tables, time_table
+from reproduction.results import read_results
+from reproduction.runner import run_grid
+from reproduction.series import where
+
+
+def test_times_beside_the_papers(paper_results):
+    rows = {(row.name, row.budget): row for row in times(paper_results.select("table3"))}
+    assert set(rows) == {("dp_admm", 0.05), ("admm", 0.05), ("admm_pvp", 0.05)}
+    admm = rows["admm", 0.05]
+    seconds = where(paper_results, timed=True, method="admm").last().column("seconds").min()
+    assert admm.seconds == pytest.approx(seconds)
+    assert admm.ratio == pytest.approx(seconds / rows["dp_admm", 0.05].seconds)
+    assert admm.paper_ratio == pytest.approx(67.242 / 5.322)
+    assert admm.iterations > 0
+    assert len(PAPER_SECONDS) == 12
+
+
+def test_time_table_shows_no_iterations_where_nothing_is_solved(paper_results):
+    table = time_table(paper_results)
+    shown = {row[1]: row for row in table.rows}
+    assert shown["DP-ADMM"][4:6] == ("1.0", "–")
+    assert float(shown["PVP"][5]) > 0
+
+
+def test_accuracy_at_the_end(paper_results):
+    table = accuracy_table(paper_results, "fig7")
+    shown = {row[:4]: row for row in table.rows}
+    row = shown["DP-ADMM", "4", "0.05", "10⁻³"]
+    assert row[4:6] == ("0.2772", "0.5009")
+    lines = where(paper_results.select("fig7"), method="dp_admm", round_epsilon=0.05, round=100)
+    error = lines.column("test_error_global")
+    assert row[7] == f"{100 * error.mean():.2f} ± {100 * error.std(ddof=1):.2f}%"
+    optimum = next(row for row in table.rows if row[0] == "optimum")
+    assert optimum[1:6] == ("–",) * 5
+    assert shown["DPSGD, rate 0.1", "4", "0.05", "10⁻³"][8:] == ("–", "–")
+
+
+def test_two_kinds_of_budget_in_one_experiment(paper_results):
+    budgets = {row[2] for row in accuracy_table(paper_results, "choices").rows}
+    assert budgets == {"0.1", "1 (total ε)"}
+
+
+def test_markdown_and_csv_hold_the_same(paper_results):
+    for table in tables(paper_results):
+        read = list(csv.reader(io.StringIO(table.csv())))
+        assert [tuple(row) for row in read] == [table.columns, *table.rows]
+        lines = [line for line in table.markdown().splitlines() if line.startswith("| ")]
+        assert len(lines) == len(table.rows) + 2
+        assert {line.replace("\\|", "").count("|") for line in lines} == {len(table.columns) + 1}
+
+
+def test_settings_with_their_values(paper_results):
+    shown = dict(settings_table(paper_results).rows)
+    assert shown["round_epsilon"] == "0.05, 0.1"
+    assert shown["n_rounds"] == "100"
+    assert shown["seed"] == "1, 2"
+    assert "stop_tolerance" not in shown
+
+
+def test_totals_are_not_all_called_exact(paper_results, comparison_results):
+    table = accuracy_table(paper_results, "fig7")
+    assert table.columns[2:5] == ("ε per round", "δ", "total ε")
+    accountants = set(paper_results.select("fig7").table["accountant"].to_pylist()) - {None}
+    assert len(accountants) > 1
+    assert all(name in table.note for name in accountants)
+    assert "exact for plain Gaussian noise and otherwise a bound that holds" in table.note
+    asked = accuracy_table(comparison_results, "comparison")
+    assert asked.columns[2:5] == ("total ε, asked", "δ", "total ε")
+    optimum = accuracy_table(comparison_results.select(method="centralized"), "comparison")
+    assert "Total ε" not in optimum.note
+
+
+def test_one_split_has_no_spread(comparison_results):
+    table = accuracy_table(comparison_results.select(seed=1), "comparison")
+    assert table.note.startswith("One split. ")
+    assert not [cell for row in table.rows for cell in row if "±" in cell or "nan" in cell]
+    (loss,) = {row[6] for row in table.rows if row[0] == "optimum"}
+    best = where(comparison_results, method="centralized", seed=1).last().column("train_loss_global")
+    assert loss == f"{best[0]:.4f}"
+
+
+def test_errors_of_a_regression_are_rms_errors(tmp_path):
+    grid = {
+        "format": 1,
+        "data": "synthetic",
+        "repeats": 1,
+        "shared": {"n_rounds": 3, "n_agents": 2, "loss": "squared"},
+        "experiments": {"comparison": {"title": "", "runs": [{"method": ["admm", "centralized"]}]}},
+    }
+    rows = synthetic("regression", seed=0, n_rows=200, n_features=3)
+    with quick_workers():
+        run_grid(grid_from(grid), rows, tmp_path / "results.parquet", command="")
+    results = read_results(tmp_path)
+    columns = accuracy_table(results, "comparison").columns
+    assert (columns[7], columns[9]) == ("RMS error, global", "RMS error, local")
+    picture = comparison_picture(results, "comparison")
+    assert "RMS error (top)" in picture.caption
+    assert picture.figure.axes[0].get_ylabel().endswith("RMS error, global model")
+
+
+def test_titles_of_comparisons_name_the_methods_as_people_do():
+    assert in_words("dp_admm, dp_sgd on a on b.csv") == "DP-ADMM, DPSGD on a on b.csv"
+    for title in ("A centralized model on rows", "dp_admm and others on rows", ""):
+        assert in_words(title) == title
