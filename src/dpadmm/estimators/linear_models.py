@@ -91,7 +91,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         agents collude, ε is ``privacy_["epsilon_alone"]``.
     inference : bool, default=False
         Whether to spend most of ``epsilon`` on confidence intervals that include the privacy noise; see
-        :meth:`conf_int` and :meth:`summary`. Requires ``method="auto"``, logistic loss and two classes. The fit then
+        ``conf_int`` and ``summary``. Requires ``method="auto"``, logistic loss and two classes. The fit then
         has no penalty.
     weight_max : float, optional
         Public maximum of ``sample_weight``. Larger weights are clipped to it. The noise is proportional to it.
@@ -120,7 +120,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     ----------
     coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
         Coefficients in the units of X. The scores are ``X @ coef_.T + intercept_``, unless a value is clamped or a row
-        is clipped; see :meth:`is_clipped`.
+        is clipped; see ``is_clipped``.
     intercept_ : ndarray of shape (1,) or (n_classes,)
         Intercept.
     classes_ : ndarray of shape (n_classes,)
@@ -306,7 +306,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     n_agents, trust, honest, weight_max, rho, random_state, accountant
         See :class:`DPADMMClassifier`.
     inference : bool, default=False
-        Whether to spend most of ``epsilon`` on confidence intervals; see :meth:`conf_int`. Requires ``method="auto"``
+        Whether to spend most of ``epsilon`` on confidence intervals; see ``conf_int``. Requires ``method="auto"``
         and squared loss; with a ``sample_weight`` also an intercept. The fit then has no penalty.
     weight_radius : float, default=3.0
         Public estimate of the norm of the weights for labels scaled to [−1, 1] (``dp_admm`` only).
@@ -500,7 +500,7 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         groups : array-like of shape (n_samples,), optional
             Owner of each row. Default: one agent owns all rows.
         public : tuple (X, y) or (X, y, weights), optional
-            Public rows with an exposure of 1; see :meth:`DPADMMClassifier.fit`.
+            Public rows with an exposure of 1; see ``DPADMMClassifier.fit``.
         sample_weight : array-like of shape (n_samples,), optional
             Weights of at least 0. Weights above ``weight_max`` are clipped to it.
         exposure : array-like of shape (n_samples,), optional

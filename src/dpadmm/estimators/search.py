@@ -158,7 +158,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         groups : None
             Not supported; see Notes.
         public : tuple (X, y), optional
-            Public rows; see :meth:`DPADMMClassifier.fit`.
+            Public rows; see ``DPADMMClassifier.fit``.
 
         Returns
         -------

@@ -380,7 +380,7 @@ class Study:
         return MaskingTerms(self.training.honest, self.quorum_of(len(keys)), self.most_rows or 1, keys)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the study as plain values, including defaults; :func:`study_from` is the inverse."""
+        """Return the study as plain values, including defaults; ``study_from`` is the inverse."""
         if self.schema is not None:
             label = {} if self.label is None else {"label": label_as_json(self.label)}
             columns = schema_as_json(self.schema, label=self.label.column if self.label else None)
