@@ -127,7 +127,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         Class labels, sorted.
     n_features_in_ : int
         Number of features.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (n_features,)
         Column names of X, if it has any.
     n_iter_ : int
         Number of rounds.
