@@ -186,7 +186,7 @@ def moments_sensitivity_halved(patch: Patch) -> None:
 
 def norm_before_shaping(patch: Patch) -> None:
     """Shaped rows are clipped by the norms that they had before."""
-    patch.setattr(problem.Rows, "measured", lambda self, shape: self)
+    patch.setattr(problem.Rows, "with_transformed_norms", lambda self, shape: self)
 
 
 def shape_kept(patch: Patch) -> None:

@@ -117,7 +117,7 @@ def test_mistakes_are_a_sentence_and_nothing_is_written(cli: Cli, table: Path, s
     for words, sentence in (
         (("describe", changed('["ward", "ill"]', '["ward", "il"]'), *data), "has no column 'il': did you mean 'ill'?"),
         (("describe", changed('["ward", "ill"]', '["ward"]'), *data), "tables must be"),
-        (("describe", changed("epsilon = 1.0", "epsilon = 0.02"), *data), "take an ε about"),
+        (("describe", changed("epsilon = 1.0", "epsilon = 0.02"), *data), "use an ε about"),
         (("describe", changed("bounds = [18, 100]", bins), *data), "bins must be edges that rise within the bounds"),
         (("describe", changed('kind = "statistics"', 'kind = "statistic"'), *data), "did you mean 'statistics'?"),
         (("describe", changed("[statistics]", "[evaluation]"), *data), "[evaluation] does not apply to kind"),

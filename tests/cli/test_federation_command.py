@@ -82,7 +82,7 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
     for words, text in {
         ("--trust", "blind"): "trust must be",
         ("--honest", 3): "honest requires",
-        ("--trust", "secure_aggregation", "--method", "dp_admm"): "choose auto",
+        ("--trust", "secure_aggregation", "--method", "dp_admm"): "use auto",
         ("--trust", "secure_aggregation", "--sites", 2): "at least 3 sites",
     }.items():
         with case(words):

@@ -205,7 +205,7 @@ def test_secure_aggregation_is_planned_for_more_and_fewer_honest_agents(cli, stu
     assert told[1]["scenarios"][0] == found["scenarios"][0]["own"]  # the same noise
     refused = cli("plan", study_file, "--agents", 3, "--rows", 150)
     assert refused.code == 2
-    assert "honest = 3, but a round may have 3 sites" in refused.err
+    assert "honest = 3, but a round may have only 3 sites" in refused.err
 
 
 def test_a_study_that_would_gain_from_secure_aggregation_is_told(cli, study_file, public):

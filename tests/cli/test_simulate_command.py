@@ -177,7 +177,7 @@ BAD = {
     "epsilon negative": (_words("--data", "synthetic", "--epsilon=-1"), "epsilon must be a positive .*, not -1.0"),
     "epsilon NaN": (_words("--data", "synthetic", "-e", "nan"), "epsilon must be a positive number .*, not nan"),
     "epsilon text": (_words("--data", "synthetic", "-e", "much"), "epsilon must be a number, .*'much'"),
-    "epsilon for others": (_words("--data", "synthetic", "-e", "1,2"), "epsilon has 2 values, .* 3 agents"),
+    "epsilon for others": (_words("--data", "synthetic", "-e", "1,2"), "epsilon has 2 values for 3 agents"),
     "delta 0": (_words("--data", "synthetic", "--delta", "0"), r"delta must be a number in \(0, 1\)"),
     "delta 1": (_words("--data", "synthetic", "--delta", "1"), r"delta must be a number in \(0, 1\)"),
     "delta negative": (_words("--data", "synthetic", "--delta=-0.1"), "delta must"),

@@ -65,7 +65,7 @@ def test_a_finished_study_is_closed_at_every_site_and_its_table_may_change(tmp_p
         assert all.finished() == 0, all.said
         for name in ("a", "b"):
             wait_for(lambda name=name: state_at(all, name) == ("finished", None))  # type: ignore[misc]
-            assert all.log(name).count("finished: all rounds are over; the study is closed") == 1
+            assert all.log(name).count("finished: all rounds are over; study closed") == 1
         for name in NAMES:
             change_table(all, name)
         for name in ("a", "b"):
@@ -146,7 +146,7 @@ def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_stu
         assert float(account.spent) == account.reservation.mu_squared
         left = ask("agent", "leave", "small", *site_of(all, "a"))[1]
         assert "Closed by a restore of the ledger, which charged its whole budget before; nothing changed." in left
-        assert "That is its whole budget" in left
+        assert "This is its whole budget" in left
         assert "only for the rounds it released" not in left
         code, said = ask("aggregator", "health", "small", *folder)
         assert code == 1

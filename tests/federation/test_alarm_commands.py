@@ -47,6 +47,7 @@ def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(t
             cli(*printed(all.said, "export")).succeeded()
         assert (tmp_path / "MODEL.dpadmm").exists()
 
+        rounds = 600  # enough to be killed before the last one
         second = small_study(rounds, name="second one")
         all.broker.start()
         path = begin(all.authority, second, list(NAMES))

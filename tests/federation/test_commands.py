@@ -155,7 +155,7 @@ def _a_study(land: Land) -> None:
     shown = land.said("agent", "review", "study.toml", "--site", "east/site.toml", "--accept")
     assert "Enrolled since" in shown
     assert agreed.public_rows is not None
-    start = f"Training starts from public rows (sha256 {agreed.public_rows.sha256[:12]}…), which costs nothing."
+    start = f"used for initialisation at no privacy cost (sha256 {agreed.public_rows.sha256[:12]}…)"
     assert start in " ".join(shown.split())
     land.agents["broker"] = land.start("aggregator", "broker", "--folder", "hub")
     for name in SITES:

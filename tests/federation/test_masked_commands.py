@@ -70,7 +70,7 @@ def _offers_and_mistakes(land: Land) -> None:
     allowed = site.read_text()
     site.write_text(allowed.replace("allow = true", "allow = false"))
     told = sentence(land.refused("agent", "offer", "draft.toml", "--site", "east/site.toml"))
-    assert "it does not allow secure aggregation" in told
+    assert "secure aggregation is not allowed" in told
     site.write_text(allowed)
     assert "with secure aggregation" in sentence(
         land.refused("agent", "offer", "study.toml", "--site", "east/site.toml")

@@ -81,7 +81,7 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
         (lambda: study(features=(*wide, "more")), f"at most {MAX_FEATURES} features, not {MAX_FEATURES + 1}"),
         (
             lambda: study(training={"loss": "huber"}, classes=None),
-            "losses logistic, squared and poisson, not for huber",
+            "need the loss logistic, squared or poisson, not huber",
         ),
         (
             lambda: study(training={"loss": "softmax"}, classes=(0, 1, 2)),

@@ -287,7 +287,7 @@ def test_secure_aggregation_is_forecast_with_the_noise_of_the_sum(auto, pool):
     is_forecast_as_it_is_trained(masked, pool, np.array([60, 240, 150, 150]))
     honest_and_fewer = [costs_of(each, np.full(4, 50)).noise for each in (masked, auto)]
     assert honest_and_fewer[1] == pytest.approx(math.sqrt(3) * honest_and_fewer[0])
-    with pytest.raises(StudyError, match="a round may have 3 sites"):
+    with pytest.raises(StudyError, match="a round may have only 3 sites"):
         for_sizes(masked, np.full(3, 50))
 
 

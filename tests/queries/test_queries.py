@@ -544,7 +544,7 @@ def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
     told = statistic.sums(rows, np.stack([point, -point]), bound=1.0 - 2.0**-40)
     assert told.sum(axis=(1, 2)).tolist() == [30.0 * (1.0 - 2.0**-40), 20.0 * (1.0 - 2.0**-40)]
     assert statistic.sums(rows, np.stack([point, -point]), bound=5.0).sum() == 50.0  # a row adds no more than 1
-    with pytest.raises(StudyError, match="for two classes, not for the loss squared"):
+    with pytest.raises(StudyError, match="needs a loss for two classes, not squared"):
         make_query("score_histogram", Problem(Squared(), L2(), 0.0), 2)
     assert statistic.accepts(np.array([MAX_PARAMETER, -MAX_PARAMETER]))
     assert not statistic.accepts(np.array([0.0, float(np.nextafter(MAX_PARAMETER, np.inf))]))
@@ -619,7 +619,7 @@ def test_wide_rows_may_be_scaled_and_not_turned() -> None:
 
 def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
     with pytest.raises(
-        StudyError, match="no statistic 'median'; agents can answer for gradient, preconditioned_gradient, "
+        StudyError, match="unknown statistic 'median'; choose one of gradient, preconditioned_gradient, "
     ):
         make_query("median", Problem(Logistic(), L2(), 0.0), 3)
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from dpadmm import simulate
 from dpadmm.accounting.events import PureRelease
-from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.statement import read_statement
 from dpadmm.engine.metrics import Trace
 from dpadmm.errors import DataError
@@ -107,7 +106,7 @@ def test_a_statement_for_every_run_with_gaussian_noise(result, tmp_path):
     assert group.mu == pytest.approx(result.privacy.mu.max())
     assert stated[0].sampler == "simulated"
     pure = replace(result.method, noise_multiplier=np.ones(3))
-    object.__setattr__(pure, "plan", lambda agent, rounds: ReleasePlan.constant(PureRelease(0.1), rounds))
+    object.__setattr__(pure, "event", lambda query, noise_multiplier: PureRelease(0.1))
     write_run(tmp_path, {"1": replace(result, method=pure)}, how={})
     assert [path.name for path in tmp_path.glob("statement-*")] == ["statement-2.json"]
 

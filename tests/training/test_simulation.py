@@ -114,7 +114,7 @@ def test_every_agent_may_have_its_own_budget() -> None:
 
 def test_a_list_of_the_wrong_length_is_refused() -> None:
     for name in ["epsilon", "round_epsilon", "noise_multiplier"]:
-        with case(name), pytest.raises(StudyError, match=f"{name} has 3 values, but there are 5 agents"):
+        with case(name), pytest.raises(StudyError, match=f"{name} has 3 values for 5 agents"):
             run(**{name: [0.5, 0.5, 0.5]})
 
 
