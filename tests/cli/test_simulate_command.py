@@ -189,7 +189,7 @@ BAD = {
     "unknown method": (_words("--data", "synthetic", "--method", "dp_adm"), "did you mean 'dp_admm'"),
     "two budgets": (
         _words("--data", "synthetic", "--round-epsilon", "0.1"),
-        "exactly one of epsilon .*; epsilon and round_epsilon were given",
+        "exactly one of epsilon .*; epsilon and round_epsilon given",
     ),
     "budget without privacy": (_words("--data", "synthetic", "--method", "centralized"), "not private"),
     "all rows for testing": (_words("--data", "synthetic", "--test-rows", "20000"), "leaves no training rows"),

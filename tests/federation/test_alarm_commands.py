@@ -36,8 +36,8 @@ def printed(text: str, word: str) -> list[str]:
 
 
 def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(tmp_path: Path, cli: Any) -> None:
-    rounds, folder = 100, ("--folder", tmp_path / "aggregator")
-    with Federation(tmp_path, small_study(rounds, name="first one"), limit=9.0) as all:
+    rounds, folder = 300, ("--folder", tmp_path / "aggregator")
+    with Federation(tmp_path, small_study(rounds, name="first one"), limit=90.0) as all:
         all.accept()
         all.begin()
         all.start()
@@ -47,7 +47,6 @@ def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(t
             cli(*printed(all.said, "export")).succeeded()
         assert (tmp_path / "MODEL.dpadmm").exists()
 
-        rounds = 600  # enough to be killed before the last one
         second = small_study(rounds, name="second one")
         all.broker.start()
         path = begin(all.authority, second, list(NAMES))

@@ -216,7 +216,7 @@ def _leaving_while_the_agent_runs(land: Land) -> None:
     wait_for(lambda: len(land.status("north")["studies"]) == 2)
     assert "second, after 0 rounds: Left." in land.said("agent", "leave", "second", *site)
     assert read_ledger(land.folder / "north" / "ledger").accounts[second.hash].closed
-    assert "for good" in land.refused("agent", "enrol", "second.toml", *site)
+    assert "cannot be reopened" in land.refused("agent", "enrol", "second.toml", *site)
 
 
 def _declining_is_kept_with_its_date(land: Land) -> None:
@@ -228,7 +228,7 @@ def _declining_is_kept_with_its_date(land: Land) -> None:
     assert kept["at"][:2] == "20"
     assert third.hash not in read_ledger(land.folder / "west" / "ledger").accounts
     both = land.refused("agent", "review", "third.toml", "--site", "west/site.toml", "--decline", "--accept")
-    assert "not both" in both
+    assert "cannot be combined" in both
 
 
 def _declining_while_the_agent_runs(land: Land) -> None:
@@ -242,7 +242,7 @@ def _declining_while_the_agent_runs(land: Land) -> None:
     assert "Nothing was reserved" not in told
     assert read_ledger(ledger).accounts[third.hash].closed
     wait_for(lambda: _states(land, "west").get(third.hash) == "left")
-    assert "for good" in land.refused("agent", "enrol", "third.toml", *site)
+    assert "cannot be reopened" in land.refused("agent", "enrol", "third.toml", *site)
 
     (land.folder / "fourth.toml").write_text(STUDY.replace("three hospitals", "fourth").replace("3.0", "90.0"))
     fourth = read_study(land.folder / "fourth.toml")
@@ -273,7 +273,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("agent", "join", "east.invitation.json", "--site", "east/site.toml"), "--yes"),
     (
         ("agent", "join", "east.invitation.json", "--site", "east/site.toml", "--fingerprint", "AB:CD"),
-        "this invitation is from somebody else",
+        "the invitation is not from these study coordinators",
     ),
     (("agent", "run", "--site", "west/site.toml"), "in use by another process"),
     (("agent", "request", "No Name", "--site", "west/site.toml"), "not a valid site name"),

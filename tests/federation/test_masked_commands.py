@@ -72,7 +72,7 @@ def _offers_and_mistakes(land: Land) -> None:
     told = sentence(land.refused("agent", "offer", "draft.toml", "--site", "east/site.toml"))
     assert "secure aggregation is not allowed" in told
     site.write_text(allowed)
-    assert "with secure aggregation" in sentence(
+    assert "does not use secure aggregation" in sentence(
         land.refused("agent", "offer", "study.toml", "--site", "east/site.toml")
     )
     for name in SITES:
@@ -81,7 +81,7 @@ def _offers_and_mistakes(land: Land) -> None:
         (key,) = (land.folder / name / "keys").iterdir()
         assert key.stat().st_mode & 0o777 == 0o600
     told = land.refused("agent", "offer", "draft.toml", "--site", "east/site.toml")
-    assert "east.offer.json exists" in sentence(told)
+    assert "east.offer.json already exists" in sentence(told)
 
 
 def _roster_and_mistakes(land: Land) -> None:
@@ -102,7 +102,7 @@ def _roster_and_mistakes(land: Land) -> None:
     assert "quorum = 3, but only 2 sites" in sentence(told)
     (land.folder / "broken.json").write_text("{}")
     assert "not an offer" in sentence(land.refused(*roster, "broken.json", "-o", "x.toml"))
-    for wrong, text in (("honest = 3", "honest = 3, but a round may have 3 sites"), ("honest = 1", "honest")):
+    for wrong, text in (("honest = 3", "honest = 3, but a round may have only 3 sites"), ("honest = 1", "honest")):
         (land.folder / "h.toml").write_text(DRAFT.replace("honest = 2", wrong))
         assert text in sentence(land.refused("agent", "offer", "h.toml", "--site", "east/site.toml"))
     assert not (land.folder / "x.toml").exists()

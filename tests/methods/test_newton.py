@@ -85,10 +85,10 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
         ),
         (
             lambda: study(training={"loss": "softmax"}, classes=(0, 1, 2)),
-            "logistic, squared and poisson, not for softmax",
+            "logistic, squared or poisson, not softmax",
         ),
-        (lambda: study(training={"method": "dp_admm"}), "inference belongs to auto, and dp_admm gives no intervals"),
-        (lambda: Settings(epsilon=1.0, inference=True), "inference belongs to auto, and dp_admm gives no intervals"),
+        (lambda: study(training={"method": "dp_admm"}), "dp_admm does not support inference"),
+        (lambda: Settings(epsilon=1.0, inference=True), "dp_admm does not support inference"),
         (lambda: study(training={"average": "tail"}), 'inference requires average = "last"'),
         (
             lambda: study(training={"n_rounds": 1}),
