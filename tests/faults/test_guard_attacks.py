@@ -178,6 +178,7 @@ def test_who_left_is_asked_no_more_and_cannot_come_back(folder):
         said = play(agent, 2)
         guard.leave(HASH)
         guard.leave(HASH)
+        assert guard.ledger_state.accounts[HASH].ending == "close"
         assert refusal(agent.step, 3, consensus(3)).code == "study-closed"
         assert agent.step(2, consensus(2)).tobytes() == said[2]
         assert refusal(agent.step, 2, POINT).code == "round-forked"
