@@ -187,6 +187,10 @@ def test_who_left_is_asked_no_more_and_cannot_come_back(folder):
         assert refusal(guard.enrol, STUDY).code == "study-changed"
         assert refusal(guard.answer, HASH, 3, POINT).code == "study-unknown"
         assert guard._ledger.status().promised == 2 * Fraction(PRICE)
+    with guarded(folder.with_name("ended")) as guard:
+        play(Agent(guard, STUDY), 1)
+        guard.leave(HASH, "end")
+        assert guard.ledger_state.accounts[HASH].ending == "end"
 
 
 # Another study under an old name
