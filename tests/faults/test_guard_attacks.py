@@ -187,7 +187,7 @@ def test_who_left_is_asked_no_more_and_cannot_come_back(folder):
         assert refusal(guard.enrol, STUDY).code == "study-changed"
         assert refusal(guard.answer, HASH, 3, POINT).code == "study-unknown"
         assert guard._ledger.status().promised == 2 * Fraction(PRICE)
-    with guarded(folder.with_name("ended")) as guard:
+    with guarded(folder / "ended") as guard:
         play(Agent(guard, STUDY), 1)
         guard.leave(HASH, "end")
         assert guard.ledger_state.accounts[HASH].ending == "end"
