@@ -60,15 +60,15 @@ def new_sites(folder: Path, study: Study, n_sites: int) -> tuple[Authority, Stud
     return authority, study, list(sites.values())
 
 
-def new_study(d: int, n_rounds: int, honest: int | None = None) -> Study:
-    """With secure aggregation, if ``honest`` is given."""
-    trust = {} if honest is None else {"trust": "secure_aggregation", "honest": honest}
+def new_study(d: int, n_rounds: int, min_honest_sites: int | None = None) -> Study:
+    """With secure aggregation, if ``min_honest_sites`` is given."""
+    aggregation = {} if min_honest_sites is None else {"aggregation": "secure", "min_honest_sites": min_honest_sites}
     return Study(
         name="benchmark",
         features=tuple(f"x{i + 1}" for i in range(d)),
         classes=(-1, 1),
-        training={"epsilon": 5.0, "delta": 1e-5, "n_rounds": n_rounds, "intercept": False, **trust},
-        most_rows=None if honest is None else ROWS.get(d, 400),
+        training={"epsilon": 5.0, "delta": 1e-5, "n_rounds": n_rounds, "intercept": False, **aggregation},
+        max_rows_per_site=None if min_honest_sites is None else ROWS.get(d, 400),
     )
 
 
@@ -98,11 +98,11 @@ def measure_start(repeats: int = 7) -> None:
     print(f"start of an agent: median {wall:.2f} s, of them {cpu:.2f} s on a CPU; limit {START_LIMIT:g} s: {verdict}")
 
 
-def measure(n_sites: int, d: int, n_rounds: int, honest: int | None = None) -> float:
+def measure(n_sites: int, d: int, n_rounds: int, min_honest_sites: int | None = None) -> float:
     """The median seconds of a round."""
     logging.basicConfig(level=logging.ERROR)
     with tempfile.TemporaryDirectory() as place, ExitStack() as held:
-        authority, study, sites = new_sites(Path(place), new_study(d, n_rounds, honest), n_sites)
+        authority, study, sites = new_sites(Path(place), new_study(d, n_rounds, min_honest_sites), n_sites)
         journal = begin(authority, study, None)
         started = time.perf_counter()
         agents = [AgentProcess(site) for site in sites]
@@ -116,10 +116,10 @@ def measure(n_sites: int, d: int, n_rounds: int, honest: int | None = None) -> f
         with Journal.open(journal, read_only=True) as kept:
             seconds = kept.seconds()
     noise = _noise_seconds(study, ROWS.get(d, 400))
-    limit, usual = (LIMITS if honest is None else MASKED_LIMITS).get((n_sites, d)), statistics.median(seconds)
+    limit, usual = (LIMITS if min_honest_sites is None else MASKED_LIMITS).get((n_sites, d)), statistics.median(seconds)
     verdict = "" if limit is None else f", limit {limit:g} s: {'ok' if usual <= limit else 'MISS'}"
     print(
-        f"{n_sites} sites, d = {d:,}, {study.training.trust}, {n_rounds} rounds: median {usual * 1e3:.1f} ms, "
+        f"{n_sites} sites, d = {d:,}, {study.training.aggregation}, {n_rounds} rounds: median {usual * 1e3:.1f} ms, "
         f"90% {np.quantile(seconds, 0.9) * 1e3:.1f} ms{verdict}"
     )
     print(
@@ -146,6 +146,8 @@ if __name__ == "__main__":
     asked = [tuple(map(int, word.split(","))) for word in sys.argv[1:]] or list(LIMITS)
     for n_sites, d in asked:
         n_rounds = 100 if d < 1000 else 15
-        local, masked = (measure(n_sites, d, n_rounds, honest) for honest in (None, max(2, n_sites // 2)))
+        local, masked = (
+            measure(n_sites, d, n_rounds, min_honest_sites) for min_honest_sites in (None, max(2, n_sites // 2))
+        )
         ok = "" if (n_sites, d) != (10, 104) else f": {'ok' if masked <= MASKED_RATIO * local else 'MISS'}"
         print(f"    a round with secure aggregation takes {masked / local:.2f} times as long{ok}")

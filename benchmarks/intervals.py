@@ -44,13 +44,13 @@ class Cell:
     loss: str
     n_weights: int  # d, with the constant
     correlation: float
-    trust: str  # local, with 20 agents, or secure_aggregation
+    aggregation: str  # plain (20 agents) or secure
     n_rows: int
     epsilon: float
     misfit: str = ""  # "", "heavy tails" or "clamped"
 
     def __str__(self) -> str:
-        words = f"{self.loss}, d = {self.n_weights}, correlation {self.correlation:g}, {self.trust}"
+        words = f"{self.loss}, d = {self.n_weights}, correlation {self.correlation:g}, {self.aggregation}"
         return f"{words}, {self.misfit}" if self.misfit else words
 
 
@@ -60,14 +60,14 @@ def cells() -> list[Cell]:
     for loss in LOSSES:
         for d in (6, 11, 21):
             for correlation in (0.3, 0.8):
-                for trust in ("local", "secure_aggregation"):
-                    rows = 20_000 * (3 if trust == "local" else 1) * (2 if d == 21 else 1)
+                for aggregation in ("plain", "secure"):
+                    rows = 20_000 * (3 if aggregation == "plain" else 1) * (2 if d == 21 else 1)
                     rows = rows * 3 // 2 if correlation == 0.8 and d > 6 else rows
                     if loss == "poisson":
                         rows = rows * 3 // 2 if correlation == 0.3 else rows * 2
-                    if (loss, d, correlation, trust) == ("squared", 21, 0.8, "local"):
+                    if (loss, d, correlation, aggregation) == ("squared", 21, 0.8, "plain"):
                         rows += rows // 3  # else six of ten runs give none
-                    found.append(Cell(loss, d, correlation, trust, rows, 2.0))
+                    found.append(Cell(loss, d, correlation, aggregation, rows, 2.0))
         found += [
             Cell(loss, 6, 0.3, "secure_aggregation", 20_000, 2.0, misfit) for misfit in ("heavy tails", "clamped")
         ]
@@ -127,7 +127,7 @@ def repetition(cell: Cell, seed: int) -> dict[str, Any] | None:
     rng = np.random.default_rng([seed, 17])
     rows, labels, true = data(cell, rng)
     n = 20
-    secure = {"trust": cell.trust, "honest": n} if cell.trust == "secure_aggregation" else {}
+    secure = {"aggregation": cell.aggregation, "min_honest_sites": n} if cell.aggregation == "secure" else {}
     training = Training(
         loss=LOSSES[cell.loss],
         method="auto",

@@ -283,16 +283,16 @@ def _at_the_end(
 def choices_figure(results: Results, name: str) -> Picture:
     """Error and loss of the global model against c_w, one line per λ/n."""
     lines, words = _largest_budget(results)
-    shares = distinct(lines, "reg_share")
+    shares = distinct(lines, "alpha")
     series.need(len(distinct(lines, "weight_radius")) > 1 or len(shares) > 1)
-    groups = {f"λ/n = {power(share)}": where(lines, reg_share=share) for share in shares}
+    groups = {f"λ/n = {power(share)}": where(lines, alpha=share) for share in shares}
     measures = {
         series.error_column(lines): ("error at the end", "error, global model"),
         "train_loss_global": ("training loss at the end", "loss, global model"),
     }
     figure = _at_the_end(
         groups, steps(len(groups)), "weight_radius", "c_w, guessed norm of the best weights",
-        measures=measures, optima=where(results, reg_share=shares[0]),
+        measures=measures, optima=where(results, alpha=shares[0]),
     )  # fmt: skip
     return _picture(name, "choices", figure, lines, **words)
 
@@ -300,10 +300,10 @@ def choices_figure(results: Results, name: str) -> Picture:
 def lambda_figure(results: Results, name: str) -> Picture:
     """Loss and error on held-out rows of the non-private optimum against λ/n."""
     lines = where(done(results), method="centralized")
-    series.need(len(distinct(lines, "reg_share")) > 1, series.has(lines, "test_error_global"))
+    series.need(len(distinct(lines, "alpha")) > 1, series.has(lines, "test_error_global"))
     groups = {each.upper(): where(lines, regularizer=each) for each in distinct(lines, "regularizer")}
     measures = {f"test_{kind}_global": (f"{kind} on held-out rows", kind) for kind in ("loss", "error")}
-    figure = _at_the_end(groups, list(kinds(list(groups)).values()), "reg_share", "λ/n", measures=measures)
+    figure = _at_the_end(groups, list(kinds(list(groups)).values()), "alpha", "λ/n", measures=measures)
     return _picture(name, "lambda", figure, lines)
 
 

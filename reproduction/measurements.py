@@ -86,10 +86,10 @@ def gaps(results: Results) -> list[Gap]:
     if not len(private):
         return []
     out = []
-    names = ("regularizer", "n_agents", "delta", "reg_share", "weight_radius", series.budget_column(private))
+    names = ("regularizer", "n_agents", "delta", "alpha", "weight_radius", series.budget_column(private))
     for values, group in split(private, *names).items():
         setting = dict(zip(names, values, strict=True))
-        best = where(lines, method="centralized", regularizer=values[0], reg_share=setting["reg_share"])
+        best = where(lines, method="centralized", regularizer=values[0], alpha=setting["alpha"])
         optimum = at_end(best, "objective_global")
         runs = {int(seed): run for (seed,), run in split(group, "seed").items() if int(seed) in optimum}
         if not runs:

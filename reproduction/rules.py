@@ -527,7 +527,7 @@ def models_agree(found: Findings, results: Results, experiment: str) -> None:
 
 def radius_is_norm(found: Findings, results: Results, regularizer: str) -> None:
     """Whether the norm of the non-private optimum is within 10% of the paper's c_w."""
-    lines = where(series.done(results), method="centralized", regularizer=regularizer, reg_share=PAPER_SHARE)
+    lines = where(series.done(results), method="centralized", regularizer=regularizer, alpha=PAPER_SHARE)
     need(lines)
     paper, mean = PAPER_RADIUS[regularizer], mean_std(at_end(lines, "weight_norm_global"))[0]
     norm = shown(lines, "weight_norm_global")
@@ -538,7 +538,7 @@ def radius_is_norm(found: Findings, results: Results, regularizer: str) -> None:
 def constant_is_harmless(found: Findings, results: Results, column: str, name: str) -> None:
     """Whether other values of a constant move the test error by at most one percentage point."""
     lines = lines_of(results, "choices", "DP-ADMM")
-    paper = {"weight_radius": PAPER_RADIUS["l2"], "reg_share": PAPER_SHARE}
+    paper = {"weight_radius": PAPER_RADIUS["l2"], "alpha": PAPER_SHARE}
     other = next(each for each in paper if each != column)
     lines = where(series.keep(lines, np.isfinite(measure(lines, "round_epsilon"))), **{other: paper[other]})
     base = where(lines, **{column: paper[column]})
@@ -571,7 +571,7 @@ def share_is_best(found: Findings, results: Results) -> None:
     need(series.has(lines, "test_loss_global"))
     asked = False
     for (regularizer,), group in split(lines, "regularizer").items():
-        shares = {share: part for (share,), part in split(group, "reg_share").items()}
+        shares = {share: part for (share,), part in split(group, "alpha").items()}
         if len(shares) < 2 or PAPER_SHARE not in shares:
             continue
         asked = True
@@ -595,7 +595,7 @@ def beats_lone_agents(found: Findings, results: Results) -> None:
     others = _rivals(results, "choices", ("output perturbation", "objective perturbation"))
     need(distinct(ours, "epsilon"))
     for name, lines in others.items():
-        for (value, share), group in split(lines, "epsilon", "reg_share").items():
+        for (value, share), group in split(lines, "epsilon", "alpha").items():
             label = f"{name}, λ/n {power(share)}"
             found.compare_measures(group, where(ours, epsilon=value), label, models="global")
             found.note(f"{label}, total ε = {value:g}: {both_models(group)}.")
@@ -609,7 +609,7 @@ def beats_sampled(found: Findings, results: Results) -> None:
     need(distinct(theirs, "epsilon"))
     total = max(distinct(theirs, "epsilon"))
     same = series.keep(ours, np.isclose(measure(ours, "total_epsilon"), total, rtol=1e-3))
-    same = where(same, **{name: distinct(theirs, name)[0] for name in ("reg_share", "weight_radius")})
+    same = where(same, **{name: distinct(theirs, name)[0] for name in ("alpha", "weight_radius")})
     need(same)
     found.compare_measures(theirs, same, f"total ε {total:g}", models="global")
     found.note(f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}.")

@@ -98,11 +98,11 @@ _IN_WORDS: dict[str, Callable[[Any], str]] = {
     "sampling": lambda value: "" if value == "1" else f"{value} of the rows a round",
     "split_regularizer": lambda value: "split" if value else "",
     "mechanism": str,
-    "trust": lambda value: "secure aggregation" if value == "secure_aggregation" else "",
-    "honest": lambda value: "" if value is None else f"h = {value}",
-    "void_rounds": lambda value: "" if value == "0" else f"{value} of the rounds void",
+    "aggregation": lambda value: "secure aggregation" if value == "secure" else "",
+    "min_honest_sites": lambda value: "" if value is None else f"h = {value}",
+    "aborted_rounds": lambda value: "" if value == "0" else f"{value} of the rounds aborted",
     "regularizer": lambda value: {"l1": "L1", "l2": "L2"}.get(value, str(value)),
-    "reg_share": lambda value: f"λ/n = {value}",
+    "alpha": lambda value: f"λ/n = {value}",
     "weight_radius": lambda value: f"c_w = {value}",
 }
 """How a setting is told in a label; any other by its name and value."""
@@ -197,7 +197,7 @@ def mean_and_spread(values: Mapping[int, float], *, percent: bool, digits: int) 
 def with_optimum(results: Results, experiment: str) -> Results:
     """An experiment's lines and the non-private optimum of the same problem, from anywhere in the file."""
     lines = results.select(experiment)
-    same = {name: distinct(lines, name) for name in ("regularizer", "loss", "reg_share")}
+    same = {name: distinct(lines, name) for name in ("regularizer", "loss", "alpha")}
     optimum = results.select(None, method="centralized", **same)
     cells = [*results.grid["experiments"][experiment]["cells"], *optimum.cells]
     return results.select(cell=cells)

@@ -28,7 +28,7 @@ from benchmarks.accuracy.suite import (
     Score,
     Scores,
     behind,
-    honest,
+    min_honest_sites,
     scores,
     sets,
     standard_error,
@@ -92,7 +92,9 @@ def page(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
 
 def _alone(epsilon: float, n_agents: int) -> float:
     """Total ε with secure aggregation if all other agents work together."""
-    return float(exact_epsilon(math.sqrt(honest(n_agents)) / total_noise_multiplier(epsilon, DELTA, 1), DELTA))
+    return float(
+        exact_epsilon(math.sqrt(min_honest_sites(n_agents)) / total_noise_multiplier(epsilon, DELTA, 1), DELTA)
+    )
 
 
 def _how_few(n_sets: int, n_splits: int) -> str:

@@ -120,7 +120,7 @@ CONTENDERS: dict[str, Contender] = {
     "auto_secure": Contender("auto, secure aggregation", lambda entry: {"method": "auto"}, secure=True),
     "dp_admm": Contender("DP-ADMM, drafts", _drafted),
     "dp_admm_paper": Contender(
-        "DP-ADMM, paper", lambda entry: {"method": "dp_admm", "reg_share": 1e-6, "weight_radius": 89.0}
+        "DP-ADMM, paper", lambda entry: {"method": "dp_admm", "alpha": 1e-6, "weight_radius": 89.0}
     ),
     "dp_sgd": Contender("DP-SGD", lambda entry: {"method": "dp_sgd"}),
     "admm_pvp": Contender("PVP", lambda entry: {"method": "admm_pvp"}),
@@ -130,7 +130,7 @@ CONTENDERS: dict[str, Contender] = {
         lambda entry: {"method": "dp_sgd", "average": "tail", "learning_rate": [1.0, 4.0, 16.0]},
         tuned=True,
     ),
-    "optimum": Contender("no privacy", lambda entry: {"method": "centralized", "reg_share": 1e-6}),
+    "optimum": Contender("no privacy", lambda entry: {"method": "centralized", "alpha": 1e-6}),
 }
 REST = tuple(
     name for name, each in CONTENDERS.items() if name not in ("auto", "optimum") and not each.tuned and not each.secure
@@ -140,7 +140,7 @@ REST = tuple(
 _LOSSES: Mapping[Task, str] = {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}
 
 
-def honest(n_agents: int) -> int:
+def min_honest_sites(n_agents: int) -> int:
     """How many agents are relied on with secure aggregation."""
     return max(2, -(-n_agents // 2))
 
@@ -156,7 +156,11 @@ def grid(entry: Entry, *, splits: int = SPLITS, epsilons: Sequence[float] = EPSI
             across = {"n_agents": [1]}
         runs = [{**settings, **across}]
         if contender.secure:
-            masked = ({"n_agents": n, "trust": "secure_aggregation", "honest": honest(n)} for n in counts if n > 1)
+            masked = (
+                {"n_agents": n, "aggregation": "secure", "min_honest_sites": min_honest_sites(n)}
+                for n in counts
+                if n > 1
+            )
             runs = [{**settings, **across, **each} for each in masked]
         experiments[name] = {"title": contender.title, "runs": runs}
     shared = {"loss": _LOSSES[entry.task], "delta": DELTA, "test_rows": 0.2, "metrics_every": 10**6}

@@ -29,12 +29,12 @@ from dpadmm.training.preparation import prepare
 from dpadmm.training.simulate import run_prepared
 
 AGENTS, DELTA, TEST_ROWS = 100, 1e-3, 5222
-SECURE = {"method": "auto", "trust": "secure_aggregation"}
+SECURE = {"method": "auto", "aggregation": "secure"}
 OURS: dict[str, dict[str, Any]] = {
     "`auto`, plain aggregation": {"method": "auto"},
-    "`auto`, secure aggregation, h = n/2": {**SECURE, "honest": AGENTS // 2},
-    "`auto`, secure aggregation, h = n": {**SECURE, "honest": AGENTS},
-    "no privacy": {"method": "centralized", "reg_share": 1e-6},
+    "`auto`, secure aggregation, h = n/2": {**SECURE, "min_honest_sites": AGENTS // 2},
+    "`auto`, secure aggregation, h = n": {**SECURE, "min_honest_sites": AGENTS},
+    "no privacy": {"method": "centralized", "alpha": 1e-6},
 }
 TRUST = {
     "`auto`, plain aggregation": "none",
@@ -54,7 +54,7 @@ def ours(epsilons: list[float], splits: int) -> dict[str, dict[float, list[float
     shared = {"n_agents": AGENTS, "delta": DELTA, "test_rows": TEST_ROWS, "metrics_every": 10**6}
     for seed in range(1, splits + 1):
         for name, how in OURS.items():
-            noise = ExactNoise() if how.get("honest") == AGENTS else None
+            noise = ExactNoise() if how.get("min_honest_sites") == AGENTS else None
             for budget in epsilons if how["method"] == "auto" else [None]:
                 settings = Settings(**shared, **how, epsilon=budget, seed=seed)
                 result = run_prepared(bench.prepared(settings), settings, noise=noise)
@@ -106,12 +106,16 @@ def main() -> None:
     rows["Opacus DP-SGD"] = [cell(peer[epsilon].errors) for epsilon in epsilons]
     print(f"\n| test error in percent at ε = | trust required | {' | '.join(f'{each:g}' for each in epsilons)} |")
     print(f"| --- | --- |{' --: |' * len(epsilons)}")
-    for name, trust in TRUST.items():
-        print(f"| {name} | {trust} | {' | '.join(rows[name])} |")
-    for honest in (AGENTS // 2, AGENTS):
-        alone = [exact_epsilon(math.sqrt(honest) / total_noise_multiplier(e, DELTA, 1), DELTA) for e in epsilons]
+    for name, aggregation in TRUST.items():
+        print(f"| {name} | {aggregation} | {' | '.join(rows[name])} |")
+    for min_honest_sites in (AGENTS // 2, AGENTS):
+        alone = [
+            exact_epsilon(math.sqrt(min_honest_sites) / total_noise_multiplier(e, DELTA, 1), DELTA) for e in epsilons
+        ]
         print(
-            f"\nε with h = {honest} if all others work together: {', '.join(f'{each:.3g}' for each in alone)}.", end=""
+            f"\nε with h = {min_honest_sites} if all others work together: "
+            f"{', '.join(f'{each:.3g}' for each in alone)}.",
+            end="",
         )
     print(f"\nOpacus' best share of rows:steps:learning rate: {', '.join(peer[e].setting for e in epsilons)}.")
 

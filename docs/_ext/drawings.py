@@ -128,9 +128,11 @@ def table_rows(page: str) -> dict[str, list[tuple[float, float, float]]]:
     for line in lines[head + 2 :]:
         if not line.startswith("|"):
             break
-        name, trust, *cells = _cells(line)
+        name, aggregation, *cells = _cells(line)
         pairs = [tuple(float(part) for part in cell.split(" ± ")) for cell in cells]
-        rows[f"{name.replace('`', '')}; trust: {trust}"] = [(e, *pair) for e, pair in zip(epsilons, pairs, strict=True)]
+        rows[f"{name.replace('`', '')}; trust: {aggregation}"] = [
+            (e, *pair) for e, pair in zip(epsilons, pairs, strict=True)
+        ]
     return rows
 
 

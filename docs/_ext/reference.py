@@ -219,7 +219,7 @@ def _exists(target: str) -> bool:
 
 def study_file() -> str:
     """Every table and key of a study's file, in the order in which drafts have them."""
-    own = ("name", "features", "classes", "allow_missed_rounds", "quorum", "deadline", "most_rows")
+    own = ("name", "features", "classes", "allow_missed_rounds", "quorum", "deadline", "max_rows_per_site")
     top = [each for each in parameters(Study) if each.name in own]
     parts = ["## At the top", definitions(_study_frame()), definitions(map(_setting, top))]
     parts += [

@@ -34,7 +34,7 @@ from dpadmm.errors import StudyError
 
 
 def made(*groups: AgentGroup) -> Statement:
-    return Statement("a study", "ab" * 32, "auto", EXACT, 2e-5, groups, "0.1.0", honest=5)
+    return Statement("a study", "ab" * 32, "auto", EXACT, 2e-5, groups, "0.1.0", min_honest_sites=5)
 
 
 def group(name: str, z: float, charged: int, *, k: int = 1) -> AgentGroup:

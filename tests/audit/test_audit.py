@@ -76,7 +76,7 @@ def test_grid_and_noise_are_those_of_the_guard(game):
             grid = Lattice(formula.row_norm, formula.size, MOST_ROWS if game.coalition else role.n_rows)
             assert formula.grid_step == grid.step
             share = grid.noise_scale(release.noise_multiplier, game.shares)
-            left = share * (game.coalition.honest if game.coalition else 1) ** 0.5
+            left = share * (game.coalition.min_honest_sites if game.coalition else 1) ** 0.5
             assert formula.noise_steps(z) <= left < formula.noise_steps(z) * (1.0 + 1e-5)
         assert z**2 != pytest.approx(z, rel=0.1)
 
@@ -494,13 +494,13 @@ def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path, name):
 def test_games_are_chosen_by_method_and_trust():
     assert games_of("all", "all") == tuple(GAMES)
     newton = ("auto_inference", "auto_counts", "auto_times")
-    assert games_of("all", "local") == ("auto", "dp_admm", *newton, "statistics", "evaluation")
-    assert games_of("auto", "secure_aggregation") == ("auto_coalition", "auto_alone")
+    assert games_of("all", "plain") == ("auto", "dp_admm", *newton, "statistics", "evaluation")
+    assert games_of("auto", "secure") == ("auto_coalition", "auto_alone")
     for words, says in [(("dp_sgd", "all"), "method must be"), (("all", "x"), "trust must be")]:
         with pytest.raises(StudyError, match=says):
             games_of(*words)
-    with pytest.raises(StudyError, match="no studies of dp_admm with secure_aggregation"):
-        games_of("dp_admm", "secure_aggregation")
+    with pytest.raises(StudyError, match="no studies of dp_admm with secure aggregation"):
+        games_of("dp_admm", "secure")
 
 
 def test_a_plan_that_cannot_be():

@@ -48,12 +48,12 @@ def answered(folder: Path, members: bytes, *then: bytes) -> bool:
 
 
 def sound_noise(folder: Path) -> bool:
-    """Shares of ``honest`` sites have the variance of a whole release, and no less."""
+    """Shares of ``min_honest_sites`` sites have the variance of a whole release, and no less."""
     drawn: list[int] = []
     with pytest.MonkeyPatch.context() as patch, site(folder) as guard:
         patch.setattr(exact_noise, "discrete_gaussian", lambda scale, n: drawn.append(scale) or np.zeros(n, np.int64))
         guard.prepare(HASH, 1, POINT)
-    grid = Lattice(1.0, D, MASKING.most_rows)
+    grid = Lattice(1.0, D, MASKING.max_rows_per_site)
     whole = Z * grid.sensitivity / grid.step
     return 1.0 <= HONEST * (drawn[0] / whole) ** 2 < 1.001
 
@@ -73,10 +73,10 @@ def recorded_before_sent(folder: Path) -> bool:
         return 1 in read_ledger(folder).accounts[HASH].rounds
 
 
-def charged_alone(folder: Path) -> bool:
+def charged_if_others_collude(folder: Path) -> bool:
     with site(folder) as guard:
         guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
-    return read_ledger(folder).spent_alone == HONEST * Fraction(OWNER.release_cost(MASKED.terms.plan.at(1)))
+    return read_ledger(folder).spent_if_others_collude == HONEST * Fraction(OWNER.release_cost(MASKED.terms.plan.at(1)))
 
 
 PATH = ((0, 1, 2), (0, 1, 2), (0, 1, 2, 3), (2, 3))
@@ -96,7 +96,7 @@ CHECKS: dict[str, Callable[[Path], bool]] = {
     "the same members again": lambda folder: answered(folder, ALL, ALL),
     "a second U": lambda folder: not answered(folder, ALL, bitmap_of(range(4), N)),
     "recorded before sent": recorded_before_sent,
-    "charged if all others collude": charged_alone,
+    "charged if all others collude": charged_if_others_collude,
 }
 
 

@@ -44,10 +44,10 @@ def run(method: Method[Any], problem: Problem, rows: Rows, rounds: int, **option
 def exact_solve(problem: Problem, rows: Rows, i: int, linear: Floats, pull: float) -> Floats:
     """``argmin f_i(w) + ⟨linear, w⟩ + (pull/2)‖w‖²`` by plain gradient descent to the last digits."""
     alone, w = rows.agent(i), np.zeros((D, problem.loss.n_outputs))
-    step = 1.0 / ((problem.loss.smoothness or 0.0) + problem.reg_share + pull)
+    step = 1.0 / ((problem.loss.smoothness or 0.0) + problem.alpha + pull)
     for _ in range(150):
         slope = kernels.gradient(alone, w[None], problem.loss, bound=np.inf)[0]
-        w = w - step * (slope + problem.reg_share * problem.regularizer.gradient(w) + linear + pull * w)
+        w = w - step * (slope + problem.alpha * problem.regularizer.gradient(w) + linear + pull * w)
     return w
 
 

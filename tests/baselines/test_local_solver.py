@@ -74,7 +74,7 @@ def test_any_regularizer_is_stationary() -> None:
             solved = solve(problems, problems.centers)
             slope = problems.data_gradient(solved.weights, np.arange(4))
             for step in (0.1, 2.0):
-                moved = regularizer.prox(solved.weights - step * slope, step * problem.reg_share)
+                moved = regularizer.prox(solved.weights - step * slope, step * problem.alpha)
                 np.testing.assert_allclose(moved, solved.weights, atol=1e-8)
 
 
@@ -157,7 +157,7 @@ def test_no_method_that_solves_can_be_deployed() -> None:
             Study(name="s", features=("x",), training={"method": name, "delta": 1e-6, **budget})
     for name in (name for name in solving if ALL_METHODS[name].private):
         with pytest.raises(StudyError, match="exact noise is for sums over all rows"):
-            simulate("synthetic", method=name, epsilon=1.0, reg_share=0.1, n_rounds=2, exact_noise=True)
+            simulate("synthetic", method=name, epsilon=1.0, alpha=0.1, n_rounds=2, exact_noise=True)
 
 
 @pytest.mark.parametrize("regularizer", [L2(), L1()], ids=lambda r: r.name)

@@ -30,9 +30,9 @@ def test_every_data_set_meets_every_contender_at_the_same_privacy() -> None:
         private = [cell.settings for cell in grid.cells() if cell.settings.method.private]
         assert {(each.epsilon, each.delta) for each in private} == {(e, 1e-5) for e in (0.3, 1.0, 3.0)}
         assert {each.seed for each in private} == set(range(1, 11))
-        (optimum,) = {cell.settings.reg_share for cell in grid.cells(["optimum"])}
+        (optimum,) = {cell.settings.alpha for cell in grid.cells(["optimum"])}
         assert optimum == 1e-6
-        relied_on = {(each.n_agents, each.honest) for each in private if each.trust == "secure_aggregation"}
+        relied_on = {(each.n_agents, each.min_honest_sites) for each in private if each.aggregation == "secure"}
         assert relied_on == ({(10, 5)} if entry.name == "wine" else {(10, 5), (100, 50)})
         n_agents = {each.n_agents for each in private}
         assert n_agents == ({1, 10} if entry.name == "wine" else {1, 10, 100})

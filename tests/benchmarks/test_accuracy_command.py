@@ -81,7 +81,7 @@ def test_a_folder_from_before_a_contender_is_resumed(program, made):
     suite(program, made).succeeded()
     new = read_results(path)
     assert new.select(cell=old.cells).table.equals(old.table)  # nothing of it was run again
-    assert new.select("auto_secure").last().column("honest").tolist() == [2, 2]
+    assert new.select("auto_secure").last().column("min_honest_sites").tolist() == [2, 2]
     assert {line.contender for line in accuracy.read_lines(made / "accuracy.csv")} == set(accuracy.CONTENDERS)
 
 

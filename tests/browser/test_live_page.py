@@ -137,19 +137,19 @@ def test_it_fits_and_reads(browser, dark, width):
 
 
 @pytest.mark.parametrize("width", [320, 1440])
-def test_secure_aggregation_has_members_void_rounds_and_both_epsilons(browser, width):
-    run = LiveRun(n_sites=3, honest=2)
+def test_secure_aggregation_has_members_aborted_rounds_and_both_epsilons(browser, width):
+    run = LiveRun(n_sites=3, min_honest_sites=2)
     pairs = "[...document.querySelectorAll('#facts div')].map(fact => [...fact.children].map(cell => cell.textContent))"
     facts = f"Object.fromEntries({pairs})"
     with Page(run) as page:
         show(browser, page, width=width)
-        assert browser.js(facts)["Void rounds"] == "none"
+        assert browser.js(facts)["Aborted rounds"] == "none"
         run.arrive()
         run.turn(1, "excluded")
         run.play(40)
         wait(browser, text("rounds"), "40 of 100")
         seen = browser.js(facts)
-        assert seen["Void rounds"] == "3 (missing), 7 (garbled)"
+        assert seen["Aborted rounds"] == "3 (missing), 7 (garbled)"
         assert seen["Members of the round"] == "site-01, site-03"
         assert seen["Planned ε alone, if all others collude"] == "2.4"
         assert sites(browser)["site-01"][2] == "0.632 of 1; 1.516 alone"

@@ -34,7 +34,7 @@ epsilon = 0.3
 delta = 1e-6
 """
 
-MASKED = "allow_missed_rounds = true\nquorum = 5\nmost_rows = 10\n[method]"
+MASKED = "allow_missed_rounds = true\nquorum = 5\nmax_rows_per_site = 10\n[method]"
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_review_says_who_takes_part_and_of_whom_to_be_sure(cli, begun, study_fil
     }
     roster = "".join(f'[[roster]]\nname = "{name}"\nkey = "{key.hex()}"\n' for name, key in keys.items())
     text = STUDY.replace('name = "dp_admm"', 'name = "auto"').replace("[method]", MASKED)
-    study_file.write_text(f'{text}trust = "secure_aggregation"\nhonest = 3\n{roster}')
+    study_file.write_text(f'{text}aggregation = "secure"\nhonest = 3\n{roster}')
     answer = text_of(cli("agent", "review", study_file, "--site", begun).succeeded())
     assert "Sites: clinic (you), b, c, d, e, f." in answer
     # All but 5 of 6 are in a sum, and 3 of them are to be honest: of 4 one has to be sure, oneself included
@@ -215,11 +215,11 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
     keys = [read_site(begun).make_key(), *(public_key(bytes([k] * 32)) for k in (1, 2))]
     roster = "".join(f'[[roster]]\nname = "s{k}"\nkey = "{key.hex()}"\n' for k, key in enumerate(keys))
     masked = STUDY.replace('"dp_admm"', '"auto"').replace(
-        "epsilon = 0.3", "epsilon = 0.3\ntrust = 'secure_aggregation'\nhonest = 2"
+        "epsilon = 0.3", "epsilon = 0.3\naggregation = 'secure'\nmin_honest_sites = 2"
     )
-    study_file.write_text(masked.replace("features =", "most_rows = 50\nfeatures =") + roster)
+    study_file.write_text(masked.replace("features =", "max_rows_per_site = 50\nfeatures =") + roster)
     refused = cli("agent", "review", study_file, "--site", begun)
-    assert (refused.code, refused.err.split()[-1]) == (2, "[policy-trust]")
+    assert (refused.code, refused.err.split()[-1]) == (2, "[policy-aggregation]")
     begun.write_text(begun.read_text().replace("allow = false", "allow = true"))
     mu = 2 * float(read_study(study_file).terms.plan.mu_squared()) ** 0.5
     epsilon, alone = (rounded_up(exact_epsilon(each, 1e-6)) for each in (mu, 2**0.5 * mu))
@@ -229,9 +229,9 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
     assert max(len(line) for line in review.out.splitlines()) <= 80
     told = cli("agent", "review", study_file, "--site", begun, "--json").succeeded().json["limits"]
     limits = {line["limit"]: (line["asked"], line["allowed"]) for line in told}
-    assert (limits["honest"], limits["withstood"]) == ((2, 2), (1, 1))
+    assert (limits["min_honest_sites"], limits["withstood"]) == ((2, 2), (1, 1))
     assert limits["mu_squared_alone"][0] == 2 * limits["mu_squared"][0]
-    assert limits["epsilon_alone"][1] == pytest.approx(2.0)
+    assert limits["epsilon_if_others_collude"][1] == pytest.approx(2.0)
     compared = ("--hash", read_study(study_file).hash)
     enrolled = text_of(cli("agent", "enrol", study_file, "--site", begun, *compared).succeeded())
     assert f"Reserved: ε {epsilon} ({alone} if all other sites collude) of 1.0000" in enrolled
@@ -239,8 +239,12 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
     assert f"If all other sites collude, ε 0.0000 is spent, {alone} spent or reserved." in checked
     assert "Secure aggregation: allowed, up to ε 2 at δ = 1e-06 if all other sites collude" in checked
     figures = cli("agent", "check", begun, "--json").succeeded().json
-    assert figures["limits"]["secure_aggregation"] == {"epsilon_alone": 2.0, "min_honest": 2, "min_withstood": 1}
-    assert figures["promised_alone"]["mu_squared"] == 2 * figures["promised"]["mu_squared"]
+    assert figures["limits"]["secure_aggregation"] == {
+        "epsilon_if_others_collude": 2.0,
+        "min_honest_sites": 2,
+        "min_withstood": 1,
+    }
+    assert figures["promised_if_others_collude"]["mu_squared"] == 2 * figures["promised"]["mu_squared"]
     left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
     assert "Charged: ε 0.0000 (0.0000 if all other sites collude)" in left
 

@@ -125,7 +125,7 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     ],
 )
 def test_one_method_alone(cli, tmp_path, method, games, statistics):
-    answer = cli("audit", *SHORT, "--method", method, "--trust", "local", "-o", tmp_path)
+    answer = cli("audit", *SHORT, "--method", method, "--aggregation", "plain", "-o", tmp_path)
     assert answer.code == 3
     assert f"gate ({method if len(games) == 1 else 'all studies'})" in answer.out
     assert f"studies of {' and '.join(games)} (statistics: {', '.join(statistics)})" in " ".join(answer.out.split())
@@ -140,20 +140,20 @@ def test_one_method_alone(cli, tmp_path, method, games, statistics):
 
 @pytest.mark.usefixtures("rarely")
 def test_secure_aggregation_alone(cli, tmp_path):
-    answer = cli("audit", *SHORT, "--trust", "secure_aggregation", "-o", tmp_path)
+    answer = cli("audit", *SHORT, "--aggregation", "secure", "-o", tmp_path)
     assert answer.code == 3
     assert "studies of auto_coalition and auto_alone" in " ".join(answer.out.split())
     games = json.loads((tmp_path / "audit.json").read_text())["games"]
     totals = [sum(each["noise_multiplier"] ** -2.0 for each in game["rounds"]) for game in games.values()]
     assert totals == pytest.approx([4.0, 2.0])  # with half of the noise left, μ = 2 again
-    assert [game["coalition"]["honest"] for game in games.values()] == [2, 1]
+    assert [game["coalition"]["min_honest_sites"] for game in games.values()] == [2, 1]
 
 
 def test_mistakes_are_one_sentence(cli):
     for words, says in [
         (["--method", "dp_sgd"], "method must be all or one of auto, dp_admm, statistics, evaluation, not dp_sgd"),
-        (["--trust", "nobody"], "trust must be all or one of local, secure_aggregation, not nobody"),
-        (["--method", "dp_admm", "--trust", "secure_aggregation"], "there are no studies of dp_admm with"),
+        (["--aggregation", "nobody"], "aggregation must be all or one of plain, secure, not nobody"),
+        (["--method", "dp_admm", "--aggregation", "secure"], "there are no studies of dp_admm with"),
         (["--trials", "5"], "trials must be a whole number of at least 40"),
         (["--mu", "0"], "mu must be a number from 0.1 to 10"),
         (["--mu", "nan"], "mu must be a number from 0.1 to 10"),

@@ -49,7 +49,7 @@ def compare(cli, path, *words, **options):
 
 @pytest.mark.usefixtures("sketched")
 def test_a_method_that_diverges_is_told_and_the_others_are_compared(cli, rows_csv, tmp_path):
-    words = ["-m", "dp_admm,dp_sgd", "--epsilon", "1", "--learning-rate", "1e100", "--reg-share", "1"]
+    words = ["-m", "dp_admm,dp_sgd", "--epsilon", "1", "--learning-rate", "1e100", "--alpha", "1"]
     answer = compare(cli, rows_csv, *words, "-o", tmp_path / "out").succeeded()
     text = " ".join(answer.out.split())
     assert "DPSGD diverged" in text
@@ -115,25 +115,25 @@ def test_tables_for_people_fit_and_show_what_does_not_apply(cli, rows_csv, tmp_p
 
 def test_secure_aggregation_stands_beside_local_trust(cli, rows_csv, tmp_path):
     words = ["--methods", "auto,dp_admm", "--epsilon", "1", "--agents", "3,4", "-o", tmp_path / "out"]
-    words += ["--trust", "secure_aggregation", "--honest", "4"]
+    words += ["--aggregation", "secure", "--min-honest-sites", "4"]
     rows = compare(cli, rows_csv, *words, "--json").succeeded().json["rows"]
-    told = [(row["n_agents"], row["method"], row["honest"], row["status"]) for row in rows[1:]]
+    told = [(row["n_agents"], row["method"], row["min_honest_sites"], row["status"]) for row in rows[1:]]
     three = [(3, "auto", None, "done"), (3, "auto", 4, "refused"), (3, "dp_admm", None, "done")]
-    assert told == [*three, *((4, method, honest, "done") for _, method, honest, _ in three)]
+    assert told == [*three, *((4, method, min_honest_sites, "done") for _, method, min_honest_sites, _ in three)]
     masked = rows[5]
     same = simulate("synthetic", method="auto", epsilon=1.0, delta=1e-3, n_agents=4, n_rounds=5, metrics_every=0,
-                    trust="secure_aggregation", honest=4, seed=1).privacy  # fmt: skip
+                    aggregation="secure", min_honest_sites=4, seed=1).privacy  # fmt: skip
     assert masked["total_epsilon"] == pytest.approx(same.epsilon)
-    assert masked["epsilon_alone"] == pytest.approx(same.epsilon_alone, rel=1e-6)
+    assert masked["epsilon_if_others_collude"] == pytest.approx(same.epsilon_if_others_collude, rel=1e-6)
     assert "auto, secure aggregation, h = 4" in (tmp_path / "out" / "comparison.svg").read_text()
     for columns in (80, 120):
         answer = compare(cli, rows_csv, *words, "--overwrite", columns=columns).succeeded()
         shown = [line for line in answer.out.splitlines() if not line.startswith(("Results:", "Figure:"))]
         assert max(map(len, shown)) <= columns
         text = " ".join(answer.out.split())
-        assert f"4 agents, total ε = 1; h = 4: {same.epsilon_alone:.4f} if all others work together" in text
+        assert f"4 agents, total ε = 1; h = 4: {same.epsilon_if_others_collude:.4f} if all others work together" in text
         assert all(f" {each} " in text for each in ("auto local", "auto h = 4", "DP-ADMM local"))
-        assert "auto: honest = 4, but there are 3 agents" in text
+        assert "auto: min_honest_sites = 4, but there are 3 agents" in text
         assert "total ε holds if 4 agents or more of every round are honest" in text
 
 
@@ -171,11 +171,11 @@ def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
         (["--epsilon", "1", "--rho", "-1"], "rho must be a positive number"),
         (["--epsilon", "1", "--metrics-every", "0"], "metrics_every must be at least 1"),
         (["--epsilon", "1", "--repeats", "0"], "repeats must be a whole number of at least 1"),
-        (["--epsilon", "1", "--trust", "secure_aggregation"], "secure_aggregation requires honest"),
-        (["--epsilon", "1", "--honest", "3"], "honest requires trust"),
-        (["--epsilon", "1", "--void-rounds", "0.1"], "void_rounds requires trust"),
+        (["--epsilon", "1", "--aggregation", "secure"], "secure aggregation requires min_honest_sites"),
+        (["--epsilon", "1", "--min-honest-sites", "3"], "honest requires trust"),
+        (["--epsilon", "1", "--aborted-rounds", "0.1"], "aborted_rounds requires trust"),
         (
-            ["--epsilon", "1", "-m", "dp_sgd", "--trust", "secure_aggregation", "--honest", "3"],
+            ["--epsilon", "1", "-m", "dp_sgd", "--aggregation", "secure", "--min-honest-sites", "3"],
             "only the sum of all answers is seen; add a method for that: auto",
         ),
         (["--epsilon", "1", "--data", "nothing"], "there is no data set and no file 'nothing'"),
@@ -303,10 +303,10 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
     errors = [[row["measures"]["test_error_global"]["mean"] for row in rows] for rows in (helped, alone)]
     assert errors[0][0] == errors[1][0]  # of the optimum
     assert all(one < other for one, other in zip(errors[0][1:], errors[1][1:], strict=True))
-    trust = text.replace('trust = "local"', 'trust = "secure_aggregation"\nhonest = 2')
-    (tmp_path / "study.toml").write_text(trust)
+    aggregation = text.replace('aggregation = "plain"', 'aggregation = "secure"\nhonest = 2')
+    (tmp_path / "study.toml").write_text(aggregation)
     rows = cli(*words, "-m", "dp_admm", "--json").succeeded().json["rows"]
-    assert [(row["method"], row["honest"], row["total_epsilon"]) for row in rows[1:]] == [
+    assert [(row["method"], row["min_honest_sites"], row["total_epsilon"]) for row in rows[1:]] == [
         (*who, pytest.approx(0.05, rel=1e-6)) for who in (("auto", None), ("auto", 2), ("dp_admm", None))
     ]
     refusal = cli(*words, "-e", "1")

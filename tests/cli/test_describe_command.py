@@ -189,6 +189,6 @@ def test_an_evaluation_study_for_sites_has_the_models_weights(cli: Cli, table: P
     assert agreed.kind == "evaluation"
     assert agreed.training.method.weights == (9.0, 0.5, -0.5, 0.0)  # type: ignore[attr-defined]
     assert "kind" in cli("study", "show", path).succeeded().out
-    masked = ("--trust", "secure_aggregation", "--honest", "3", "--most-rows", "500")
+    masked = ("--aggregation", "secure", "--min-honest-sites", "3", "--max-rows-per-site", "500")
     cli("study", "new", table.with_name("m.toml"), "--from-model", model, *masked).succeeded()
-    assert read_study(table.with_name("m.toml")).most_rows == 500
+    assert read_study(table.with_name("m.toml")).max_rows_per_site == 500

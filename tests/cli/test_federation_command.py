@@ -27,15 +27,17 @@ def processes(folder: Path) -> list[int]:
 
 
 @pytest.mark.adult
-@pytest.mark.parametrize("trust", ["local", "secure_aggregation"])
-def test_a_small_deployment(tmp_path: Path, cli, trust: str) -> None:
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_a_small_deployment(tmp_path: Path, cli, aggregation: str) -> None:
     folder = tmp_path / "kept"
-    done = cli("federation", "demo", "--sites", 3, "--rounds", 8, "--keep", folder, "--trust", trust, columns=200)
+    done = cli(
+        "federation", "demo", "--sites", 3, "--rounds", 8, "--keep", folder, "--aggregation", aggregation, columns=200
+    )
     assert done.code == 0, done.err
     assert "Identical to a run in one process, bit by bit: yes" in done.out
     assert "3 of 3 intact" in done.out
     assert "d = 104" in done.out
-    assert ("if all other sites collude" in done.out) == (trust != "local")
+    assert ("if all other sites collude" in done.out) == (aggregation != "plain")
     assert not processes(folder)
     for i in range(1, 4):
         assert len(read_ledger(folder / f"site-{i}" / "ledger").accounts) == 1
@@ -80,10 +82,10 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
             assert "Invalid value for" in done.err
             assert not (tmp_path / "new").exists()
     for words, text in {
-        ("--trust", "blind"): "trust must be",
-        ("--honest", 3): "honest requires",
-        ("--trust", "secure_aggregation", "--method", "dp_admm"): "use auto",
-        ("--trust", "secure_aggregation", "--sites", 2): "at least 3 sites",
+        ("--aggregation", "blind"): "trust must be",
+        ("--min-honest-sites", 3): "honest requires",
+        ("--aggregation", "secure", "--method", "dp_admm"): "use auto",
+        ("--aggregation", "secure", "--sites", 2): "at least 3 sites",
     }.items():
         with case(words):
             done = cli("federation", "demo", *words)

@@ -184,7 +184,7 @@ def test_auto_takes_its_own_rounds_and_they_are_written_into_the_study(cli, stud
 def masked(given: str) -> str:
     """The study with auto, few rows' worth of ε and secure aggregation."""
     given = given.replace('name = "dp_admm"', 'name = "auto"').replace("n_rounds = 20\n", "")
-    return given.replace("epsilon = 1.0", 'epsilon = 0.2\ntrust = "secure_aggregation"\nhonest = 3')
+    return given.replace("epsilon = 1.0", 'epsilon = 0.2\naggregation = "secure"\nmin_honest_sites = 3')
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -196,26 +196,32 @@ def test_secure_aggregation_is_planned_for_more_and_fewer_honest_agents(cli, stu
     text = " ".join(answer.out.split())
     assert "total ε at δ = 1e-05, exact 0.2000 with at least 3 honest agents if all others collude 0.36" in text
     assert re.search(r"2 0% 13 [^*]* 3\* 0% 13 [^*]* 4 0% 13 [^*]* 7 0% 13 [^*]* 3 10% 13 ", text)
-    assert "A void round is charged in full." in text
+    assert "An aborted round is charged in full." in text
     assert "With secure aggregation" not in text
     found = cli(*call, "--json").succeeded().json
-    assert (found["costs"]["honest"], round(found["costs"]["epsilon_alone"], 2)) == (3, 0.36)
+    assert (found["costs"]["min_honest_sites"], round(found["costs"]["epsilon_if_others_collude"], 2)) == (3, 0.36)
     told = found["secure_aggregation"]
-    assert [(each["honest"], each["void_rounds"]) for each in told] == [(2, 0), (3, 0), (4, 0), (7, 0), (3, 0.1)]
+    assert [(each["min_honest_sites"], each["aborted_rounds"]) for each in told] == [
+        (2, 0),
+        (3, 0),
+        (4, 0),
+        (7, 0),
+        (3, 0.1),
+    ]
     assert told[1]["scenarios"][0] == found["scenarios"][0]["own"]  # the same noise
     refused = cli("plan", study_file, "--agents", 3, "--rows", 150)
     assert refused.code == 2
-    assert "honest = 3, but a round may have only 3 sites" in refused.err
+    assert "min_honest_sites = 3, but a round may have only 3 sites" in refused.err
 
 
 def test_a_study_that_would_gain_from_secure_aggregation_is_told(cli, study_file, public):
-    local = masked(planned.STUDY).replace('trust = "secure_aggregation"\nhonest = 3\n', "")
+    local = masked(planned.STUDY).replace('aggregation = "secure"\nhonest = 3\n', "")
     study_file.write_text(local)
     call = ["plan", study_file, "--agents", 8, "--repeats", 2, "--epsilon", "0.2", "--no-public"]
     text = " ".join(cli(*call, "--rows", 150).succeeded().out.split())
     assert "With secure aggregation and at least 4 honest agents the same ε is forecast to reach " in text
     assert "(docs/explanation/secure-aggregation.md)" in text
-    assert "void" not in text
+    assert "aborted" not in text
     assert "secure aggregation" not in cli(*call, "--rows", 10**6).succeeded().out
 
 

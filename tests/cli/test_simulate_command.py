@@ -253,7 +253,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path_factory: pyt
 
 @pytest.mark.parametrize(("repeats", "named"), [("1", ""), ("2", "run 1 of 2: ")])
 def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(cli, tmp_path, repeats, named):
-    words = ["-d", "synthetic", "--method", "dp_sgd", "--learning-rate", "1e100", "--reg-share", "1"]
+    words = ["-d", "synthetic", "--method", "dp_sgd", "--learning-rate", "1e100", "--alpha", "1"]
     answer = cli("simulate", *words, "-e", "1", "-t", "9", "--repeats", repeats, "-o", tmp_path / "out")
     refused(answer, rf"^dpadmm: {named}dp_sgd diverged in round 4 of 9: .*; use a smaller learning_rate")
     assert list(tmp_path.iterdir()) == []
@@ -455,7 +455,7 @@ CHOSEN = {
     "loss_gradient_bound": 1.5,
     "regularizer": "elastic_net",
     "regularizer_l1_ratio": 0.25,
-    "reg_share": 0.002,
+    "alpha": 0.002,
     "intercept": True,
     "clip_rows": True,
     "round_epsilon": [0.5, 0.25, 0.5, 0.75],
@@ -502,7 +502,7 @@ OTHER = {
 
 def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows_csv):
     left_out = set(flat_parameters(dpadmm.Settings)) - set(CHOSEN)
-    assert left_out == {"epsilon", "noise_multiplier", "trust", "honest", "void_rounds", "inference"}
+    assert left_out == {"epsilon", "noise_multiplier", "aggregation", "min_honest_sites", "aborted_rounds", "inference"}
     about = {"data": str(rows_csv), "label": "label", "classes": ["no", "yes"], "repeats": 2}
     (tmp_path / "chosen.toml").write_text(to_toml({**about, **CHOSEN, "output": str(tmp_path / "a")}))
     from_file = cli("simulate", "-c", tmp_path / "chosen.toml", "--json").succeeded()

@@ -241,7 +241,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
 
 
 def test_a_study_with_secure_aggregation_says_what_its_epsilon_rests_on(cli, tmp_path, table_file):
-    words = ["--trust", "secure_aggregation", "--honest", "5", "--most-rows", "100000"]
+    words = ["--aggregation", "secure", "--min-honest-sites", "5", "--max-rows-per-site", "100000"]
     drafted, example, local = (tmp_path / name for name in ("drafted.toml", "example.toml", "local.toml"))
     cli("study", "new", drafted, "--from", table_file, "--label", "repaid", *words).succeeded()
     cli("study", "confirm", drafted, "--all").succeeded()
@@ -249,7 +249,11 @@ def test_a_study_with_secure_aggregation_says_what_its_epsilon_rests_on(cli, tmp
     cli("study", "new", local).succeeded()
     for path in (drafted, example):
         study = read_study(path)
-        assert (study.training.trust, study.training.honest, study.most_rows) == ("secure_aggregation", 5, 100_000)
+        assert (study.training.aggregation, study.training.min_honest_sites, study.max_rows_per_site) == (
+            "secure",
+            5,
+            100_000,
+        )
         mu = math.sqrt(study.terms.plan.mu_squared())
         alone = exact_epsilon(math.sqrt(5.0) * mu, study.training.delta)
         promise = "ε is 1.0000 if at least 5 of the sites in a round are honest, and "
@@ -259,13 +263,15 @@ def test_a_study_with_secure_aggregation_says_what_its_epsilon_rests_on(cli, tmp
             shown = re.search(re.escape(promise) + r"([0-9.]+) if all other sites collude\.", text_of(answer))
             assert shown is not None
             assert alone <= float(shown[1]) <= alone + 1e-4
-        assert cli("study", "show", path, "--json").succeeded().json["epsilon_alone"] == pytest.approx(alone)
-    assert "honest" not in cli("study", "show", local).succeeded().out
+        assert cli("study", "show", path, "--json").succeeded().json["epsilon_if_others_collude"] == pytest.approx(
+            alone
+        )
+    assert "min_honest_sites" not in cli("study", "show", local).succeeded().out
     for given, complaint in (
-        (words[:4], "needs --honest, the minimum number of sites"),
-        (words[2:], "require --trust secure_aggregation"),
-        (["--trust", "secure"], "trust must be one of local, secure_aggregation"),
-        ([*words[:2], "--honest", "1", *words[4:]], "honest must be a whole number of at least 2"),
+        (words[:4], "needs --min-honest-sites, the minimum number of sites"),
+        (words[2:], "require --aggregation secure"),
+        (["--aggregation", "secure"], "aggregation must be one of plain, secure"),
+        ([*words[:2], "--min-honest-sites", "1", *words[4:]], "honest must be a whole number of at least 2"),
     ):
         refused = cli("study", "new", tmp_path / "refused.toml", *given)
         assert (refused.code, refused.err.count("\n")) == (2, 1)

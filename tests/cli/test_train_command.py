@@ -88,12 +88,12 @@ def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, stud
 def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(
     cli: Cli, tmp_path: Path, table: Path, seed: list[str]
 ) -> None:
-    steep = {"method": "dp_sgd", "learning_rate": 1e100, "reg_share": 1.0}
+    steep = {"method": "dp_sgd", "learning_rate": 1e100, "alpha": 1.0}
     study = make_study(**QUICK)
     study = replace(
         study,
         training=study.training.changed(**steep),
-        provenance=dict.fromkeys(("learning_rate", "reg_share"), "assumed"),
+        provenance=dict.fromkeys(("learning_rate", "alpha"), "assumed"),
     )
     (tmp_path / "study.toml").write_text(to_toml(study))
     answer = cli("train", tmp_path / "study.toml", "--data", table, "-o", tmp_path / "m.dpadmm", "-q", *seed)

@@ -120,15 +120,17 @@ def test_what_follows_from_nothing_is_the_word_of_the_signer(cli, file, site, na
         refused(cli("verify", file, "--ledger", site), "ledger")
 
 
-@pytest.mark.parametrize("name", ["noise_multiplier", "charged", "rows_per_person", "delta", "honest", "sampler"])
+@pytest.mark.parametrize(
+    "name", ["noise_multiplier", "charged", "rows_per_person", "delta", "min_honest_sites", "sampler"]
+)
 def test_what_figures_follow_from_cannot_change_alone(cli, file, name):
     document = json.loads(file.read_bytes())
     (agent,) = document["agents"]
     match name:
         case "delta":
             document["delta"] = 1e-6
-        case "honest":
-            document["trust"]["honest"] = 3
+        case "min_honest_sites":
+            document["aggregation"]["min_honest_sites"] = 3
         case "sampler":
             document["sampler"]["code"] = SIMULATED
         case "rows_per_person":

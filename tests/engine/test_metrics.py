@@ -12,7 +12,7 @@ from dpadmm import simulate
 from dpadmm.engine.metrics import COLUMNS
 from dpadmm.models.run import Result
 
-OPTIONS = {"n_agents": 4, "n_rounds": 10, "seed": 1, "epsilon": 2.0, "reg_share": 0.05, "test_rows": 0.2}
+OPTIONS = {"n_agents": 4, "n_rounds": 10, "seed": 1, "epsilon": 2.0, "alpha": 0.05, "test_rows": 0.2}
 
 
 def run(**options: object) -> Result:

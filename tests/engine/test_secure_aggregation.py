@@ -46,11 +46,11 @@ def asked(z: float = 5.0, round: int = 1, active=None) -> CohortQuery:
 
 def test_the_shares_of_the_honest_are_the_noise_of_a_release_and_those_of_others_come_on_top() -> None:
     for noise in (ExactNoise(), SimulatedNoise(1, 8, (40, 1))):
-        for honest, active in ((8, None), (3, None), (2, np.array([1, 4, 6]))):
-            pooled = SecureSumNoise(noise, honest, Cohort.n_rows, 400)
+        for min_honest_sites, active in ((8, None), (3, None), (2, np.array([1, 4, 6]))):
+            pooled = SecureSumNoise(noise, min_honest_sites, Cohort.n_rows, 400)
             answers = np.array([pooled.answer(asked(round=k, active=active)) for k in range(1, 61)])
             members = np.arange(8) if active is None else active
-            stated = 5.0 * 2.0 * math.sqrt(len(members) / honest) / Cohort.n_rows[members].sum()
+            stated = 5.0 * 2.0 * math.sqrt(len(members) / min_honest_sites) / Cohort.n_rows[members].sum()
             assert answers.shape == (60, 1, 40, 1)
             # 2,400 numbers: the standard deviation of their own is 1.4% of it
             assert answers.std() == pytest.approx(stated, rel=0.07)
@@ -59,9 +59,9 @@ def test_the_shares_of_the_honest_are_the_noise_of_a_release_and_those_of_others
 def test_a_share_is_never_smaller_than_its_part_of_the_noise() -> None:
     grid = Lattice(1.0, 104, 1000)
     whole = grid.sensitivity / grid.step
-    for honest in (2, 5, 100):
-        share = grid.noise_scale(7.0, honest)
-        assert 7.0 * whole * (1.0 + SHARE_MARGIN) <= share * math.sqrt(honest) <= 7.0 * whole * 1.001
+    for min_honest_sites in (2, 5, 100):
+        share = grid.noise_scale(7.0, min_honest_sites)
+        assert 7.0 * whole * (1.0 + SHARE_MARGIN) <= share * math.sqrt(min_honest_sites) <= 7.0 * whole * 1.001
         assert share >= MIN_SHARE_SCALE
     assert grid.noise_scale(7.0, 1) == grid.noise_scale(7.0)
     with pytest.raises(StudyError, match="too small"):
@@ -70,7 +70,7 @@ def test_a_share_is_never_smaller_than_its_part_of_the_noise() -> None:
 
 def test_one_share_for_all_is_local_trust_of_one_agent() -> None:
     """With h = n equal agents, the sum has the noise of one agent with all rows."""
-    several = simulate("synthetic", **{**COMMON, "n_rounds": None}, trust="secure_aggregation", honest=6)
+    several = simulate("synthetic", **{**COMMON, "n_rounds": None}, aggregation="secure", min_honest_sites=6)
     alone = simulate("synthetic", **{**COMMON, "n_rounds": None, "n_agents": 1})
     assert several.outcome.rounds == alone.outcome.rounds > 20
     state, one = (each.method._state(each.outcome.broadcast) for each in (several, alone))
@@ -79,26 +79,26 @@ def test_one_share_for_all_is_local_trust_of_one_agent() -> None:
 
 
 def test_the_report_tells_both_promises_and_the_statement_too() -> None:
-    result = simulate("synthetic", **COMMON, trust="secure_aggregation", honest=4, exact_noise=True)
+    result = simulate("synthetic", **COMMON, aggregation="secure", min_honest_sites=4, exact_noise=True)
     report = result.privacy
     assert report.exact_noise
     assert report.epsilon == pytest.approx(1.0)
-    assert report.epsilon_alone == pytest.approx(exact_epsilon(2.0 * report.mu[0], 1e-5))
+    assert report.epsilon_if_others_collude == pytest.approx(exact_epsilon(2.0 * report.mu[0], 1e-5))
     written = report.as_json()
-    assert (written["trust"], written["honest"]) == ("secure_aggregation", 4)
+    assert (written["aggregation"], written["min_honest_sites"]) == ("secure", 4)
     assert "4 agents" in written["guarantee"]
     assert "computational" in written["guarantee"]
     stated = of_report(report, result.n_rows, name="x", settings_hash="ab" * 32, version="1").as_json()
-    assert stated["trust"]["honest"] == 4
-    assert stated["worst"]["epsilon_alone"] == report.epsilon_alone
+    assert stated["aggregation"]["min_honest_sites"] == 4
+    assert stated["worst"]["epsilon_if_others_collude"] == report.epsilon_if_others_collude
     local = simulate("synthetic", **COMMON).privacy
-    assert local.as_json()["trust"] == "local"
-    assert local.epsilon_alone == local.epsilon
+    assert local.as_json()["aggregation"] == "plain"
+    assert local.epsilon_if_others_collude == local.epsilon
 
 
 def test_fewer_honest_agents_mean_more_noise_and_a_smaller_loss_alone() -> None:
-    found = [simulate("synthetic", **COMMON, trust="secure_aggregation", honest=h).privacy for h in (2, 4, 6)]
-    assert all(more.epsilon_alone > less.epsilon_alone for less, more in pairwise(found))
+    found = [simulate("synthetic", **COMMON, aggregation="secure", min_honest_sites=h).privacy for h in (2, 4, 6)]
+    assert all(more.epsilon_if_others_collude > less.epsilon_if_others_collude for less, more in pairwise(found))
     assert {round(each.epsilon, 6) for each in found} == {1.0}
 
 
@@ -136,7 +136,7 @@ def test_noise_that_is_drawn_in_portions_is_drawn_once() -> None:
 
 
 def test_absent_agents_add_no_share_and_too_few_are_not_asked() -> None:
-    changes = {**COMMON, "n_rounds": 30, "trust": "secure_aggregation", "honest": 4, "participation": 0.7}
+    changes = {**COMMON, "n_rounds": 30, "aggregation": "secure", "min_honest_sites": 4, "participation": 0.7}
     result = simulate("synthetic", **changes)
     there = result.outcome.attended.sum(axis=1)
     assert (there == 0).any()
@@ -146,38 +146,38 @@ def test_absent_agents_add_no_share_and_too_few_are_not_asked() -> None:
         SecureSumNoise(ExactNoise(), 4, Cohort.n_rows, 400).answer(asked(active=np.array([0, 1, 2])))
 
 
-def test_void_rounds_are_charged_and_the_run_goes_on_even_without_its_first() -> None:
+def test_aborted_rounds_are_charged_and_the_run_goes_on_even_without_its_first() -> None:
     changes = {
         **COMMON,
         "n_rounds": 25,
         "epsilon": 20.0,
-        "trust": "secure_aggregation",
-        "honest": 4,
+        "aggregation": "secure",
+        "min_honest_sites": 4,
         "metrics_every": 1,
     }
     whole = simulate("synthetic", **changes)
     for seed in range(40):
-        voided = simulate("synthetic", **{**changes, "seed": seed}, void_rounds=0.3)
-        first_is_void = not voided.method._state(voided.outcome.broadcast).ridge
-        if first_is_void:
+        aborted = simulate("synthetic", **{**changes, "seed": seed}, aborted_rounds=0.3)
+        first_is_aborted = not aborted.method._state(aborted.outcome.broadcast).ridge
+        if first_is_aborted:
             break
-    assert first_is_void
-    assert voided.privacy.epsilon == pytest.approx(whole.privacy.epsilon)
-    best, reached = (each.trace.last()["test_loss_global"] for each in (whole, voided))
+    assert first_is_aborted
+    assert aborted.privacy.epsilon == pytest.approx(whole.privacy.epsilon)
+    best, reached = (each.trace.last()["test_loss_global"] for each in (whole, aborted))
     assert reached < (best + math.log(2.0)) / 2.0
 
 
 def test_what_cannot_be_secure_aggregation_says_why() -> None:
-    masked = {**COMMON, "trust": "secure_aggregation"}
+    masked = {**COMMON, "aggregation": "secure"}
     for changes, words in (
         ({}, "requires honest"),
-        ({"honest": 1}, "honest"),
-        ({"honest": 7}, "there are 6 agents"),
-        ({"honest": 3, "method": "dp_admm"}, "does not support secure_aggregation"),
-        ({"honest": 3, "epsilon": (1.0,) * 6}, "one budget"),
-        ({"honest": 3, "epsilon": None, "noise_multiplier": 0.0}, "above 0"),
-        ({"honest": 3, "trust": "local"}, "requires trust"),
-        ({"trust": "local", "void_rounds": 0.1}, "void_rounds requires"),
+        ({"min_honest_sites": 1}, "min_honest_sites"),
+        ({"min_honest_sites": 7}, "there are 6 agents"),
+        ({"min_honest_sites": 3, "method": "dp_admm"}, "does not support secure aggregation"),
+        ({"min_honest_sites": 3, "epsilon": (1.0,) * 6}, "one budget"),
+        ({"min_honest_sites": 3, "epsilon": None, "noise_multiplier": 0.0}, "above 0"),
+        ({"min_honest_sites": 3, "aggregation": "plain"}, "requires trust"),
+        ({"aggregation": "plain", "aborted_rounds": 0.1}, "aborted_rounds requires"),
     ):
         with pytest.raises(StudyError, match=words):
             simulate("synthetic", **{**masked, **changes})

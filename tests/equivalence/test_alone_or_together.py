@@ -121,7 +121,7 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
         {"method": "objective_perturbation", "epsilon": 0.5, "mechanism": "pure"},
     ]:
         with case(chosen):
-            settings = Settings(**chosen, n_rounds=6, rho=RHO, reg_share=0.01, delta=1e-3)
+            settings = Settings(**chosen, n_rounds=6, rho=RHO, alpha=0.01, delta=1e-3)
             task, rows = settings.problem(2), cohort(Logistic())
             together: list[RoundView] = []
             planned = settings.planned_rounds
@@ -150,7 +150,7 @@ def test_agents_of_auto_alone_are_the_cohort_for_all_losses_and_absences() -> No
             rows = make_rows(storage(dense.features), dense.labels[np.argsort(dense.order)], order=dense.order,
                              offsets=dense.offsets)  # fmt: skip
             settings = Settings(method="auto", loss=loss, epsilon=epsilon, n_rounds=6, delta=1e-3)
-            task = Problem(loss, L2(), settings.reg_share or 0.0)
+            task = Problem(loss, L2(), settings.alpha or 0.0)
             mask = np.ones((6, N), dtype=bool)
             mask[0, 1] = mask[3, :2] = mask[2:, 3] = False
             together: list[RoundView] = []

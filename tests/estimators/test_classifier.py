@@ -170,7 +170,7 @@ def test_groups_are_the_agents() -> None:
     assert not np.array_equal(model.coef_, DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y).coef_)
 
 
-MASKED = {"n_agents": 8, "trust": "secure_aggregation", "honest": 5}
+MASKED = {"n_agents": 8, "aggregation": "secure", "min_honest_sites": 5}
 
 
 def test_secure_aggregation_is_simulated_and_says_so() -> None:
@@ -179,16 +179,16 @@ def test_secure_aggregation_is_simulated_and_says_so() -> None:
     assert {name: model.get_params()[name] for name in MASKED} == MASKED
     model = clone(model).fit(X, Y)
     told = model.privacy_
-    assert (round(told["epsilon"], 6), told["trust"], told["honest"]) == (0.5, "secure_aggregation", 5)
+    assert (round(told["epsilon"], 6), told["aggregation"], told["min_honest_sites"]) == (0.5, "secure", 5)
     assert told["noise"].startswith("exact")
     assert "at least 5 agents of every round are honest" in told["guarantee"]
     assert told["agents"] == "8 simulated in one process, which has the rows of all agents"
     mu = 1.0 / total_noise_multiplier(0.5, 1e-5, 1)
-    assert told["epsilon_alone"] == pytest.approx(exact_epsilon(math.sqrt(5.0) * mu, 1e-5))
+    assert told["epsilon_if_others_collude"] == pytest.approx(exact_epsilon(math.sqrt(5.0) * mu, 1e-5))
     two = DPADMMClassifier(0.5, n_agents=2, **PUBLIC, **FEW).fit(X, Y).privacy_
     assert two["agents"] == "2 simulated in one process, which has the rows of all agents"
     alone = DPADMMClassifier(0.5, **PUBLIC, **FEW).fit(X, Y).privacy_
-    assert (alone["trust"], "agents" in alone) == ("local", False)
+    assert (alone["aggregation"], "agents" in alone) == ("plain", False)
 
 
 @SEEDED
@@ -206,12 +206,16 @@ def test_secure_aggregation_is_better_than_local_trust_and_one_place_better_stil
 def test_agents_that_cannot_be_are_refused_before_anything_is_charged() -> None:
     accountant = BudgetAccountant(epsilon=1.0, delta=1e-5)
     for given, groups, words in (
-        ({"n_agents": 4, "trust": "secure_aggregation", "honest": 5}, None, "honest = 5, but there are 4 agents"),
-        ({"n_agents": 4, "trust": "secure_aggregation"}, None, "secure_aggregation requires honest"),
-        ({**MASKED, "method": "dp_admm"}, None, "does not support secure_aggregation"),
+        (
+            {"n_agents": 4, "aggregation": "secure", "min_honest_sites": 5},
+            None,
+            "min_honest_sites = 5, but there are 4 agents",
+        ),
+        ({"n_agents": 4, "aggregation": "secure"}, None, "secure aggregation requires min_honest_sites"),
+        ({**MASKED, "method": "dp_admm"}, None, "does not support secure aggregation"),
         ({"n_agents": 4}, THREE, "groups determine the agents"),
         ({"n_agents": 0}, None, "n_agents must be a whole number of at least 1"),
-        ({**MASKED, "honest": 1.5}, None, "honest must be a whole number of at least 2"),
+        ({**MASKED, "min_honest_sites": 1.5}, None, "honest must be a whole number of at least 2"),
     ):
         with pytest.raises(StudyError, match=words):
             DPADMMClassifier(accountant=accountant, **given, **PUBLIC).fit(X, Y, groups=groups)
@@ -384,7 +388,7 @@ def test_penalties_are_in_the_units_of_the_rows(
     known = {"data_norm": 2.0, "classes": ["no", "yes"], "fit_intercept": False}
     DPADMMClassifier(C=C, l1_ratio=l1_ratio, **known, **FEW).fit(X, Y)
     (settings,) = used
-    assert (settings.regularizer.name, settings.reg_share) == (penalty[0], pytest.approx(penalty[1], rel=1e-12))
+    assert (settings.regularizer.name, settings.alpha) == (penalty[0], pytest.approx(penalty[1], rel=1e-12))
     if penalty[0] == "elastic_net":
         assert settings.regularizer.l1_ratio == pytest.approx(0.25 * 0.5 / (0.25 * 0.5 + 0.75 * 0.25), rel=1e-12)
 
@@ -500,7 +504,7 @@ def test_defaults_are_a_promise() -> None:
     shared = {
         "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "center": None, "scale": None,
         "l1_ratio": 0.0, "fit_intercept": True, "method": "auto", "max_iter": None, "rho": 0.1, "random_state": None,
-        "accountant": None, "n_agents": None, "trust": "local", "honest": None, "inference": False,
+        "accountant": None, "n_agents": None, "aggregation": "plain", "min_honest_sites": None, "inference": False,
         "weight_max": None,
     }  # fmt: skip
     classifier = {"C": 1.0, "classes": None, "loss": "logistic", "weight_radius": 30.0, "class_weight": None}

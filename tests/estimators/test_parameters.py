@@ -33,7 +33,7 @@ ESTIMATORS: dict[str, tuple[Any, Any]] = {
     "PublicScaler": (PublicScaler(0.0, 1.0, bounds=(-1, 1)), None),
 }
 NO_NUMBERS = {
-    *("method", "trust", "loss"),  # words
+    *("method", "aggregation", "loss"),  # words
     *("estimator", "candidates", "classes", "accountant"),
     "random_state",  # scikit-learn checks it
 }
@@ -50,7 +50,7 @@ IN_A_STUDY = {
     "delta": "delta",
     "max_iter": "n_rounds",
     "n_agents": "n_agents",
-    "honest": "honest",
+    "min_honest_sites": "min_honest_sites",
     "rho": "rho",
     "weight_radius": "weight_radius",
     "l1_ratio": "regularizer_l1_ratio",
@@ -58,7 +58,7 @@ IN_A_STUDY = {
     "fit_intercept": "intercept",
     "inference": "inference",
     "method": "method",
-    "trust": "trust",
+    "aggregation": "aggregation",
 }
 
 
@@ -81,7 +81,7 @@ def test_every_estimator_is_here() -> None:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_parameter_that_is_no_word_and_no_column_is_checked(name: str) -> None:
     checked = {each.name for each in checked_parameters(ESTIMATORS[name][0])}
-    words = {"method", "trust", "loss"} & set(ESTIMATORS[name][0].get_params(deep=False))
+    words = {"method", "aggregation", "loss"} & set(ESTIMATORS[name][0].get_params(deep=False))
     flags = FLAGS & set(ESTIMATORS[name][0].get_params(deep=False))
     assert checked == {*numeric(name)} | words | flags
     if name != "PublicScaler":

@@ -32,7 +32,7 @@ def exceptions(estimator: object) -> dict[str, str]:
         DPADMMClassifier(method="dp_admm", max_iter=5),
         PrivateSearch(DPADMMClassifier(max_iter=5), [{}, {"C": 0.1}], epsilon=1.0, delta=1e-5, runs=1),
         PrivateSearch(DPADMMRegressor(max_iter=5), [{}, {"alpha": 9.0}], epsilon=1.0, delta=1e-5, runs=1),
-        DPADMMClassifier(max_iter=5, n_agents=2, trust="secure_aggregation", honest=2),
+        DPADMMClassifier(max_iter=5, n_agents=2, aggregation="secure", min_honest_sites=2),
         PublicScaler(1.0, 2.0),
         PublicScaler(scale=2.0),
     ],

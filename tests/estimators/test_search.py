@@ -271,7 +271,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_any_run(drawn: list[floa
 def test_what_all_runs_share_no_candidate_sets() -> None:
     shared: list[dict[str, Any]] = [
         {"epsilon": 9.0}, {"delta": 0.1}, {"random_state": 1}, {"accountant": BudgetAccountant(9.0, DELTA)},
-        {"classes": [0, 1]}, {"n_agents": 4}, {"trust": "secure_aggregation"}, {"honest": 3},
+        {"classes": [0, 1]}, {"n_agents": 4}, {"aggregation": "secure"}, {"min_honest_sites": 3},
     ]  # fmt: skip
     for each, model in [*((each, MODEL) for each in shared), ({"y_bounds": (-9, 9)}, NUMBERS)]:
         with pytest.raises(StudyError, match=rf"candidate 2 sets {next(iter(each))}, which all runs share"):

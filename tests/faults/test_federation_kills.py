@@ -44,7 +44,7 @@ def killed_run(all: Federation, chance: random.Random) -> int:
     return IN_A_RUN
 
 
-MASKED = {**WAITS_FOR_ALL, "most_rows": 60}
+MASKED = {**WAITS_FOR_ALL, "max_rows_per_site": 60}
 KINDS = {"all": WAITS_FOR_ALL, "quorum": {"quorum": 2, "deadline": 0.5}, "masked": MASKED}
 
 

@@ -253,14 +253,14 @@ def _check_forged(guard: Guard, forged: Forged, name: str, before: tuple[Any, ..
         assert books(guard)[: len(before)] == before
         assert [record.kind for record in books(guard)[len(before) :]] == ["reserve"]
     else:
-        expected = {"statistics, wider": "study-unfit", "masking": "policy-trust"}.get(name, "study-changed")
+        expected = {"statistics, wider": "study-unfit", "masking": "policy-aggregation"}.get(name, "study-changed")
         assert refusal(guard.enrol, forged).code == expected
         assert books(guard) == before
 
 
 OTHER_TRAINING: dict[str, Any] = {
     "method": "dp_sgd", "loss": "huber", "loss_width": 0.25, "loss_delta": 2.0, "loss_gradient_bound": 3.0,
-    "regularizer": "l1", "regularizer_l1_ratio": 0.25, "reg_share": 0.5, "intercept": True, "epsilon": 0.9,
+    "regularizer": "l1", "regularizer_l1_ratio": 0.25, "alpha": 0.5, "intercept": True, "epsilon": 0.9,
     "round_epsilon": 0.01, "noise_multiplier": Z + 1e-9, "delta": 1e-6, "calibration": "exact",
     "n_rounds": ROUNDS - 1, "rho": 0.25, "weight_radius": 2.5, "schedule": "constant", "step_size": 0.125,
     "learning_rate": 0.1, "average": "tail", "inference": True,

@@ -53,7 +53,7 @@ def give(folder: Path, user: str) -> None:
 def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: Path) -> None:
     for name, study in [
         ("dp_admm", small_study(20)),
-        ("auto, secure aggregation", small_study(20, most_rows=100, quorum=3, deadline=5.0)),
+        ("auto, secure aggregation", small_study(20, max_rows_per_site=100, quorum=3, deadline=5.0)),
     ]:
         with case(name):
             folder = tmp_path / name.partition(",")[0]

@@ -13,8 +13,8 @@ from dpadmm.studies.study import read_study
 from dpadmm.trusted.ledger import read_ledger
 from federation.test_commands import SITES, STUDY, Land, wait_for
 
-DRAFT = "most_rows = 100\n" + STUDY.replace("quorum = 2", "quorum = 3").replace(
-    "epsilon = 3.0", 'epsilon = 3.0\ntrust = "secure_aggregation"\nhonest = 2'
+DRAFT = "max_rows_per_site = 100\n" + STUDY.replace("quorum = 2", "quorum = 3").replace(
+    "epsilon = 3.0", 'epsilon = 3.0\naggregation = "secure"\nmin_honest_sites = 2'
 )
 
 
@@ -50,22 +50,26 @@ def test_from_offers_to_the_model(land: Land) -> None:
     assert "no roster" in sentence(land.refused("aggregator", "serve", "draft.toml", "--folder", "hub"))
     assert land.start("aggregator", "serve", "agreed.toml", "--folder", "hub", "--no-page").wait(90) == 0
     seen = json.loads(land.said("aggregator", "status", "agreed.toml", "--folder", "hub", "--json"))
-    assert (seen["honest"], seen["voids"], seen["rounds_done"]) == (2, [], agreed.training.planned_rounds)
+    assert (seen["min_honest_sites"], seen["aborted_rounds"], seen["rounds_done"]) == (
+        2,
+        [],
+        agreed.training.planned_rounds,
+    )
     assert "if all others" in land.said("aggregator", "status", "--folder", "hub")
     land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
     land.said("verify", "m.statement.json")
     worst = json.loads((land.folder / "m.statement.json").read_text())["worst"]
     assert worst["epsilon"]["1e-05"] == pytest.approx(3.0, rel=1e-6)
-    assert worst["epsilon_alone"] > 4.0
+    assert worst["epsilon_if_others_collude"] > 4.0
     for name in SITES:
         account = read_ledger(land.folder / name / "ledger").accounts[agreed.hash]
         assert len(account.rounds) == agreed.training.planned_rounds
 
 
 def _offers_and_mistakes(land: Land) -> None:
-    (land.folder / "small.toml").write_text(DRAFT.replace("most_rows = 100", "most_rows = 59"))
+    (land.folder / "small.toml").write_text(DRAFT.replace("max_rows_per_site = 100", "max_rows_per_site = 59"))
     told = sentence(land.refused("agent", "offer", "small.toml", "--site", "east/site.toml"))
-    assert "your table has 60 rows, but the draft allows 59 (most_rows); ask the study coordinators" in told
+    assert "your table has 60 rows, but the draft allows 59 (max_rows_per_site); ask the study coordinators" in told
     site = land.folder / "east" / "site.toml"
     allowed = site.read_text()
     site.write_text(allowed.replace("allow = true", "allow = false"))
@@ -95,15 +99,18 @@ def _roster_and_mistakes(land: Land) -> None:
     (land.folder / "stolen.json").write_text(json.dumps(stolen))
     told = land.refused(*roster, *offers, "stolen.json", "-o", "x.toml")
     assert "two entries have the same key (south and west)" in sentence(told)
-    (land.folder / "other.toml").write_text(DRAFT.replace("most_rows = 100", "most_rows = 101"))
+    (land.folder / "other.toml").write_text(DRAFT.replace("max_rows_per_site = 100", "max_rows_per_site = 101"))
     told = land.refused("aggregator", "roster", "other.toml", *offers, "-o", "x.toml")
     assert "the offer of east was made for another draft" in sentence(told)
     told = land.refused(*roster, *offers[:2], "-o", "x.toml")
     assert "quorum = 3, but only 2 sites" in sentence(told)
     (land.folder / "broken.json").write_text("{}")
     assert "not an offer" in sentence(land.refused(*roster, "broken.json", "-o", "x.toml"))
-    for wrong, text in (("honest = 3", "honest = 3, but a round may have only 3 sites"), ("honest = 1", "honest")):
-        (land.folder / "h.toml").write_text(DRAFT.replace("honest = 2", wrong))
+    for wrong, text in (
+        ("min_honest_sites = 3", "min_honest_sites = 3, but a round may have only 3 sites"),
+        ("min_honest_sites = 1", "min_honest_sites"),
+    ):
+        (land.folder / "h.toml").write_text(DRAFT.replace("min_honest_sites = 2", wrong))
         assert text in sentence(land.refused("agent", "offer", "h.toml", "--site", "east/site.toml"))
     assert not (land.folder / "x.toml").exists()
     said = land.said(*roster, *offers, "-o", "agreed.toml")

@@ -29,7 +29,7 @@ from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.ledger import Ledger, read_ledger
 
 NAMES, ROUNDS = ("a", "b", "c", "d"), 10
-MASKED = {"most_rows": 60, "quorum": 3}
+MASKED = {"max_rows_per_site": 60, "quorum": 3}
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="memory is read in /proc")
@@ -61,7 +61,7 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
             assert any(held(in_memory, each.view(np.int64)) for each in known[10:20]), (
                 "this is not the aggregator's memory"
             )
-            assert {name for void in journal.voids() for name in void.sites} <= {"b", "d"}
+            assert {name for aborted in journal.aborted_rounds() for name in aborted.sites} <= {"b", "d"}
         for total in sums.values():
             assert total.astype("<i8").tobytes() in on_disk
         for name, site in all.sites.items():
@@ -70,7 +70,9 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
             for round, (numbers, _) in said.items():  # x_i; and then y_i, as its ledger has it
                 assert not any(each.astype("<i8").tobytes() in on_disk for each in numbers.ravel())
                 assert round > 15 or not held(in_memory, numbers)
-            with Ledger.open(site.ledger, cap=site.policy.cap, cap_alone=site.policy.cap_alone) as ledger:
+            with Ledger.open(
+                site.ledger, cap=site.policy.cap, cap_if_others_collude=site.policy.cap_if_others_collude
+            ) as ledger:
                 masked = [stored[:8] for _, stored in ledger.transcript(all.study.hash)]
             assert not any(each in on_disk for each in masked), name
 
@@ -151,18 +153,18 @@ def test_the_same_without_masks_in_one_process(tmp_path: Path) -> None:
     seen = run.replayed()
     assert seen.equal
     with Journal.open(run.path, read_only=True) as journal:
-        assert [void.round for void in journal.voids()] == [1, 5]
+        assert [aborted.round for aborted in journal.aborted_rounds()] == [1, 5]
         members = 4 * ROUNDS - 3  # not ready; d and c sit out a round each
         assert (seen.n_releases, seen.n_lost) == (members, 8)
         result = result_of(journal)
         write_transcript(journal, tmp_path / "t.npz")
     assert 0.5 < seen.noise_scale < 1.5
-    assert result.statement.honest == 2
+    assert result.statement.min_honest_sites == 2
     assert {sum(each.charged for each in group.releases) for group in result.statement.groups} == {ROUNDS}
     (tmp_path / "s.json").write_bytes(result.statement.as_bytes())
     cross_checks(read_statement(tmp_path / "s.json"))
     with np.load(tmp_path / "t.npz", allow_pickle=False) as transcript:
-        assert transcript["void"].tolist() == [1, 5]
+        assert transcript["aborted"].tolist() == [1, 5]
         assert transcript["members"].sum() == members - 8
         assert transcript["sum"].size == transcript["sum_size"].sum()
     for name, site in run.sites.items():

@@ -108,34 +108,34 @@ def made() -> Rows:
     return make_rows(clip_rows(features), labels, offsets=OFFSETS)
 
 
-def reference(study: Study, rows: Rows, mask: np.ndarray, voids: set[int]) -> np.ndarray:
-    """The same study in one process, with who took part and which rounds are void."""
+def reference(study: Study, rows: Rows, mask: np.ndarray, aborted_rounds: set[int]) -> np.ndarray:
+    """The same study in one process, with who took part and which rounds are aborted."""
     history: list[np.ndarray] = []
     train(
         study.method(*ROWS.values()), study.problem, rows, n_rounds=ROUNDS,
         noise=SecureSumNoise(ExactNoise(seeded), 2, rows.n_rows, MOST_ROWS),
-        participation=PlannedParticipation(mask), voids=lambda round: round in voids,
+        participation=PlannedParticipation(mask), aborted_rounds=lambda round: round in aborted_rounds,
         observers=[lambda view: history.append(np.array(view.broadcast))],
     )  # fmt: skip
     return np.array(history)
 
 
 def check_same_bits(sites: Sites, rows: Rows, file: Path) -> bytes:
-    """A run with an absent site and a void round, beside the same in one process; what it said."""
+    """A run with an absent site and an aborted round, beside the same in one process; what it said."""
     sites.lost = {("b", 2, Kind.REQUEST), ("c", 3, Kind.MASK)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: seeded(*sites.turn)(scale, count))
         got = sites.run(file)
     mask = np.ones((ROUNDS, 4), bool)
-    mask[1, 1] = mask[3, 2] = False  # not ready; sits out after the void round
+    mask[1, 1] = mask[3, 2] = False  # not ready; sits out after the aborted round
     assert np.array_equal(got, reference(sites.study, rows, mask, {3}))
     return np.array(got).tobytes()
 
 
-def test_the_same_bits_as_in_one_process_with_absent_sites_and_void_rounds(sites: Sites, tmp_path: Path) -> None:
+def test_the_same_bits_as_in_one_process_with_absent_sites_and_aborted_rounds(sites: Sites, tmp_path: Path) -> None:
     check_same_bits(sites, made(), tmp_path / "s" / "journal.sqlite")
     with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
-        assert [(each.round, each.sites) for each in journal.voids()] == [(3, ("c",))]
+        assert [(each.round, each.sites) for each in journal.aborted_rounds()] == [(3, ("c",))]
     assert [sites.ledger_rounds(name) for name in NAMES] == [
         [1, 2, 3, 4, 5], [1, 3, 4, 5], [1, 2, 3, 5], [1, 2, 3, 4, 5],
     ]  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_site_that_restarts_after_it_was_ready_answers_the_repeated_request(tm
         patch.setattr("dpadmm.federation.server.coordinator.FIRST_REPEAT", 0.05)
         sites.run(tmp_path / "s" / "journal.sqlite")
     with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
-        assert journal.voids() == []
+        assert journal.aborted_rounds() == []
         assert "a: refused: round-not-ready" in [event.text for event in journal.events()]
     assert all(sites.ledger_rounds(name) == [1, 2, 3, 4, 5] for name in NAMES)
 
@@ -206,7 +206,7 @@ def test_an_aggregator_that_dies_goes_on_with_the_same_members(sites: Sites, tmp
             closed = journal.rounds_done
     assert closed == ROUNDS
     with Journal.open(file, read_only=True) as journal:
-        assert journal.voids() == []
+        assert journal.aborted_rounds() == []
         assert len(journal.openings()) == ROUNDS
     masked = {(name, data): reply for name, data, reply in sites.seen if sites.read(data).kind is Kind.MASK}
     for name, data, reply in sites.seen:

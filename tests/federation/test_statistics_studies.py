@@ -57,8 +57,8 @@ max_rounds = 5
 min_rows = 10
 [secure_aggregation]
 allow = true
-epsilon_alone = 90.0
-min_honest = 2
+epsilon_if_others_collude = 90.0
+min_honest_sites = 2
 min_withstood = 1
 """
 
@@ -78,8 +78,8 @@ def evaluation(**more: Any) -> Study:
 
 def masked(study: Study) -> Study:
     roster = tuple(RosterEntry(name, public_key(key(name)).hex()) for name in NAMES)
-    training = study.training.changed(trust="secure_aggregation", honest=3)
-    return replace(study, training=training, most_rows=500, roster=roster)
+    training = study.training.changed(aggregation="secure", min_honest_sites=3)
+    return replace(study, training=training, max_rows_per_site=500, roster=roster)
 
 
 class Sites:
@@ -119,7 +119,7 @@ class Sites:
 
             @contextmanager
             def opened() -> Iterator[Guard]:
-                caps = {"cap": site.policy.cap, "cap_alone": site.policy.cap_alone}
+                caps = {"cap": site.policy.cap, "cap_if_others_collude": site.policy.cap_if_others_collude}
                 with Ledger.open(site.ledger, **caps, create=True) as ledger:
                     yield Guard(site.policy, ledger, site.open_rows, lambda _: key(name))
 
@@ -151,10 +151,10 @@ def run(study: Study, sites: Sites) -> FederatedResult:
 
 def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
     for study in (statistics(), masked(statistics())):
-        with case(study.training.trust):
+        with case(study.training.aggregation):
             result = run(study, sites)
             found = description_of(result, all_count=False)
-            spread = 4.0 if study.training.honest is None else 4.0 / study.training.honest
+            spread = 4.0 if study.training.min_honest_sites is None else 4.0 / study.training.min_honest_sites
             assert study.encoding is not None
             expected = 2.0 * study.noise_multiplier * study.encoding.scale * spread**0.5
             assert found.noise == pytest.approx(expected)
@@ -180,7 +180,7 @@ def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
 
 def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> None:
     for study in (evaluation(), masked(evaluation())):
-        with case(study.training.trust):
+        with case(study.training.aggregation):
             found = private_evaluation_of(run(study, sites), all_count=False)
             told = found.figures["auc"]
             assert told is not None
@@ -214,7 +214,7 @@ def test_intervals_that_noise_would_hide_stop_a_study_before_round_1(tmp_path: P
         assert not read_ledger(made.folder / name / "ledger").accounts[study.hash].rounds
 
 
-def test_a_study_whose_rounds_are_void_has_no_result(sites: Sites) -> None:
+def test_a_study_whose_rounds_are_aborted_has_no_result(sites: Sites) -> None:
     study = statistics()
     method = study.method(1)
     with pytest.raises(StudyError, match="nothing was released: every round was aborted"):
@@ -223,9 +223,11 @@ def test_a_study_whose_rounds_are_void_has_no_result(sites: Sites) -> None:
 
 def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli: Cli) -> None:
     columns = (Number("age", (0, 100)), Number("bmi", (10, 60)), Category("sick", ("no", "yes")))
-    training = Training(method=StatisticsRelease(bins=4), epsilon=3.0, delta=1e-5, trust="secure_aggregation", honest=2)
-    study = Study(name="small counts", schema=Schema(columns), training=training, most_rows=100)
-    with Federation(tmp_path, small_study(most_rows=100, quorum=3)) as everyone:
+    training = Training(
+        method=StatisticsRelease(bins=4), epsilon=3.0, delta=1e-5, aggregation="secure", min_honest_sites=2
+    )
+    study = Study(name="small counts", schema=Schema(columns), training=training, max_rows_per_site=100)
+    with Federation(tmp_path, small_study(max_rows_per_site=100, quorum=3)) as everyone:
         everyone.study = with_keys(study, everyone.sites)  # at sites that have a label for other studies
         everyone.accept()
         everyone.begin()

@@ -1,4 +1,4 @@
-"""The aggregator of masked answers: phases, what is stored before what is sent, void rounds, and who caused them."""
+"""The aggregator of masked answers: phases, what is stored before what is sent, aborted rounds, and who caused them."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_masked_answers_are_not_in_the_journal_and_their_sum_is(make: Any) -> No
     assert total.astype("<i8").tobytes() in files
 
 
-def test_a_member_that_vanishes_makes_the_round_void_for_good(make: Any) -> None:
+def test_a_member_that_vanishes_makes_the_round_aborted_for_good(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.round()
@@ -178,7 +178,9 @@ def test_a_member_that_vanishes_makes_the_round_void_for_good(make: Any) -> None
     table.run.proceed(10.0)
     assert table.run.rounds_done == 2
     assert np.array_equal(table.run.consensus, before)
-    assert [(void.round, void.reason, void.sites) for void in table.journal.voids()] == [(2, "missing", ("b",))]
+    assert [(aborted.round, aborted.reason, aborted.sites) for aborted in table.journal.aborted_rounds()] == [
+        (2, "missing", ("b",))
+    ]
     table.say("b", Kind.MASKED, mask, masked=late, round=2)  # completes it later: dropped
     assert table.journal.sums().keys() == {1}
     assert table.run.answered_now() == set()
@@ -193,7 +195,7 @@ def test_a_member_that_vanishes_makes_the_round_void_for_good(make: Any) -> None
     assert table.run.rounds_done == 3
 
 
-def test_after_a_second_void_round_a_site_is_out_and_saboteurs_void_two_rounds_each(make: Any) -> None:
+def test_after_a_second_aborted_round_a_site_is_out_and_saboteurs_aborted_two_rounds_each(make: Any) -> None:
     table = make(masked_study(quorum=3))
     table.begin(*NAMES)
     for _ in range(2):
@@ -202,7 +204,7 @@ def test_after_a_second_void_round_a_site_is_out_and_saboteurs_void_two_rounds_e
         table.run.proceed(10.0)
         if table.run.rounds_done == 1:
             table.round("abc")
-    assert len(table.journal.voids()) == 2
+    assert len(table.journal.aborted_rounds()) == 2
     assert table.run.members["d"].state == "excluded"
     assert "d: excluded: it aborted 2 rounds" in table.told
     table.ready(*NAMES)
@@ -220,7 +222,7 @@ def test_after_a_second_void_round_a_site_is_out_and_saboteurs_void_two_rounds_e
         again.run.over(0.0)
 
 
-def test_who_made_a_round_void_takes_part_where_the_quorum_needs_it(make: Any) -> None:
+def test_who_made_a_round_aborted_takes_part_where_the_quorum_needs_it(make: Any) -> None:
     table = make(masked_study(quorum=4))
     table.begin(*NAMES)
     table.opened(*NAMES)
@@ -230,7 +232,7 @@ def test_who_made_a_round_void_takes_part_where_the_quorum_needs_it(make: Any) -
     assert table.run.answered_now() == set(NAMES)
 
 
-def test_who_made_a_round_void_takes_part_where_others_do_not_come(make: Any) -> None:
+def test_who_made_a_round_aborted_takes_part_where_others_do_not_come(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.opened(*NAMES)
@@ -282,7 +284,7 @@ def test_after_a_crash_the_same_bytes_are_asked_for(make: Any, where: str) -> No
         again.run.take("a", packed(no), 1.0)
         assert again.run.over(0.0)
         again.run.proceed(0.1)
-        assert again.journal.voids()[0].sites == ("a",)
+        assert again.journal.aborted_rounds()[0].sites == ("a",)
         assert again.run.active_sites() == set(NAMES), "it can answer other rounds"
     else:
         again.masked(*NAMES)
@@ -321,7 +323,7 @@ def test_two_different_answers_of_one_site_are_refused_and_the_first_counts(make
 
 
 @pytest.mark.parametrize("story", ["other members", "other point", "wrong masks"])
-def test_different_stories_or_wrong_masks_give_garbage_and_a_void_round(make: Any, story: str) -> None:
+def test_different_stories_or_wrong_masks_give_garbage_and_a_aborted_round(make: Any, story: str) -> None:
     table = make()
     table.begin(*NAMES)
     table.opened(*NAMES)
@@ -331,7 +333,7 @@ def test_different_stories_or_wrong_masks_give_garbage_and_a_void_round(make: An
     table.masked("b", masked=wrong)
     table.run.proceed(0.1)
     assert table.journal.sums() == {}
-    assert [void.reason for void in table.journal.voids()] == ["garbled"]
+    assert [aborted.reason for aborted in table.journal.aborted_rounds()] == ["garbled"]
     table.ready(*NAMES)
     assert table.run.answered_now() == set(NAMES), "nobody can tell whose masks are wrong"
 
@@ -356,7 +358,7 @@ def test_the_bound_of_a_sum_is_that_of_its_members(make: Any) -> None:
     size = int(np.prod(STUDY.upload_shape(1)))
     grid = Lattice(STUDY.terms.statistics[release.statistic].row_norm, size, MOST_ROWS)
     most = 3 * (grid.max_sum + 64 * grid.noise_scale(release.noise_multiplier, 2))
-    for beyond, voids in ((0, 0), (1, 1)):
+    for beyond, aborted_rounds in ((0, 0), (1, 1)):
         table = make()
         if not table.run.called:
             table.begin("a", "b", "c")
@@ -366,7 +368,7 @@ def test_the_bound_of_a_sum_is_that_of_its_members(make: Any) -> None:
         sums[0] = -(most + beyond)
         table.masked("c", masked=sums)
         table.run.close_round()
-        assert len(table.journal.voids()) == voids
+        assert len(table.journal.aborted_rounds()) == aborted_rounds
         table.journal.close()
         table.file.unlink()
 
@@ -427,7 +429,7 @@ def test_a_site_with_more_rows_than_the_study_allows_is_refused(make: Any) -> No
     assert f"{MOST_ROWS + 1} rows exceed the study's limit of {MOST_ROWS} per site" in table.told[-1]
 
 
-def test_status_has_members_void_rounds_and_both_epsilons(make: Any) -> None:
+def test_status_has_members_aborted_rounds_and_both_epsilons(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.round("abc")
@@ -436,10 +438,10 @@ def test_status_has_members_void_rounds_and_both_epsilons(make: Any) -> None:
     table.run.proceed(10.0)
     seen = table.run.snapshot()
     by = {site["name"]: site for site in seen["sites"]}
-    assert [void["round"] for void in seen["voids"]] == [2]
-    assert seen["honest"] == 2
-    assert by["a"]["epsilon"] > by["d"]["epsilon"] > 0.0, "a void round is charged"
-    assert by["a"]["epsilon_alone"] > by["a"]["epsilon"]
-    assert seen["study"]["epsilon_alone"] > seen["study"]["epsilon"]
+    assert [aborted["round"] for aborted in seen["aborted_rounds"]] == [2]
+    assert seen["min_honest_sites"] == 2
+    assert by["a"]["epsilon"] > by["d"]["epsilon"] > 0.0, "an aborted round is charged"
+    assert by["a"]["epsilon_if_others_collude"] > by["a"]["epsilon"]
+    assert seen["study"]["epsilon_if_others_collude"] > seen["study"]["epsilon"]
     assert (by["a"]["answered"], by["d"]["answered"]) == (1, 0)
     assert by["d"]["member"]

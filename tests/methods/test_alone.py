@@ -91,7 +91,7 @@ def test_releases_say_what_is_spent() -> None:
 
 
 def totals(**options: Any) -> tuple[float, Floats]:
-    result = simulate("synthetic", n_agents=4, seed=1, delta=1e-4, n_rounds=30, reg_share=0.01, **options)
+    result = simulate("synthetic", n_agents=4, seed=1, delta=1e-4, n_rounds=30, alpha=0.01, **options)
     return result.privacy.epsilon, result.outcome.n_attended
 
 

@@ -51,9 +51,9 @@ class Silent:
         return asked.statistic.means(asked.rows, asked.parameters, asked.active)
 
 
-def made(rows: Rows, loss: Loss, n_rounds: int, *, reg_share: float = 0.0, **budget: Any) -> AutoRounds:
-    training = Training(method="auto", loss=loss, n_rounds=n_rounds, reg_share=reg_share, **budget)
-    method = training.rounds(Problem(loss, L2(), reg_share), rows, np.full(rows.n_agents, n_rounds))
+def made(rows: Rows, loss: Loss, n_rounds: int, *, alpha: float = 0.0, **budget: Any) -> AutoRounds:
+    training = Training(method="auto", loss=loss, n_rounds=n_rounds, alpha=alpha, **budget)
+    method = training.rounds(Problem(loss, L2(), alpha), rows, np.full(rows.n_agents, n_rounds))
     assert isinstance(method, AutoRounds)
     return method
 
@@ -467,7 +467,7 @@ def test_all_losses_and_regularizers_run() -> None:
 def test_without_noise_it_comes_near_the_optimum(task: Any, loss: str, worse: float) -> None:
     """Not to it: clipping and the shrinking after it are for noise, and stay (most of all for three classes)."""
     data = synthetic(task, n_rows=3000, n_features=8, seed=3)
-    shared = {"loss": loss, "n_agents": 3, "seed": 1, "reg_share": 1e-6, **MEANT}
+    shared = {"loss": loss, "n_agents": 3, "seed": 1, "alpha": 1e-6, **MEANT}
     result = simulate(data, method="auto", noise_multiplier=0.0, **shared)
     best = simulate(data, method="centralized", **shared)
     assert not result.privacy.private
@@ -547,8 +547,8 @@ def test_huber_with_a_small_delta_is_clipped_to_it_at_the_start() -> None:
 
 
 def test_settings_say_what_is_usual() -> None:
-    assert Settings(method="auto", epsilon=1.0).reg_share == 1e-6
-    assert Settings(method="dp_admm", epsilon=1.0).reg_share == 1e-4
+    assert Settings(method="auto", epsilon=1.0).alpha == 1e-6
+    assert Settings(method="dp_admm", epsilon=1.0).alpha == 1e-4
     assert Settings(method="auto", epsilon=1.0).n_rounds is None
     changed = Settings(method="dp_admm", epsilon=1.0).changed(method="auto")
-    assert (changed.reg_share, changed.n_rounds) == (1e-6, None)
+    assert (changed.alpha, changed.n_rounds) == (1e-6, None)

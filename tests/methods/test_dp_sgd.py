@@ -128,7 +128,7 @@ def test_bad_numbers_are_named() -> None:
 
 
 def test_the_default_step_is_one_over_the_smoothness() -> None:
-    options = {"method": "dp_sgd", "epsilon": 1.0, "n_agents": 3, "n_rounds": 2, "seed": 1, "reg_share": 1e-3}
+    options = {"method": "dp_sgd", "epsilon": 1.0, "n_agents": 3, "n_rounds": 2, "seed": 1, "alpha": 1e-3}
     given_, left_out = (
         simulate("synthetic", **options, **rate).outcome.consensus
         for rate in ({"learning_rate": 1.0 / (0.25 + 1e-3)}, {})

@@ -65,7 +65,7 @@ def algorithm_1(problem: Problem, rows: Rows, eta: list[Floats], normals: Floats
             mine = slice(rows.offsets[i], rows.offsets[i + 1])
             a, b, m_i = rows.features[rows.order[mine]], rows.labels[mine], SIZES[i]
             data = paper_row_gradients(loss, a, b, w_tilde[i]).sum(axis=0) / m_i
-            reg = problem.reg_share * problem.regularizer.gradient(w_tilde[i])
+            reg = problem.alpha * problem.regularizer.gradient(w_tilde[i])
             inverse = RHO + 1.0 / eta[k - 1][i]
             w_i = (-data - reg + gamma[i] + RHO * w + w_tilde[i] / eta[k - 1][i]) / inverse
             sigma = Z[i] * 2.0 * loss.lipschitz / (m_i * inverse)

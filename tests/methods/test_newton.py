@@ -255,12 +255,18 @@ def test_columns_that_say_nothing_or_the_same_leave_the_others_their_intervals()
     assert np.linalg.eigvalsh(np.delete(np.delete(covariance, 6, 0), 6, 1))[0] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_void_last_round_leaves_the_model_without_intervals() -> None:
+def test_a_aborted_last_round_leaves_the_model_without_intervals() -> None:
     rows, labels, _ = data(Cell("logistic", 6, 0.3, "secure_aggregation", 8_000, 2.0), np.random.default_rng(4))
-    training = Training(inference=True, epsilon=2.0, trust="secure_aggregation", honest=3)
+    training = Training(inference=True, epsilon=2.0, aggregation="secure", min_honest_sites=3)
     held = make_rows(rows, labels, offsets=np.array([0, 2_000, 4_000, 8_000]))
     done = [
-        run(training, training.problem(2), held, SimulatedNoise(1, 3, (6, 1)), voids=lambda k, last=last: k == last)
+        run(
+            training,
+            training.problem(2),
+            held,
+            SimulatedNoise(1, 3, (6, 1)),
+            aborted_rounds=lambda k, last=last: k == last,
+        )
         for last in (ROUNDS, ROUNDS + 1)
     ]
     assert done[0].hessian_snr == 0.0

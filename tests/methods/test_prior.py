@@ -180,7 +180,7 @@ def test_where_noise_hides_everything_the_public_model_is_left(task: str) -> Non
 @pytest.mark.parametrize("epsilon", [1.0, 5.0])
 def test_public_rows_with_labels_turned_around_are_not_believed(task: str, epsilon: float) -> None:
     """The first gradient is larger than rows of the same kind would make it, so that private rows count more."""
-    found, trust = [], []
+    found, aggregation = [], []
     for seed in range(4):
         world = World.of(task, 150, seed)
         without, same, turned = (world.trained(epsilon, rows) for rows in (None, world.public, world.turned))
@@ -188,8 +188,8 @@ def test_public_rows_with_labels_turned_around_are_not_believed(task: str, epsil
         found.append([world.loss(each) for each in (without.weights, turned.weights, wrong)])
         states = [PublicState.unpacked(each.outcome.broadcast, wrong.shape) for each in (without, same, turned)]
         assert states[0].prior_weight == 0.0
-        trust.append(states[2].prior_weight / states[1].prior_weight)
-    assert max(trust) < 0.5
+        aggregation.append(states[2].prior_weight / states[1].prior_weight)
+    assert max(aggregation) < 0.5
     without_any, misled, public = np.mean(found, axis=0)
     assert misled < 1.06 * without_any < public
 

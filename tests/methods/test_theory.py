@@ -25,7 +25,7 @@ ROWS = np.array([400, 50, 7])
 
 def constants(epsilon: float = 0.3, delta: float = 1e-4, **changes: object) -> Constants:
     values = {
-        "c1": 1.7, "c2": 3.0, "c3": 0.6, "c4": 1.2, "reg_share": 0.02, "n_weights": 15, "weight_radius": 11.0,
+        "c1": 1.7, "c2": 3.0, "c3": 0.6, "c4": 1.2, "alpha": 0.02, "n_weights": 15, "weight_radius": 11.0,
         "noise_multiplier": np.full(3, math.sqrt(2 * math.log(1.25 / delta)) / epsilon), "n_rows": ROWS,
     }  # fmt: skip
     return Constants(**(values | changes))  # type: ignore[arg-type]

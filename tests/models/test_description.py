@@ -180,8 +180,8 @@ def test_too_much_noise_is_refused_before_anything_is_released(table: Path) -> N
         study(epsilon=1.0).check_rows(100)
     with pytest.raises(StudyError, match="noise of ±"):  # each of them adds its own noise
         study(epsilon=0.15).check_rows(*[300] * 10)
-    shared = study(epsilon=0.15).training.changed(trust="secure_aggregation", honest=8)
-    masked = replace(study(epsilon=0.15), training=shared, most_rows=300)
+    shared = study(epsilon=0.15).training.changed(aggregation="secure", min_honest_sites=8)
+    masked = replace(study(epsilon=0.15), training=shared, max_rows_per_site=300)
     masked.check_rows(*[300] * 10)
 
 

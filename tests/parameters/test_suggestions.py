@@ -26,7 +26,7 @@ def test_a_mistake_finds_its_name():
         ("noise_multplier", SETTINGS, "noise_multiplier"),
         ("noise", SETTINGS, "noise_multiplier"),
         ("learning", SETTINGS, "learning_rate"),
-        ("reg-share", SETTINGS, "reg_share"),
+        ("reg-share", SETTINGS, "alpha"),
         ("regulariser", SETTINGS, "regularizer"),
         ("radius", SETTINGS, "weight_radius"),
         ("max_iter", SETTINGS, "n_rounds"),

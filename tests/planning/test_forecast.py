@@ -258,8 +258,8 @@ def test_a_constant_guess_and_the_optimum_are_the_best_of_their_kind(study, tmp_
     scenario = public_scenario(study, planned.table(tmp_path / "public.csv", 600), repeats=3, seed=1)
     grid, sizes = ForecastGrid((1.0,), (5,), (1.0, 5)), np.full(4, 1000)
     found = outlook(study, scenario, sizes, grid, seed=1)
-    heavy = study.training.changed(reg_share=0.5)
-    provenance = {"reg_share": "assumed"}
+    heavy = study.training.changed(alpha=0.5)
+    provenance = {"alpha": "assumed"}
     penalised = Study(name="x", schema=study.schema, label=study.label, training=heavy, provenance=provenance)
     assert outlook(penalised, scenario, sizes, grid, seed=1).ceiling == found.ceiling
     labels = np.concatenate([test.labels for _, test in scenario.folds])
@@ -283,7 +283,7 @@ def test_auto_is_forecast_as_one_agent_with_the_noise_of_the_mean(auto, pool):
 
 
 def test_secure_aggregation_is_forecast_with_the_noise_of_the_sum(auto, pool):
-    masked = replace(auto, training=auto.training.changed(trust="secure_aggregation", honest=3))
+    masked = replace(auto, training=auto.training.changed(aggregation="secure", min_honest_sites=3))
     is_forecast_as_it_is_trained(masked, pool, np.array([60, 240, 150, 150]))
     honest_and_fewer = [costs_of(each, np.full(4, 50)).noise for each in (masked, auto)]
     assert honest_and_fewer[1] == pytest.approx(math.sqrt(3) * honest_and_fewer[0])
@@ -461,21 +461,21 @@ def test_costs_follow_from_public_numbers(study, auto, pool):
     asked, moments = math.prod(auto.broadcast_shape), math.prod(auto.upload_shape(1))
     assert (other.bytes_heard, other.bytes_said) == (8 * asked, 8 * moments)
     assert other.bytes_total == 8 * (other.n_rounds * asked + moments + (other.n_rounds - 1) * 7)
-    terms = {"trust": "secure_aggregation", "honest": 2, "n_rounds": other.n_rounds}
+    terms = {"aggregation": "secure", "min_honest_sites": 2, "n_rounds": other.n_rounds}
     masked = costs_of(replace(auto, training=auto.training.changed(**terms)), sizes)
-    assert (masked.epsilon, masked.honest) == (other.epsilon, 2)
-    assert masked.epsilon_alone == exact_epsilon(math.sqrt(2 * 20) / z, 1e-5)
+    assert (masked.epsilon, masked.min_honest_sites) == (other.epsilon, 2)
+    assert masked.epsilon_if_others_collude == exact_epsilon(math.sqrt(2 * 20) / z, 1e-5)
     # three sites: a byte of members, and a tag for each when called and when ready
     assert (masked.bytes_heard, masked.bytes_said) == (other.bytes_heard + 1, other.bytes_said + 24)
     assert masked.bytes_total == other.bytes_total + 25 * other.n_rounds + 24
 
 
-def test_alternatives_are_other_numbers_of_honest_agents_and_void_rounds(auto, study):
+def test_alternatives_are_other_numbers_of_honest_agents_and_aborted_rounds(auto, study):
     def told(training, n, **more):
         found = alternatives(replace(auto, training=training, **more), np.full(n, 50), 1.0)
-        return [(each.training.honest, each.void_rounds) for each in found]
+        return [(each.training.min_honest_sites, each.aborted_rounds) for each in found]
 
-    masked = auto.training.changed(trust="secure_aggregation", honest=3)
+    masked = auto.training.changed(aggregation="secure", min_honest_sites=3)
     assert told(masked, 20) == [(2, 0.0), (3, 0.0), (5, 0.0), (10, 0.0), (19, 0.0), (3, VOIDS)]
     assert told(masked, 20, allow_missed_rounds=True, quorum=8) == [(2, 0.0), (3, 0.0), (5, 0.0), (7, 0.0), (3, VOIDS)]
     assert told(auto.training, 7) == [(4, 0.0)]
@@ -485,8 +485,8 @@ def test_alternatives_are_other_numbers_of_honest_agents_and_void_rounds(auto, s
     assert other.training.n_rounds > for_sizes(auto, sizes).training.n_rounds
 
 
-def test_void_rounds_cost_accuracy(auto, pool):
+def test_aborted_rounds_cost_accuracy(auto, pool):
     scenario, sizes = Scenario("synthetic rows", ((pool, pool),) * 3), np.full(4, 1000)
-    masked = auto.training.changed(trust="secure_aggregation", honest=3, n_rounds=13)
-    whole, most = (reached(auto, masked, scenario, sizes, seed=1, void_rounds=share) for share in (0.0, 0.7))
+    masked = auto.training.changed(aggregation="secure", min_honest_sites=3, n_rounds=13)
+    whole, most = (reached(auto, masked, scenario, sizes, seed=1, aborted_rounds=share) for share in (0.0, 0.7))
     assert most["log_loss"].mean > whole["log_loss"].mean + 0.01

@@ -93,7 +93,7 @@ def refused(seen: Seen, guard: Guard) -> None:
     seen.ask(guard.prepare, STUDY.hash, 1, point(1))
     for other in (
         masked_study(roster=ROSTER[1:]),
-        masked_study(most_rows=M - 1),
+        masked_study(max_rows_per_site=M - 1),
         masked_study(quorum=3),
         masked_study(terms={"plan": ReleasePlan.constant(Release(0.5), 9)}),
     ):
@@ -102,7 +102,7 @@ def refused(seen: Seen, guard: Guard) -> None:
 
 
 def test_one_row_moves_the_masked_answers_of_its_site_by_what_it_adds_and_nothing_else() -> None:
-    grid = Lattice(1.0, D, MASKING.most_rows)
+    grid = Lattice(1.0, D, MASKING.max_rows_per_site)
     with memory_folder() as folder:
         one, answers = played(folder, None)
     for neighbour in (*ROWS, "opposite"):
@@ -115,7 +115,7 @@ def test_one_row_moves_the_masked_answers_of_its_site_by_what_it_adds_and_nothin
                 assert (steps <= allowed_steps(grid)) if i == 0 else steps == 0.0
             for round, members in ROUNDS.items():
                 sums = [sum(each[round, i] for i in members) for each in (moved, answers)]
-                assert np.abs(sums).max() < N * grid.max_upload(grid.noise_scale(20.0, MASKING.honest))
+                assert np.abs(sums).max() < N * grid.max_upload(grid.noise_scale(20.0, MASKING.min_honest_sites))
                 assert np.array_equal(
                     sums[0] - sums[1], moved[round, 0] - answers[round, 0] if 0 in members else 0 * sums[0]
                 )
@@ -149,15 +149,15 @@ def test_until_all_have_answered_masked_answers_and_their_sums_look_uniform() ->
             streams = sum(spy.over(round, request, bitmap).numbers(WIDE) for spy in spies)
             seen.append([*masked.values(), streams])
     answers = np.array(seen)  # (rounds, members and known streams, numbers)
-    honest = [k for k, i in enumerate(MEMBERS) if i not in COLLUDING]
-    for size in range(1, len(honest)):
-        for some in combinations(honest, size):
+    min_honest_sites = [k for k, i in enumerate(MEMBERS) if i not in COLLUDING]
+    for size in range(1, len(min_honest_sites)):
+        for some in combinations(min_honest_sites, size):
             with case(some):
                 assert uniform(answers[:, some].sum(axis=1))
                 assert uniform(answers[:, [*some, -1]].sum(axis=1))
                 assert uniform(np.diff(answers[:, [*some, -1]].sum(axis=1), axis=0)[::2])  # two rounds
-    whole = answers[:, [*honest, -1]].sum(axis=1)
-    np.testing.assert_array_equal(whole, np.array(bare)[:, honest].sum(axis=1))
+    whole = answers[:, [*min_honest_sites, -1]].sum(axis=1)
+    np.testing.assert_array_equal(whole, np.array(bare)[:, min_honest_sites].sum(axis=1))
     assert not uniform(whole)
     assert not uniform(np.array(bare))
 

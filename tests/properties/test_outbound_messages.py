@@ -320,7 +320,7 @@ def test_neighbours_say_the_same_but_for_the_numbers_of_uploads() -> None:
             assert differing > 0
 
 
-MASKED = small_study(ROUNDS, quorum=3, most_rows=N_ROWS)
+MASKED = small_study(ROUNDS, quorum=3, max_rows_per_site=N_ROWS)
 KEYS = [hashlib.sha256(name.encode()).digest() for name in "abc"]
 MASKED = replace(
     MASKED, roster=tuple(RosterEntry(name, public_key(key).hex()) for name, key in zip("abc", KEYS, strict=True))

@@ -69,7 +69,7 @@ def test_smooth_means_both_are() -> None:
 
 def test_bad_reg_share_is_named() -> None:
     for bad in [-1e-9, np.nan, np.inf]:
-        with case(bad), pytest.raises(StudyError, match="reg_share"):
+        with case(bad), pytest.raises(StudyError, match="alpha"):
             Problem(Logistic(), L2(), bad)
 
 

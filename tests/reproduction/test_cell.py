@@ -76,7 +76,7 @@ def test_no_privacy_is_null(bench):
 
 
 def test_a_run_that_diverges_leaves_its_reason(bench):
-    (line,) = lines(bench, method="dp_sgd", learning_rate=1e9, reg_share=1.0, n_rounds=100)
+    (line,) = lines(bench, method="dp_sgd", learning_rate=1e9, alpha=1.0, n_rounds=100)
     assert (line["status"], line["round"], line["test_error_global"]) == ("refused", 0, None)
     assert line["reason"].startswith("dp_sgd diverged in round ")
 
@@ -95,7 +95,7 @@ def test_rows_dealt_before_change_nothing(bench):
         {"n_agents": 7},
         {"seed": 6},
         {"test_rows": 0.5},
-        {"reg_share": 0.1},
+        {"alpha": 0.1},
     ]
     for change in [*changes, *reversed(changes)]:
         fresh = lines(CellRuns(small_rows()), **change)

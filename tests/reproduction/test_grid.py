@@ -162,7 +162,7 @@ def test_the_paper_grid_is_the_paper():
         assert (settings.n_rounds, settings.flat().get("rho", 0.1), settings.test_rows) == (100, 0.1, 5222)
     for name, regularizer, radius in (("fig1", "l1", 23.0), ("fig4", "l2", 89.0)):
         settings = [cell.settings for cell in named[name]]
-        assert {(s.regularizer.name, s.reg_share) for s in settings} == {(regularizer, 1e-6)}
+        assert {(s.regularizer.name, s.alpha) for s in settings} == {(regularizer, 1e-6)}
         assert {s.method.weight_radius for s in settings if isinstance(s.method, DpAdmm)} == {radius}
         private = {(s.n_agents, s.round_epsilon, s.seed) for s in settings if s.method.name == "dp_admm"}
         assert private == {(n, e, k) for n in (1, 10, 50, 100, 200, 500) for e in (0.05, 0.1) for k in range(1, 11)}

@@ -296,7 +296,7 @@ def test_lambda_is_compared_with_every_other_on_held_out_rows():
     for loss, error, expected in [(1.1, 0.3, YES), (0.9, 0.3, PART), (0.9, 0.1, NO)]:
         with case(loss, error, expected):
             lines = [
-                runs("lambda", "centralized", reg_share=share, test_loss_global=a, test_error_global=b)
+                runs("lambda", "centralized", alpha=share, test_loss_global=a, test_error_global=b)
                 for share, a, b in ((1e-6, 1.0, 0.2), (1e-4, loss, error))
             ]
             assert verdict(made_up(*lines), "lambda") == expected
@@ -319,7 +319,7 @@ def test_a_constant_matters_if_other_values_move_the_error():
         [((0.205, 0.195), YES), ((0.205, 0.25), PART), ((0.1, 0.25), NO)],
         [
             ("chosen-radius", "weight_radius", (89.0, 5.0, 300.0)),
-            ("chosen-lambda", "reg_share", (1e-6, 1e-4, 1e-3)),
+            ("chosen-lambda", "alpha", (1e-6, 1e-4, 1e-3)),
         ],
     ):
         with case(errors, expected, key, column, values):

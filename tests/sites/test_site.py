@@ -45,7 +45,7 @@ FILE = {
         "min_rows": 3,
     },
 }
-MASKING = {"allow": True, "min_honest": 3, "min_withstood": 2, "epsilon_alone": 2.5}
+MASKING = {"allow": True, "min_honest_sites": 3, "min_withstood": 2, "epsilon_if_others_collude": 2.5}
 HEAD = "note,income,who,age,repaid\n"
 ROWS = [
     "first,0.5,7,0.30,yes",
@@ -107,11 +107,11 @@ def test_secure_aggregation_is_off_unless_its_owner_allows_it(folder):
     for off in ({}, {"secure_aggregation": {**MASKING, "allow": False}}):
         policy = opened(folder, **off).policy
         assert policy.masking is None
-        assert policy.cap_alone == policy.cap
+        assert policy.cap_if_others_collude == policy.cap
     policy = opened(folder, secure_aggregation=MASKING).policy
-    assert policy.masking == MaskingLimits(epsilon_alone=2.5, min_honest=3, min_withstood=2)
-    assert policy.cap_alone == mu_from_epsilon(2.5, 1e-6) ** 2
-    least = {**MASKING, "min_honest": 2, "min_withstood": 1, "epsilon_alone": 1.0}
+    assert policy.masking == MaskingLimits(epsilon_if_others_collude=2.5, min_honest_sites=3, min_withstood=2)
+    assert policy.cap_if_others_collude == mu_from_epsilon(2.5, 1e-6) ** 2
+    least = {**MASKING, "min_honest_sites": 2, "min_withstood": 1, "epsilon_if_others_collude": 1.0}
     assert opened(folder, secure_aggregation=least).policy.masking == MaskingLimits(1.0, 2, 1)
 
 
@@ -119,11 +119,14 @@ def masked_study(site, **changes):
     """A study of four sites, the first of which is this one."""
     keys = [site.make_key(), *(public_key(bytes([k] * 32)) for k in (1, 2, 3))]
     roster = [{"name": f"site-{k}", "key": key.hex()} for k, key in enumerate(keys)]
-    training = {"method": "auto", "trust": "secure_aggregation", "honest": 3, "n_rounds": 4}
-    return a_study(training=training, most_rows=100, roster=roster, **changes)
+    training = {"method": "auto", "aggregation": "secure", "min_honest_sites": 3, "n_rounds": 4}
+    return a_study(training=training, max_rows_per_site=100, roster=roster, **changes)
 
 
-AUTO = {"limits": {"methods": ["auto"]}, "secure_aggregation": {**MASKING, "min_withstood": 1, "epsilon_alone": 1.25}}
+AUTO = {
+    "limits": {"methods": ["auto"]},
+    "secure_aggregation": {**MASKING, "min_withstood": 1, "epsilon_if_others_collude": 1.25},
+}
 
 
 def test_a_site_finds_its_own_key_in_a_roster(folder):
@@ -139,8 +142,8 @@ def test_a_site_finds_its_own_key_in_a_roster(folder):
         enrolled = guard.enrol(study)
         assert (enrolled.masks.me, enrolled.masks.n_sites) == (0, 4)
     book = read_ledger(site.ledger)
-    assert book.promised_alone == 3 * book.promised > 0
-    assert book.cap_alone == site.policy.cap_alone > book.cap
+    assert book.promised_if_others_collude == 3 * book.promised > 0
+    assert book.cap_if_others_collude == site.policy.cap_if_others_collude > book.cap
     site.rehearse(replace(study, name="another"), book)
     dearer = replace(study, name="dearer", training=study.training.changed(epsilon=0.4))
     with pytest.raises(RefusalError) as caught:  # within the first limit, but not within that if all others collude
@@ -179,7 +182,7 @@ def test_a_study_that_its_owner_does_not_allow_masked_is_refused_before_rows_are
     site.begin()
     with pytest.raises(RefusalError) as caught, site.guard() as guard:
         guard.enrol(study)
-    assert caught.value.code == "policy-trust"
+    assert caught.value.code == "policy-aggregation"
 
 
 # The file
@@ -260,12 +263,18 @@ WRONG = [
     ({"limits": {"min_rows": "many"}}, "limits.min_rows must be"),
     ({"limits": {"epsilom": 1.0}}, "did you mean 'epsilon'"),
     *(({"limits": {name: None}}, f"limits.{name} is missing") for name in FILE["limits"]),
-    ({"secure_aggregation": True}, "[secure_aggregation] must be a section, not True; it has allow, min_honest"),
+    ({"secure_aggregation": True}, "[secure_aggregation] must be a section, not True; it has allow, min_honest_sites"),
     ({"secure_aggregation": {**MASKING, "alow": True}}, "did you mean 'allow'"),
     ({"secure_aggregation": {**MASKING, "allow": 1}}, "secure_aggregation.allow must be true or false, not 1"),
-    ({"secure_aggregation": {**MASKING, "min_honest": 1}}, "min_honest must be a whole number between 2 and"),
+    (
+        {"secure_aggregation": {**MASKING, "min_honest_sites": 1}},
+        "min_honest_sites must be a whole number between 2 and",
+    ),
     ({"secure_aggregation": {**MASKING, "min_withstood": 0}}, "min_withstood must be a whole number between 1 and"),
-    ({"secure_aggregation": {**MASKING, "epsilon_alone": 0.99}}, "epsilon_alone must be one number between 1 and 100"),
+    (
+        {"secure_aggregation": {**MASKING, "epsilon_if_others_collude": 0.99}},
+        "epsilon_if_others_collude must be one number between 1 and 100",
+    ),
     *(
         ({"secure_aggregation": {key: MASKING[key] for key in MASKING if key != name}}, f"{name} is missing; give")
         for name in MASKING

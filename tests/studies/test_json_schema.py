@@ -135,7 +135,7 @@ def test_defaults_and_words_come_from_the_classes() -> None:
         said = properties[table]["properties"]
         assert sorted(said) == sorted(names)
         assert all(each.get("default") == known[name].default for name, each in said.items())
-    assert properties["training"]["properties"]["reg_share"]["description"].startswith("λ/n")
+    assert properties["training"]["properties"]["alpha"]["description"].startswith("λ/n")
     for what, registry in REGISTRIES.items():
         assert [each["properties"]["name"]["const"] for each in properties[what]["oneOf"]] == list(registry.classes)
     kinds = study_schema()["$defs"]["column"]["oneOf"]

@@ -69,7 +69,7 @@ def test_zero_where_a_positive_number_is_needed() -> None:
     zero = [
         name
         for name in NUMBERS
-        if "at least 0" not in wanted(KNOWN[name].kind) and name not in ("regularizer_l1_ratio", "void_rounds")
+        if "at least 0" not in wanted(KNOWN[name].kind) and name not in ("regularizer_l1_ratio", "aborted_rounds")
     ]
     assert {"rho", "loss_width", "participation", "stop_tolerance", "delta"} <= set(zero)
     for name in zero:
@@ -88,7 +88,7 @@ def test_numbers_beyond_their_range(name: str, bad: float) -> None:
 
 
 def test_bad_whole_numbers() -> None:
-    assert set(WHOLE) == {"n_agents", "n_rounds", "metrics_every", "seed", "honest"}
+    assert set(WHOLE) == {"n_agents", "n_rounds", "metrics_every", "seed", "min_honest_sites"}
     for name in WHOLE:
         for bad in (1.5, "3", True, np.nan, -1):
             refused(name, bad)
@@ -188,9 +188,9 @@ def test_losses_and_regularizers_get_their_parameters() -> None:
     assert {loss.name for loss in LOSS_CASES} == set(LOSSES)
     for name in REGULARIZERS:
         assert settings_from(given | {"regularizer": name}).problem(2).regularizer.name == name
-    elastic = settings_from(given | {"regularizer": "elastic_net", "reg_share": 0.25}).problem(2)
+    elastic = settings_from(given | {"regularizer": "elastic_net", "alpha": 0.25}).problem(2)
     assert elastic.regularizer == ElasticNet(0.7)
-    assert elastic.reg_share == 0.25
+    assert elastic.alpha == 0.25
     assert {each.name for each in REGULARIZER_CASES} == set(REGULARIZERS)
 
 

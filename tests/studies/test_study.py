@@ -60,7 +60,7 @@ OTHER = {
     "loss_gradient_bound": 1.0,
     "regularizer": "none",
     "regularizer_l1_ratio": 0.25,
-    "reg_share": 0.5,
+    "alpha": 0.5,
     "intercept": True,
     "epsilon": 0.5,
     "round_epsilon": 0.5,
@@ -191,7 +191,7 @@ def test_what_means_the_same_has_the_same_hash():
     ]
     assert {each.hash for each in same} == {changed().hash}
     assert changed(classes=[0, 1]).hash == changed(classes=[0.0, 1.0]).hash
-    assert trained(reg_share=-0.0).hash == trained(reg_share=0).hash
+    assert trained(alpha=-0.0).hash == trained(alpha=0).hash
 
 
 def test_every_part_changes_the_hash():
@@ -214,19 +214,25 @@ def test_every_part_changes_the_hash():
 ROSTER = tuple({"name": f"site-{i}", "key": f"{i:064x}"} for i in range(1, 5))
 
 
-def masked(honest=2, **parts):
-    training = {"method": "auto", "epsilon": 1.0, "trust": "secure_aggregation", "honest": honest}
-    return changed(training, **{"most_rows": 1000, "roster": ROSTER, **parts})
+def masked(min_honest_sites=2, **parts):
+    training = {"method": "auto", "epsilon": 1.0, "aggregation": "secure", "min_honest_sites": min_honest_sites}
+    return changed(training, **{"max_rows_per_site": 1000, "roster": ROSTER, **parts})
 
 
 def test_a_roster_and_what_it_promises_are_part_of_the_hash(tmp_path):
     swapped = ({**ROSTER[0], "key": "ff" * 32}, *ROSTER[1:])
-    several = [masked(), masked(3), masked(most_rows=1001), masked(roster=ROSTER[:3]), masked(roster=ROSTER[::-1])]
+    several = [
+        masked(),
+        masked(3),
+        masked(max_rows_per_site=1001),
+        masked(roster=ROSTER[:3]),
+        masked(roster=ROSTER[::-1]),
+    ]
     several += [masked(roster=swapped), masked(roster=()), trained(method="auto")]
     assert len({each.hash for each in several}) == len(several)
     assert all(study_from(json.loads(json.dumps(each.as_json()))).terms == each.terms for each in several)
     terms = masked(allow_missed_rounds=True, quorum=3).terms.masking
-    assert (terms.honest, terms.quorum, terms.most_rows) == (2, 3, 1000)
+    assert (terms.min_honest_sites, terms.quorum, terms.max_rows_per_site) == (2, 3, 1000)
     assert terms.roster[1] == ("site-2", bytes(31) + b"\x02")
     assert masked().terms.masking.quorum == 4
     assert masked(roster=()).terms.masking.roster == ()  # of a draft, which no guard takes
@@ -241,11 +247,11 @@ def test_a_roster_and_what_it_promises_are_part_of_the_hash(tmp_path):
         ({"roster": [{"name": "X Y", "key": "0" * 64}]}, "is not a valid site name"),
         ({"roster": [{"name": "x", "key": "0" * 63}]}, "64 hexadecimal digits"),
         ({"roster": "site-1"}, "list of tables"),
-        ({"honest": 4}, "set honest to 3 or less"),
-        ({"honest": 3, "allow_missed_rounds": True, "quorum": 3}, "set honest to 2 or less"),
+        ({"min_honest_sites": 4}, "set honest to 3 or less"),
+        ({"min_honest_sites": 3, "allow_missed_rounds": True, "quorum": 3}, "set honest to 2 or less"),
         ({"quorum": 5, "allow_missed_rounds": True}, "only 4 sites"),
-        ({"most_rows": None}, "requires most_rows"),
-        ({"most_rows": 0}, "most_rows must be"),
+        ({"max_rows_per_site": None}, "requires max_rows_per_site"),
+        ({"max_rows_per_site": 0}, "max_rows_per_site must be"),
     ],
 )
 def test_what_is_wrong_with_a_roster(parts, words):
@@ -256,9 +262,9 @@ def test_what_is_wrong_with_a_roster(parts, words):
 def test_sums_of_many_sites_have_to_fit():
     many = [{"name": f"s{i}", "key": f"{i:064x}"} for i in range(1, 1001)]
     with pytest.raises(StudyError, match="63 bits"):
-        masked(500, roster=many, most_rows=10**8, features=[f"x{i}" for i in range(5000)])
+        masked(500, roster=many, max_rows_per_site=10**8, features=[f"x{i}" for i in range(5000)])
     with pytest.raises(StudyError, match="require trust"):
-        changed(most_rows=5)
+        changed(max_rows_per_site=5)
 
 
 def test_a_study_cannot_be_changed_from_outside():

@@ -145,7 +145,7 @@ COLUMNS = Schema(
     ),
     interactions=(("age", "sex"),),
 )
-MASKED = {"epsilon": 1.0, "trust": "secure_aggregation", "honest": 2}
+MASKED = {"epsilon": 1.0, "aggregation": "secure", "min_honest_sites": 2}
 STUDIES = {
     "features": Study(name="x", features=("a", "b"), classes=("no", "yes"), training=TRAINING),
     "columns": Study(
@@ -166,7 +166,7 @@ STUDIES = {
         name="x",
         features=("a",),
         training=MASKED,
-        most_rows=10,
+        max_rows_per_site=10,
         roster=tuple(RosterEntry(name, 64 * name) for name in "abc"),
     ),
     "statistics": study_from(

@@ -34,8 +34,8 @@ def small_study(rounds: int = 60, *, name: str = "small", method: str = "dp_admm
     """Two features; sites may be away unless told otherwise."""
     choices: dict[str, object] = {"allow_missed_rounds": True, "quorum": 2, "deadline": 1.0, **more}
     training = {"method": method, "epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"}
-    if "most_rows" in choices:  # secure aggregation; the sites make its roster
-        training |= {"method": "auto", "trust": "secure_aggregation", "honest": 2}
+    if "max_rows_per_site" in choices:  # secure aggregation; the sites make its roster
+        training |= {"method": "auto", "aggregation": "secure", "min_honest_sites": 2}
     return Study(
         name=name,
         schema=Schema((Number("age", (0, 100)), Number("bmi", (10, 60)))),
@@ -225,7 +225,7 @@ class Federation:
                     continue
                 spent = self.study.terms.plan.tally(account.rounds)
                 assert account.spent == sum(n * Fraction(site.policy.release_cost(release)) for release, n in spent)
-                assert float(book.spent_alone) <= book.cap_alone
+                assert float(book.spent_if_others_collude) <= book.cap_if_others_collude
                 assert taken <= set(account.rounds)
             if not equal:
                 return None

@@ -24,7 +24,7 @@ class LiveRun:
     done: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     asked: int = 0
-    honest: int | None = None
+    min_honest_sites: int | None = None
     begun_at: str = "2026-03-02T09:15:00.000+00:00"
     last_round_at: str | None = None
     others: list[dict[str, Any]] = field(default_factory=list)
@@ -135,16 +135,16 @@ class LiveRun:
     def _told(self) -> dict[str, Any]:
         self.asked += 1
         told = self._plain()
-        if self.honest is None:
+        if self.min_honest_sites is None:
             return told
         for i, site in enumerate(told["sites"]):  # secure aggregation
-            site.update(epsilon_alone=2.4 * site["epsilon"], member=i != 1)
-        told["study"]["epsilon_alone"] = 2.4
-        voids = [
+            site.update(epsilon_if_others_collude=2.4 * site["epsilon"], member=i != 1)
+        told["study"]["epsilon_if_others_collude"] = 2.4
+        aborted_rounds = [
             {"round": 3, "reason": "missing", "sites": ["site-02"]},
             {"round": 7, "reason": "garbled", "sites": []},
         ]
-        return told | {"honest": self.honest, "voids": voids[: self.done // 3]}
+        return told | {"min_honest_sites": self.min_honest_sites, "aborted_rounds": aborted_rounds[: self.done // 3]}
 
     def _plain(self) -> dict[str, Any]:
         running = self.state == "running"

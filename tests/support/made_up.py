@@ -12,7 +12,7 @@ from reproduction.results import MEASURES, SCHEMA, Results
 SEEDS = (1, 2, 3)
 ROUNDS = (1, 10, 25, 50, 75, 100)
 SETTINGS = {
-    "loss": "logistic", "regularizer": "l2", "n_agents": 4, "n_rounds": 100, "delta": 1e-3, "reg_share": 1e-6,
+    "loss": "logistic", "regularizer": "l2", "n_agents": 4, "n_rounds": 100, "delta": 1e-3, "alpha": 1e-6,
     "weight_radius": 89.0, "calibration": "paper", "schedule": "theorem", "participation": 1.0,
     "status": "done", "timed": False,
 }  # fmt: skip

@@ -35,11 +35,11 @@ def key(name: str) -> bytes:
 
 def masked_study(names: Sequence[str] = NAMES, **more: Any) -> Study:
     """May lose one site, unless told otherwise; at least two are honest."""
-    training = {"noise_multiplier": 30.0, "n_rounds": ROUNDS, "intercept": False, "trust": "secure_aggregation"}
+    training = {"noise_multiplier": 30.0, "n_rounds": ROUNDS, "intercept": False, "aggregation": "secure"}
     choices: dict[str, Any] = {"allow_missed_rounds": True, "quorum": 3, "deadline": 10.0, **more}
     return Study(
-        name="masked", features=("x", "y", "z"), classes=(-1, 1), most_rows=MOST_ROWS,
-        training={**training, "honest": 2}, **choices,
+        name="masked", features=("x", "y", "z"), classes=(-1, 1), max_rows_per_site=MOST_ROWS,
+        training={**training, "min_honest_sites": 2}, **choices,
         roster=tuple(RosterEntry(name, public_key(key(name)).hex()) for name in names),
     )  # fmt: skip
 
@@ -54,7 +54,9 @@ class MaskedSite:
 
     @contextmanager
     def guard(self) -> Iterator[Guard]:
-        with Ledger.open(self.folder, cap=POLICY.cap, cap_alone=POLICY.cap_alone, create=True) as ledger:
+        with Ledger.open(
+            self.folder, cap=POLICY.cap, cap_if_others_collude=POLICY.cap_if_others_collude, create=True
+        ) as ledger:
             yield Guard(POLICY, ledger, lambda _: self.rows, lambda _: self.key)
 
     def start(self) -> None:

@@ -21,8 +21,8 @@ from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy
 N, HONEST, QUORUM = 5, 3, 4
 KEYS = [sha256(f"private key of site {i}".encode()).digest() for i in range(N)]
 ROSTER = tuple((f"site-{i}", public_key(key)) for i, key in enumerate(KEYS))
-MASKING = MaskingTerms(honest=HONEST, quorum=QUORUM, most_rows=2 * M, roster=ROSTER)
-OWNER = replace(POLICY, masking=MaskingLimits(epsilon_alone=2.0, min_honest=2, min_withstood=1))
+MASKING = MaskingTerms(min_honest_sites=HONEST, quorum=QUORUM, max_rows_per_site=2 * M, roster=ROSTER)
+OWNER = replace(POLICY, masking=MaskingLimits(epsilon_if_others_collude=2.0, min_honest_sites=2, min_withstood=1))
 POINT = np.zeros((D, 1))
 ALL = bitmap_of(range(N), N)
 

@@ -34,7 +34,7 @@ def gradients_said(seen: Watcher, method: DpAdmmRounds, problem: Problem) -> Flo
 
     For rows of zeros, whose gradients are zero, this is the noise itself.
     """
-    assert problem.reg_share == 0.0 or problem.regularizer.name == "none"
+    assert problem.alpha == 0.0 or problem.regularizer.name == "none"
     released = [np.zeros_like(seen.released[0]), *seen.released]
     consensus = [np.zeros_like(seen.consensus[0]), *seen.consensus]
     dual, out = np.zeros_like(released[0]), []

@@ -46,7 +46,7 @@ PAPER_SHAPED: dict[str, Any] = {
     "title": "The paper's experiments, small <b>&</b> synthetic",
     "data": "synthetic",
     "repeats": 2,
-    "shared": {"n_agents": 4, "n_rounds": 100, "metrics_every": 30, "delta": 1e-3, "reg_share": 1e-6,
+    "shared": {"n_agents": 4, "n_rounds": 100, "metrics_every": 30, "delta": 1e-3, "alpha": 1e-6,
                "weight_radius": 89.0},
     "experiments": {
         "fig1": {"title": "Agents, L1", "runs": _agents("l1")},
@@ -72,7 +72,7 @@ PAPER_SHAPED: dict[str, Any] = {
         ]},
         "choices": {"title": "Choices", "runs": [
             {"method": "dp_admm", "round_epsilon": 0.1, "weight_radius": [5.0, 89.0],
-             "reg_share": [1e-6, 1e-3]},
+             "alpha": [1e-6, 1e-3]},
             {"method": ["output_perturbation", "dp_admm"], "epsilon": 1.0},
         ]},
         "schedule": {"title": "Schedules", "runs": [
@@ -81,7 +81,7 @@ PAPER_SHAPED: dict[str, Any] = {
              "step_size": [0.5, 2.0]},
         ]},
         "lambda": {"title": "Cross-validation", "runs": [
-            {"method": "centralized", "regularizer": ["l1", "l2"], "reg_share": [1e-6, 1e-3]},
+            {"method": "centralized", "regularizer": ["l1", "l2"], "alpha": [1e-6, 1e-3]},
         ]},
     },
 }  # fmt: skip

@@ -295,7 +295,7 @@ def some_studies() -> st.SearchStrategy[Study]:
 
 
 @st.composite
-def neighbours(draw: Any, most_rows: int = 14) -> Neighbours:
+def neighbours(draw: Any, max_rows_per_site: int = 14) -> Neighbours:
     """Any table, any person in it, and any other person in place."""
     study = draw(some_studies())
     counts = study.label is not None and study.label.counts
@@ -309,7 +309,7 @@ def neighbours(draw: Any, most_rows: int = 14) -> Neighbours:
     body = numbers_alone(study.classes) if form == "npz" else bodies(outcomes)
     others = body if form == "npz" else bodies(outcomes, draw(st.sampled_from(PLACES)))
     row = st.tuples(st.sampled_from(names), others).map(lambda parts: (parts[0], *parts[1]))
-    rows = draw(st.lists(row, min_size=5, max_size=most_rows))
+    rows = draw(st.lists(row, min_size=5, max_size=max_rows_per_site))
     k, by_person = draw(st.sampled_from((1, 1, 2, 3))), draw(st.sampled_from((True,) * 5 + (False,)))
     replaced, name = draw(replacements(rows, k, by_person, blanks, new, form))
     after = list(rows)

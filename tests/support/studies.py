@@ -22,7 +22,7 @@ DEPLOYABLE_OWNERS: dict[str, dict[str, str]] = {
 
 FIXED = [
     *(name for name in flat_parameters(Training) if name in DEPLOYABLE_OWNERS and name != "sampling"),
-    *(each.name for each in parameters(Training) if each.name not in ("trust", "honest")),
+    *(each.name for each in parameters(Training) if each.name not in ("aggregation", "min_honest_sites")),
 ]
 """Every setting that a study fixes; those of secure aggregation need each other, and are tried together."""
 

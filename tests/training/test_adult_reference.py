@@ -13,7 +13,7 @@ from dpadmm.data import Dataset
 
 pytestmark = pytest.mark.adult
 
-PAPER = {"n_agents": 100, "reg_share": 1e-6, "test_rows": 5222, "delta": 1e-3}
+PAPER = {"n_agents": 100, "alpha": 1e-6, "test_rows": 5222, "delta": 1e-3}
 
 
 @pytest.fixture(scope="module")

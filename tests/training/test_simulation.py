@@ -46,9 +46,9 @@ def same(one: Result, two: Result) -> bool:
 
 def test_a_run_that_diverges_gives_no_model() -> None:
     for changes in [
-        {"method": "dp_sgd", "learning_rate": 1e6, "reg_share": 1.0, "epsilon": 1.0},
-        {"schedule": "constant", "step_size": 1e6, "reg_share": 10.0, "average": "tail"},
-        {"method": "output_perturbation", "noise_multiplier": 1e308, "reg_share": 1e-300},
+        {"method": "dp_sgd", "learning_rate": 1e6, "alpha": 1.0, "epsilon": 1.0},
+        {"schedule": "constant", "step_size": 1e6, "alpha": 10.0, "average": "tail"},
+        {"method": "output_perturbation", "noise_multiplier": 1e308, "alpha": 1e-300},
     ]:
         with case(changes), pytest.raises(DivergenceError, match=r"diverged in round \d+ of \d+: .*; use a "):
             run(n_rounds=200, **changes)

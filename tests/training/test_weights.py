@@ -157,7 +157,7 @@ def test_without_noise_the_optimum_is_that_of_scikit_learn_with_its_penalty() ->
             rows, labels, weights = rows_of(loss)
             data = Dataset("w", rows, labels, (-1, 1) if loss == "logistic" else None, row_weights=weights)
             found = simulate(
-                data, loss=loss, method="centralized", reg_share=1e-3, n_agents=1, test_rows=0, seed=1, intercept=False
+                data, loss=loss, method="centralized", alpha=1e-3, n_agents=1, test_rows=0, seed=1, intercept=False
             )
             strength = 1e-3 * len(rows)
             if loss == "logistic":

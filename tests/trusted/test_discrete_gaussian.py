@@ -584,10 +584,14 @@ def test_the_margin_of_a_share_pays_for_its_being_discrete_however_small_it_is()
 
 def test_shares_of_sites_in_one_place_suffice_for_a_site_in_parts() -> None:
     """All others make their shares for a sum that is rounded once; its own S has two roundings."""
-    for size, m, norm, z, honest in ((1, 2, 1.0, 0.1, 2), (104, 400, 1.0, 5.0, 1000), (50_000, 10**6, 2.0, 80.0, 7)):
+    for size, m, norm, z, min_honest_sites in (
+        (1, 2, 1.0, 0.1, 2),
+        (104, 400, 1.0, 5.0, 1000),
+        (50_000, 10**6, 2.0, 80.0, 7),
+    ):
         once, twice = (Lattice(norm, size, m, n_parts=k) for k in (1, 5))
         assert twice.sensitivity > once.sensitivity
-        together = math.sqrt(honest) * once.noise_scale(z, honest)
+        together = math.sqrt(min_honest_sites) * once.noise_scale(z, min_honest_sites)
         assert together >= z * twice.sensitivity / twice.step * (1.0 + 5e-9)
 
 

@@ -65,7 +65,7 @@ def books(guard: Guard) -> tuple[Any, ...]:
 def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_under_its_mask(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the mask it is the rounded sum over rows and a share of the noise, on the grid of most_rows."""
+    """Without the mask it is the rounded sum over rows and a share of the noise, on the grid of max_rows_per_site."""
     drawn: list[tuple[int, Integers]] = []
 
     def kept(scale: int, count: int) -> Integers:
@@ -73,7 +73,7 @@ def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_un
         return drawn[-1][1]
 
     monkeypatch.setattr(exact_noise, "discrete_gaussian", kept)
-    grid = Lattice(1.0, D, MASKING.most_rows)
+    grid = Lattice(1.0, D, MASKING.max_rows_per_site)
     for round, members in ((1, range(N)), (2, (0, 2, 3, 4))):
         with sites(folder) as guards:
             drawn.clear()
@@ -271,20 +271,20 @@ def test_rounds_may_be_missed_only_if_the_study_says_so(folder: Path) -> None:
 
 
 def test_both_sums_are_reserved_and_charged(folder: Path) -> None:
-    policy = replace(limits(epsilon_alone=6.0), unit=PrivacyUnit(2), epsilon=3.0)
+    policy = replace(limits(epsilon_if_others_collude=6.0), unit=PrivacyUnit(2), epsilon=3.0)
     price = Fraction(policy.release_cost(MASKED.terms.plan.at(1)))
     with site(folder, policy=policy, open_rows=tiny(*rows(), policy.unit)) as guard:
         guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
     book = read_ledger(folder)
-    assert (book.spent, book.spent_alone) == (price, HONEST * price)
+    assert (book.spent, book.spent_if_others_collude) == (price, HONEST * price)
     assert float(book.promised) == policy.cost(MASKED.terms.plan)
-    assert book.promised_alone == HONEST * book.promised
-    assert (book.cap, book.cap_alone) == (policy.cap, policy.cap_alone)
-    assert policy.cap_alone > policy.cap
+    assert book.promised_if_others_collude == HONEST * book.promised
+    assert (book.cap, book.cap_if_others_collude) == (policy.cap, policy.cap_if_others_collude)
+    assert policy.cap_if_others_collude > policy.cap
     assert book.accounts[HASH].about["masking"] == {
-        "honest": HONEST,
+        "min_honest_sites": HONEST,
         "quorum": QUORUM,
-        "most_rows": 2 * M,
+        "max_rows_per_site": 2 * M,
         "roster": [[name, key.hex()] for name, key in ROSTER],
     }
 
@@ -299,11 +299,15 @@ TOGETHER = exact_epsilon((HONEST * ROUNDS) ** 0.5 / Z, OWNER.delta)
 @pytest.mark.parametrize(
     ("act", "code", "words"),
     [
-        (lambda place: guarded(place, policy=POLICY, key=KEYS[0]), "policy-trust", "does not allow secure aggregation"),
-        (lambda place: guarded(place, policy=limits(min_honest=4), key=KEYS[0]), "policy-honest", "requires 4"),
+        (
+            lambda place: guarded(place, policy=POLICY, key=KEYS[0]),
+            "policy-aggregation",
+            "does not allow secure aggregation",
+        ),
+        (lambda place: guarded(place, policy=limits(min_honest_sites=4), key=KEYS[0]), "policy-honest", "requires 4"),
         (lambda place: guarded(place, policy=limits(min_withstood=2), key=KEYS[0]), "policy-honest", "has 1, the"),
         (
-            lambda place: guarded(place, policy=limits(epsilon_alone=1.0), key=KEYS[0]),
+            lambda place: guarded(place, policy=limits(epsilon_if_others_collude=1.0), key=KEYS[0]),
             "policy-alone",
             f"if all other sites collude: requested {TOGETHER:.4f} (Σμ² 0.09), allowed 1.0000",
         ),
@@ -323,16 +327,16 @@ def test_an_owner_who_does_not_allow_it_or_has_no_key_refuses(
 
 
 def test_every_limit_of_secure_aggregation_is_told_and_only_where_there_is_one() -> None:
-    zero, both = (Fraction(0), Fraction(0)), {"local", "secure_aggregation"}
+    zero, both = (Fraction(0), Fraction(0)), {"plain", "secure"}
     plain = [limit.name for limit in POLICY.evaluate(STUDY.terms, M, zero)]
     assert plain == ["method", "loss", "rounds", "rows", "budget"]
     assert [limit.name for limit in POLICY.evaluate(STUDY.terms, M, (zero[0], Fraction(1)))] == [*plain, "alone"]
     told = {limit.name: limit for limit in OWNER.evaluate(MASKED.terms, M, zero)}
-    assert list(told) == [*plain[:3], "trust", "honest", "withstood", *plain[3:], "alone"]
-    assert (told["trust"].asked, set(told["trust"].allowed)) == ("secure_aggregation", both)
+    assert list(told) == [*plain[:3], "aggregation", "min_honest_sites", "withstood", *plain[3:], "alone"]
+    assert (told["aggregation"].asked, set(told["aggregation"].allowed)) == ("secure", both)
     assert [told[name].sentence for name in ("budget", "alone")] == ["", ""]
     (refused,) = [limit for limit in POLICY.evaluate(MASKED.terms, None, None) if not limit.holds]
-    assert (refused.name, refused.allowed) == ("trust", ("local",))
+    assert (refused.name, refused.allowed) == ("aggregation", ("plain",))
     small = replace(OWNER, epsilon=0.1).evaluate(MASKED.terms, None, zero)[-2]
     assert small.sentence.startswith("exceeds the owner's total ε at δ = 1e-05: requested")
     assert (STUDY.terms.shares, STUDY.terms.quorum) == (1, 1)
@@ -347,10 +351,10 @@ def test_every_limit_of_secure_aggregation_is_told_and_only_where_there_is_one()
         (masked_study(roster=(*ROSTER, ("site-5", bytes(32)))), "roster-unfit"),
         (masked_study(roster=ROSTER[1:]), "roster-not-mine"),
         (masked_study(roster=()), "roster-not-mine"),
-        (masked_study(most_rows=M - 1), "study-unfit"),
+        (masked_study(max_rows_per_site=M - 1), "study-unfit"),
         (masked_study(terms={"plan": ReleasePlan.constant(Release(2e9), 3)}), "study-unfit"),
         (masked_study(quorum=3), "policy-honest"),
-        (masked_study(honest=1, quorum=2), "policy-honest"),
+        (masked_study(min_honest_sites=1, quorum=2), "policy-honest"),
     ],
 )
 def test_a_study_whose_roster_rows_or_numbers_do_not_fit_is_refused(folder: Path, asked: Any, code: str) -> None:
@@ -374,10 +378,12 @@ def test_the_sum_of_all_answers_must_fit_63_bits_to_the_last(folder: Path, monke
 
 def test_a_site_with_as_many_rows_as_the_study_allows_takes_part(folder: Path) -> None:
     with guarded(folder, policy=OWNER, key=KEYS[0]) as guard:
-        guard.enrol(masked_study(most_rows=M))
+        guard.enrol(masked_study(max_rows_per_site=M))
 
 
-@pytest.mark.parametrize("change", [{"honest": 2}, {"quorum": 5}, {"most_rows": 99}, {"roster": ROSTER[::-1]}])
+@pytest.mark.parametrize(
+    "change", [{"min_honest_sites": 2}, {"quorum": 5}, {"max_rows_per_site": 99}, {"roster": ROSTER[::-1]}]
+)
 def test_terms_of_masking_changed_under_the_same_hash_are_refused(folder: Path, change: dict[str, Any]) -> None:
     with site(folder) as guard:
         guard.prepare(HASH, 1, POINT)
@@ -390,7 +396,7 @@ def test_terms_of_masking_changed_under_the_same_hash_are_refused(folder: Path, 
 
 def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) -> None:
     """The second of two studies fits the first limit, but not the second; nor does a study without masks."""
-    policy = limits(epsilon_alone=1.1 * TOGETHER)
+    policy = limits(epsilon_if_others_collude=1.1 * TOGETHER)
     with guarded(folder, policy=policy, key=KEYS[0]) as guard:
         guard.enrol(MASKED)
         assert policy.cap > 2 * policy.cost(MASKED.terms.plan)
@@ -399,7 +405,7 @@ def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) ->
         guard.leave(HASH)
         guard.enrol(masked_study("another"))
     with guarded(folder, policy=POLICY) as guard:
-        assert guard._ledger.status().cap_alone == POLICY.cap
+        assert guard._ledger.status().cap_if_others_collude == POLICY.cap
         assert refusal(guard.enrol, STUDY).code == "policy-alone"  # what masked studies may still say counts
 
 
@@ -411,4 +417,4 @@ def test_a_lower_limit_ends_a_masked_study_early(folder: Path) -> None:
         guard.masked(HASH, 2, guard.prepare(HASH, 2, POINT), ALL)
         request = guard.prepare(HASH, 3, POINT)
         assert refusal(guard.masked, HASH, 3, request, ALL).code == "policy-alone"
-        assert guard._ledger.status().spent_alone == 2 * HONEST * PRICE
+        assert guard._ledger.status().spent_if_others_collude == 2 * HONEST * PRICE

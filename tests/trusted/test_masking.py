@@ -109,11 +109,11 @@ def test_all_that_a_transcript_tells_is_the_sum_of_the_honest(
     Given the streams that colluding members know, transcripts of the honest are equally likely for all answers
     with one sum; without one honest answer, for all answers.
     """
-    honest = [i for i in range(n) if i not in colluding]
-    pairs = list(itertools.combinations(honest, 2))
+    min_honest_sites = [i for i in range(n) if i not in colluding]
+    pairs = list(itertools.combinations(min_honest_sites, 2))
     choices = np.array(list(itertools.product(range(4), repeat=len(pairs)))).T
     streams = {f"{i} {j}".encode(): choices[k] for k, (i, j) in enumerate(pairs)}
-    known = {f"{min(i, c)} {max(i, c)}".encode(): (3 * c + i) % 4 for i in honest for c in colluding}
+    known = {f"{min(i, c)} {max(i, c)}".encode(): (3 * c + i) % 4 for i in min_honest_sites for c in colluding}
 
     class Stream:
         def __init__(self, key: bytes, mode: object) -> None:
@@ -130,7 +130,7 @@ def test_all_that_a_transcript_tells_is_the_sum_of_the_honest(
     monkeypatch.setattr(Masks, "derived", lambda self, j, info: "{} {}".format(*sorted((self.me, j))).encode())
     monkeypatch.setattr(masking.algorithms, "AES256", lambda key: key)
     monkeypatch.setattr(masking, "Cipher", Stream)
-    masks = [all_sites[i].over(1, REQUEST, bitmap_of(range(n), n)).numbers(choices.shape[1]) for i in honest]
+    masks = [all_sites[i].over(1, REQUEST, bitmap_of(range(n), n)).numbers(choices.shape[1]) for i in min_honest_sites]
 
     def told(answers: tuple[int, ...], missing: int | None = None) -> bytes:
         """How often each transcript is seen: a count for every possible one."""
@@ -140,10 +140,10 @@ def test_all_that_a_transcript_tells_is_the_sum_of_the_honest(
                 code, places = 4 * code + (answer + mask) % 4, places + 1
         return np.bincount(code, minlength=4**places).tobytes()
 
-    for missing in range(len(honest)):
-        assert len({told(x, missing) for x in itertools.product(range(4), repeat=len(honest))}) == 1
+    for missing in range(len(min_honest_sites)):
+        assert len({told(x, missing) for x in itertools.product(range(4), repeat=len(min_honest_sites))}) == 1
     by_sum = {total: set() for total in range(4)}
-    for x in itertools.product(range(4), repeat=len(honest)):
+    for x in itertools.product(range(4), repeat=len(min_honest_sites)):
         by_sum[sum(x) % 4].add(told(x))
     assert all(len(each) == 1 for each in by_sum.values())
     assert len(set.union(*by_sum.values())) == 4

@@ -43,7 +43,7 @@ class PrivacyReport:
         Then fewer rounds do not cost less: the guarantee that holds is that of all rounds planned.
     exact_noise : bool
         The noise was that of deployed agents, and not simulated.
-    honest : int, optional
+    min_honest_sites : int, optional
         With secure aggregation, h: ε holds where so many agents of every round are honest.
     """
 
@@ -53,7 +53,7 @@ class PrivacyReport:
     method: str
     ended_by_result: bool = False
     exact_noise: bool = False
-    honest: int | None = None
+    min_honest_sites: int | None = None
 
     @property
     def charged(self) -> Sequence[Tally]:
@@ -105,11 +105,11 @@ class PrivacyReport:
         return float(self.epsilon_by_agent.max())
 
     @property
-    def epsilon_alone(self) -> float:
+    def epsilon_if_others_collude(self) -> float:
         """Total ε where all other agents work with the aggregator: only the own share of the noise is left."""
-        if self.honest is None:
+        if self.min_honest_sites is None:
             return self.epsilon
-        return float(exact_epsilon(math.sqrt(self.honest) * float(self.mu.max()), self.delta))
+        return float(exact_epsilon(math.sqrt(self.min_honest_sites) * float(self.mu.max()), self.delta))
 
     @cached_property
     def planned_epsilon(self) -> float:
@@ -169,7 +169,7 @@ class PrivacyReport:
             "private": self.private,
             "epsilon": plain(self.epsilon),
             "delta": self.delta,
-            **self._trust(),
+            **self._aggregation(),
             "planned_epsilon": plain(self.planned_epsilon),
             "paper_epsilon": plain(self.paper_epsilon),
             "round_epsilon": plain(self.round_epsilon),
@@ -183,21 +183,29 @@ class PrivacyReport:
             "method": self.method,
         }
 
-    def _trust(self) -> dict[str, Any]:
-        if self.honest is None:
-            return {"trust": "local"}
-        return {"trust": "secure_aggregation", "honest": self.honest, "epsilon_alone": self.epsilon_alone}
+    def _aggregation(self) -> dict[str, Any]:
+        if self.min_honest_sites is None:
+            return {"aggregation": "plain"}
+        return {
+            "aggregation": "secure",
+            "min_honest_sites": self.min_honest_sites,
+            "epsilon_if_others_collude": self.epsilon_if_others_collude,
+        }
 
     @property
     def _guarantee(self) -> str:
-        return GUARANTEE if self.honest is None else f"{GUARANTEE}; {trust_in_words(self.honest)}"
+        return (
+            GUARANTEE
+            if self.min_honest_sites is None
+            else f"{GUARANTEE}; {aggregation_in_words(self.min_honest_sites)}"
+        )
 
 
-def trust_in_words(honest: int) -> str:
-    """What ε and ``epsilon_alone`` rest on, with secure aggregation."""
+def aggregation_in_words(min_honest_sites: int) -> str:
+    """What ε and ``epsilon_if_others_collude`` rest on, with secure aggregation."""
     return (
-        f"where at least {honest} agents of every round are honest, and as long as the masks of the sums are "
-        "secret (which is computational); epsilon_alone is what holds if all others work together"
+        f"where at least {min_honest_sites} agents of every round are honest, and as long as the masks of the sums are "
+        "secret (which is computational); epsilon_if_others_collude is what holds if all others work together"
     )
 
 
@@ -207,11 +215,12 @@ def privacy_sentence(privacy: Mapping[str, Any]) -> str:
     if not (isinstance(epsilon, int | float) and isinstance(delta, int | float)):
         return "This result is not differentially private."
     simulated = "" if privacy.get("noise") == EXACT else " (in an experiment: the noise was simulated)"
-    honest = privacy.get("honest")
-    trust = f", if at least {honest} of the sites of every round are honest" if honest else ""
+    min_honest_sites = privacy.get("min_honest_sites")
+    aggregation = f", if at least {min_honest_sites} of the sites of every round are honest" if min_honest_sites else ""
     return (
         f"This result is ({math.ceil(1e4 * epsilon - 1e-9) / 1e4:g}, {delta:g})-differentially private for every "
-        f"person with one row{trust}: exact Gaussian accounting, one row replaced, numbers of rows public{simulated}."
+        f"person with one row{aggregation}: exact Gaussian accounting, one row replaced, numbers of rows "
+        f"public{simulated}."
     )
 
 

@@ -48,12 +48,14 @@ SAMPLERS = {
     EXACT: "Exact discrete Gaussian noise, from fresh entropy of the operating system for every release.",
     SIMULATED: "Floating-point noise simulated from a seed: an experiment, which protects nobody.",
 }
-LOCAL, MASKED = "local", "secure-aggregation"
+LOCAL, MASKED = "plain", "secure-aggregation"
 TRUST = {
     LOCAL: "Every agent adds all the noise that protects its rows, and relies on nobody.",
     MASKED: "Every agent adds a share of the noise, and nobody sees more than the sum of all agents of a round. Every "
-    "epsilon but epsilon_alone holds where at least {honest} agents of every round keep their shares and their keys to "
-    "themselves, against everyone who cannot break the masks (X25519, AES-256). epsilon_alone is that of a person if "
+    "epsilon but epsilon_if_others_collude holds where at least {min_honest_sites} agents of every round keep their "
+    "shares and their keys to "
+    "themselves, against everyone who cannot break the masks (X25519, AES-256). epsilon_if_others_collude is that of "
+    "a person if "
     "all other agents work together.",
 }
 HASH_IS = {EXACT: "of the study that was agreed on", SIMULATED: "of the settings: there was no study to pin"}
@@ -141,7 +143,7 @@ class Statement:
     delta: float
     groups: tuple[AgentGroup, ...]
     version: str
-    honest: int | None = None
+    min_honest_sites: int | None = None
     """With secure aggregation: how many of the agents of every round are relied on."""
 
     def __post_init__(self) -> None:
@@ -157,9 +159,9 @@ class Statement:
         if not 1 <= len(self.groups) <= MAX_GROUPS or len(names) > MAX_AGENTS:
             limits = f"1 to {MAX_AGENTS} agents in at most {MAX_GROUPS} groups of the same numbers"
             raise StudyError(f"a statement has {limits}, not {len(names)} in {len(self.groups)}")
-        if self.honest is not None:
-            _number("honest", self.honest, int, 2, 10**6)
-            if max(map(self._mu_alone, self.groups)) > MAX_MU:
+        if self.min_honest_sites is not None:
+            _number("min_honest_sites", self.min_honest_sites, int, 2, 10**6)
+            if max(map(self._mu_if_others_collude, self.groups)) > MAX_MU:
                 raise StudyError(f"μ of one share of the noise is above {MAX_MU:g}: that is no protection to state")
         if len(set(names)) < len(names):
             raise StudyError("two agents of the statement have the same name")
@@ -179,7 +181,7 @@ class Statement:
             "method": self.method,
             "adjacency": dict(ADJACENCY),
             "sampler": {"code": self.sampler, "words": SAMPLERS[self.sampler]},
-            "trust": self._trust(),
+            "aggregation": self._aggregation(),
             "delta": self.delta,
             "agents": [
                 {
@@ -195,9 +197,13 @@ class Statement:
             "not_guaranteed": NOT_GUARANTEED,
         }
 
-    def _trust(self) -> dict[str, Any]:
-        code = LOCAL if self.honest is None else MASKED
-        return {"code": code, "honest": self.honest, "words": TRUST[code].format(honest=self.honest)}
+    def _aggregation(self) -> dict[str, Any]:
+        code = LOCAL if self.min_honest_sites is None else MASKED
+        return {
+            "code": code,
+            "min_honest_sites": self.min_honest_sites,
+            "words": TRUST[code].format(min_honest_sites=self.min_honest_sites),
+        }
 
     def as_bytes(self) -> bytes:
         """The file: always the same bytes for the same statement, so that they can be signed."""
@@ -207,7 +213,7 @@ class Statement:
         """All figures of every group, in one search for all ε."""
         at = [*((1, delta) for delta in self.deltas), *((rows, self.delta) for rows in ROW_GROUPS)]
         mu = [
-            [*(group_mu(group.mu, rows) for rows, _ in at), group.person_mu, self._mu_alone(group)]
+            [*(group_mu(group.mu, rows) for rows, _ in at), group.person_mu, self._mu_if_others_collude(group)]
             for group in self.groups
         ]
         deltas = [*(delta for _, delta in at), self.delta, self.delta]
@@ -219,14 +225,14 @@ class Statement:
                 "epsilon_paper": self._paper(group),
                 "epsilon_of_rows": dict(zip(map(str, ROW_GROUPS), row[split:-2], strict=True)),
                 "epsilon_of_person": row[-2] if group.rows_per_person > 1 else None,
-                "epsilon_alone": None if self.honest is None else row[-1],
+                "epsilon_if_others_collude": None if self.min_honest_sites is None else row[-1],
             }
             for group, row in zip(self.groups, epsilons, strict=True)
         ]
 
-    def _mu_alone(self, group: AgentGroup) -> float:
+    def _mu_if_others_collude(self, group: AgentGroup) -> float:
         """μ of a person where all other agents work together: one share of the noise is left."""
-        return group.person_mu * math.sqrt(self.honest or 1)
+        return group.person_mu * math.sqrt(self.min_honest_sites or 1)
 
     def _paper(self, group: AgentGroup) -> float | None:
         """The paper's bound ε̄ at the study's δ; None for noise that is not the same in all releases."""
@@ -279,7 +285,7 @@ def of_report(
     groups = tuple(AgentGroup(rows, 1, releases) for releases, rows in members.items())
     sampler = EXACT if report.exact_noise else SIMULATED
     delta = float(report.delta)
-    return Statement(name, settings_hash, report.method, sampler, delta, groups, version, report.honest)
+    return Statement(name, settings_hash, report.method, sampler, delta, groups, version, report.min_honest_sites)
 
 
 def _worst(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -291,14 +297,14 @@ def _worst(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     papers = [row["epsilon_paper"] for row in figures]
     persons = [row["epsilon_of_person"] for row in figures]
     single = [row["epsilon_of_rows"]["1"] for row in figures]
-    alone = [row["epsilon_alone"] for row in figures]
+    alone = [row["epsilon_if_others_collude"] for row in figures]
     each = [row if person is None else person for row, person in zip(single, persons, strict=True)]
     return {
         "epsilon": largest("epsilon"),
         "epsilon_paper": None if None in papers else max(papers),
         "epsilon_of_rows": largest("epsilon_of_rows"),
         "epsilon_of_person": None if set(persons) == {None} else max(each),
-        "epsilon_alone": None if None in alone else max(alone),
+        "epsilon_if_others_collude": None if None in alone else max(alone),
     }
 
 
@@ -499,8 +505,10 @@ def _inputs(document: Any) -> Statement:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = shortened(document.get("format")) if isinstance(document, dict) else "something else"
         raise StudyError(f"not a statement of the format {FORMAT!r} but {found}")
-    study, sampler, trust = (_get(document, name, dict) for name in ("study", "sampler", "trust"))
-    honest = None if trust.get("honest") is None else _get(trust, "honest", int)
+    study, sampler, aggregation = (_get(document, name, dict) for name in ("study", "sampler", "aggregation"))
+    min_honest_sites = (
+        None if aggregation.get("min_honest_sites") is None else _get(aggregation, "min_honest_sites", int)
+    )
     groups = [
         AgentGroup(
             _get(each, "n_rows", dict),
@@ -520,7 +528,7 @@ def _inputs(document: Any) -> Statement:
         delta=_get(document, "delta", float),
         groups=tuple(groups),
         version=_get(document, "dpadmm_version", str),
-        honest=honest,
+        min_honest_sites=min_honest_sites,
     )
 
 

@@ -117,19 +117,20 @@ class AttackedRounds(NamedTuple):
 
 
 class Coalition(NamedTuple):
-    """Who works with the aggregator: all sites but so many ``honest`` ones of a sum; the noise is for ``shares``.
+    """Who works with the aggregator: all sites but so many ``min_honest_sites`` ones of a sum; the noise is for
+    ``shares``.
 
     Rosters have the two agents, a site beside each of them, and one that is in the coalition.
     """
 
     name: str
     shares: int
-    honest: int
+    min_honest_sites: int
 
     @property
     def exposure(self) -> float:
         """μ beside that of a study in which enough sites are honest."""
-        return math.sqrt(self.shares / self.honest)
+        return math.sqrt(self.shares / self.min_honest_sites)
 
 
 class Listener(Protocol):
@@ -162,8 +163,8 @@ class Game:
         return f"{self.method}_{variant}" if variant else self.method
 
     @property
-    def trust(self) -> str:
-        return "secure_aggregation" if self.coalition else "local"
+    def aggregation(self) -> str:
+        return "secure" if self.coalition else "plain"
 
     @property
     def shares(self) -> int:
@@ -221,8 +222,8 @@ class Game:
         if self.method in KINDS:
             training["method"] = KINDS[self.method](**({"weights": WEIGHTS} if self.method == "evaluation" else {}))
         if self.coalition:
-            training |= {"trust": self.trust, "honest": self.shares}
-            agreed = {"most_rows": MOST_ROWS, "allow_missed_rounds": True, "quorum": self.shares + 1}
+            training |= {"aggregation": self.aggregation, "min_honest_sites": self.shares}
+            agreed = {"max_rows_per_site": MOST_ROWS, "allow_missed_rounds": True, "quorum": self.shares + 1}
         if keys:
             from dpadmm.trusted.masking import public_key  # needs cryptography, which other games do not
 
@@ -467,8 +468,8 @@ EVALUATION = Game(
     loss="logistic",
 )
 
-AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, honest=2))
-AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, honest=1))
+AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, min_honest_sites=2))
+AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, min_honest_sites=1))
 
 GAMES: Mapping[str, Game] = {
     game.name: game

@@ -155,21 +155,28 @@ class Audit:
             for each in game.rounds
         ]
         coalition = game.coalition._asdict() if game.coalition else None
-        about = {"method": game.method, "trust": game.trust, "coalition": coalition, "statistics": game.statistics}
+        about = {
+            "method": game.method,
+            "aggregation": game.aggregation,
+            "coalition": coalition,
+            "statistics": game.statistics,
+        }
         return {"studies": _count(seen), **about, "rounds": rounds, "parts": parts}
 
 
-def games_of(method: str, trust: str) -> tuple[str, ...]:
-    """The games with studies of a method and of a kind of trust; ``all`` for either."""
-    for name, asked in (("method", method), ("trust", trust)):
+def games_of(method: str, aggregation: str) -> tuple[str, ...]:
+    """The games with studies of a method and a mode of aggregation; ``all`` for either."""
+    for name, asked in (("method", method), ("aggregation", aggregation)):
         known = dict.fromkeys(getattr(game, name) for game in GAMES.values())
         if asked not in ("all", *known):
             raise StudyError(f"{name} must be all or one of {', '.join(known)}, not {asked}")
     found = tuple(
-        name for name, game in GAMES.items() if method in ("all", game.method) and trust in ("all", game.trust)
+        name
+        for name, game in GAMES.items()
+        if method in ("all", game.method) and aggregation in ("all", game.aggregation)
     )
     if not found:
-        raise StudyError(f"there are no studies of {method} with {trust}; choose another method or trust")
+        raise StudyError(f"there are no studies of {method} with {aggregation}; choose another method or aggregation")
     return found
 
 

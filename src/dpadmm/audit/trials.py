@@ -116,7 +116,7 @@ class _Player:
     def __init__(self, batch: Batch, folder: Path) -> None:
         self.batch, self.game, self.folder = batch, batch.game, folder
         self.sites = tuple(self._site(role, role.name) for role in self.game.roles)
-        aside = self.game.roles if self.game.coalition and self.game.coalition.honest > 1 else ()
+        aside = self.game.roles if self.game.coalition and self.game.coalition.min_honest_sites > 1 else ()
         self.beside = tuple(self._site(role, f"beside-{role.name}") for role in aside)
         self.unrecorded = self.looks = self.misspent = self.overrun = 0
 
@@ -220,7 +220,9 @@ class _Site:
             min_rows=2,
             masking=MaskingLimits(exact_epsilon(mu if alone else 2.0 * mu, delta), 2, 1) if game.coalition else None,
         )
-        ledger = Ledger.open(self.folder, cap=policy.cap, cap_alone=policy.cap_alone, create=True)
+        ledger = Ledger.open(
+            self.folder, cap=policy.cap, cap_if_others_collude=policy.cap_if_others_collude, create=True
+        )
         held.enter_context(ledger)
         self.guard = Guard(policy, ledger, self._open_rows, lambda _: self.batch.key_of(self.folder.name))
 
@@ -242,7 +244,9 @@ class _Site:
             or account.shares != game.shares
             for account in state.accounts.values()
         )
-        above = (state.spent > Fraction(state.cap)) + (state.spent_alone > Fraction(state.cap_alone))
+        above = (state.spent > Fraction(state.cap)) + (
+            state.spent_if_others_collude > Fraction(state.cap_if_others_collude)
+        )
         return wrong + (len(state.accounts) != self.batch.count) + above
 
 
@@ -304,17 +308,19 @@ class _Member:
 class _Masked(_Member):
     """One agent with secure aggregation, a site beside it, and another that works with the aggregator.
 
-    If the site beside is not ``honest``, the aggregator has its key too.
+    If the site beside is not ``min_honest_sites``, the aggregator has its key too.
     """
 
-    def __init__(self, site: _Site, study: Study, world: int, honest: Sequence[_Site]) -> None:
+    def __init__(self, site: _Site, study: Study, world: int, min_honest_sites: Sequence[_Site]) -> None:
         from dpadmm.trusted.masking import Masks, bitmap_of  # needs cryptography, which other games do not
 
         super().__init__(site, study, world)
-        self.honest, self.beside = honest, [Agent(each.guard, study) for each in honest]
+        self.min_honest_sites, self.beside = min_honest_sites, [Agent(each.guard, study) for each in min_honest_sites]
         roster, names = [bytes.fromhex(each.key) for each in study.roster], [each.name for each in study.roster]
         members = (site.role.name, f"beside-{site.role.name}", "colluding")
-        self.masks = [Masks(study.hash, site.batch.key_of(name), roster) for name in members[1 + len(honest) :]]
+        self.masks = [
+            Masks(study.hash, site.batch.key_of(name), roster) for name in members[1 + len(min_honest_sites) :]
+        ]
         self.members, self.few, self.all = (
             bitmap_of([names.index(name) for name in some], len(names)) for some in (members, members[:2], names)
         )
@@ -338,7 +344,7 @@ class _Masked(_Member):
         sums = [answer[1] for answer in answers]
         formula = self.game.rounds[round - 1].formula
         known = np.sum([each.over(round, request, self.members).numbers(formula.size) for each in self.masks], axis=0)
-        self.veiled.append(np.asarray((sums[0] + known if self.honest else sums[0]) * 2.0**-64))
+        self.veiled.append(np.asarray((sums[0] + known if self.min_honest_sites else sums[0]) * 2.0**-64))
         return np.asarray((np.sum(sums, axis=0) + known) * (formula.grid_step / self.site.role.n_rows))
 
     def _answer(self, agent: Agent, round: int, members: bytes) -> tuple[str, Integers]:
@@ -346,4 +352,4 @@ class _Masked(_Member):
         return request, agent.masked(round, request, members).ravel()
 
     def _others(self, formula: Formula, asked: Floats) -> Floats:
-        return np.asarray(sum(formula.total(*each.rows[0], asked) for each in self.honest))
+        return np.asarray(sum(formula.total(*each.rows[0], asked) for each in self.min_honest_sites))

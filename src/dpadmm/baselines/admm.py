@@ -73,4 +73,4 @@ class AdmmRounds(SolvedAdmm):
 
     def aggregate(self, result: RoundResult) -> Floats:
         mean, problem = super().aggregate(result), result.problem
-        return problem.regularizer.prox(mean, problem.reg_share / self.rho) if self.split else mean
+        return problem.regularizer.prox(mean, problem.alpha / self.rho) if self.split else mean

@@ -37,7 +37,7 @@ class CentralizedRounds(Method[NoState]):
     """All rows in one place, solved in one round. Not private: a reference, never a release."""
 
     name: ClassVar[str] = "centralized"
-    divergence_hint: ClassVar[str] = "a larger reg_share"
+    divergence_hint: ClassVar[str] = "a larger alpha"
     local_models: ClassVar[bool] = Centralized.local_models
 
     def init(self, problem: Problem, rows: Rows) -> NoState:

@@ -94,12 +94,12 @@ class LocalProblems:
     def gradient(self, weights: Floats, agents: Integers) -> Floats:
         """Gradients (n, d, p) of a smooth problem; only those of ``agents`` have a meaning."""
         problem = self.problem
-        return self.data_gradient(weights, agents) + problem.reg_share * problem.regularizer.gradient(weights)
+        return self.data_gradient(weights, agents) + problem.alpha * problem.regularizer.gradient(weights)
 
     @property
     def convexity(self) -> Floats:
         """Strong convexity of every local problem without its rows: (n,)."""
-        return self.pull + self.problem.reg_share * self.problem.regularizer.convexity
+        return self.pull + self.problem.alpha * self.problem.regularizer.convexity
 
 
 def tolerances(problem: Problem, rows: Rows, share: float) -> Floats:
@@ -120,7 +120,7 @@ def solve(problems: LocalProblems, start: Floats, active: Integers | None = None
     agents = np.arange(problems.rows.n_agents) if active is None else active
     _check_reachable(problems)
     regularizer = problems.problem.regularizer
-    if regularizer.smoothness is None and problems.problem.reg_share > 0.0:
+    if regularizer.smoothness is None and problems.problem.alpha > 0.0:
         return _fista(problems, start, agents)
     return _quasi_newton(problems, start, agents)
 
@@ -221,7 +221,7 @@ def _quasi_newton(problems: LocalProblems, start: Floats, agents: Integers) -> S
 def _least_step(problems: LocalProblems) -> Floats:
     """1/(c3 + λc4/n + q_i): no curvature is larger."""
     problem = problems.problem
-    most = (problem.loss.smoothness or 0.0) + problem.reg_share * (problem.regularizer.smoothness or 0.0)
+    most = (problem.loss.smoothness or 0.0) + problem.alpha * (problem.regularizer.smoothness or 0.0)
     return np.asarray(1.0 / (most + problems.pull))
 
 
@@ -229,12 +229,12 @@ def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Intege
     """Newton's method for one agent, halving steps until the gradient shrinks."""
     alone = problems.agent(agent)
     only, shape = np.arange(1), weights.shape
-    own = float(problems.problem.reg_share * (problems.problem.regularizer.smoothness or 0.0))
+    own = float(problems.problem.alpha * (problems.problem.regularizer.smoothness or 0.0))
     steepest = float(_least_step(alone)[0])
     gradient = alone.gradient(weights[None], only)[0]
     while not np.linalg.norm(gradient) <= alone.tolerance[0]:
         if passes[agent] > _MOST_PASSES:
-            raise NotSolvedError("a larger rho, reg_share or solver_tolerance")
+            raise NotSolvedError("a larger rho, alpha or solver_tolerance")
         step = -steepest * gradient
         if weights.size <= _NEWTON_WEIGHTS:
             curved = data_hessian(problems.problem, alone.rows, weights)
@@ -278,7 +278,7 @@ def _fista(problems: LocalProblems, start: Floats, agents: Integers) -> Solved:
     for _ in range(_MOST_PASSES):
         passes[open_] += 1
         slope = problems.data_gradient(ahead, open_)
-        moved = problem.regularizer.prox(ahead - step * slope, step * problem.reg_share)
+        moved = problem.regularizer.prox(ahead - step * slope, step * problem.alpha)
         length = np.linalg.norm((moved - ahead)[open_], axis=(1, 2)) / step
         ahead[open_] = moved[open_] + momentum * (moved[open_] - points[open_])
         points[open_] = moved[open_]

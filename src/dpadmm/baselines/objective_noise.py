@@ -98,13 +98,13 @@ class ObjectiveNoise:
         kinds = {type(plan.release) for plan in self.plans}
         if len(self.plans) != rows.n_agents or len(kinds) > 1:
             raise StudyError(f"{method} needs one plan per agent, all Gaussian or all pure")
-        convexity = penalty + problem.reg_share * problem.regularizer.convexity + self.extra_ridge
+        convexity = penalty + problem.alpha * problem.regularizer.convexity + self.extra_ridge
         curvature = objective_smoothness(problem) / (rows.n_rows * convexity)
         sensitivity = mean_sensitivity(problem.loss.lipschitz, rows.n_rows)
         for plan, beta, unit in zip(self.plans, curvature, sensitivity, strict=True):
             if plan.noise_scale and not _covers(plan, float(beta), float(unit)):
                 raise StudyError(
-                    f"{method}: the noise was planned for another problem (other rows, rho, reg_share or "
+                    f"{method}: the noise was planned for another problem (other rows, rho, alpha or "
                     "loss); plan it for this one"
                 )
 
@@ -144,7 +144,7 @@ def plan_objective_noise(setup: Setup, method: str, *, rho: float = 0.0, pure: b
     need_smooth(problem, method)
     need_one_score(problem, method)
     need_convex(problem, method, rho)
-    own = rho + problem.reg_share * problem.regularizer.convexity
+    own = rho + problem.alpha * problem.regularizer.convexity
     constants = {"lipschitz": problem.loss.lipschitz, "smoothness": objective_smoothness(problem)}
 
     def plan(m: int, budget: float, rounds: int) -> ObjectivePlan:

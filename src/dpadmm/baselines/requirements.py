@@ -43,10 +43,10 @@ def need_one_score(problem: Problem, method: str) -> None:
 
 def need_convex(problem: Problem, method: str, penalty: float = 0.0) -> None:
     """Refuse a problem that is not strongly convex without its rows (``penalty`` is ρ)."""
-    if problem.reg_share * problem.regularizer.convexity + penalty <= 0.0:
+    if problem.alpha * problem.regularizer.convexity + penalty <= 0.0:
         raise StudyError(
             f"{method} does not apply: one row can move an agent's minimiser without limit unless the "
-            "regularizer is strongly convex; use the l2 regularizer with reg_share > 0, or dp_admm"
+            "regularizer is strongly convex; use the l2 regularizer with alpha > 0, or dp_admm"
         )
 
 

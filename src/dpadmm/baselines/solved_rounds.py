@@ -23,7 +23,7 @@ from dpadmm.queries.problem import Problem, Rows
 class SolvedRounds(Method[S]):
     """Rounds in which agents release minimisers of local problems, which are averaged."""
 
-    divergence_hint: ClassVar[str] = "a larger rho or reg_share, or less noise"
+    divergence_hint: ClassVar[str] = "a larger rho or alpha, or less noise"
     local_models: ClassVar[bool] = True
 
     @abstractmethod

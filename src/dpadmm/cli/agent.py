@@ -166,16 +166,16 @@ def offer(
     from dpadmm.federation.offers import Offer
 
     study, site = read_study(draft), _opened(site_file)
-    if study.training.trust != "secure_aggregation":
+    if study.training.aggregation != "secure":
         raise StudyError(f"{draft}: the study does not use secure aggregation; review it without an offer")
     if study.roster:
         raise StudyError(f"{draft}: the study already has a roster; review it")
-    if study.most_rows is None:
-        raise StudyError(f"{draft}: the draft does not set most_rows, the maximum number of rows per site")
+    if study.max_rows_per_site is None:
+        raise StudyError(f"{draft}: the draft does not set max_rows_per_site, the maximum number of rows per site")
     if site.policy.masking is None:
         raise StudyError(f"{site_file}: secure aggregation is not allowed; add [secure_aggregation] with allow = true")
-    if (n_rows := site.rows.persons().n_rows) > study.most_rows:
-        text = f"your table has {n_rows:,} rows, but the draft allows {study.most_rows:,} (most_rows)"
+    if (n_rows := site.rows.persons().n_rows) > study.max_rows_per_site:
+        text = f"your table has {n_rows:,} rows, but the draft allows {study.max_rows_per_site:,} (max_rows_per_site)"
         raise StudyError(f"{text}; ask the study coordinators for a larger limit")
     name = site_identity(site.path.parent).name
     target = output or Path(f"{name}.offer.json")
@@ -274,7 +274,10 @@ def enrol(
     if as_json:
         answer = {"study": study.hash, "rows": n_rows, "enrolled_at": at}
         amounts = {"reserved": reserved, "left": _left(site.policy, state)}
-        amounts |= {"reserved_alone": account.shares * reserved, "left_alone": _left(site.policy, state, alone=True)}
+        amounts |= {
+            "reserved_if_others_collude": account.shares * reserved,
+            "left_alone": _left(site.policy, state, alone=True),
+        }
         return echo_json({**answer, **{name: _amount(each, site.policy) for name, each in amounts.items()}})
     done = "Already enrolled, nothing changed" if study.hash in before else "Enrolled"
     echo(f"{done}: {study.name}, with {n_rows:,} rows, since {at}.")
@@ -509,8 +512,9 @@ def _limits_text(policy: Policy) -> list[str]:
 
 def _masking_text(limits: MaskingLimits, delta: float) -> str:
     return (
-        f"Secure aggregation: allowed, up to ε {limits.epsilon_alone:g} at δ = {delta:g} {ALONE}. Studies must assume "
-        f"at least {limits.min_honest} honest sites and tolerate "
+        f"Secure aggregation: allowed, up to ε {limits.epsilon_if_others_collude:g} at δ = {delta:g} {ALONE}. "
+        f"Studies must assume "
+        f"at least {limits.min_honest_sites} honest sites and tolerate "
         f"{counted(limits.min_withstood, 'site that colludes', 'sites that collude')} with the server."
     )
 
@@ -524,9 +528,9 @@ def _ledger_text(policy: Policy, state: LedgerState | None) -> str:
         f"{_epsilon(state.spent, policy)} spent, {_epsilon(state.promised, policy)} spent or reserved, "
         f"{_epsilon_left(state, policy)} left."
     )
-    if state.promised_alone == state.promised:
+    if state.promised_if_others_collude == state.promised:
         return text
-    alone = [_epsilon(each, policy) for each in (state.spent_alone, state.promised_alone)]
+    alone = [_epsilon(each, policy) for each in (state.spent_if_others_collude, state.promised_if_others_collude)]
     return f"{text} I{ALONE[1:]}, ε {alone[0]} is spent, {alone[1]} spent or reserved."
 
 
@@ -566,8 +570,8 @@ def _site_figures(site: Site, persons: Persons, state: LedgerState | None) -> di
         "spent": None if state is None else _amount(state.spent, policy),
         "promised": None if state is None else _amount(state.promised, policy),
         "left": _amount(_left(policy, state), policy),
-        "spent_alone": None if state is None else _amount(state.spent_alone, policy),
-        "promised_alone": None if state is None else _amount(state.promised_alone, policy),
+        "spent_if_others_collude": None if state is None else _amount(state.spent_if_others_collude, policy),
+        "promised_if_others_collude": None if state is None else _amount(state.promised_if_others_collude, policy),
         "left_alone": _amount(_left(policy, state, alone=True), policy),
         "notes": [*site.warnings(), *_warnings(site, persons, state)],
     }
@@ -581,7 +585,9 @@ def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None
     account = state.accounts.get(study.hash)
     own, shares = (account.promised, account.shares) if account and not account.closed else (Fraction(0), 1)
     lines = []
-    for limit in policy.evaluate(study.terms, n_rows, (state.promised - own, state.promised_alone - shares * own)):
+    for limit in policy.evaluate(
+        study.terms, n_rows, (state.promised - own, state.promised_if_others_collude - shares * own)
+    ):
         values: dict[str, tuple[Any, ...]] = {limit.name: (limit.asked, limit.allowed, limit.left)}
         if limit.name in ("budget", "alone"):
             sums = [_amount(Fraction(cast(float, each)), policy) for each in values[limit.name]]
@@ -599,7 +605,7 @@ def _left(policy: Policy, state: LedgerState | None, *, alone: bool = False) -> 
 
     state = state or LedgerState()
     if alone:
-        return left_in(Fraction(policy.cap_alone), state.promised_alone)
+        return left_in(Fraction(policy.cap_if_others_collude), state.promised_if_others_collude)
     return left_in(Fraction(policy.cap), state.promised)
 
 
@@ -628,7 +634,7 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     echo_path(study.hash)
     echo(describe_releases(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
     names = {"rows": "rows", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
-    names |= {"honest": "honest sites", "withstood": "tolerated sites that collude with the server"}
+    names |= {"min_honest_sites": "honest sites", "withstood": "tolerated sites that collude with the server"}
     names |= {f"{name}_alone": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}
     rows = [
         (
@@ -644,7 +650,7 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     text = f"Privacy loss of a person {unit}: ε {rounded_up(cost['epsilon'])} at your δ = {policy.delta:g}"
     if study.terms.masking:
         text += f" if at least {study.terms.shares} of the sites in a round are honest; if all other sites collude, ε "
-        text += rounded_up(cost["epsilon_alone"])
+        text += rounded_up(cost["epsilon_if_others_collude"])
     echo(f"{text}. Σμ² of several studies adds up; ε does not.")
     if study.public_rows is not None:
         echo(f"Public rows: {describe_public_rows(study.public_rows)}.")
@@ -654,12 +660,14 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
 
 def _roster_text(study: Study, site: Site) -> list[str]:
     """List the sites and the number of owners to compare with. A sum omits up to n − q sites and needs h honest."""
-    n, honest, quorum = len(study.roster), study.terms.shares, study.terms.quorum
+    n, min_honest_sites, quorum = len(study.roster), study.terms.shares, study.terms.quorum
     names = [f"{name} (you)" if (site.keys / key).exists() else name for name, key in study.roster]
     return [
         f"Sites: {', '.join(names)}.",
-        f"The first ε holds if at most {quorum - honest} of these {n} sites collude with the server. The server could "
-        f"have invented sites: compare the hash above with at least {n - quorum + honest - 1} other owners whom you "
+        f"The first ε holds if at most {quorum - min_honest_sites} of these {n} sites collude with the server. The "
+        f"server could "
+        f"have invented sites: compare the hash above with at least {n - quorum + min_honest_sites - 1} other owners "
+        f"whom you "
         "trust, for example by telephone, not through the server.",
     ]
 
@@ -673,7 +681,7 @@ def _cell(limit: str, column: str, value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list):
         return ", ".join(value)
-    at_least = "at least " if limit in ("rows", "honest", "withstood") and column == "allowed" else ""
+    at_least = "at least " if limit in ("rows", "min_honest_sites", "withstood") and column == "allowed" else ""
     return f"{at_least}{value:,}" if isinstance(value, int) else str(value)
 
 

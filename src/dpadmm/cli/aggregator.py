@@ -549,7 +549,7 @@ def _show(seen: dict[str, Any]) -> None:
             "" if site["rows"] is None else f"{site['rows']:,}",
             str(site["answered"]),
             f"{site['epsilon']:.4f}",
-            *([f"{site['epsilon_alone']:.4f}"] if "honest" in seen else []),
+            *([f"{site['epsilon_if_others_collude']:.4f}"] if "min_honest_sites" in seen else []),
         )
         for site in seen["sites"]
     ]
@@ -560,10 +560,11 @@ def _show(seen: dict[str, Any]) -> None:
         "rounds answered",
         f"ε so far at δ = {study['delta']:g}",
     )
-    show_table((*head, "if all others collude") if "honest" in seen else head, rows)
-    if voids := seen.get("voids"):
+    show_table((*head, "if all others collude") if "min_honest_sites" in seen else head, rows)
+    if aborted_rounds := seen.get("aborted_rounds"):
         echo(
-            f"Void rounds: {', '.join(str(void['round']) for void in voids)}; they are charged, and nothing was learnt."
+            f"Aborted rounds: {', '.join(str(aborted['round']) for aborted in aborted_rounds)}; they are charged, "
+            f"and nothing was learnt."
         )
     if stalls := seen["stalls"][-SHOWN_STALLS:]:
         rows = [(each["site"], str(each["round"]), each["start"][:19], (each["end"] or "open")[:19]) for each in stalls]

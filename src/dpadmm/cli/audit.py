@@ -29,8 +29,8 @@ VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("in
 
 def audit(
     method: str = Option("all", help="Whose studies to attack: auto, dp_admm, or all in equal parts."),
-    trust: str | None = Option(
-        None, help="Studies with secure_aggregation, local ones, or all.", show_default="all that is installed"
+    aggregation: str | None = Option(
+        None, help="Studies with secure aggregation, local ones, or all.", show_default="all that is installed"
     ),
     trials: int = Option(10_000, help="Number of studies to attack; each has two agents."),
     mu: float = Option(2.0, help="The guarantee of a study: μ-GDP in total."),
@@ -55,7 +55,7 @@ def audit(
     """
     from dpadmm.audit import AuditPlan, games_of, run_audit  # statistics take their time
 
-    games = games_of(method, trust or ("all" if find_spec("cryptography") else "local"))
+    games = games_of(method, aggregation or ("all" if find_spec("cryptography") else "plain"))
     plan = AuditPlan(games=games, trials=trials, mu=mu, delta=delta, workers=n_cores() if workers is None else workers)
     check_folder(output, overwrite=True)
     with progress_bar(quiet=quiet or as_json) as bar, CtrlC() as ctrl_c:

@@ -56,7 +56,7 @@ from dpadmm.training.simulate import settings_of
 COMPARED = "auto,dp_admm,dp_sgd,admm_pvp"
 NOT_PRIVATE = tuple(name for name, method in ALL_METHODS.items() if not method.private)
 BUDGETS = {"epsilon": "total ε = {:g}", "round_epsilon": "ε = {:g} per round"}
-LOCAL = {"trust": "local", "honest": None, "void_rounds": 0.0}
+LOCAL = {"aggregation": "plain", "min_honest_sites": None, "aborted_rounds": 0.0}
 MAX_RUNS = 20_000
 _OWN = ("method", "n_agents", *of_runs.BUDGETS, "seed", "repeats", "output", "metrics_every")
 """Options of simulate that compare defines differently."""
@@ -175,8 +175,8 @@ def _write(folder: Path, answer: Mapping[str, Any], rows: Sequence[ComparisonRow
 
     groups: dict[str, list[ComparisonRow]] = {}
     for row in sorted(rows, key=lambda row: [*METHOD_TITLES].index(row.method)):
-        trust = "" if row.honest is None else f", secure aggregation, h = {row.honest}"
-        groups.setdefault(f"{METHOD_TITLES[row.method]}{trust}", []).append(row)
+        aggregation = "" if row.min_honest_sites is None else f", secure aggregation, h = {row.min_honest_sites}"
+        groups.setdefault(f"{METHOD_TITLES[row.method]}{aggregation}", []).append(row)
     path = folder / "comparison.json"
     write_text(path, json.dumps(answer, indent=2, allow_nan=False))
     figure = comparison_figure(groups, regression=first.loss.task == "regression")
@@ -210,12 +210,12 @@ def _of_sums(names: list[str], shared: dict[str, Any]) -> dict[str, Any]:
 
     Every method also runs with local noise, and some run only with local noise.
     """
-    if shared.get("trust") != "secure_aggregation":
+    if shared.get("aggregation") != "secure":
         return {}
     if not any(_sums_only(name) for name in names):
         able = ", ".join(filter(_sums_only, ALL_METHODS))
-        raise StudyError(f"with secure_aggregation only the sum of all answers is seen; add a method for that: {able}")
-    return {name: shared.pop(name) for name in ("trust", "honest", "void_rounds") if name in shared}
+        raise StudyError(f"with secure aggregation only the sum of all answers is seen; add a method for that: {able}")
+    return {name: shared.pop(name) for name in ("aggregation", "min_honest_sites", "aborted_rounds") if name in shared}
 
 
 def _sums_only(name: str) -> bool:
@@ -273,10 +273,10 @@ def _runs_of_study(
     In a study with secure aggregation, methods that can have it run both ways, the others with local noise.
     """
     runs = []
-    trusts = [(name, LOCAL) for name in ("centralized", *names)]
-    trusts += [(name, {}) for name in names if study.training.honest is not None and _sums_only(name)]
-    for name, trust in trusts:
-        changes = {**given, **dict.fromkeys(of_runs.BUDGETS), "method": name, **trust}
+    aggregations = [(name, LOCAL) for name in ("centralized", *names)]
+    aggregations += [(name, {}) for name in names if study.training.min_honest_sites is not None and _sums_only(name)]
+    for name, aggregation in aggregations:
+        changes = {**given, **dict.fromkeys(of_runs.BUDGETS), "method": name, **aggregation}
         if name == study.training.method.name:
             del changes["method"]  # with its own parameters
         if name not in NOT_PRIVATE:
@@ -293,9 +293,9 @@ def said(row: ComparisonRow) -> str:
     return reason if reason.startswith(row.method) else f"{row.method}: {reason}"
 
 
-def _trust(row: ComparisonRow) -> str:
+def _aggregation(row: ComparisonRow) -> str:
     """``local``, ``h = 5``, or nothing for a method without privacy."""
-    return "" if row.budget is None else "local" if row.honest is None else f"h = {row.honest}"
+    return "" if row.budget is None else "plain" if row.min_honest_sites is None else f"h = {row.min_honest_sites}"
 
 
 def show(dataset: Dataset, first: Settings, rows: Sequence[ComparisonRow]) -> None:
@@ -338,25 +338,32 @@ def _show_group(rows: Sequence[ComparisonRow], loss: str) -> None:
         "loss_global": f"{kind} loss",
     }
     shown = [stem for stem in words if any(_has(row, f"{where}_{stem}") for row in rows)]
-    both = any(row.honest is not None for row in rows)
+    both = any(row.min_honest_sites is not None for row in rows)
     lines: list[TableRow] = []
     for row in rows:
-        trust = (_trust(row),) if both else ()
+        aggregation = (_aggregation(row),) if both else ()
         if row.status == REFUSED:
             word = "diverged" if row.reason and DIVERGED in row.reason else "does not apply"
-            lines.append((METHOD_TITLES[row.method], *trust, word))
+            lines.append((METHOD_TITLES[row.method], *aggregation, word))
             continue
         cells = [
             mean_and_spread(name, row.values[name], is_rate=error == "error") if _has(row, name) else "–"
             for name in (f"{where}_{stem}" for stem in shown)
         ]
         total = "" if row.total_epsilon is None else epsilon_text(row.total_epsilon)
-        lines.append((METHOD_TITLES[row.method], *trust, *cells, total, f"{np.mean(row.values['seconds']):.2f}"))
+        lines.append((METHOD_TITLES[row.method], *aggregation, *cells, total, f"{np.mean(row.values['seconds']):.2f}"))
     agents = "one agent" if named.n_agents == 1 else f"{named.n_agents} agents"
     budget = f", {BUDGETS[named.budget].format(named.asked)}" if named.budget else ""
-    alone = next((f"; h = {row.honest}: {epsilon_text(row.epsilon_alone)}" for row in rows if row.epsilon_alone), "")
+    alone = next(
+        (
+            f"; h = {row.min_honest_sites}: {epsilon_text(row.epsilon_if_others_collude)}"
+            for row in rows
+            if row.epsilon_if_others_collude
+        ),
+        "",
+    )
     echo("", f"{agents}{budget}{alone and f'{alone} if all others work together'}", style="bold")
-    headings = ("", *(["trust"] if both else []), *(words[stem] for stem in shown), "total ε", "s")
+    headings = ("", *(["aggregation"] if both else []), *(words[stem] for stem in shown), "total ε", "s")
     show_table(headings, lines, first_width=13, collapse_padding=True)
 
 
@@ -370,13 +377,14 @@ def _explained(rows: Sequence[ComparisonRow]) -> str:
     noisy = [row for row in rows if row.status == DONE and row.budget is not None]
     either = any(row.method == "admm" for row in rows)
     local = any(_has(row, "test_error_local") for row in rows)
-    honest = max((row.honest or 0 for row in rows), default=0)
+    min_honest_sites = max((row.min_honest_sites or 0 for row in rows), default=0)
     by = "; ".join(dict.fromkeys(row.accountant for row in noisy if row.accountant))
     sentences = {
         f"The optimum uses all rows without privacy{'; ADMM has no privacy either' if either else ''}.": True,
         "Local models are each agent's own, on the test rows; – where a method has none.": local,
-        f"Local: an agent relies on nobody. h = {honest}: secure aggregation; total ε holds if {honest} agents or more "
-        "of every round are honest. Methods that need the answer of every agent by itself stay local.": honest,
+        f"Local: an agent relies on nobody. h = {min_honest_sites}: secure aggregation; total ε holds if "
+        f"at least {min_honest_sites} agents of every round are honest. "
+        "Methods that need the answer of every agent alone use plain aggregation.": min_honest_sites,
         f"± is the standard deviation over {n_runs} random splits.": n_runs > 1,
         f"Total ε is exact for plain Gaussian noise and otherwise a bound that holds, by the accountant ({by}).": noisy,
         "Seconds are the time in rounds, one core each.": True,

@@ -250,13 +250,13 @@ def number_range(values: ArrayLike, form: str = ".4f") -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def trust_rows(report: PrivacyReport | Costs) -> list[Row]:
+def aggregation_rows(report: PrivacyReport | Costs) -> list[Row]:
     """Return the honest agents that secure aggregation assumes, and ε if all others collude."""
-    if report.honest is None:
+    if report.min_honest_sites is None:
         return []
     return [
-        (f"  with at least {report.honest} honest agents", ""),
-        ("  if all others collude", rounded_up(report.epsilon_alone)),
+        (f"  with at least {report.min_honest_sites} honest agents", ""),
+        ("  if all others collude", rounded_up(report.epsilon_if_others_collude)),
     ]
 
 

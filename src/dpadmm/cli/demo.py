@@ -64,8 +64,8 @@ def demo(
         paper = replace(settings, seed=(settings.seed or 0) + k, round_epsilon=e)
         total = paper_noise_multiplier(e, settings.delta) / settings.planned_rounds**0.5
         spent = exact_epsilon(1.0 / total, settings.delta)
-        own = {"method": "auto", "round_epsilon": None, "epsilon": spent, "reg_share": None, "n_rounds": None}
-        masked = {**own, "trust": "secure_aggregation", "honest": -(-settings.n_agents // 2)}
+        own = {"method": "auto", "round_epsilon": None, "epsilon": spent, "alpha": None, "n_rounds": None}
+        masked = {**own, "aggregation": "secure", "min_honest_sites": -(-settings.n_agents // 2)}
         kinds = {"paper": paper, "auto": paper.changed(**own), "secure": paper.changed(**masked)}
         plans |= {f"{kind}-{e}-{k + 1}": plan for kind, plan in kinds.items()}
     results, interrupted = run_all(dataset, plans, quiet=as_json)
@@ -110,7 +110,7 @@ def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
             with waiting("Looking for UCI Adult, which is downloaded once", quiet=quiet):
                 adult = load_adult(seconds=FETCH_SECONDS if source == "auto" else MOST_SECONDS)
             # c_w = 89 and λ/n = 1e-6 are the paper's, tuned on the same rows: for a reproduction only
-            return adult, shared.changed(reg_share=1e-6, weight_radius=89.0, test_rows=5222)
+            return adult, shared.changed(alpha=1e-6, weight_radius=89.0, test_rows=5222)
         except DataError as error:
             if source == "adult":
                 raise
@@ -136,18 +136,19 @@ def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, fi
     show_table(("", "total ε", "rounds", "training loss", "test error"), rows)
     reports = [group[0].privacy for group in groups.values()]
     bounds = " and ".join(epsilon_text(each.paper_epsilon) for each in reports if not math.isnan(each.paper_epsilon))
-    masked = [each for each in reports if each.honest is not None]
-    alone = " and ".join(epsilon_text(each.epsilon_alone) for each in masked)
-    trust = (
+    masked = [each for each in reports if each.min_honest_sites is not None]
+    alone = " and ".join(epsilon_text(each.epsilon_if_others_collude) for each in masked)
+    aggregation = (
         "With DP-ADMM and auto an agent relies on nobody. With secure aggregation it adds a share of the noise, only "
-        f"the sum of all answers is seen, and ε holds if at least {masked[0].honest} agents are honest; if all others "
+        f"the sum of all answers is seen, and ε holds if at least {masked[0].min_honest_sites} agents are honest; if "
+        f"all others "
         f"work together it is {alone}. "
         if masked
         else ""
     )
     echo(
         f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for DP-ADMM's noise is {bounds}. "
-        f"{trust}"
+        f"{aggregation}"
         "DP-ADMM is the paper's method with its constants, auto has none to tune; the optimum uses all rows without "
         "privacy. "
         f"± is the standard deviation over {max(map(len, groups.values()))} random splits. "

@@ -32,9 +32,9 @@ def demo(
         None, min=1, max=100_000, help="Number of rounds.", show_default="25, or 100 (dp_admm)"
     ),
     epsilon: float = Option(1.0, min=0.01, max=50.0, help="Total ε of the study, for every site."),
-    trust: str = Option("local", help="local, or secure_aggregation: the aggregator sees sums of masked answers only."),
-    honest: int | None = Option(
-        None, min=2, help="With secure_aggregation: sites of a round that are honest.", show_default="half of them"
+    aggregation: str = Option("plain", help="plain, or secure: the server sees only sums of masked answers."),
+    min_honest_sites: int | None = Option(
+        None, min=2, help="With secure aggregation: sites of a round that are honest.", show_default="half of them"
     ),
     keep: Path | None = Option(None, help="A new folder for all files.", show_default=False, metavar="FOLDER"),
     quiet: bool = Option(False, "--quiet", help="Show the summary only."),
@@ -42,11 +42,15 @@ def demo(
     """Run a study across processes on this machine, check all results, and clean up."""
     from dpadmm.studies.settings import Training
 
-    if trust == "secure_aggregation" and honest is None:
-        honest = max(2, sites // 2)
-    if honest is not None and sites <= honest:
-        raise StudyError(f"secure aggregation with {honest} honest sites takes at least {honest + 1} sites")
-    training = Training(method=method, epsilon=epsilon, n_rounds=rounds, trust=trust, honest=honest)
+    if aggregation == "secure" and min_honest_sites is None:
+        min_honest_sites = max(2, sites // 2)
+    if min_honest_sites is not None and sites <= min_honest_sites:
+        raise StudyError(
+            f"secure aggregation with {min_honest_sites} honest sites takes at least {min_honest_sites + 1} sites"
+        )
+    training = Training(
+        method=method, epsilon=epsilon, n_rounds=rounds, aggregation=aggregation, min_honest_sites=min_honest_sites
+    )
     began = time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise StudyError(f"{keep} exists; choose the name of a new folder")
@@ -92,11 +96,10 @@ def _show(summary: Summary) -> None:
     echo(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}")
     intact = f"{summary.n_sites} of {summary.n_sites} intact"
     alone = {}
-    if study.training.honest is not None:
-        holds = (
-            f"ε = {epsilon_text(summary.epsilon_alone)} (the ε above relies on {study.training.honest} honest sites)"
-        )
-        alone = {"if all other sites collude": holds}
+    if study.training.min_honest_sites is not None:
+        n_honest = study.training.min_honest_sites
+        collusion_epsilon = epsilon_text(summary.epsilon_if_others_collude)
+        alone = {"if all other sites collude": f"ε = {collusion_epsilon} (the ε above: if {n_honest} sites are honest)"}
     rows = {
         "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",
         "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "

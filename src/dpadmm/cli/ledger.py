@@ -192,8 +192,8 @@ def restore_command(
         text = f"charged in full and closed, ε {rounded_up(policy.epsilon_of(account.spent))}"
         echo(f"{account.about.get('name') or hash[:12]}: {text}.")
     echo(f"Charged for studies enrolled since the backup: ε {rounded_up(policy.epsilon_of(result.lost))}.")
-    limit, alone = (rounded_up(policy.epsilon_of(cap)) for cap in (state.max_cap, state.max_cap_alone))
-    colluding = f" (ε {alone} if all other sites collude)" if state.max_cap_alone != state.max_cap else ""
+    limit, alone = (rounded_up(policy.epsilon_of(cap)) for cap in (state.max_cap, state.max_cap_if_others_collude))
+    colluding = f" (ε {alone} if all other sites collude)" if state.max_cap_if_others_collude != state.max_cap else ""
     echo(
         f"Assumed: since the backup, the limit was at most ε {limit}{colluding} at δ = {policy.delta:g}, and "
         f"person.rows at most {state.max_rows_per_person}. These are the highest values in the backup and in "
@@ -231,7 +231,12 @@ def summary(state: LedgerState, delta: float) -> dict[str, Any]:
     return {
         "delta": delta,
         "totals": _totals(delta, Fraction(state.cap), state.promised, state.spent),
-        "totals_alone": _totals(delta, Fraction(state.cap_alone), state.promised_alone, state.spent_alone),
+        "totals_alone": _totals(
+            delta,
+            Fraction(state.cap_if_others_collude),
+            state.promised_if_others_collude,
+            state.spent_if_others_collude,
+        ),
         "studies": [_study(study, account, delta) for study, account in state.accounts.items()],
         "n_records": state.seq,
         "fingerprint": state.fingerprint,
@@ -251,8 +256,8 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
         "last_round": max(account.rounds, default=0),
         "reserved": _figures(Fraction(account.reservation.mu_squared), delta),
         "spent": _figures(account.spent, delta),
-        "reserved_alone": _figures(account.shares * Fraction(account.reservation.mu_squared), delta),
-        "spent_alone": _figures(account.shares * account.spent, delta),
+        "reserved_if_others_collude": _figures(account.shares * Fraction(account.reservation.mu_squared), delta),
+        "spent_if_others_collude": _figures(account.shares * account.spent, delta),
         "enrolled_at": times[0],
         "last_at": times[-1],
     }
@@ -260,7 +265,7 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
 
 def _differ(state: LedgerState) -> bool:
     """Return whether secure aggregation gives the ledger two sums or two limits."""
-    return (state.promised, state.cap) != (state.promised_alone, state.cap_alone)
+    return (state.promised, state.cap) != (state.promised_if_others_collude, state.cap_if_others_collude)
 
 
 def _totals(delta: float, cap: Fraction, promised: Fraction, spent: Fraction) -> dict[str, dict[str, float]]:
@@ -330,14 +335,16 @@ def _show_totals(totals: Mapping[str, Mapping[str, float]], delta: float, headin
 
 def _show_studies(studies: Sequence[Mapping[str, Any]], shares: Sequence[int]) -> None:
     rows, masked, plans = list[Row](), list[Row](), list[Row]()
-    for each, honest in zip(studies, shares, strict=True):
+    for each, min_honest_sites in zip(studies, shares, strict=True):
         short, both = each["study"][:12], (each["spent"], each["reserved"])
         name = f"{short} {each['about'].get('name', '')}".strip()
         amounts = (*(f"{of['mu_squared']:.4g}" for of in both), *(rounded_up(of["epsilon"]) for of in both))
         rows.append((name, each["state"], str(each["releases"]), *amounts))
-        if honest > 1:
-            alone = (rounded_up(each[kind]["epsilon"]) for kind in ("spent_alone", "reserved_alone"))
-            masked.append((short, str(honest), *alone))
+        if min_honest_sites > 1:
+            alone = (
+                rounded_up(each[kind]["epsilon"]) for kind in ("spent_if_others_collude", "reserved_if_others_collude")
+            )
+            masked.append((short, str(min_honest_sites), *alone))
         for of in each["by_statistic"]:
             done = f"{of['released']} of {of['planned']}"
             plans.append((short, of["statistic"], f"{of['noise_multiplier']:.4f}", done))

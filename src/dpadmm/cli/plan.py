@@ -238,7 +238,7 @@ def _run(
         outlooks = [forecast.outlook(study, each, sizes, grid, seed=seed, finished=finished) for each in scenarios]
         found = []
         for other in others:
-            again = partial(forecast.reached, study, other.training, sizes=sizes, void_rounds=other.void_rounds)
+            again = partial(forecast.reached, study, other.training, sizes=sizes, aborted_rounds=other.aborted_rounds)
             values = tuple(again(scenario=each, seed=seed, finished=finished) for each in scenarios)
             found.append(replace(other, values=values))
         return tuple(outlooks), tuple(found)
@@ -263,8 +263,8 @@ def show(plan: Plan) -> None:
     _show_measures(plan)
     echo(f"Forecast of {plan.measure}", style="bold")
     _show_grid(plan)
-    if plan.costs.honest is not None:
-        _show_trust(plan)
+    if plan.costs.min_honest_sites is not None:
+        _show_aggregation(plan)
     echo(*sentences(plan))
     echo(*(f"Warning: {warning}" for warning in plan.warnings), style="bold yellow")
     verdict = plan.verdict
@@ -282,7 +282,7 @@ def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
     drowned = f", too much to learn from (above {limit:g})" if costs.noise_all > limit else ""
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", console.rounded_up(costs.epsilon)),
-        *console.trust_rows(costs),
+        *console.aggregation_rows(costs),
         ("noise multiplier z", releases.noise_in_words()),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
@@ -346,19 +346,27 @@ def _show_grid(plan: Plan) -> None:
     show_table(headings, rows, caption="* the study's ε and rounds")
 
 
-def _show_trust(plan: Plan) -> None:
-    """What is reached where more or fewer agents are relied on, and where rounds are void."""
+def _show_aggregation(plan: Plan) -> None:
+    """What is reached where more or fewer agents are relied on, and where rounds are aborted."""
     rows: list[Row] = []
     for each in plan.alternatives:
-        honest, voids = str(each.training.honest), f"{each.void_rounds:.0%}"
-        own = each.training.honest == plan.costs.honest and not each.void_rounds
+        min_honest_sites, aborted_rounds = str(each.training.min_honest_sites), f"{each.aborted_rounds:.0%}"
+        own = each.training.min_honest_sites == plan.costs.min_honest_sites and not each.aborted_rounds
         found = [forecast_text([values[name] for values in each.values], name) for name in plan.measures]
-        shown = [honest, voids, str(each.training.planned_rounds), *found, f"{each.epsilon_alone:.4g}"]
-        rows.append([Text.assemble((text, "bold"), "*" * (text is honest)) for text in shown] if own else shown)
-    echo("Forecast by honest agents and void rounds", style="bold")
+        shown = [
+            min_honest_sites,
+            aborted_rounds,
+            str(each.training.planned_rounds),
+            *found,
+            f"{each.epsilon_if_others_collude:.4g}",
+        ]
+        rows.append(
+            [Text.assemble((text, "bold"), "*" * (text is min_honest_sites)) for text in shown] if own else shown
+        )
+    echo("Forecast by honest agents and aborted rounds", style="bold")
     titles = [MEASURES[name].title for name in plan.measures]
-    caption = "* this study. A void round is charged in full. ε alone: if all others work together."
-    show_table(("honest", "void", "rounds", *titles, "ε alone"), rows, caption=caption)
+    caption = "* this study. An aborted round is charged in full. ε alone: if all others work together."
+    show_table(("min_honest_sites", "aborted", "rounds", *titles, "ε alone"), rows, caption=caption)
 
 
 def time_in_words(seconds: float) -> str:
@@ -380,18 +388,19 @@ def sentences(plan: Plan) -> list[str]:
             out.append(" ".join([f"With {outlook.name}, {verdict.word}: {verdict.reason}.", *found]))
         else:
             out += found
-    return [*out, *_of_trust(plan)]
+    return [*out, *_of_aggregation(plan)]
 
 
-def _of_trust(plan: Plan) -> list[str]:
+def _of_aggregation(plan: Plan) -> list[str]:
     """What a study of local trust would gain from secure aggregation."""
-    if plan.costs.honest is not None or not plan.alternatives or not plan.gains(plan.alternatives[0]):
+    if plan.costs.min_honest_sites is not None or not plan.alternatives or not plan.gains(plan.alternatives[0]):
         return []
     other = plan.alternatives[0]
     found = [(name, forecast_text([values[name] for values in other.values], name)) for name in plan.measures]
     reaches = ", ".join(text if name in PLAIN else f"{MEASURES[name].title} {text}" for name, text in found)
     return [
-        f"With secure aggregation and at least {other.training.honest} honest agents the same ε is forecast to reach "
+        f"With secure aggregation and at least {other.training.min_honest_sites} honest agents the same ε is "
+        f"forecast to reach "
         f"{reaches} (docs/explanation/secure-aggregation.md)."
     ]
 

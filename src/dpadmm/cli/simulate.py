@@ -187,7 +187,7 @@ def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, 
         paper = not math.isnan(worst.paper_epsilon)
         words = f"total ε{' of each run' if several else ''}, {'exact' if paper else worst.accountant}"
         found += [(), (words, number_range(worst.epsilon_by_agent))]
-        found += console.trust_rows(worst)
+        found += console.aggregation_rows(worst)
         found += [("total ε, paper's moments bound", console.epsilon_text(worst.paper_epsilon))] if paper else []
         found += [("δ", f"{worst.delta:g}")]
         if not any(map(math.isnan, worst.noise_multiplier)):

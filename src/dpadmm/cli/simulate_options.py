@@ -90,7 +90,7 @@ def _panel(name: str) -> str:
     if name in PRIVACY or name in _DATA:
         return "Privacy" if name in PRIVACY else "Data and output"
     model = any(name.startswith(each) for each in REGISTRIES if each != "method")
-    return "Model" if model or name == "reg_share" else "Training"
+    return "Model" if model or name == "alpha" else "Training"
 
 
 def from_toml(path: Path) -> dict[str, Any]:

@@ -89,13 +89,13 @@ def new(
     by: str | None = Option(None, metavar="COLUMN", help="Column that identifies the owner of each row; omitted."),
     name: str | None = Option(None, metavar="TEXT", help="Name of the study."),
     dummy: bool = Option(False, "--dummy", help="TABLE has synthetic rows; do not use them for initialisation."),
-    trust: str = Option(
-        "local", metavar="TRUST", help="local, or secure_aggregation (only the sum of releases is visible)."
+    aggregation: str = Option("plain", metavar="MODE", help="plain, or secure: only the sum of releases is visible."),
+    min_honest_sites: int | None = Option(
+        None, metavar="H", help="Minimum number of honest sites in a round (secure aggregation)."
     ),
-    honest: int | None = Option(
-        None, metavar="H", help="Minimum number of honest sites in a round (secure_aggregation)."
+    max_rows_per_site: int | None = Option(
+        None, metavar="M", help="Maximum number of rows per site (secure aggregation)."
     ),
-    most_rows: int | None = Option(None, metavar="M", help="Maximum number of rows per site (secure_aggregation)."),
 ) -> None:
     """Write a commented study file: an example, or a draft for your columns.
 
@@ -103,7 +103,7 @@ def new(
     set public = true. Values from a dictionary need no confirmation. Training is initialised from the rows of the
     table if you confirm that they are public.
     """
-    masked = _secure_aggregation(trust, honest, most_rows)
+    masked = _secure_aggregation(aggregation, min_honest_sites, max_rows_per_site)
     if dummy and from_table is None:
         raise StudyError("--dummy requires --from TABLE")
     sources = {"--from": from_table, "--from-dictionary": dictionary, "--from-statistics": statistics}
@@ -163,30 +163,35 @@ def _new_release(
         from dpadmm.models.file import load_model
 
         assert model is not None
-        trust = {"trust": "secure_aggregation", "honest": masked[0]} if masked else {}
+        aggregation = {"aggregation": "secure", "min_honest_sites": masked[0]} if masked else {}
         study = evaluation_study(
-            load_model(model), name or f"evaluation of {model.stem}", epsilon=1.0, delta=1e-5, **trust
+            load_model(model), name or f"evaluation of {model.stem}", epsilon=1.0, delta=1e-5, **aggregation
         )
-        text = evaluation_text(study if masked is None else replace(study, most_rows=masked[1]))
+        text = evaluation_text(study if masked is None else replace(study, max_rows_per_site=masked[1]))
     write(file, text.encode())
     echo_path(f"Written: {file}")
     echo("Choose the released statistics and the privacy budget, then check it:")
     echo_path(f"  dpadmm study check {file}")
 
 
-def _secure_aggregation(trust: str, honest: int | None, most_rows: int | None) -> tuple[int, int] | None:
+def _secure_aggregation(
+    aggregation: str, min_honest_sites: int | None, max_rows_per_site: int | None
+) -> tuple[int, int] | None:
     """Return the minimum of honest sites and the maximum of rows per site, or None without secure aggregation."""
     by_name = {parameter.name: parameter for parameter in (*table_parameters("privacy"), *parameters(Study))}
-    if by_name["trust"].checked(trust) == "local":
-        if honest is not None or most_rows is not None:
-            raise StudyError("--honest and --most-rows require --trust secure_aggregation")
+    if by_name["aggregation"].checked(aggregation) == "plain":
+        if min_honest_sites is not None or max_rows_per_site is not None:
+            raise StudyError("--min-honest-sites and --max-rows-per-site require --aggregation secure")
         return None
-    if honest is None or most_rows is None:
+    if min_honest_sites is None or max_rows_per_site is None:
         raise StudyError(
-            "secure_aggregation needs --honest, the minimum number of sites in a round that do not collude, and "
-            "--most-rows, the maximum number of rows per site"
+            "secure aggregation needs --min-honest-sites, the minimum number of sites in a round that do not "
+            "collude, and "
+            "--max-rows-per-site, the maximum number of rows per site"
         )
-    return by_name["honest"].checked(honest), by_name["most_rows"].checked(most_rows)
+    return by_name["min_honest_sites"].checked(min_honest_sites), by_name["max_rows_per_site"].checked(
+        max_rows_per_site
+    )
 
 
 def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path | None, label: str | None) -> Draft:
@@ -283,7 +288,7 @@ def check(
         echo(*(f"Note: {each}." for each in notes))
         if study and not problems:
             n_columns = len(study.schema.columns if study.schema else study.features)
-            echo(*describe_trust(study))
+            echo(*describe_aggregation(study))
             echo(f"No problems found: {n_columns} columns, {len(study.features)} features. Study hash:")
             echo_path(study.hash)
     counts = problems if len(problems) < 2 else [f"{len(problems)} problems"]
@@ -452,7 +457,7 @@ def figures(study: Study) -> dict[str, Any]:
         "plan": terms.plan.as_json(),
         "delta": terms.delta,
         "epsilon_exact": exact_epsilon(math.sqrt(mu_squared), terms.delta),
-        "epsilon_alone": exact_epsilon(math.sqrt(terms.shares * mu_squared), terms.delta),
+        "epsilon_if_others_collude": exact_epsilon(math.sqrt(terms.shares * mu_squared), terms.delta),
         "epsilon_paper": None if math.isnan(paper) else paper,
         "mu_squared": float(mu_squared),
     }
@@ -473,18 +478,20 @@ def describe_releases(study: Study) -> list[str]:
         "about its rows.",
         "ε protects a person with one row at one agent, against anyone who sees all messages of this study. For a "
         "person with k rows, μ is k times as large. The owner's limits and ledger apply in addition.",
-        *describe_trust(study),
+        *describe_aggregation(study),
     ]
 
 
-def describe_trust(study: Study) -> list[str]:
+def describe_aggregation(study: Study) -> list[str]:
     """State ε with and without the honest sites that secure aggregation assumes."""
-    if study.training.honest is None:
+    if study.training.min_honest_sites is None:
         return []
     numbers = figures(study)
     return [
-        f"Secure aggregation: ε is {rounded_up(numbers['epsilon_exact'])} if at least {study.training.honest} of the "
-        f"sites in a round are honest, and {rounded_up(numbers['epsilon_alone'])} if all other sites collude."
+        f"Secure aggregation: ε is {rounded_up(numbers['epsilon_exact'])} if at least "
+        f"{study.training.min_honest_sites} of the "
+        f"sites in a round are honest, and {rounded_up(numbers['epsilon_if_others_collude'])} if all other sites "
+        f"collude."
     ]
 
 
@@ -507,7 +514,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("noise multiplier z", study.terms.plan.noise_in_words()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
-        *([("secure aggregation", _describe_sites(study))] if settings.honest is not None else []),
+        *([("secure aggregation", _describe_sites(study))] if settings.min_honest_sites is not None else []),
         *([("total ε, paper's moments bound", rounded_up(paper))] if paper is not None else []),
         *([("constants", origin or "default")] if study.kind == "training" else []),
         *([("public rows", describe_public_rows(study.public_rows))] if study.public_rows else []),
@@ -519,7 +526,7 @@ def _describe_statistics(study: Study) -> list[tuple[str, str]]:
     encoding = study.encoding if study.kind == "statistics" else None
     unit = encoding.scale if encoding else 1.0
     noise = 2.0 * study.noise_multiplier * unit / math.sqrt(study.training.planned_rounds)
-    factor = "√sites" if study.training.honest is None else f"√(sites/{study.training.honest})"
+    factor = "√sites" if study.training.min_honest_sites is None else f"√(sites/{study.training.min_honest_sites})"
     released = "rows by class and bin of the score"
     if encoding:
         tables = getattr(study.training.method, "tables", None) or ()
@@ -532,11 +539,11 @@ def _describe_statistics(study: Study) -> list[tuple[str, str]]:
 
 def _describe_sites(study: Study) -> str:
     """Describe the roster of a study with secure aggregation."""
-    limit = "" if study.most_rows is None else f", at most {study.most_rows:,} rows each"
+    limit = "" if study.max_rows_per_site is None else f", at most {study.max_rows_per_site:,} rows each"
     names = [site.name for site in study.roster]
     sites = f"{len(names)} sites{limit}: {first_of(names)}"
     without = f"no roster yet (dpadmm aggregator roster){limit}"
-    return f"at least {study.training.honest} honest; {sites if names else without}"
+    return f"at least {study.training.min_honest_sites} honest; {sites if names else without}"
 
 
 def describe_public_rows(rows: PublicRows) -> str:

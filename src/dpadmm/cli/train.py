@@ -124,7 +124,7 @@ def _to_dict(result: Result, rows: EncodedTable, data: Path, output: Path) -> di
         "noise": "exact" if result.privacy.exact_noise else "simulated",
         "epsilon": worst["epsilon"][repr(float(result.privacy.delta))],
         "epsilon_paper": worst["epsilon_paper"],
-        "epsilon_alone": worst["epsilon_alone"],
+        "epsilon_if_others_collude": worst["epsilon_if_others_collude"],
         "delta": result.privacy.delta,
         "agents": dict(zip(names, result.n_rows, strict=True)),
         "rows": sum(result.n_rows),
@@ -141,7 +141,10 @@ def _show(result: Result, table: EncodedTable, data: Path, output: Path) -> None
     echo(f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {agents}")
     model = f"{study.training.loss.name} loss, {study.training.regularizer.name} regularizer"
     echo(f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
-    rows: list[Row] = [("total ε, exact", console.rounded_up(values["epsilon"])), *console.trust_rows(result.privacy)]
+    rows: list[Row] = [
+        ("total ε, exact", console.rounded_up(values["epsilon"])),
+        *console.aggregation_rows(result.privacy),
+    ]
     if values["epsilon_paper"] is not None:
         rows.append(("total ε, paper's moments bound", console.rounded_up(values["epsilon_paper"])))
     rows.append(("δ", f"{result.privacy.delta:g}"))

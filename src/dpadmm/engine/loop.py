@@ -102,7 +102,7 @@ class RandomParticipation:
 
 
 @dataclass(frozen=True)
-class RandomVoids:
+class RandomAborts:
     """Abort each round with probability ``chance``, as can happen with secure aggregation."""
 
     chance: float
@@ -236,7 +236,7 @@ def train(
     warm_start: Floats | None = None,
     keep_interrupted: bool = False,
     sizes: Sizes | None = None,
-    voids: Callable[[int], bool] | None = None,
+    aborts: Callable[[int], bool] | None = None,
 ) -> Outcome:
     """Run a method over a cohort.
 
@@ -252,7 +252,7 @@ def train(
         Whether Ctrl-C ends the run and returns the completed rounds, instead of raising KeyboardInterrupt.
     sizes : Sizes, optional
         Sizes that the aggregator uses, if they differ from those of ``rows`` (forecasts).
-    voids : callable, optional
+    aborts : callable, optional
         Whether a round is aborted: its releases are charged, and its result is discarded.
 
     Raises
@@ -290,8 +290,8 @@ def train(
                     answered[slice(None) if active is None else active] = k
                 result = RoundResult(uploads, broadcast, k, problem, (sizes or rows).n_rows, active, answered)
                 if isinstance(noise, SecureSumNoise):
-                    result = result.pooled(noise.honest)
-                is_aborted = voids is not None and voids(k)
+                    result = result.pooled(noise.min_honest_sites)
+                is_aborted = aborts is not None and aborts(k)
                 next_broadcast = broadcast if is_aborted else method.aggregate(result)
                 new_consensus = method.model(next_broadcast)
             if participation:  # charge first: an interruption may waste budget, but never exceeds it

@@ -53,7 +53,7 @@ class MethodSettings(ABC):
     """Whether agents have local models. Otherwise all use the consensus."""
     deployable: ClassVar[bool] = False
     """Whether agents release only noisy sums over all their rows, which a guard can check and charge."""
-    usual_reg_share: ClassVar[float] = 1e-4
+    usual_alpha: ClassVar[float] = 1e-4
     """Default weight of the regularizer."""
     usual_rounds: ClassVar[int] = 100
     """Default number of rounds if the sizes of the cohort are not available."""
@@ -160,7 +160,8 @@ class RoundResult:
     answered : (n,), optional
         Last round in which each agent answered, 0 for never; None if all answered in this round.
     spread : float
-        Noise of the answers relative to that of the release: above 1 if more than ``honest`` agents add shares.
+        Noise of the answers relative to that of the release: above 1 if more than ``min_honest_sites`` agents add
+        shares.
     """
 
     uploads: Floats | LazyAnswers
@@ -172,10 +173,10 @@ class RoundResult:
     answered: Integers | None = None
     spread: float = 1.0
 
-    def pooled(self, honest: int) -> RoundResult:
+    def pooled(self, min_honest_sites: int) -> RoundResult:
         """Return the result with secure aggregation: one answer over the rows of all present agents."""
         members = self.n_rows if self.active is None else self.n_rows[self.active]
-        spread = math.sqrt(len(members) / honest)
+        spread = math.sqrt(len(members) / min_honest_sites)
         return replace(self, n_rows=members.sum(keepdims=True), active=None, spread=spread)
 
     @property

@@ -150,7 +150,7 @@ class Metrics:
         }
         if not view.local_models:
             out["train_loss_local"] = out["train_loss_global"]
-        penalty = problem.reg_share * float(problem.regularizer.value(weights))
+        penalty = problem.alpha * float(problem.regularizer.value(weights))
         out["objective_global"] = out["train_loss_global"] + penalty
         if self.rho is not None:
             out["augmented_objective"] = self._augmented_objective(self.rho)

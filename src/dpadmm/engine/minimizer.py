@@ -1,6 +1,6 @@
 """Minimise the objective over the rows of all agents, without privacy.
 
-``argmin_w mean_i mean_j ℓ(a_ij, b_ij, w) + reg_share · R(w)``, by a proximal Newton method with line search.
+``argmin_w mean_i mean_j ℓ(a_ij, b_ij, w) + alpha · R(w)``, by a proximal Newton method with line search.
 A hinge is smoothed ever less, each solve starting at the one before.
 """
 
@@ -91,8 +91,8 @@ def _line_search(
 
 
 def _model_step(problem: Problem, weights: Floats, slope: Floats, hessian: Floats) -> Floats:
-    """``argmin_u ⟨slope, u⟩ + ½uᵀHu + reg_share · R(w + u)``."""
-    shape, share, regularizer = weights.shape, problem.reg_share, problem.regularizer
+    """``argmin_u ⟨slope, u⟩ + ½uᵀHu + alpha · R(w + u)``."""
+    shape, share, regularizer = weights.shape, problem.alpha, problem.regularizer
     if share == 0.0 or regularizer.smoothness is not None:
         curved = hessian + share * (regularizer.smoothness or 0.0) * np.eye(len(hessian))
         full_slope = slope + share * regularizer.gradient(weights)
@@ -108,7 +108,7 @@ def _model_step(problem: Problem, weights: Floats, slope: Floats, hessian: Float
 
 
 def _quasi_newton(problem: Problem, rows: Rows, weights: Floats, max_evaluations: int = 5000) -> Floats:
-    share, regularizer = problem.reg_share, problem.regularizer
+    share, regularizer = problem.alpha, problem.regularizer
     if regularizer.smoothness is None and share > 0.0:
         smooth = partial(_data_term, problem, rows)
         return _split_solve(problem, smooth, weights, max_evaluations=max_evaluations, warn=True)
@@ -137,12 +137,12 @@ def _lbfgs(
 def _split_solve(
     problem: Problem, smooth: Smooth, start: Floats, *, max_evaluations: int, warn: bool = False
 ) -> Floats:
-    """Minimise ``smooth(w) + reg_share·R(w)`` for a kinked R, as ``w = u − v`` with u, v ≥ 0.
+    """Minimise ``smooth(w) + alpha·R(w)`` for a kinked R, as ``w = u − v`` with u, v ≥ 0.
 
     R grows with every ``|w_j|``, so at the optimum u or v is zero in each coordinate and R(w) = R(u) + R(v);
     on the box both halves are smooth.
     """
-    shape, size, share, regularizer = start.shape, start.size, problem.reg_share, problem.regularizer
+    shape, size, share, regularizer = start.shape, start.size, problem.alpha, problem.regularizer
     inside = np.full(shape, np.finfo(float).tiny)  # on the edge: the derivative towards the inside
 
     def halves(flat: Floats) -> tuple[float, Floats]:
@@ -202,7 +202,7 @@ def _dense(matrix: Floats) -> Floats:
 
 
 def _penalty(problem: Problem, weights: Floats) -> float:
-    return problem.reg_share * float(problem.regularizer.value(weights))
+    return problem.alpha * float(problem.regularizer.value(weights))
 
 
 def _warn(after: str) -> None:

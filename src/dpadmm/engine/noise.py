@@ -209,13 +209,13 @@ def _batched(scales: Counter[int]) -> Callable[[int, int], Draw]:
 class SecureSumNoise:
     """Secure aggregation in one process: every agent adds a share of the noise, and only the sum is used.
 
-    The shares of ``honest`` agents are together the noise of a release; those of more than that are to spare.
+    The shares of ``min_honest_sites`` agents are together the noise of a release; those of more than that are to spare.
     """
 
     noise: Noise  # where the shares come from
-    honest: int  # h: a release costs 1/z if so many agents keep their shares to themselves
+    min_honest_sites: int  # h: a release costs 1/z if so many agents keep their shares to themselves
     n_rows: Integers  # (n,), public
-    most_rows: int  # no agent has more; what exact shares are for
+    max_rows_per_site: int  # no agent has more; what exact shares are for
 
     @property
     def exact(self) -> bool:
@@ -232,18 +232,19 @@ class SecureSumNoise:
         if np.any(asked.noise_multiplier != asked.noise_multiplier[0]):
             raise StudyError("with secure aggregation all agents have the same budget and the same planned rounds")
         agents = np.fromiter(asked.agents, np.int64)
-        if len(agents) < self.honest:
+        if len(agents) < self.min_honest_sites:
             raise StudyError(
-                f"round {asked.round} has {len(agents)} agents, and secure aggregation relies on {self.honest} honest "
-                "ones; a smaller number for honest means more noise"
+                f"round {asked.round} has {len(agents)} agents, and secure aggregation relies on "
+                f"{self.min_honest_sites} honest "
+                "ones; a smaller min_honest_sites means more noise"
             )
         n_rows = self.n_rows[agents]
         if isinstance(self.noise, ExactNoise):
-            most = np.full(len(self.n_rows), self.most_rows)
-            total = self.noise.whole(asked, most, self.honest)[agents].sum(axis=0)
-            return pooled_mean(total, asked.grid(self.most_rows), int(n_rows.sum()))[None]
+            most = np.full(len(self.n_rows), self.max_rows_per_site)
+            total = self.noise.whole(asked, most, self.min_honest_sites)[agents].sum(axis=0)
+            return pooled_mean(total, asked.grid(self.max_rows_per_site), int(n_rows.sum()))[None]
         shares, weights = (
-            replace(asked, noise_multiplier=asked.noise_multiplier / math.sqrt(self.honest)),
+            replace(asked, noise_multiplier=asked.noise_multiplier / math.sqrt(self.min_honest_sites)),
             n_rows / n_rows.sum(),
         )
         if type(self.noise) is SimulatedNoise and asked.at_one_point:

@@ -32,7 +32,7 @@ from dpadmm.matrices.clipping import row_norms
 from dpadmm.methods.prior import Prior, prior_of
 from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
 from dpadmm.models.model import Model
-from dpadmm.models.run import Result, check_honest
+from dpadmm.models.run import Result, check_min_honest_sites
 from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
 from dpadmm.queries import make_query
 from dpadmm.regularizers import ElasticNet
@@ -89,8 +89,8 @@ class PrivateLinearModel(BaseEstimator):
     method: Literal["auto", "dp_admm"] = "auto"
     max_iter: Rounds | None = None
     n_agents: Count | None = None
-    trust: Literal["local", "secure_aggregation"] = "local"
-    honest: Honest | None = None
+    aggregation: Literal["plain", "secure"] = "plain"
+    min_honest_sites: Honest | None = None
     inference: bool = False
     weight_max: Positive | None = None
     rho: Positive = 0.1
@@ -238,8 +238,8 @@ class PrivateLinearModel(BaseEstimator):
             intercept=self.fit_intercept,
             method=self.method,
             n_rounds=self.max_iter,
-            trust=self.trust,
-            honest=self.honest,
+            aggregation=self.aggregation,
+            min_honest_sites=self.min_honest_sites,
             inference=self.inference,
             rho=self.rho,
             weight_radius=self.weight_radius,
@@ -253,7 +253,7 @@ class PrivateLinearModel(BaseEstimator):
         """Prepare the rows, and check that the run is possible before it is charged."""
         prepared = prepare(dataset, settings)
         problem, rows = prepared.problem, prepared.rows
-        check_honest(settings.honest, rows.n_agents)
+        check_min_honest_sites(settings.min_honest_sites, rows.n_agents)
         settings = settings.with_rounds(problem, rows)
         n_rounds = settings.planned_rounds
         method = settings.rounds(problem, rows, np.full(rows.n_agents, n_rounds))
@@ -263,7 +263,7 @@ class PrivateLinearModel(BaseEstimator):
                     if isinstance(release, Release):
                         query = make_query(release.statistic, problem, rows.n_features)
                         lattice = Lattice(query.row_norm, math.prod(query.shape), int(rows.n_rows.max()))
-                        lattice.noise_scale(release.noise_multiplier, settings.honest or 1)
+                        lattice.noise_scale(release.noise_multiplier, settings.min_honest_sites or 1)
             except StudyError as error:
                 raise StudyError(
                     f"there is no exact noise for epsilon={self.epsilon:g} in {n_rounds} rounds: {error}"
@@ -361,10 +361,10 @@ def _penalty(strength: float, ratio: float, *, scale: float, half: float) -> dic
     lasso, ridge = strength * ratio * scale / half, strength * (1.0 - ratio) * scale**2
     share = lasso + ridge
     if share == 0.0:
-        return {"regularizer": "none", "reg_share": 0.0}
+        return {"regularizer": "none", "alpha": 0.0}
     if ratio in (0.0, 1.0):
-        return {"regularizer": "l1" if ratio else "l2", "reg_share": share}
-    return {"regularizer": ElasticNet(lasso / share), "reg_share": share}
+        return {"regularizer": "l1" if ratio else "l2", "alpha": share}
+    return {"regularizer": ElasticNet(lasso / share), "alpha": share}
 
 
 def _is_in_search() -> bool:

@@ -82,13 +82,13 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         Number of simulated agents, to which rows are assigned at random. All rows stay in this process, so this
         estimates the accuracy of a deployment with several sites. Default: 1, which is the most accurate choice for
         rows in one place. Use ``fit(groups=...)`` to assign rows to agents explicitly.
-    trust : {"local", "secure_aggregation"}, default="local"
-        With several agents, who sees single answers. ``"local"``: each answer carries all the noise that protects the
-        agent's rows. ``"secure_aggregation"`` (``auto`` only): only the sum is visible, and each agent adds a share
+    aggregation : {"plain", "secure"}, default="plain"
+        With several agents, who sees single answers. ``"plain"``: each answer carries all the noise that protects the
+        agent's rows. ``"secure"`` (``auto`` only): only the sum is visible, and each agent adds a share
         of the noise.
-    honest : int, optional
+    min_honest_sites : int, optional
         Minimum number of honest agents per round that ``epsilon`` relies on (secure aggregation only). If all other
-        agents collude, ε is ``privacy_["epsilon_alone"]``.
+        agents collude, ε is ``privacy_["epsilon_if_others_collude"]``.
     inference : bool, default=False
         Whether to spend most of ``epsilon`` on confidence intervals that include the privacy noise; see
         ``conf_int`` and ``summary``. Requires ``method="auto"``, logistic loss and two classes. The fit then
@@ -150,7 +150,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
     ``auto`` approximates the optimum as closely as the noise and a small number of rounds allow. ``dp_admm`` converges
     to it with little noise and many rounds. It gives every agent the same weight, regardless of its number of rows.
 
-    The paper's λ/n, called ``reg_share`` elsewhere in dpadmm, is ``0.92/(C·m·data_norm²)`` for the L2 penalty with an
+    The paper's λ/n, called ``alpha`` elsewhere in dpadmm, is ``0.92/(C·m·data_norm²)`` for the L2 penalty with an
     intercept, and ``1/(C·m·data_norm²)`` without.
 
     Examples
@@ -303,7 +303,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     ----------
     epsilon, delta, data_norm, bounds, center, scale, l1_ratio, fit_intercept, method, max_iter
         See :class:`DPADMMClassifier`.
-    n_agents, trust, honest, weight_max, rho, random_state, accountant
+    n_agents, aggregation, min_honest_sites, weight_max, rho, random_state, accountant
         See :class:`DPADMMClassifier`.
     inference : bool, default=False
         Whether to spend most of ``epsilon`` on confidence intervals; see ``conf_int``. Requires ``method="auto"``
@@ -336,7 +336,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
     constant column is penalised. w is in the units of X and y (with ``bounds`` or ``scale``, of X mapped to [−1, 1] or
     standardised).
 
-    The paper's λ/n, called ``reg_share`` elsewhere in dpadmm, is ``0.92·alpha/(m·data_norm²)`` for the L2 penalty with
+    The paper's λ/n, called ``alpha`` elsewhere in dpadmm, is ``0.92·alpha/(m·data_norm²)`` for the L2 penalty with
     an intercept, and ``alpha/(m·data_norm²)`` without.
 
     Examples
@@ -424,7 +424,7 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
     ----------
     epsilon, delta, data_norm, bounds, center, scale, l1_ratio, method, max_iter
         See :class:`DPADMMClassifier`.
-    n_agents, trust, honest, inference, weight_max, rho, weight_radius, random_state, accountant
+    n_agents, aggregation, min_honest_sites, inference, weight_max, rho, weight_radius, random_state, accountant
         See :class:`DPADMMClassifier`.
     fit_intercept : bool, default=True
         Must be True, because rates need a baseline.

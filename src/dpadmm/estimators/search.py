@@ -40,7 +40,8 @@ GUARANTEE = (
     "everyone who sees the selected model, its parameters and its score, but not the other runs or their number"
 )
 FIXED_PARAMETERS = (
-    "epsilon", "delta", "random_state", "accountant", "classes", "y_bounds", "n_agents", "trust", "honest",
+    "epsilon", "delta", "random_state", "accountant", "classes", "y_bounds", "n_agents", "aggregation",
+    "min_honest_sites",
 )  # fmt: skip
 """Parameters that a candidate may not set, because they would change the meaning of a score or its noise."""
 

@@ -88,9 +88,9 @@ min_rows = 20
 SECURE_AGGREGATION = """
 [secure_aggregation]
 allow = true
-min_honest = 2
+min_honest_sites = 2
 min_withstood = 1
-epsilon_alone = {epsilon!r}
+epsilon_if_others_collude = {epsilon!r}
 """
 
 
@@ -99,8 +99,8 @@ def new_site(folder: Path, study: Study, *, table: str, epsilon: float) -> Site:
     assert study.label is not None
     label, delta, rounds = study.label.column, float(study.training.delta), study.training.planned_rounds
     text = SITE_TOML.format(table=table, label=label, epsilon=float(epsilon), delta=delta, max_rounds=rounds)
-    if study.training.honest is not None:  # √h times the μ, and some ε to spare
-        alone = exact_epsilon(math.sqrt(study.training.honest) * mu_from_epsilon(epsilon, delta), delta)
+    if study.training.min_honest_sites is not None:  # √h times the μ, and some ε to spare
+        alone = exact_epsilon(math.sqrt(study.training.min_honest_sites) * mu_from_epsilon(epsilon, delta), delta)
         text += SECURE_AGGREGATION.format(epsilon=min(100.0, round(1.01 * float(alone), 4)))
     (folder / "site.toml").write_text(text, encoding="utf-8")
     site = read_site(folder / "site.toml")
@@ -248,13 +248,13 @@ def adult_study(rows: Sequence[Row], n_sites: int, training: Training, name: str
         schema=Schema(tuple(_column(name, rows) for name in COLUMNS if name != LABEL)),
         label=Label(LABEL, classes=CLASSES),
         training=training,
-        most_rows=None if training.honest is None else (len(rows) - HELD_OUT) // n_sites,
+        max_rows_per_site=None if training.min_honest_sites is None else (len(rows) - HELD_OUT) // n_sites,
     )
 
 
 def with_keys(draft: Study, sites: Mapping[str, Site]) -> Study:
     """A study of a draft: with secure aggregation, with keys that its sites made."""
-    if draft.training.honest is None:
+    if draft.training.min_honest_sites is None:
         return draft
     keys = {name: site.make_key().hex() for name, site in sites.items()}
     return replace(draft, roster=tuple(RosterEntry(name, key) for name, key in keys.items()))
@@ -408,8 +408,8 @@ def _cohort(parts: list[ProtectedRows]) -> Rows:
 def repeated(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> list[Floats]:
     """What is broadcast after every round by ``train``, the loop of simulations, with the noise of the sites."""
     study, done, masking = journal.study, journal.rounds_done, journal.study.terms.masking
-    took_part, voids = np.zeros((done, rows.n_agents), dtype=bool), set[int]()
-    # a site that vanished from a round, which is void, has no noise in it
+    took_part, aborted_rounds = np.zeros((done, rows.n_agents), dtype=bool), set[int]()
+    # a site that vanished from a round, which is aborted, has no noise in it
     source: Noise = ExactNoise(lambda i, round: lambda _, n: noise[i].get(round, np.zeros(n, np.int64)).ravel())
     if masking is None:
         for i, said in enumerate(noise):
@@ -417,8 +417,8 @@ def repeated(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]])
     else:
         for opening in journal.openings()[:done]:
             took_part[opening.round - 1, list(members_of(opening.members, len(masking.roster)))] = True
-        source = SecureSumNoise(source, masking.honest, rows.n_rows, masking.most_rows)
-        voids = {void.round for void in journal.voids()}
+        source = SecureSumNoise(source, masking.min_honest_sites, rows.n_rows, masking.max_rows_per_site)
+        aborted_rounds = {aborted.round for aborted in journal.aborted_rounds()}
     history: list[Floats] = []
     train(
         journal.method(*rows.n_rows.tolist()),
@@ -428,7 +428,7 @@ def repeated(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]])
         noise=source,
         participation=PlannedParticipation(took_part),
         observers=[lambda view: history.append(np.array(view.broadcast))],
-        voids=voids.__contains__,
+        aborts=aborted_rounds.__contains__,
     )
     return history
 
@@ -443,7 +443,7 @@ class Summary:
     accuracy: float = 0.0
     most_frequent: float = 0.0
     epsilon: float = 0.0
-    epsilon_alone: float = 0.0
+    epsilon_if_others_collude: float = 0.0
     releases: int = 0
     records: int = 0
     replay: Replay | None = None
@@ -540,7 +540,10 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
     with atomic_file(folder / "model.statement.json") as out:
         out.write(result.statement.as_bytes())
     cross_checks(read_statement(folder / "model.statement.json"))
-    summary.epsilon, summary.epsilon_alone = result.privacy.epsilon, result.privacy.epsilon_alone
+    summary.epsilon, summary.epsilon_if_others_collude = (
+        result.privacy.epsilon,
+        result.privacy.epsilon_if_others_collude,
+    )
     for name, site in sites.items():
         ledger = read_ledger(site.ledger)  # verifies every record
         account = ledger.accounts[summary.study.hash]

@@ -47,8 +47,8 @@ def read_offer(path: Path) -> Offer:
 def with_roster(draft: Path, offers: Sequence[Path]) -> str:
     """The text of a draft's file with a roster of offers, by name; it is a study."""
     study, found = read_study(draft), dict[str, str]()
-    if study.training.trust != "secure_aggregation":
-        raise StudyError(f'{draft}: a roster is for studies with trust = "secure_aggregation" in [privacy]')
+    if study.training.aggregation != "secure":
+        raise StudyError(f'{draft}: a roster is for studies with aggregation = "secure" in [privacy]')
     if study.roster:
         raise StudyError(f"{draft}: it has a roster already; take the draft that the offers were made for")
     for path in offers:

@@ -22,7 +22,7 @@ _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=Fal
 
 @_serial
 def _admm(first, last, asked):  # type: ignore[no-untyped-def]
-    key, round, sums, n_rows, noise_std, reg, reg_share, before, dual, consensus, step_size, rho, new = asked
+    key, round, sums, n_rows, noise_std, reg, alpha, before, dual, consensus, step_size, rho, new = asked
     size = sums.shape[1]
     scratch, h, back, noisy = np.empty((2, (size + 1) // 2)), np.empty(size), -1.0 / rho, noise_std.any()
     for i in range(first, last):
@@ -42,7 +42,7 @@ def _admm(first, last, asked):  # type: ignore[no-untyped-def]
         for j in range(size):
             released[j] = (released[j] + gamma[j]) - h[j]
         for j in range(size):
-            released[j] = (released[j] - reg_share * reg[i, j]) * shrink
+            released[j] = (released[j] - alpha * reg[i, j]) * shrink
         for j in range(size):
             upload[j] = gamma[j] * back + released[j]
 
@@ -71,7 +71,7 @@ def admm_round(
     n_rows: Integers,
     noise_std: Floats,
     reg_gradient: Floats,
-    reg_share: float,
+    alpha: float,
     released: Floats,
     dual: Floats,
     consensus: Floats,
@@ -87,7 +87,7 @@ def admm_round(
     new = np.empty((3, len(released), released[0].size))
     asked = (
         key_of(seed), np.int64(round), _writable(sums, flat), n_rows, noise_std,
-        _writable(reg_gradient, flat), reg_share, _writable(released, flat), _writable(dual, flat),
+        _writable(reg_gradient, flat), alpha, _writable(released, flat), _writable(dual, flat),
         _writable(consensus, -1), step_size, rho, new,
     )  # fmt: skip
     if sums.size <= ALONE:

@@ -130,7 +130,7 @@ class Auto(MethodSettings):
     deployable: ClassVar[bool] = True
     omit_if_default: ClassVar[tuple[str, ...]] = ("inference",)
     sums_only: ClassVar[bool] = True
-    usual_reg_share: ClassVar[float] = 1e-6
+    usual_alpha: ClassVar[float] = 1e-6
     usual_rounds: ClassVar[int] = 25
     weighs_public_rows: ClassVar[bool] = True
     rounds_by_size: ClassVar[bool] = True
@@ -159,8 +159,8 @@ class Auto(MethodSettings):
         """
         z, t = setup.gaussian(), setup.planned
         mu, n_rows = np.sqrt(t) / np.where(z > 0.0, z, 1e-9), setup.sizes.n_rows
-        if setup.honest is not None:  # one sum; each agent adds a share of the noise
-            mu, n_rows = mu[:1] * math.sqrt(setup.honest / len(n_rows)), n_rows.sum(keepdims=True)
+        if setup.min_honest_sites is not None:  # one sum; each agent adds a share of the noise
+            mu, n_rows = mu[:1] * math.sqrt(setup.min_honest_sites / len(n_rows)), n_rows.sum(keepdims=True)
         hyper, noise = HYPERPARAMETERS, noise_per_unit(n_rows, mu)
         snr = signal_to_noise(setup.problem.loss, setup.sizes.n_features, noise)
         factor = float(np.clip(snr, *hyper.rounds_signal) * np.clip(snr, *hyper.rounds_extra))
@@ -317,7 +317,7 @@ class AutoRounds(ServerSideMethod):
     prior: Prior | None = None
 
     name: ClassVar[str] = "auto"
-    divergence_hint: ClassVar[str] = "a smaller reg_share, or more noise"
+    divergence_hint: ClassVar[str] = "a smaller alpha, or more noise"
     weighs_answers: ClassVar[bool] = True
 
     @property
@@ -327,7 +327,7 @@ class AutoRounds(ServerSideMethod):
     @property
     def _reg_curvature(self) -> float:
         """``(λ/n)c4``."""
-        return self.problem.reg_share * (self.problem.regularizer.smoothness or 0.0)
+        return self.problem.alpha * (self.problem.regularizer.smoothness or 0.0)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return (Moments.name, self.first) if round == 1 else (PreconditionedGradient.name, self.later)
@@ -541,7 +541,7 @@ class AutoRounds(ServerSideMethod):
         step = now.step / 2.0 if round > 2 and product < -bound else now.step
         # Step 7
         penalty = problem.regularizer.gradient(now.preconditioner.transposed_times(now.point))
-        slope = gradient + now.preconditioner.times(problem.reg_share * penalty)
+        slope = gradient + now.preconditioner.times(problem.alpha * penalty)
         point = now.point - step_share * step * slope
         now = replace(now, step=step, point=point, last_gradient=gradient, prior_weight=prior_weight)
         # Step 8

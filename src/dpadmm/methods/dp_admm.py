@@ -131,7 +131,7 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
 
     name: ClassVar[str] = "dp_admm"
     divergence_hint: ClassVar[str] = (
-        "a smaller step_size (or the theorem's schedule), a larger rho, a smaller reg_share, or less noise"
+        "a smaller step_size (or the theorem's schedule), a larger rho, a smaller alpha, or less noise"
     )
     local_models: ClassVar[bool] = True
 
@@ -163,7 +163,7 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             n_rows=n_rows,
             noise_std=self.noise_multiplier * mean_sensitivity(problem.loss.lipschitz, n_rows),
             reg_gradient=problem.regularizer.gradient(state.released),
-            reg_share=problem.reg_share,
+            alpha=problem.alpha,
             released=state.released,
             dual=state.dual,
             consensus=now.consensus,
@@ -178,7 +178,7 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
         dual = next_dual(state, consensus, self.rho)
         released = primal_step(
             answers,
-            problem.reg_share * problem.regularizer.gradient(state.released),
+            problem.alpha * problem.regularizer.gradient(state.released),
             released=state.released,
             dual=dual,
             consensus=consensus,

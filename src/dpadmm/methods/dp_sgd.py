@@ -46,7 +46,7 @@ class DpSgd(MethodSettings):
             raise StudyError(
                 f"dp_sgd has no default learning_rate for the loss {problem.loss.name}, which is not smooth; set one"
             )
-        return 1.0 / (problem.loss.smoothness + problem.reg_share * (problem.regularizer.smoothness or 0.0))
+        return 1.0 / (problem.loss.smoothness + problem.alpha * (problem.regularizer.smoothness or 0.0))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class DpSgdRounds(ServerSideMethod):
     seed: int = 0
 
     name: ClassVar[str] = "dp_sgd"
-    divergence_hint: ClassVar[str] = "a smaller learning_rate, a smaller reg_share, or less noise"
+    divergence_hint: ClassVar[str] = "a smaller learning_rate, a smaller alpha, or less noise"
     weighs_answers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class DpSgdRounds(ServerSideMethod):
 
     def aggregate(self, result: RoundResult) -> Floats:
         consensus, problem = result.consensus, result.problem
-        slope = result.mean() + problem.reg_share * problem.regularizer.gradient(consensus)
+        slope = result.mean() + problem.alpha * problem.regularizer.gradient(consensus)
         return np.asarray(consensus - self.learning_rate * slope)
 
     def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:

@@ -124,7 +124,7 @@ class NewtonRounds(ServerSideMethod):
     def _query(self) -> NewtonQuery:
         return NewtonQuery(self.problem.loss, self.n_features)
 
-    def check_rows(self, n_rows: Integers, n_columns: int, honest: int | None = None) -> None:
+    def check_rows(self, n_rows: Integers, n_columns: int, min_honest_sites: int | None = None) -> None:
         """Raise StudyError if the Hessian is certain to be below its noise, by public numbers.
 
         Of k directions one has at most 1/k of the trace. The eigenvalues of the noise go up to ``2s√k``. A column
@@ -133,7 +133,7 @@ class NewtonRounds(ServerSideMethod):
         trace = MAX_TRACES.get(self.problem.loss.name)
         if trace is None:
             return
-        z = float(self.last.min()) * math.sqrt(len(n_rows) / (honest or 1))
+        z = float(self.last.min()) * math.sqrt(len(n_rows) / (min_honest_sites or 1))
         scale = self._query.weights(MAX_RESIDUAL).hessian
         spread = mean_sensitivity(NewtonQuery.row_norm, 1) * z / float(n_rows.sum()) / (math.sqrt(2.0) * scale)
         edge = 2.0 * spread * math.sqrt(n_columns)

@@ -148,11 +148,11 @@ class ReleaseRounds(ServerSideMethod):
         share = max_rows / row_sum
         return Released(int(max_rows), share * math.sqrt(variance), share * consensus[3:].reshape(self.statistic.shape))
 
-    def check_rows(self, n_rows: Integers, unit: float, honest: int | None = None) -> None:
+    def check_rows(self, n_rows: Integers, unit: float, min_honest_sites: int | None = None) -> None:
         """Raise StudyError if counts would be too noisy. A count of 1 is released as 1/``unit``."""
         n, total = len(n_rows), int(n_rows.sum())
-        spread = 1.0 if honest is None else math.sqrt(n / honest)
-        members = np.arange(n if honest is None else 1)
+        spread = 1.0 if min_honest_sites is None else math.sqrt(n / min_honest_sites)
+        members = np.arange(n if min_honest_sites is None else 1)
         variance = self._variance(len(members), members, spread) / self.n_rounds
         noise = unit * math.sqrt(variance)
         if noise <= MAX_NOISE * total:

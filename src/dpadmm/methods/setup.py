@@ -39,8 +39,8 @@ class Setup:
     noise_multiplier: Budget = None
     delta: float = 1e-5
     calibration: Literal["paper", "exact"] = "paper"
-    trust: str = "local"
-    honest: int | None = None
+    aggregation: str = "plain"
+    min_honest_sites: int | None = None
     seed: int = 0
 
     @property

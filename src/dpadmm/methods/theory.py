@@ -28,7 +28,7 @@ class Constants:
         Bounds of ``‖ℓ'‖`` and ``‖R'‖``.
     c3, c4 : float or None
         Bounds of ``‖∇²ℓ‖`` and ``‖∇²R‖``; None if not differentiable.
-    reg_share : float
+    alpha : float
         λ/n.
     n_weights : int
         dp.
@@ -42,7 +42,7 @@ class Constants:
     c2: float
     c3: float | None
     c4: float | None
-    reg_share: float
+    alpha: float
     n_weights: int
     weight_radius: float
     noise_multiplier: Floats
@@ -58,7 +58,7 @@ class Constants:
     @cached_property
     def noisy_gradient_size(self) -> Floats:
         """Bound of the root mean square of the noisy gradient per agent, ``√((c1 + λc2/n)² + 4 dp c1² z²/m²)``."""
-        clean = self.c1 + self.reg_share * self.c2
+        clean = self.c1 + self.alpha * self.c2
         return np.sqrt(clean**2 + 4.0 * self.n_weights * (self.c1 * self.noise_multiplier / self.n_rows) ** 2)
 
     @cached_property
@@ -72,7 +72,7 @@ class Constants:
         if self.c3 is None or self.c4 is None:
             part = "loss" if self.c3 is None else "regularizer"
             raise StudyError(f"Theorem 3 does not apply: the {part} is not smooth; use Theorem 2")
-        return self.c3 + self.reg_share * self.c4
+        return self.c3 + self.alpha * self.c4
 
 
 def constants_of(
@@ -90,7 +90,7 @@ def constants_of(
         c2=problem.regularizer.lipschitz(n_weights, weight_radius),
         c3=problem.loss.smoothness,
         c4=problem.regularizer.smoothness,
-        reg_share=problem.reg_share,
+        alpha=problem.alpha,
         n_weights=n_weights,
         weight_radius=weight_radius,
         noise_multiplier=np.broadcast_to(np.asarray(noise_multiplier, dtype=float), n_rows.shape),

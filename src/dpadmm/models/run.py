@@ -182,7 +182,7 @@ class Result:
             self.method.name,
             ended_by_result=self.interrupted or self.stopped_by_result,
             exact_noise=getattr(self.noise, "exact", False),
-            honest=self.training.honest,
+            min_honest_sites=self.training.min_honest_sites,
         )
 
     @cached_property
@@ -247,8 +247,8 @@ def run(
     keep_interrupted: bool = False,
     n_rounds: int | None = None,
     seed: int = 0,
-    voids: Callable[[int], bool] | None = None,
-    most_rows: int | None = None,
+    aborts: Callable[[int], bool] | None = None,
+    max_rows_per_site: int | None = None,
 ) -> Result:
     """Calibrate a method to its budget, and train.
 
@@ -266,9 +266,9 @@ def run(
         Whether Ctrl-C ends the run and returns the rounds so far. If False, KeyboardInterrupt is raised.
     n_rounds : int, optional
         Number of rounds to run now, if fewer than planned.
-    voids : callable, optional
+    aborts : callable, optional
         Function that returns whether a round's secure sum is lost.
-    most_rows : int, optional
+    max_rows_per_site : int, optional
         Maximum number of rows per agent, to which the shares of exact noise are calibrated. Default: the rows of the
         largest agent.
     """
@@ -281,8 +281,8 @@ def run(
     method = training.rounds(problem, sizes or rows, planned, seed=seed)
     if prior is not None:
         method, warm_start = method.with_prior(prior), prior.weights
-    if training.honest is not None:
-        noise = _secure_sum(noise, training.honest, (sizes or rows).n_rows, most_rows)
+    if training.min_honest_sites is not None:
+        noise = _secure_sum(noise, training.min_honest_sites, (sizes or rows).n_rows, max_rows_per_site)
     outcome = train(
         method,
         problem,
@@ -296,22 +296,26 @@ def run(
         warm_start=warm_start,
         keep_interrupted=keep_interrupted,
         sizes=sizes,
-        voids=voids,
+        aborts=aborts,
     )
     result = Result(training, problem, rows, method, noise, outcome, mask, stop is not None)
     return replace(result, seconds=perf_counter() - started)
 
 
-def _secure_sum(noise: Noise, honest: int, n_rows: Integers, most_rows: int | None) -> SecureSumNoise:
+def _secure_sum(noise: Noise, min_honest_sites: int, n_rows: Integers, max_rows_per_site: int | None) -> SecureSumNoise:
     """Return the noise source of a secure sum, in which every agent adds a share of the noise."""
     max_rows = int(n_rows.max())
-    check_honest(honest, len(n_rows))
-    if most_rows is not None and most_rows < max_rows:
-        raise StudyError(f"most_rows = {most_rows:,}, but an agent has {max_rows:,} rows; increase most_rows")
-    return SecureSumNoise(noise, honest, n_rows, most_rows or max_rows)
+    check_min_honest_sites(min_honest_sites, len(n_rows))
+    if max_rows_per_site is not None and max_rows_per_site < max_rows:
+        raise StudyError(
+            f"max_rows_per_site = {max_rows_per_site:,}, but an agent has {max_rows:,} rows; increase max_rows_per_site"
+        )
+    return SecureSumNoise(noise, min_honest_sites, n_rows, max_rows_per_site or max_rows)
 
 
-def check_honest(honest: int | None, n_agents: int) -> None:
-    """Raise StudyError if ``honest`` exceeds the number of agents."""
-    if honest is not None and honest > n_agents:
-        raise StudyError(f"honest = {honest}, but there are {n_agents} agents; use at most {n_agents}")
+def check_min_honest_sites(min_honest_sites: int | None, n_agents: int) -> None:
+    """Raise StudyError if ``min_honest_sites`` exceeds the number of agents."""
+    if min_honest_sites is not None and min_honest_sites > n_agents:
+        raise StudyError(
+            f"min_honest_sites = {min_honest_sites}, but there are {n_agents} agents; use at most {n_agents}"
+        )

@@ -36,7 +36,7 @@ from dpadmm.data.encoded import encode_table, row_weights_of
 from dpadmm.data.encoder import Encoder, Tally
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
-from dpadmm.engine.loop import RandomVoids
+from dpadmm.engine.loop import RandomAborts
 from dpadmm.engine.metrics import spread as deviation
 from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import CohortQuery, SimulatedNoise, with_normals
@@ -391,7 +391,7 @@ def run(
     sizes: Integers,
     *,
     seed: int,
-    void_rounds: float = 0.0,
+    aborted_rounds: float = 0.0,
     prior: Prior | None = None,
 ) -> Result:
     """The run of agents of these sizes, were their rows like the pool's.
@@ -401,8 +401,8 @@ def run(
     """
     rng, total = np.random.default_rng(seed), int(sizes.sum())
     if isinstance(training.method, Auto):
-        chosen, scale = np.array([max(1, round(total * math.sqrt((training.honest or 1) / len(sizes))))]), 1.0
-        training = training.changed(trust="local", honest=None)
+        chosen, scale = np.array([max(1, round(total * math.sqrt((training.min_honest_sites or 1) / len(sizes))))]), 1.0
+        training = training.changed(aggregation="plain", min_honest_sites=None)
         counts = np.array([min(total, len(pool), max(LEAST_ROWS, int(MOST_POOLED / _entries(pool))))])
     else:
         chosen = stand_ins(sizes, pool.features.shape[1] * problem.loss.n_outputs)
@@ -411,8 +411,9 @@ def run(
     rows = dealt.rows(np.concatenate([[0], np.cumsum(counts)]))
     shape = (rows.n_features, problem.loss.n_outputs)
     noise = PlannedNoise(SimulatedNoise(seed, len(chosen), shape), chosen, scale)
-    planned, voids = PublicSizes(chosen, rows.n_features), RandomVoids(void_rounds, seed) if void_rounds else None
-    return run_cohort(training, problem, rows, noise, sizes=planned, voids=voids, prior=prior)
+    planned = PublicSizes(chosen, rows.n_features)
+    aborts = RandomAborts(aborted_rounds, seed) if aborted_rounds else None
+    return run_cohort(training, problem, rows, noise, sizes=planned, aborts=aborts, prior=prior)
 
 
 def stand_ins(sizes: Integers, n_weights: int = 1) -> Integers:
@@ -514,14 +515,14 @@ def reached(
     sizes: Integers,
     *,
     seed: int,
-    void_rounds: float = 0.0,
+    aborted_rounds: float = 0.0,
     finished: Callable[[], None] = lambda: None,
 ) -> Values:
     """What these settings reach on the folds of a scenario; ``finished`` is called after each of them."""
     found, guess, from_prior = [], _guess(study, scenario), 0.0
     for k, (train, test) in enumerate(scenario.folds):
         prior = scenario.prior(k)
-        ran = partial(run, training, study.problem, train, sizes, seed=seed + k, void_rounds=void_rounds)
+        ran = partial(run, training, study.problem, train, sizes, seed=seed + k, aborted_rounds=aborted_rounds)
         weights = ran(prior=prior).weights
         if prior is not None and k == 0:
             other = scenario.priors[1]

@@ -51,7 +51,7 @@ WORTH_NAMING = 0.005
 secure aggregation, if it gains this much itself."""
 
 VOIDS = 0.1
-"""Share of void rounds whose cost is forecast."""
+"""Share of aborted rounds whose cost is forecast."""
 
 TAG_BYTES = 8
 """What two sites show each other, to see that they have the same key."""
@@ -72,13 +72,14 @@ class Costs:
     sensitivity 1 that takes the whole budget. Bytes are of one agent, without the headers of messages: what
     it hears in a round, what it says in the largest one, both in all rounds. ``seconds`` are of all agents in
     one process, with exact noise. What is not known is NaN: seconds that were not measured, the paper's ε of
-    rounds that differ. With secure aggregation ``epsilon`` relies on ``honest`` agents, and ``epsilon_alone``
+    rounds that differ. With secure aggregation ``epsilon`` relies on ``min_honest_sites`` agents, and
+    ``epsilon_if_others_collude``
     on none.
     """
 
     epsilon: float
-    epsilon_alone: float
-    honest: int | None
+    epsilon_if_others_collude: float
+    min_honest_sites: int | None
     epsilon_paper: float
     delta: float
     noise_multiplier: float
@@ -112,15 +113,17 @@ def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
     >>> round(costs.noise, 4), round(costs.noise_all, 4), costs.bytes_heard, costs.bytes_said
     (0.0032, 0.0065, 152, 48)
     """
-    terms, t, n, honest = study.terms, study.terms.plan.n_rounds, len(sizes), study.training.honest
-    mu, shares = math.sqrt(terms.plan.mu_squared()), math.sqrt(honest or 1)
+    terms, t, n, min_honest_sites = study.terms, study.terms.plan.n_rounds, len(sizes), study.training.min_honest_sites
+    mu, shares = math.sqrt(terms.plan.mu_squared()), math.sqrt(min_honest_sites or 1)
     heard = NUMBER_BYTES * math.prod(study.broadcast_shape)
     said = [NUMBER_BYTES * math.prod(study.upload_shape(k)) for k in range(1, t + 1)]
-    tags, members = (0, 0) if honest is None else (TAG_BYTES * n, -(-n // 8))  # with READY and PRESENT; with MASK
+    tags, members = (
+        (0, 0) if min_honest_sites is None else (TAG_BYTES * n, -(-n // 8))
+    )  # with READY and PRESENT; with MASK
     return Costs(
         epsilon=exact_epsilon(mu, terms.delta),
-        epsilon_alone=exact_epsilon(shares * mu, terms.delta),
-        honest=honest,
+        epsilon_if_others_collude=exact_epsilon(shares * mu, terms.delta),
+        min_honest_sites=min_honest_sites,
         epsilon_paper=tally_paper_epsilon(terms.plan.tally(), terms.delta),
         delta=terms.delta,
         noise_multiplier=study.noise_multiplier,
@@ -339,26 +342,26 @@ class Alternative:
     """The study's total ε with secure aggregation, and what that is forecast to reach in every scenario."""
 
     training: Training
-    epsilon_alone: float
-    void_rounds: float = 0.0
+    epsilon_if_others_collude: float
+    aborted_rounds: float = 0.0
     values: tuple[Values, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "honest": self.training.honest,
+            "min_honest_sites": self.training.min_honest_sites,
             "n_rounds": self.training.planned_rounds,
-            "epsilon_alone": self.epsilon_alone,
-            "void_rounds": self.void_rounds,
+            "epsilon_if_others_collude": self.epsilon_if_others_collude,
+            "aborted_rounds": self.aborted_rounds,
             "scenarios": [{name: value.as_json() for name, value in each.items()} for each in self.values],
         }
 
 
 def alternatives(study: Study, sizes: Integers, epsilon: float) -> list[Alternative]:
-    """What a plan compares with: other numbers of honest agents and void rounds, or secure aggregation at all.
+    """What a plan compares with: other numbers of honest agents and aborted rounds, or secure aggregation at all.
 
     ``study`` is as it was given: how many rounds are taken depends on how many agents are honest.
     """
-    most, own = study.quorum_of(len(sizes)) - 1, study.training.honest
+    most, own = study.quorum_of(len(sizes)) - 1, study.training.min_honest_sites
     half = -(-len(sizes) // 2)
     if most < 2 or not study.training.method.sums_only:
         return []
@@ -368,10 +371,10 @@ def alternatives(study: Study, sizes: Integers, epsilon: float) -> list[Alternat
         wanted = [*((h, 0.0) for h in sorted(numbers) if 2 <= h <= most), (own, VOIDS)]
     mu, delta = math.sqrt(study.terms.plan.mu_squared()), study.terms.delta
     budget, made = {**dict.fromkeys(BUDGETS), "epsilon": epsilon}, []
-    for honest, voids in wanted:
-        training = study.training.changed(trust="secure_aggregation", honest=honest, **budget)
+    for min_honest_sites, aborted_rounds in wanted:
+        training = study.training.changed(aggregation="secure", min_honest_sites=min_honest_sites, **budget)
         training = training.with_rounds(study.problem, PublicSizes(sizes, study.shape[0]))
-        made.append(Alternative(training, exact_epsilon(math.sqrt(honest) * mu, delta), voids))
+        made.append(Alternative(training, exact_epsilon(math.sqrt(min_honest_sites) * mu, delta), aborted_rounds))
     return made
 
 

@@ -1,7 +1,7 @@
 """The optimisation problem and the rows of a cohort.
 
-``F(w) = mean_i [ mean_j ω_ij ℓ(a_ij, b_ij, w) ] + reg_share · R(w)``, the paper's objective divided by n, with
-``reg_share = λ/n``. All agents have the same weight, whatever their number of rows. ω is the weight of a row divided by
+``F(w) = mean_i [ mean_j ω_ij ℓ(a_ij, b_ij, w) ] + alpha · R(w)``, the paper's objective divided by n, with
+``alpha = λ/n``. All agents have the same weight, whatever their number of rows. ω is the weight of a row divided by
 its public bound, in [0, 1]. Without weights it is 1.
 """
 
@@ -37,20 +37,20 @@ faster). Larger ones are read in place."""
 
 @dataclass(frozen=True)
 class Problem:
-    """A loss, a regularizer and its weight ``reg_share`` (the paper's λ/n).
+    """A loss, a regularizer and its weight ``alpha`` (the paper's λ/n).
 
     ``weighted`` (rows have weights) and ``intercept`` (the last feature is constant) are public.
     """
 
     loss: Loss
     regularizer: Regularizer
-    reg_share: float
+    alpha: float
     weighted: bool = False
     intercept: bool = False
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.reg_share < np.inf):
-            raise StudyError(f"reg_share (λ/n) must be a number ≥ 0, not {self.reg_share!r}")
+        if not (0.0 <= self.alpha < np.inf):
+            raise StudyError(f"alpha (λ/n) must be a number ≥ 0, not {self.alpha!r}")
 
     @property
     def smooth(self) -> bool:
@@ -63,19 +63,19 @@ class Problem:
         return np.asarray(np.add.reduceat(values, rows.offsets[:-1]) / rows.n_rows)
 
     def objectives(self, rows: Rows, points: Floats) -> Floats:
-        """Return ``f_i(points_i)``, mean loss plus reg_share · R per agent: (n, d, p) -> (n,)."""
-        return self.losses(rows, points) + self.reg_share * self.regularizer.value(points)
+        """Return ``f_i(points_i)``, mean loss plus alpha · R per agent: (n, d, p) -> (n,)."""
+        return self.losses(rows, points) + self.alpha * self.regularizer.value(points)
 
     def objective(self, rows: Rows, weights: Floats) -> float:
         """Return ``F(w)`` at one point for all agents: (d, p) -> number."""
         points = np.broadcast_to(weights, (rows.n_agents, *weights.shape))
-        return float(self.losses(rows, points).mean() + self.reg_share * self.regularizer.value(weights))
+        return float(self.losses(rows, points).mean() + self.alpha * self.regularizer.value(weights))
 
     def gradient(self, rows: Rows, weights: Floats) -> Floats:
         """Return ``F'(w)``, with gradients of rows clipped to c1: (d, p) -> (d, p)."""
         points = np.broadcast_to(weights, (rows.n_agents, *weights.shape))
         data_term = kernels.gradient(rows, points, self.loss).mean(axis=0)
-        return np.asarray(data_term + self.reg_share * self.regularizer.gradient(weights))
+        return np.asarray(data_term + self.alpha * self.regularizer.gradient(weights))
 
 
 class Sizes(Protocol):

@@ -25,7 +25,7 @@ def broken_promises(policy: Policy, book: LedgerState) -> list[str]:
     ]
     names = ", ".join(_name(*pair) for pair in still_open.items())
     limits = {(book.promised, policy.cap, book.spent): ""}
-    alone = (book.promised_alone, policy.cap_alone, book.spent_alone)
+    alone = (book.promised_if_others_collude, policy.cap_if_others_collude, book.spent_if_others_collude)
     limits.setdefault(alone, " if all other sites work together")
     for sums, whose in limits.items():
         if still_open and float(sums[0]) > sums[1]:
@@ -95,5 +95,5 @@ def of_account(study: str, account: Account, *, site: str, version: str) -> Stat
     if not math.isclose(account.reservation.mu_squared, k**2 * float(plan.mu_squared()), rel_tol=1e-9):
         raise StudyError(f"study {study[:12]} reserved another Σμ² than the releases of its plan cost")
     delta = float(about["delta"]) if type(about["delta"]) is int else about["delta"]
-    honest = account.shares if account.shares > 1 else None
-    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version, honest)
+    min_honest_sites = account.shares if account.shares > 1 else None
+    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version, min_honest_sites)

@@ -37,7 +37,7 @@ SECTIONS = {
     "data": ("table", "label", "scheduler"),
     "person": ("column", "rows"),
     "limits": ("epsilon", "delta", "methods", "losses", "max_rounds", "min_rows"),
-    "secure_aggregation": ("allow", "min_honest", "min_withstood", "epsilon_alone"),
+    "secure_aggregation": ("allow", "min_honest_sites", "min_withstood", "epsilon_if_others_collude"),
     "server": ("addresses",),
     "notify": ("command", "delay"),
 }
@@ -87,7 +87,7 @@ class Site:
         return Ledger.open(
             folder or self.ledger,
             cap=limits.cap,
-            cap_alone=limits.cap_alone,
+            cap_if_others_collude=limits.cap_if_others_collude,
             rows_per_person=limits.unit.rows,
             create=create,
         )
@@ -163,7 +163,7 @@ class _Rehearsal(Ledger):
 
     def __init__(self, book: LedgerState, policy: Policy) -> None:
         super().__init__(Path(), cast(Any, None), cast(Any, None), book)
-        book.cap, book.cap_alone = policy.cap, policy.cap_alone
+        book.cap, book.cap_if_others_collude = policy.cap, policy.cap_if_others_collude
 
     def _append(self, record: Record, payload: bytes = b"") -> None:
         self.status().check(record, payload)
@@ -220,8 +220,8 @@ def _masking(entries: _Entries, table: Mapping[str, Any], path: Path, epsilon: f
         return None
     section = _section(table, name, path)
     limits = MaskingLimits(
-        entries.number(f"{name}.epsilon_alone", section.get("epsilon_alone"), epsilon, 100.0),
-        entries.whole(f"{name}.min_honest", section.get("min_honest"), 2),
+        entries.number(f"{name}.epsilon_if_others_collude", section.get("epsilon_if_others_collude"), epsilon, 100.0),
+        entries.whole(f"{name}.min_honest_sites", section.get("min_honest_sites"), 2),
         entries.whole(f"{name}.min_withstood", section.get("min_withstood"), 1),
     )
     return limits if entries.yes_or_no(f"{name}.allow", section.get("allow")) else None

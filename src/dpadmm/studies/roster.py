@@ -61,6 +61,6 @@ def check_roster(roster: Sequence[RosterEntry]) -> None:
 def roster_schema() -> dict[str, Any]:
     """Return the JSON Schema of ``roster``."""
     entry = {"name": {"type": "string", "pattern": _NAME.pattern}, "key": {"type": "string", "pattern": _KEY.pattern}}
-    about = "With secure_aggregation: names of the sites, and their public keys for this study."
+    about = "With secure aggregation: names of the sites, and their public keys for this study."
     properties = {"type": "object", "properties": entry, "required": ["name", "key"], "additionalProperties": False}
     return {"description": about, "type": "array", "maxItems": MAX_SITES, "items": properties}

@@ -42,7 +42,7 @@ from dpadmm.regularizers import L2, REGULARIZERS, Regularizer
 BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
 """Alternative ways to set the budget. A private method takes exactly one."""
 
-PRIVACY = (*BUDGETS, "delta", "calibration", "trust", "honest")
+PRIVACY = (*BUDGETS, "delta", "calibration", "aggregation", "min_honest_sites")
 """Keys of ``[privacy]`` in a study file."""
 
 
@@ -87,7 +87,7 @@ class Training:
 
     loss: Loss = field(default=Logistic())
     regularizer: Regularizer = field(default=L2())
-    reg_share: Annotated[
+    alpha: Annotated[
         NotNegative | None, "λ/n: weight of the regularizer relative to the mean loss (default: 1e-4; auto: 1e-6)."
     ] = None
     intercept: Annotated[bool, "Add a constant column of 0.28. Rows are scaled by 0.96 to keep their norm ≤ 1."] = False
@@ -107,13 +107,13 @@ class Training:
     calibration: Annotated[
         Literal["paper", "exact"], "Noise for round_epsilon: √(2 ln(1.25/δ))/ε as in the paper, or exact."
     ] = "paper"
-    trust: Annotated[
-        Literal["local", "secure_aggregation"],
-        "local: each answer carries its own noise. secure_aggregation: only the sum is visible and carries the noise.",
-    ] = "local"
-    honest: Annotated[
+    aggregation: Annotated[
+        Literal["plain", "secure"],
+        "plain: each answer carries its own noise. secure: only the sum is visible and carries the noise.",
+    ] = "plain"
+    min_honest_sites: Annotated[
         Honest | None,
-        "With secure_aggregation: minimum number of honest agents in every round. A smaller number means more noise.",
+        "With secure aggregation: minimum number of honest agents in every round. A smaller number means more noise.",
     ] = None
     method: MethodSettings = field(default=Auto())
     n_rounds: Annotated[
@@ -136,35 +136,36 @@ class Training:
                 object.__setattr__(self, parameter.name, _build_choice(parameter.name, value, given))
             else:
                 object.__setattr__(self, parameter.name, parameter.checked(value))
-        if self.reg_share is None:
-            object.__setattr__(self, "reg_share", self.method.usual_reg_share)
+        if self.alpha is None:
+            object.__setattr__(self, "alpha", self.method.usual_alpha)
         if self.n_rounds is None and (not self.method.rounds_by_size or self.epsilon is None):
             object.__setattr__(self, "n_rounds", self.method.usual_rounds)
         self._check_budget()
-        self._check_trust()
+        self._check_aggregation()
         if given.get("inference") and not isinstance(self.method, Auto):
             raise StudyError(f"{self.method.name} does not support inference; use auto, or remove inference")
         if self.has_inference and self.average != "last":
             raise StudyError('inference requires average = "last"')
 
-    def _check_trust(self) -> None:
-        if self.trust == "local":
-            if self.honest is not None:
-                raise StudyError('honest requires trust = "secure_aggregation"; remove it')
+    def _check_aggregation(self) -> None:
+        if self.aggregation == "plain":
+            if self.min_honest_sites is not None:
+                raise StudyError('min_honest_sites requires aggregation = "secure"; remove it')
             return
-        if self.honest is None:
+        if self.min_honest_sites is None:
             raise StudyError(
-                "secure_aggregation requires honest, the number of agents in a round that do not collude with the "
+                "secure aggregation requires min_honest_sites, the number of agents in a round that do not collude "
+                "with the "
                 "server; ε holds only if there are at least that number"
             )
         if not self.method.sums_only:
             supported = ", ".join(name for name, method in ALL_METHODS.items() if method.sums_only)
             raise StudyError(
-                f"{self.method.name} does not support secure_aggregation, because it uses the answer of each agent; "
-                f'use {supported}, or trust = "local"'
+                f"{self.method.name} does not support secure aggregation, because it uses the answer of each agent; "
+                f'use {supported}, or aggregation = "plain"'
             )
         if self.noise_multiplier == 0.0 or any(isinstance(getattr(self, name), tuple) for name in BUDGETS):
-            raise StudyError("secure_aggregation requires one budget above 0 for all agents")
+            raise StudyError("secure aggregation requires one budget above 0 for all agents")
 
     def _check_budget(self) -> None:
         given = [name for name in BUDGETS if getattr(self, name) is not None]
@@ -212,7 +213,7 @@ class Training:
         if loss.task == "multiclass":
             loss = replace(loss, n_outputs=n_classes)
         weighted = label is not None and label.weighted
-        return Problem(loss, self.regularizer, float(self.reg_share or 0.0), weighted, self.intercept)
+        return Problem(loss, self.regularizer, float(self.alpha or 0.0), weighted, self.intercept)
 
     def rounds(self, problem: Problem, sizes: Sizes, planned: Integers, *, seed: int = 0) -> Method[Any]:
         """Return the method with noise calibrated to the ``planned`` (n,) rounds of each agent."""
@@ -227,7 +228,7 @@ class Training:
         check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
         own = {parameter.name: getattr(self, parameter.name) for parameter in parameters(type(self))}
         if "method" in given:  # another method has its own defaults
-            usual = {"n_rounds": self.method.usual_rounds, "reg_share": self.method.usual_reg_share}
+            usual = {"n_rounds": self.method.usual_rounds, "alpha": self.method.usual_alpha}
             own |= {name: None for name, value in usual.items() if own[name] == value}
         for what, registry in REGISTRIES.items():
             choice = chosen(what, registry.classes, given.get(what, own[what]))
@@ -267,9 +268,9 @@ class Settings(Training):
     ] = 0.5
     clip_rows: Annotated[bool, "Clip rows to unit L2 norm instead of raising an error."] = False
     participation: Annotated[Probability, "Probability that an agent participates in a round."] = 1.0
-    void_rounds: Annotated[
+    aborted_rounds: Annotated[
         Annotated[float, Meta(ge=0, lt=1)],
-        "With secure_aggregation: fraction of rounds lost to a dropout: the budget is spent, the update discarded.",
+        "With secure aggregation: fraction of rounds lost to a dropout: the budget is spent, the update discarded.",
     ] = 0.0
     stop_tolerance: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None, "Stop when the relative change of the consensus is below this value."
@@ -281,10 +282,10 @@ class Settings(Training):
         "Seed of the split, the participation and the noise (default: random).",
     ] = None
 
-    def _check_trust(self) -> None:
-        super()._check_trust()
-        if self.void_rounds and self.trust == "local":
-            raise StudyError('void_rounds requires trust = "secure_aggregation"; remove it')
+    def _check_aggregation(self) -> None:
+        super()._check_aggregation()
+        if self.aborted_rounds and self.aggregation == "plain":
+            raise StudyError('aborted_rounds requires aggregation = "secure"; remove it')
 
 
 def settings_from(table: Mapping[str, Any], where: str = "settings") -> Settings:

@@ -101,16 +101,16 @@ class Study:
         "With allow_missed_rounds: seconds after which a round closes if the quorum has answered "
         "(default: wait for all connected sites).",
     ] = None
-    most_rows: Annotated[
+    max_rows_per_site: Annotated[
         Annotated[int, Meta(ge=1, le=10**8)] | None,
-        "With secure_aggregation: maximum number of rows per site. Every site scales its noise to this number.",
+        "With secure aggregation: maximum number of rows per site. Every site scales its noise to this number.",
     ] = None
     roster: tuple[RosterEntry, ...] = ()
     public_rows: PublicRows | None = None
 
     def __post_init__(self) -> None:
         for parameter in parameters(Study):
-            if parameter.name in ("name", "allow_missed_rounds", "quorum", "deadline", "most_rows"):
+            if parameter.name in ("name", "allow_missed_rounds", "quorum", "deadline", "max_rows_per_site"):
                 object.__setattr__(self, parameter.name, parameter.checked(getattr(self, parameter.name), "study: "))
         if not self.name.strip():
             raise StudyError("study: name must not be empty")
@@ -122,43 +122,46 @@ class Study:
         object.__setattr__(self, "roster", roster_from(self.roster))
         for message in text_problems(self.as_json()):
             raise StudyError(f"study: {message}")
-        self._check_trust()
+        self._check_aggregation()
         _ = self.terms  # raises if the noise is out of range
         self._check_overflow()
 
-    def _check_trust(self) -> None:
+    def _check_aggregation(self) -> None:
         """Check the settings of secure aggregation.
 
         The roster may be empty: a draft has none yet and can be run in one process.
         """
-        honest, n = self.training.honest, len(self.roster)
-        if honest is None:
-            if n or self.most_rows is not None:
-                raise StudyError('study: roster and most_rows require trust = "secure_aggregation" under [privacy]')
+        min_honest_sites, n = self.training.min_honest_sites, len(self.roster)
+        if min_honest_sites is None:
+            if n or self.max_rows_per_site is not None:
+                raise StudyError('study: roster and max_rows_per_site require aggregation = "secure" under [privacy]')
             return
-        if n and self.most_rows is None:
-            raise StudyError("study: secure_aggregation requires most_rows, the maximum number of rows per site")
+        if n and self.max_rows_per_site is None:
+            raise StudyError(
+                "study: secure aggregation requires max_rows_per_site, the maximum number of rows per site"
+            )
         self.check_sites(n)
 
     def check_sites(self, n_sites: int) -> None:
-        """Raise StudyError unless ``honest`` is below the smallest possible round; 0 sites: number unknown."""
-        honest, quorum = self.training.honest, self.quorum_of(n_sites)
-        if honest is not None and 0 < quorum <= honest:
+        """Raise StudyError unless ``min_honest_sites`` is below the smallest round; 0 sites: number unknown."""
+        min_honest_sites, quorum = self.training.min_honest_sites, self.quorum_of(n_sites)
+        if min_honest_sites is not None and 0 < quorum <= min_honest_sites:
             raise StudyError(
-                f"study: honest = {honest}, but a round may have only {quorum} sites and at least one may collude with "
-                f"the server; set honest to {quorum - 1} or less, or add sites"
+                f"study: min_honest_sites = {min_honest_sites}, but a round may have only {quorum} sites and at "
+                f"least one may collude with "
+                f"the server; set min_honest_sites to {quorum - 1} or less, or add sites"
             )
 
     def _check_overflow(self) -> None:
         """Raise StudyError if the sum of all masked answers may exceed 63 bits, or a noise share is too small."""
-        terms, honest = self.terms, self.training.honest
-        if honest is not None and self.most_rows is not None:
+        terms, min_honest_sites = self.terms, self.training.min_honest_sites
+        if min_honest_sites is not None and self.max_rows_per_site is not None:
             for release, _ in terms.plan.tally():
                 query = terms.statistics[gaussian(release).statistic]
-                lattice = Lattice(query.row_norm, math.prod(query.shape), self.most_rows)
-                reach = lattice.max_upload(lattice.noise_scale(gaussian(release).noise_multiplier, honest))
+                lattice = Lattice(query.row_norm, math.prod(query.shape), self.max_rows_per_site)
+                reach = lattice.max_upload(lattice.noise_scale(gaussian(release).noise_multiplier, min_honest_sites))
                 if (max(1, len(self.roster)) * reach).bit_length() > 62:
-                    raise StudyError("study: the sum over all sites may exceed 63 bits; reduce most_rows")
+                    raise StudyError("study: the sum over all sites may exceed 63 bits; reduce max_rows_per_site")
 
     @property
     def kind(self) -> str:
@@ -336,10 +339,10 @@ class Study:
         method = self.method(*n_rows)
         if isinstance(method, NewtonRounds):
             columns = len(self.schema.columns) if self.schema else len(self.features)
-            method.check_rows(np.array(n_rows), columns + self.training.intercept, self.training.honest)
+            method.check_rows(np.array(n_rows), columns + self.training.intercept, self.training.min_honest_sites)
         if self.kind != TRAINING:
             unit = self.encoding.scale if self.encoding and self.kind == StatisticsRelease.name else 1.0
-            cast(ReleaseRounds, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.honest)
+            cast(ReleaseRounds, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.min_honest_sites)
 
     @cached_property
     def terms(self) -> Terms:
@@ -374,10 +377,12 @@ class Study:
     @property
     def _masking(self) -> MaskingTerms | None:
         """Terms of secure aggregation. A guard never enrols with an empty roster."""
-        if self.training.honest is None:
+        if self.training.min_honest_sites is None:
             return None
         keys = tuple((entry.name, bytes.fromhex(entry.key)) for entry in self.roster)
-        return MaskingTerms(self.training.honest, self.quorum_of(len(keys)), self.most_rows or 1, keys)
+        return MaskingTerms(
+            self.training.min_honest_sites, self.quorum_of(len(keys)), self.max_rows_per_site or 1, keys
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the study as plain values, including defaults; ``study_from`` is the inverse."""
@@ -415,7 +420,7 @@ class Study:
         return hash_of(self.as_json())
 
 
-_OPTIONAL = ("quorum", "deadline", "most_rows")
+_OPTIONAL = ("quorum", "deadline", "max_rows_per_site")
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "privacy": PRIVACY,
@@ -556,7 +561,7 @@ def study_warnings(study: Study, n_rows: int | None = None) -> list[str]:
     Protection is weak if ε is large, or if δ is not below 1 / ``n_rows``. Inference ignores the regularizer.
     """
     epsilon, delta, messages = study.epsilon, study.terms.delta, []
-    if study.training.has_inference and (study.training.reg_share or 0.0) > study.training.method.usual_reg_share:
+    if study.training.has_inference and (study.training.alpha or 0.0) > study.training.method.usual_alpha:
         messages.append("inference estimates the model without a penalty, so the regularizer has no effect")
     if epsilon >= LARGE_EPSILON:
         messages.append(

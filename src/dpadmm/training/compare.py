@@ -48,8 +48,9 @@ class ComparisonRow:
 
     ``budget`` is "epsilon" or "round_epsilon" and ``asked`` its value. Both are None for a method without privacy.
     ``total_epsilon`` is the largest over the runs, computed by ``accountant``. ``values`` has every measure at the
-    end of each run, and the ``seconds`` in rounds. With secure aggregation, ``honest`` is the assumed number of
-    honest agents, and ``epsilon_alone`` the total ε if all others collude.
+    end of each run, and the ``seconds`` in rounds. With secure aggregation, ``min_honest_sites`` is the assumed
+    number of
+    honest agents, and ``epsilon_if_others_collude`` the total ε if all others collude.
     """
 
     method: str
@@ -61,8 +62,8 @@ class ComparisonRow:
     total_epsilon: float | None
     accountant: str | None
     values: dict[str, list[float]]
-    honest: int | None = None
-    epsilon_alone: float | None = None
+    min_honest_sites: int | None = None
+    epsilon_if_others_collude: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with mean and standard deviation of every measure."""
@@ -201,7 +202,7 @@ def _rows(runs: Iterable[tuple[Settings, _Outcome]]) -> list[ComparisonRow]:
         flat = settings.flat()
         budget = next((name for name in _BUDGETS if flat.get(name) is not None), None)
         asked = flat[budget] if budget else None
-        key = (settings.method.name, outcome.n_agents, budget, asked, flat.get("honest"))
+        key = (settings.method.name, outcome.n_agents, budget, asked, flat.get("min_honest_sites"))
         groups.setdefault(key, []).append(outcome)
         deltas[key] = settings.delta
     rows = [_row(key, outcomes, deltas[key]) for key, outcomes in groups.items()]
@@ -213,7 +214,7 @@ def _rows(runs: Iterable[tuple[Settings, _Outcome]]) -> list[ComparisonRow]:
 
 
 def _row(key: tuple[Any, ...], outcomes: Sequence[_Outcome], delta: float) -> ComparisonRow:
-    method, n_agents, budget, asked, honest = key
+    method, n_agents, budget, asked, min_honest_sites = key
     done = [each for each in outcomes if each.done]
     total = max((each.total_epsilon for each in done if each.total_epsilon is not None), default=None)
     ends = [each.values or {} for each in done]
@@ -231,14 +232,16 @@ def _row(key: tuple[Any, ...], outcomes: Sequence[_Outcome], delta: float) -> Co
             for name in (*MEASURES, "seconds")
             if ends and all(math.isfinite(end.get(name, math.nan)) for end in ends)
         },
-        honest=honest,
-        epsilon_alone=None if honest is None or total is None else _epsilon_alone(total, delta, honest),
+        min_honest_sites=min_honest_sites,
+        epsilon_if_others_collude=None
+        if min_honest_sites is None or total is None
+        else _epsilon_if_others_collude(total, delta, min_honest_sites),
     )
 
 
-def _epsilon_alone(epsilon: float, delta: float, honest: int) -> float:
-    """Total ε of one share of the noise, if ``honest`` shares together have ``epsilon``."""
-    return float(exact_epsilon(math.sqrt(honest) / total_noise_multiplier(epsilon, delta, 1), delta))
+def _epsilon_if_others_collude(epsilon: float, delta: float, min_honest_sites: int) -> float:
+    """Total ε of one share of the noise, if ``min_honest_sites`` shares together have ``epsilon``."""
+    return float(exact_epsilon(math.sqrt(min_honest_sites) / total_noise_multiplier(epsilon, delta, 1), delta))
 
 
 def finite(value: float | None) -> float | None:

@@ -21,8 +21,8 @@ from dpadmm.engine.loop import (
     Observer,
     Participation,
     PlannedParticipation,
+    RandomAborts,
     RandomParticipation,
-    RandomVoids,
     StopWhenStill,
 )
 from dpadmm.engine.metrics import Metrics
@@ -206,8 +206,8 @@ def run_prepared(
         prior=prior,
         keep_interrupted=keep_interrupted,
         seed=seed,
-        voids=RandomVoids(settings.void_rounds, seed) if settings.void_rounds else None,
-        most_rows=study.most_rows if study else None,
+        aborts=RandomAborts(settings.aborted_rounds, seed) if settings.aborted_rounds else None,
+        max_rows_per_site=study.max_rows_per_site if study else None,
     )
     if study is not None:
         study = replace(study, training=study.training.changed(n_rounds=settings.n_rounds))
@@ -274,7 +274,11 @@ def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, se
     """Return the participation of agents in rounds. None: all agents in all rounds."""
     if plan is None:
         probability = settings.participation
-        return None if probability == 1.0 else RandomParticipation(probability, n_agents, seed, settings.honest or 1)
+        return (
+            None
+            if probability == 1.0
+            else RandomParticipation(probability, n_agents, seed, settings.min_honest_sites or 1)
+        )
     mask: NDArray[np.bool_] = np.asarray(plan, dtype=bool)
     if mask.shape != (settings.planned_rounds, n_agents):
         raise StudyError(

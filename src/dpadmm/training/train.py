@@ -192,7 +192,7 @@ def run_study(
         prior=prior,
         observers=observers,
         keep_interrupted=keep_interrupted,
-        most_rows=study.most_rows,
+        max_rows_per_site=study.max_rows_per_site,
     )
     if result.training != study.training:  # the number of rounds was derived from the sizes
         study = replace(study, training=result.training)

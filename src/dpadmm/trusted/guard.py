@@ -165,7 +165,7 @@ class Guard:
                 if masks and masks.n_sites * query.grid.max_upload(scale) >= 2**63:
                     raise StudyError("the sum over all sites could exceed 63 bits")
                 if rows.n_rows > query.grid.n_rows:
-                    raise StudyError(f"the table has {rows.n_rows} rows, and most_rows is {query.grid.n_rows}")
+                    raise StudyError(f"the table has {rows.n_rows} rows, and max_rows_per_site is {query.grid.n_rows}")
         except Exception as error:  # the refusal leaves the site, so it contains no details
             text = "the rows do not fit this study, or its noise level cannot be reached; see the site's log"
             raise RefusalError("study-unfit", text) from error
@@ -184,7 +184,7 @@ class Guard:
             if account and account.about["rows"] != digest:
                 raise RefusalError("data-changed", "the rows have changed since this study was enrolled")
             if not account:
-                self._policy.check(terms, rows.n_rows, (state.promised, state.promised_alone))
+                self._policy.check(terms, rows.n_rows, (state.promised, state.promised_if_others_collude))
             pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.unit.rows}
             about = {**terms.as_json(), **pinned, "salt": salt, "rows": digest}
             cost, gaps = self._policy.cost(terms.plan), terms.may_miss_rounds
@@ -304,7 +304,9 @@ class Guard:
 def enrolled_queries(terms: Terms, rows: PrivateRows, policy: Policy) -> Mapping[AnyRelease, EnrolledQuery]:
     """Return the query for each release of the plan."""
     # Masked answers are added up, so all sites need the same grid
-    n_rows, shares = (terms.masking.most_rows, terms.masking.honest) if terms.masking else (rows.n_rows, 1)
+    n_rows, shares = (
+        (terms.masking.max_rows_per_site, terms.masking.min_honest_sites) if terms.masking else (rows.n_rows, 1)
+    )
     queries = {}
     for release, _ in terms.plan.tally():
         single = gaussian(release)

@@ -114,14 +114,14 @@ class LedgerState:
     """State after all records, and the rules for the next record."""
 
     def __init__(self) -> None:
-        self.seq, self.fingerprint, self.cap, self.cap_alone, self.restores = 0, START, 0.0, 0.0, 0
+        self.seq, self.fingerprint, self.cap, self.cap_if_others_collude, self.restores = 0, START, 0.0, 0.0, 0
         self.rows_per_person = 1
         # Maxima over all records: a restore charges for them
-        self.max_cap, self.max_cap_alone, self.max_rows_per_person = 0.0, 0.0, 1
+        self.max_cap, self.max_cap_if_others_collude, self.max_rows_per_person = 0.0, 0.0, 1
         self.records: list[Record] = []
         self.accounts: dict[str, Account] = {}
         # Σμ² of all releases, and the same if all other sites collude. Kept, since summing accounts per record is slow
-        self.spent = self.spent_alone = Fraction(0)
+        self.spent = self.spent_if_others_collude = Fraction(0)
 
     @property
     def promised(self) -> Fraction:
@@ -129,7 +129,7 @@ class LedgerState:
         return sum((account.promised for account in self.accounts.values()), Fraction(0))
 
     @property
-    def promised_alone(self) -> Fraction:
+    def promised_if_others_collude(self) -> Fraction:
         """``promised`` if all other sites collude."""
         return sum((account.shares * account.promised for account in self.accounts.values()), Fraction(0))
 
@@ -148,22 +148,24 @@ class LedgerState:
                 raise RefusalError("study-changed", f"this study was {closed if account.closed else changed}")
             shares = json.loads(payload).get("shares", 1)
             _afford("budget-cap", mu_squared, self.cap, self.promised)
-            _afford("policy-alone", shares * mu_squared, self.cap_alone, self.promised_alone)
+            _afford("policy-alone", shares * mu_squared, self.cap_if_others_collude, self.promised_if_others_collude)
         elif record.kind == "spend":
             account = self.account(record.study)
             account.check_round(record.round)
             _afford("budget-reservation", mu_squared, account.reservation.mu_squared, account.spent)
             _afford("budget-cap", mu_squared, self.cap, self.spent)
-            _afford("policy-alone", account.shares * mu_squared, self.cap_alone, self.spent_alone)
+            _afford(
+                "policy-alone", account.shares * mu_squared, self.cap_if_others_collude, self.spent_if_others_collude
+            )
 
     def apply(self, record: Record, payload: bytes) -> None:
         """Update the state by a record that was checked."""
         self.seq, self.fingerprint = record.seq, record.chain(self.fingerprint)
         self.records.append(record)
         if record.kind == "cap":
-            self.cap = self.cap_alone = record.mu_squared
+            self.cap = self.cap_if_others_collude = record.mu_squared
         elif record.kind == "cap-alone":
-            self.cap_alone = record.mu_squared
+            self.cap_if_others_collude = record.mu_squared
         elif record.kind == "rows":
             self.rows_per_person = json.loads(payload)["rows_per_person"]
             self.max_rows_per_person = max(self.max_rows_per_person, self.rows_per_person)
@@ -174,7 +176,10 @@ class LedgerState:
             self._charge(self.accounts[record.study], Fraction(record.mu_squared))
         else:
             self.accounts[record.study].ending = record.kind
-        self.max_cap, self.max_cap_alone = max(self.max_cap, self.cap), max(self.max_cap_alone, self.cap_alone)
+        self.max_cap, self.max_cap_if_others_collude = (
+            max(self.max_cap, self.cap),
+            max(self.max_cap_if_others_collude, self.cap_if_others_collude),
+        )
         if record.kind == "restore":  # all reserved releases may have been made
             self.restores += 1
             for account in self.accounts.values():
@@ -184,7 +189,7 @@ class LedgerState:
     def _charge(self, account: Account, mu_squared: Fraction) -> None:
         account.spent += mu_squared
         self.spent += mu_squared
-        self.spent_alone += account.shares * mu_squared
+        self.spent_if_others_collude += account.shares * mu_squared
 
     def line(self) -> bytes:
         """Return the line of the mark for the last record."""
@@ -304,7 +309,13 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     @classmethod
     def open(
-        cls, folder: Path, *, cap: float, cap_alone: float | None = None, rows_per_person: int = 1, create: bool = False
+        cls,
+        folder: Path,
+        *,
+        cap: float,
+        cap_if_others_collude: float | None = None,
+        rows_per_person: int = 1,
+        create: bool = False,
     ) -> Ledger:
         """Lock and verify the ledger in a folder. Changes of the three limits are recorded.
 
@@ -314,7 +325,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             Folder of the ledger.
         cap : float
             The owner's limit of Σμ² over all studies.
-        cap_alone : float, optional
+        cap_if_others_collude : float, optional
             The limit if all other sites collude; ``cap`` by default.
         rows_per_person : int
             Rows of a person that new studies are charged for.
@@ -322,8 +333,8 @@ class Ledger(AbstractContextManager["Ledger"]):
             Create a missing ledger. If False, a missing ledger is an error, so that a disk that is not mounted does
             not provide a new budget.
         """
-        cap_alone = cap if cap_alone is None else cap_alone
-        for limit in (cap, cap_alone):
+        cap_if_others_collude = cap if cap_if_others_collude is None else cap_if_others_collude
+        for limit in (cap, cap_if_others_collude):
             _require(mu_squared=limit, round=rows_per_person)
         with _trouble(folder), ExitStack() as held:
             parents = [path.parent for path in (folder, *folder.parents) if not path.exists()]
@@ -350,8 +361,8 @@ class Ledger(AbstractContextManager["Ledger"]):
             ledger._extend_mark(state.line()[LINE - (state.seq * LINE - marked) :])
             if state.cap != cap:
                 ledger._append(Record("cap", "", float(cap)), os.urandom(16))
-            if state.cap_alone != cap_alone:
-                ledger._append(Record("cap-alone", "", float(cap_alone)))
+            if state.cap_if_others_collude != cap_if_others_collude:
+                ledger._append(Record("cap-alone", "", float(cap_if_others_collude)))
             if state.rows_per_person != rows_per_person:
                 ledger._append(Record("rows", "", 0.0), json.dumps({"rows_per_person": rows_per_person}).encode())
             for place in (folder, *parents):  # until this fsync a power cut may lose the names of new files and folders

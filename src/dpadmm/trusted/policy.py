@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 class MaskingTerms(NamedTuple):
     """Terms of secure aggregation: every answer is masked over at least ``quorum`` sites.
 
-    Each site adds noise with a standard deviation of 1/√honest of the total, so any ``honest`` sites together add all
+    Each site adds noise with a standard deviation of 1/√honest of the total, so any ``min_honest_sites`` sites
+    together add all
     of it.
     """
 
-    honest: int
+    min_honest_sites: int
     quorum: int
-    most_rows: int
+    max_rows_per_site: int
     """Public upper bound on the rows of a site. All sites scale their noise for this number of rows."""
     roster: tuple[tuple[str, bytes], ...]
     """Names and X25519 public keys of the sites."""
@@ -56,7 +57,7 @@ class Terms(NamedTuple):
     @property
     def shares(self) -> int:
         """Factor on μ² of a release if all other sites collude."""
-        return self.masking.honest if self.masking else 1
+        return self.masking.min_honest_sites if self.masking else 1
 
     @property
     def quorum(self) -> int:
@@ -100,9 +101,9 @@ class Limit(NamedTuple):
 class MaskingLimits(NamedTuple):
     """The owner's limits for studies with secure aggregation."""
 
-    epsilon_alone: float
+    epsilon_if_others_collude: float
     """Total ε across all studies, at the owner's δ, if all other sites collude."""
-    min_honest: int
+    min_honest_sites: int
     min_withstood: int
     """Minimum number of sites that may collude with the server without weakening ε: quorum − honest."""
 
@@ -130,9 +131,9 @@ class Policy:
         return mu_from_epsilon(self.epsilon, self.delta) ** 2
 
     @cached_property
-    def cap_alone(self) -> float:
+    def cap_if_others_collude(self) -> float:
         """Limit on Σμ² if all other sites collude."""
-        return mu_from_epsilon(self.masking.epsilon_alone, self.delta) ** 2 if self.masking else self.cap
+        return mu_from_epsilon(self.masking.epsilon_if_others_collude, self.delta) ** 2 if self.masking else self.cap
 
     def release_cost(self, release: AnyRelease) -> float:
         """Return μ² of one release, for a person with ``unit.rows`` rows."""
@@ -174,7 +175,7 @@ class Policy:
         if promised is not None:
             cost = Fraction(self.cost(terms.plan))
             limits.append(self._budget("budget", "budget-cap", cost, self.cap, promised[0]))
-            alone = (terms.shares * cost, self.cap_alone, promised[1])
+            alone = (terms.shares * cost, self.cap_if_others_collude, promised[1])
             if alone != (cost, self.cap, promised[0]):
                 limits.append(self._budget("alone", "policy-alone", *alone))
         return tuple(limits)
@@ -186,13 +187,13 @@ class Policy:
                 raise RefusalError(limit.code, limit.sentence)
 
     def _masking(self, terms: MaskingTerms) -> Iterator[Limit]:
-        names = ("local", "secure_aggregation") if self.masking else ("local",)
+        names = ("plain", "secure") if self.masking else ("plain",)
         sentence = "the owner does not allow secure aggregation (set allow in [secure_aggregation])"
-        yield Limit("trust", "policy-trust", "secure_aggregation", names, None, self.masking is not None, sentence)
+        yield Limit("aggregation", "policy-aggregation", "secure", names, None, self.masking is not None, sentence)
         if self.masking:
-            withstood = terms.quorum - terms.honest
+            withstood = terms.quorum - terms.min_honest_sites
             for name, meaning, value, minimum in (
-                ("honest", "honest sites assumed", terms.honest, self.masking.min_honest),
+                ("min_honest_sites", "honest sites assumed", terms.min_honest_sites, self.masking.min_honest_sites),
                 ("withstood", "colluding sites tolerated", withstood, self.masking.min_withstood),
             ):
                 sentence = f"too few {meaning}: the study has {value}, the owner requires {minimum}"

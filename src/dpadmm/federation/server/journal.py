@@ -56,7 +56,7 @@ MASKED_SCHEMA = """
 CREATE TABLE openings (round INTEGER PRIMARY KEY, at TEXT NOT NULL, request TEXT NOT NULL, members BLOB NOT NULL);
 CREATE TABLE sums (round INTEGER PRIMARY KEY, sum BLOB NOT NULL);
 CREATE TABLE answers (round INTEGER NOT NULL, site TEXT NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (site, round));
-CREATE TABLE voids (round INTEGER PRIMARY KEY, reason TEXT NOT NULL, sites TEXT NOT NULL);
+CREATE TABLE aborted_rounds (round INTEGER PRIMARY KEY, reason TEXT NOT NULL, sites TEXT NOT NULL);
 """
 """Secure aggregation: the members of each round, the sum, the SHA-256 of each masked answer, and aborted rounds.
 
@@ -88,7 +88,7 @@ class Opening(NamedTuple):
     """Bitmap of the members."""
 
 
-class Void(NamedTuple):
+class AbortedRound(NamedTuple):
     """An aborted round: ``missing`` answers from these sites, or a ``garbled`` sum."""
 
     round: int
@@ -319,15 +319,15 @@ class Journal(AbstractContextManager["Journal"]):
             sums[round] = np.frombuffer(blob, "<i8").astype(np.int64).reshape(shape)
         return sums
 
-    def close_void(self, void: Void, consensus: Floats, seconds: float) -> None:
+    def close_aborted(self, aborted: AbortedRound, consensus: Floats, seconds: float) -> None:
         """Store an aborted round, which is final, and the next broadcast."""
-        with self._closing(void.round, consensus, seconds) as database:
-            row = (void.round, void.reason, json.dumps(void.sites))
-            database.execute("INSERT INTO voids VALUES (?, ?, ?)", row)
+        with self._closing(aborted.round, consensus, seconds) as database:
+            row = (aborted.round, aborted.reason, json.dumps(aborted.sites))
+            database.execute("INSERT INTO aborted_rounds VALUES (?, ?, ?)", row)
 
-    def voids(self) -> list[Void]:
-        rows = self._rows("SELECT round, reason, sites FROM voids ORDER BY round")
-        return [Void(round, reason, tuple(json.loads(sites))) for round, reason, sites in rows]
+    def aborted_rounds(self) -> list[AbortedRound]:
+        rows = self._rows("SELECT round, reason, sites FROM aborted_rounds ORDER BY round")
+        return [AbortedRound(round, reason, tuple(json.loads(sites))) for round, reason, sites in rows]
 
     def dates(self) -> tuple[str, str | None]:
         """Return the time at which the journal was created, and that of the last closed round."""
@@ -442,13 +442,15 @@ def result_of(journal: Journal) -> FederatedResult:
     groups = tuple(AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items())
     delta = float(study.training.delta)
     released, whole = [arrived[name] for name in names], [planned] * len(names)
-    honest = study.training.honest
-    privacy = PrivacyReport(released, whole, delta, method.name, ended_by_result=True, exact_noise=True, honest=honest)
+    min_honest_sites = study.training.min_honest_sites
+    privacy = PrivacyReport(
+        released, whole, delta, method.name, ended_by_result=True, exact_noise=True, min_honest_sites=min_honest_sites
+    )
     return FederatedResult(
         study=study,
         weights=averages.model(study.training.average, consensus),
         privacy=privacy,
-        statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, honest),
+        statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, min_honest_sites),
         rounds_done=done,
         method=method,
         broadcast=sent,
@@ -490,5 +492,5 @@ def _sums(journal: Journal) -> dict[str, Any]:
         "round": np.array(list(sums), dtype=np.int64),
         "site": np.array(journal.members),
         "members": np.array(members, dtype=bool).reshape(len(sums), len(journal.members)),
-        "void": np.array([void.round for void in journal.voids()], dtype=np.int64),
+        "aborted": np.array([aborted.round for aborted in journal.aborted_rounds()], dtype=np.int64),
     }

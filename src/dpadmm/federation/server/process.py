@@ -81,7 +81,7 @@ def _usable_sites(authority: Authority) -> set[str]:
 def _members(authority: Authority, study: Study, requested: Sequence[str] | None) -> tuple[str, ...]:
     """Return the sorted members of a study: its roster, the requested sites, or all approved sites."""
     usable, roster = _usable_sites(authority), [site.name for site in study.roster]
-    if study.training.trust == "secure_aggregation":
+    if study.training.aggregation == "secure":
         if not roster:
             text = "the study has no roster: run dpadmm agent offer DRAFT at each site, then dpadmm aggregator roster"
             raise StudyError(text)

@@ -32,7 +32,7 @@ from dpadmm.federation.server.coordinator import (
     StudyStoppedError,
     Uploads,
 )
-from dpadmm.federation.server.journal import Journal, Opening, Void
+from dpadmm.federation.server.journal import AbortedRound, Journal, Opening
 from dpadmm.matrices.arrays import Integers
 from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.masking import bitmap_of, members_of
@@ -55,13 +55,15 @@ class Sums(Coordinator):
         assert masking is not None
         self.masking, self.n_masked = masking, len(masking.roster)
         super().__init__(journal, log)
-        self._mu *= max(1.0, sqrt(masking.honest) / max(ROW_GROUPS))  # a privacy report also lists the μ of one share
+        self._mu *= max(
+            1.0, sqrt(masking.min_honest_sites) / max(ROW_GROUPS)
+        )  # a privacy report also lists the μ of one share
         self._index = {name: i for i, name in enumerate(self._names)}
         self._tags = np.zeros((self.n_masked, self.n_masked), np.uint64)
         self._tagged = np.zeros(self.n_masked, bool)
         self._clash = np.zeros((self.n_masked, self.n_masked), bool)
         """Pairs of sites whose tags differ: one of them does not have the key in the study."""
-        self.voids = journal.voids()
+        self.aborted_rounds = journal.aborted_rounds()
         for name in self._excluded():
             self.members[name].state = "excluded"
         self._rounds_joined: dict[str, list[int]] = {name: [] for name in self._names}
@@ -111,8 +113,10 @@ class Sums(Coordinator):
 
     def _check_sizes(self, member: Member, n_rows: int, k: int) -> None:
         super()._check_sizes(member, n_rows, k)
-        if n_rows > self.masking.most_rows:
-            raise BadMessageError(f"{n_rows:,} rows exceed the study's limit of {self.masking.most_rows:,} per site")
+        if n_rows > self.masking.max_rows_per_site:
+            raise BadMessageError(
+                f"{n_rows:,} rows exceed the study's limit of {self.masking.max_rows_per_site:,} per site"
+            )
 
     def _answered(self, member: Member, answer: Message) -> None:
         if answer.round > self.round or (self.done and answer.round):
@@ -164,12 +168,16 @@ class Sums(Coordinator):
         return super().active_sites() - self._excluded()
 
     def _excluded(self) -> set[str]:
-        counts = Counter(name for void in self.voids if void.reason == "missing" for name in void.sites)
+        counts = Counter(
+            name for aborted in self.aborted_rounds if aborted.reason == "missing" for name in aborted.sites
+        )
         return {name for name, count in counts.items() if count >= MAX_ABORTED}
 
     def _resting(self) -> set[str]:
         """Return the sites that aborted the last round, unless the quorum needs them."""
-        resting = {name for void in self.voids[-1:] if void.round == self.rounds_done for name in void.sites}
+        resting = {
+            name for aborted in self.aborted_rounds[-1:] if aborted.round == self.rounds_done for name in aborted.sites
+        }
         return resting if not self._all_needed and len(self.active_sites() - resting) >= self.quorum else set()
 
     def answered_now(self) -> set[str]:
@@ -187,7 +195,7 @@ class Sums(Coordinator):
 
     def over(self, waited: float) -> bool:
         """Return whether enough sites are ready, or all members answered, or an answer is lost."""
-        garbled = sum(void.reason == "garbled" for void in self.voids)
+        garbled = sum(aborted.reason == "garbled" for aborted in self.aborted_rounds)
         if garbled > MAX_GARBLED:
             raise StudyStoppedError(
                 f"the study stops before round {self.rounds_done + 1}: {garbled} sums were garbled because a site "
@@ -210,7 +218,7 @@ class Sums(Coordinator):
         elif self._opening is None:
             self.open_round(seconds)
         elif self.missing():
-            self.void_round("missing", tuple(sorted(self._lost() or self.missing())), seconds)
+            self.abort_round("missing", tuple(sorted(self._lost() or self.missing())), seconds)
         else:
             self.close_round(seconds)
 
@@ -240,17 +248,21 @@ class Sums(Coordinator):
         members, planned = self._round_members, self.study.terms.plan.at(self.round)
         assert planned is not None
         release, shape = gaussian(planned), self._shape(self.round)
-        grid = Lattice(self.study.terms.statistics[release.statistic].row_norm, prod(shape), self.masking.most_rows)
+        grid = Lattice(
+            self.study.terms.statistics[release.statistic].row_norm, prod(shape), self.masking.max_rows_per_site
+        )
         total = np.zeros(shape, np.int64)
         for name in members:
             total += self._masked[name]  # modulo 2^64, where the masks cancel
-        bound = len(members) * grid.max_upload(grid.noise_scale(release.noise_multiplier, self.masking.honest))
+        bound = len(members) * grid.max_upload(
+            grid.noise_scale(release.noise_multiplier, self.masking.min_honest_sites)
+        )
         if np.any(total > bound) or np.any(total < -bound):
-            return self.void_round("garbled", (), seconds)
+            return self.abort_round("garbled", (), seconds)
         n_rows = np.array([self._n_rows(name) for name in members])
         mean = pooled_mean(total, grid, int(n_rows.sum()))[None]
         result = RoundResult(mean, self.consensus, self.round, self.study.problem, n_rows)
-        consensus = self._aggregate(result.pooled(self.masking.honest))
+        consensus = self._aggregate(result.pooled(self.masking.min_honest_sites))
         seconds += self._seconds_to_open
         answers = {name: sha256(self._masked[name].astype("<i8").tobytes()).hexdigest() for name in members}
         self._journal.close_sum(self.round, consensus, total, answers, seconds)
@@ -259,21 +271,21 @@ class Sums(Coordinator):
         self._reset()
         return self._close(consensus, seconds)
 
-    def void_round(self, reason: str, sites: tuple[str, ...], seconds: float = 0.0) -> None:
+    def abort_round(self, reason: str, sites: tuple[str, ...], seconds: float = 0.0) -> None:
         """Abort a round for good. The consensus does not change."""
-        void, seconds = Void(self.round, reason, sites), seconds + self._seconds_to_open
-        self._journal.close_void(void, self.consensus, seconds)
-        self.voids.append(void)
+        aborted, seconds = AbortedRound(self.round, reason, sites), seconds + self._seconds_to_open
+        self._journal.close_aborted(aborted, self.consensus, seconds)
+        self.aborted_rounds.append(aborted)
         if reason == "garbled":
-            self.note("warning", "", f"round {void.round} aborted: sum garbled; a site sends wrong masks")
+            self.note("warning", "", f"round {aborted.round} aborted: sum garbled; a site sends wrong masks")
         else:
-            self._blame(void)
+            self._blame(aborted)
         self._reset()
         self._close(self.consensus, seconds)
 
-    def _blame(self, void: Void) -> None:
-        self.note("warning", "", f"round {void.round} aborted: no masked answer from {', '.join(void.sites)}")
-        for name in void.sites:
+    def _blame(self, aborted: AbortedRound) -> None:
+        self.note("warning", "", f"round {aborted.round} aborted: no masked answer from {', '.join(aborted.sites)}")
+        for name in aborted.sites:
             member = self.members[name]
             if name in self._excluded():
                 member.state = "excluded"
@@ -288,13 +300,20 @@ class Sums(Coordinator):
 
     def snapshot(self) -> dict[str, Any]:
         """Add ε if all other sites collude, the members of the round, and aborted rounds."""
-        status, delta, honest = super().snapshot(), float(self.study.training.delta), self.masking.honest
-        collusion = exact_epsilon(sqrt(honest) * self._mu_so_far(), np.full(self.n_masked, delta)).tolist()
+        status, delta, min_honest_sites = (
+            super().snapshot(),
+            float(self.study.training.delta),
+            self.masking.min_honest_sites,
+        )
+        collusion = exact_epsilon(sqrt(min_honest_sites) * self._mu_so_far(), np.full(self.n_masked, delta)).tolist()
         for site, epsilon in zip(status["sites"], collusion, strict=True):
-            site |= {"epsilon_alone": epsilon, "member": site["name"] in self._round_members}
-        planned = sqrt(honest * float(self.study.terms.plan.mu_squared()))
-        status["study"]["epsilon_alone"] = float(exact_epsilon(planned, delta))
-        return status | {"honest": honest, "voids": [void._asdict() for void in self.voids]}
+            site |= {"epsilon_if_others_collude": epsilon, "member": site["name"] in self._round_members}
+        planned = sqrt(min_honest_sites * float(self.study.terms.plan.mu_squared()))
+        status["study"]["epsilon_if_others_collude"] = float(exact_epsilon(planned, delta))
+        return status | {
+            "min_honest_sites": min_honest_sites,
+            "aborted_rounds": [aborted._asdict() for aborted in self.aborted_rounds],
+        }
 
 
 def coordinator_of(journal: Journal, log: Logger | None = None) -> Coordinator:

@@ -71,7 +71,9 @@ def evaluation_text(study: Study) -> str:
     values = study.as_json()
     head = ["# An evaluation study: measures a trained model on the sites' rows, with one noisy release per site."]
     head += [f'format = "{FORMAT}"', 'kind = "evaluation"', f"name = {_quoted(study.name)}"]
-    plain = {name: values[name] for name in ("most_rows", "row_norm", "features", "classes") if values.get(name)}
+    plain = {
+        name: values[name] for name in ("max_rows_per_site", "row_norm", "features", "classes") if values.get(name)
+    }
     lines = [*head, *(f"{name} = {_value(value)}" for name, value in plain.items())]
     for name in ("evaluation", "label"):
         if name in values:
@@ -122,11 +124,15 @@ def _without_question(comment: str) -> str:
     return re.sub(alone, "", comment).replace(CONFIRM, "#", 1)
 
 
-def secured_text(text: str, honest: int, most_rows: int) -> str:
+def secured_text(text: str, min_honest_sites: int, max_rows_per_site: int) -> str:
     """Enable secure aggregation, which is commented out, in the text of a draft or example."""
-    text = re.sub(r'(?m)^# (trust = "secure_aggregation")\n# honest = .*', rf"\g<1>\nhonest = {honest}", text)
+    text = re.sub(
+        r'(?m)^# (aggregation = "secure")\n# min_honest_sites = .*',
+        rf"\g<1>\nmin_honest_sites = {min_honest_sites}",
+        text,
+    )
     comment = "# Maximum number of rows per site. Every site scales its share of the noise to this number."
-    return re.sub(r"(?m)^(name = .*)", rf"\g<1>\n\n{comment}\nmost_rows = {most_rows}", text, count=1)
+    return re.sub(r"(?m)^(name = .*)", rf"\g<1>\n\n{comment}\nmax_rows_per_site = {max_rows_per_site}", text, count=1)
 
 
 def _heading(line: str) -> tuple[str, ...]:

@@ -67,9 +67,9 @@ function showRun() {
 function summed(run) { // secure aggregation
   const members = all().filter(site => site.member).map(site => site.name);
   return [
-    ["Planned ε alone, if all others collude", number(run.study.epsilon_alone)], ["Honest sites in every round, at least", run.honest],
+    ["Planned ε alone, if all others collude", number(run.study.epsilon_if_others_collude)], ["Honest sites in every round, at least", run.honest],
     ["Members of the round", members.length ? members.join(", ") : "–"],
-    ["Void rounds", run.voids.length ? run.voids.map(({ round, reason }) => `${round} (${reason})`).join(", ") : "none"],
+    ["Aborted rounds", run.aborted_rounds.length ? run.aborted_rounds.map(({ round, reason }) => `${round} (${reason})`).join(", ") : "none"],
   ];
 }
 
@@ -160,7 +160,7 @@ function showSites() {
     if (row.state.className !== `state ${known}`) row.state.className = `state ${known}`;
     put(row.answered, `${site.answered} of ${run.study.n_rounds}`);
     put(row.spent, fixed(site.epsilon));
-    const alone = isNumber(site.epsilon_alone) ? `; ${fixed(site.epsilon_alone)} alone` : "";
+    const alone = isNumber(site.epsilon_if_others_collude) ? `; ${fixed(site.epsilon_if_others_collude)} alone` : "";
     put(row.planned, `of ${number(planned)}${alone}`);
     row.fill.style.width = isNumber(site.epsilon) && planned > 0 ? `${Math.min(100, 100 * site.epsilon / planned)}%` : "0";
     mark(row.seenCell, "title", site.last_seen ?? "");
