@@ -68,9 +68,7 @@ def cells() -> list[Cell]:
                     if (loss, d, correlation, aggregation) == ("squared", 21, 0.8, "plain"):
                         rows += rows // 3  # else six of ten runs give none
                     found.append(Cell(loss, d, correlation, aggregation, rows, 2.0))
-        found += [
-            Cell(loss, 6, 0.3, "secure_aggregation", 20_000, 2.0, misfit) for misfit in ("heavy tails", "clamped")
-        ]
+        found += [Cell(loss, 6, 0.3, "secure", 20_000, 2.0, misfit) for misfit in ("heavy tails", "clamped")]
     return found
 
 

@@ -354,8 +354,8 @@ def shares_not_charged(patch: Patch) -> None:
     patch.setattr(Ledger, "reserve", lambda self, *words, shares, **more: sound(self, *words, **more))
 
 
-def cap_if_others_collude_ignored(patch: Patch) -> None:
-    patch.setattr(policy.Policy, "cap_if_others_collude", 1e9)
+def collusion_cap_ignored(patch: Patch) -> None:
+    patch.setattr(policy.Policy, "collusion_cap", 1e9)
 
 
 def _z_of_gradients() -> float:
@@ -427,7 +427,7 @@ MUTANTS = (
     Mutant("quorum not checked", quorum_not_checked, ("repeated requests",), MASKED),
     Mutant("masked answers recorded after they were sent", spend_after_send, ("recorded before sent",), MASKED),
     Mutant("shares at the price of all noise", shares_not_charged, ("ledger's sums",), MASKED),
-    Mutant("cap for all others together ignored", cap_if_others_collude_ignored, ("nothing beyond the cap",), ALONE),
+    Mutant("cap for all others together ignored", collusion_cap_ignored, ("nothing beyond the cap",), ALONE),
 )  # fmt: skip
 
 

@@ -496,7 +496,7 @@ def test_games_are_chosen_by_method_and_trust():
     newton = ("auto_inference", "auto_counts", "auto_times")
     assert games_of("all", "plain") == ("auto", "dp_admm", *newton, "statistics", "evaluation")
     assert games_of("auto", "secure") == ("auto_coalition", "auto_alone")
-    for words, says in [(("dp_sgd", "all"), "method must be"), (("all", "x"), "trust must be")]:
+    for words, says in [(("dp_sgd", "all"), "method must be"), (("all", "x"), "aggregation must be")]:
         with pytest.raises(StudyError, match=says):
             games_of(*words)
     with pytest.raises(StudyError, match="no studies of dp_admm with secure aggregation"):

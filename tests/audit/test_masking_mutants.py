@@ -73,10 +73,10 @@ def recorded_before_sent(folder: Path) -> bool:
         return 1 in read_ledger(folder).accounts[HASH].rounds
 
 
-def charged_if_others_collude(folder: Path) -> bool:
+def collusion_charged(folder: Path) -> bool:
     with site(folder) as guard:
         guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
-    return read_ledger(folder).spent_if_others_collude == HONEST * Fraction(OWNER.release_cost(MASKED.terms.plan.at(1)))
+    return read_ledger(folder).collusion_spent == HONEST * Fraction(OWNER.release_cost(MASKED.terms.plan.at(1)))
 
 
 PATH = ((0, 1, 2), (0, 1, 2), (0, 1, 2, 3), (2, 3))
@@ -96,7 +96,7 @@ CHECKS: dict[str, Callable[[Path], bool]] = {
     "the same members again": lambda folder: answered(folder, ALL, ALL),
     "a second U": lambda folder: not answered(folder, ALL, bitmap_of(range(4), N)),
     "recorded before sent": recorded_before_sent,
-    "charged if all others collude": charged_if_others_collude,
+    "charged if all others collude": collusion_charged,
 }
 
 

@@ -185,7 +185,7 @@ def test_review_says_who_takes_part_and_of_whom_to_be_sure(cli, begun, study_fil
     }
     roster = "".join(f'[[roster]]\nname = "{name}"\nkey = "{key.hex()}"\n' for name, key in keys.items())
     text = STUDY.replace('name = "dp_admm"', 'name = "auto"').replace("[method]", MASKED)
-    study_file.write_text(f'{text}aggregation = "secure"\nhonest = 3\n{roster}')
+    study_file.write_text(f'{text}aggregation = "secure"\nmin_honest_sites = 3\n{roster}')
     answer = text_of(cli("agent", "review", study_file, "--site", begun).succeeded())
     assert "Sites: clinic (you), b, c, d, e, f." in answer
     # All but 5 of 6 are in a sum, and 3 of them are to be honest: of 4 one has to be sure, oneself included
@@ -230,7 +230,7 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
     told = cli("agent", "review", study_file, "--site", begun, "--json").succeeded().json["limits"]
     limits = {line["limit"]: (line["asked"], line["allowed"]) for line in told}
     assert (limits["min_honest_sites"], limits["withstood"]) == ((2, 2), (1, 1))
-    assert limits["mu_squared_alone"][0] == 2 * limits["mu_squared"][0]
+    assert limits["mu_squared_if_others_collude"][0] == 2 * limits["mu_squared"][0]
     assert limits["epsilon_if_others_collude"][1] == pytest.approx(2.0)
     compared = ("--hash", read_study(study_file).hash)
     enrolled = text_of(cli("agent", "enrol", study_file, "--site", begun, *compared).succeeded())
@@ -244,7 +244,7 @@ def test_a_masked_study_is_shown_with_both_epsilons(cli, begun, study_file):
         "min_honest_sites": 2,
         "min_withstood": 1,
     }
-    assert figures["promised_if_others_collude"]["mu_squared"] == 2 * figures["promised"]["mu_squared"]
+    assert figures["collusion_promised"]["mu_squared"] == 2 * figures["promised"]["mu_squared"]
     left = text_of(cli("agent", "leave", study_file, "--site", begun).succeeded())
     assert "Charged: ε 0.0000 (0.0000 if all other sites collude)" in left
 

@@ -132,9 +132,9 @@ def test_secure_aggregation_stands_beside_local_trust(cli, rows_csv, tmp_path):
         assert max(map(len, shown)) <= columns
         text = " ".join(answer.out.split())
         assert f"4 agents, total ε = 1; h = 4: {same.epsilon_if_others_collude:.4f} if all others work together" in text
-        assert all(f" {each} " in text for each in ("auto local", "auto h = 4", "DP-ADMM local"))
+        assert all(f" {each} " in text for each in ("auto plain", "auto h = 4", "DP-ADMM plain"))
         assert "auto: min_honest_sites = 4, but there are 3 agents" in text
-        assert "total ε holds if 4 agents or more of every round are honest" in text
+        assert "total ε holds if at least 4 agents of every round are honest" in text
 
 
 def test_when_nothing_applies_it_is_an_error(cli, rows_csv):
@@ -172,8 +172,8 @@ def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
         (["--epsilon", "1", "--metrics-every", "0"], "metrics_every must be at least 1"),
         (["--epsilon", "1", "--repeats", "0"], "repeats must be a whole number of at least 1"),
         (["--epsilon", "1", "--aggregation", "secure"], "secure aggregation requires min_honest_sites"),
-        (["--epsilon", "1", "--min-honest-sites", "3"], "honest requires trust"),
-        (["--epsilon", "1", "--aborted-rounds", "0.1"], "aborted_rounds requires trust"),
+        (["--epsilon", "1", "--min-honest-sites", "3"], "min_honest_sites requires aggregation"),
+        (["--epsilon", "1", "--aborted-rounds", "0.1"], "aborted_rounds requires aggregation"),
         (
             ["--epsilon", "1", "-m", "dp_sgd", "--aggregation", "secure", "--min-honest-sites", "3"],
             "only the sum of all answers is seen; add a method for that: auto",
@@ -303,7 +303,7 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
     errors = [[row["measures"]["test_error_global"]["mean"] for row in rows] for rows in (helped, alone)]
     assert errors[0][0] == errors[1][0]  # of the optimum
     assert all(one < other for one, other in zip(errors[0][1:], errors[1][1:], strict=True))
-    aggregation = text.replace('aggregation = "plain"', 'aggregation = "secure"\nhonest = 2')
+    aggregation = text.replace('aggregation = "plain"', 'aggregation = "secure"\nmin_honest_sites = 2')
     (tmp_path / "study.toml").write_text(aggregation)
     rows = cli(*words, "-m", "dp_admm", "--json").succeeded().json["rows"]
     assert [(row["method"], row["min_honest_sites"], row["total_epsilon"]) for row in rows[1:]] == [

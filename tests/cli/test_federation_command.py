@@ -82,8 +82,8 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
             assert "Invalid value for" in done.err
             assert not (tmp_path / "new").exists()
     for words, text in {
-        ("--aggregation", "blind"): "trust must be",
-        ("--min-honest-sites", 3): "honest requires",
+        ("--aggregation", "blind"): "aggregation must be",
+        ("--min-honest-sites", 3): "min_honest_sites requires",
         ("--aggregation", "secure", "--method", "dp_admm"): "use auto",
         ("--aggregation", "secure", "--sites", 2): "at least 3 sites",
     }.items():

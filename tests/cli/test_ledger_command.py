@@ -76,7 +76,7 @@ def test_show_as_json_at_another_delta(cli, folder):
 
 
 def test_both_sums_of_a_study_with_secure_aggregation(cli, tmp_path):
-    with Ledger.open(tmp_path / "ledger", cap=1.0, cap_if_others_collude=4.0, create=True) as ledger:
+    with Ledger.open(tmp_path / "ledger", cap=1.0, collusion_cap=4.0, create=True) as ledger:
         ledger.reserve(A, 0.5, about={"name": "masked"}, shares=5)
         ledger.spend(A, 1, digest="0" * 64, mu_squared=0.1, upload=b"")
         ledger.reserve(B, 0.25, about={})
@@ -84,12 +84,12 @@ def test_both_sums_of_a_study_with_secure_aggregation(cli, tmp_path):
     assert {name: each["mu_squared"] for name, each in answer["totals"].items()} == pytest.approx(
         {"spent": 0.1, "reserved": 0.65, "promised": 0.75, "left": 0.25, "cap": 1.0}
     )
-    assert {name: each["mu_squared"] for name, each in answer["totals_alone"].items()} == pytest.approx(
+    assert {name: each["mu_squared"] for name, each in answer["totals_if_others_collude"].items()} == pytest.approx(
         {"spent": 0.5, "reserved": 2.25, "promised": 2.75, "left": 1.25, "cap": 4.0}
     )
     (masked, plain) = answer["studies"]
-    assert masked["spent_if_others_collude"]["epsilon"] == pytest.approx(exact_epsilon(0.5**0.5, 1e-5))
-    assert plain["reserved_if_others_collude"] == plain["reserved"]
+    assert masked["collusion_spent"]["epsilon"] == pytest.approx(exact_epsilon(0.5**0.5, 1e-5))
+    assert plain["collusion_reserved"] == plain["reserved"]
     shown = cli("ledger", "show", tmp_path / "ledger").succeeded().out
     assert max(map(len, shown.splitlines()[1:-1])) <= 80
     for words in ("if all other sites collude", "honest sites", "a computational assumption"):

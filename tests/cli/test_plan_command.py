@@ -215,7 +215,7 @@ def test_secure_aggregation_is_planned_for_more_and_fewer_honest_agents(cli, stu
 
 
 def test_a_study_that_would_gain_from_secure_aggregation_is_told(cli, study_file, public):
-    local = masked(planned.STUDY).replace('aggregation = "secure"\nhonest = 3\n', "")
+    local = masked(planned.STUDY).replace('aggregation = "secure"\nmin_honest_sites = 3\n', "")
     study_file.write_text(local)
     call = ["plan", study_file, "--agents", 8, "--repeats", 2, "--epsilon", "0.2", "--no-public"]
     text = " ".join(cli(*call, "--rows", 150).succeeded().out.split())

@@ -270,8 +270,8 @@ def test_a_study_with_secure_aggregation_says_what_its_epsilon_rests_on(cli, tmp
     for given, complaint in (
         (words[:4], "needs --min-honest-sites, the minimum number of sites"),
         (words[2:], "require --aggregation secure"),
-        (["--aggregation", "secure"], "aggregation must be one of plain, secure"),
-        ([*words[:2], "--min-honest-sites", "1", *words[4:]], "honest must be a whole number of at least 2"),
+        (["--aggregation", "masked"], "aggregation must be one of plain, secure"),
+        ([*words[:2], "--min-honest-sites", "1", *words[4:]], "min_honest_sites must be a whole number of at least 2"),
     ):
         refused = cli("study", "new", tmp_path / "refused.toml", *given)
         assert (refused.code, refused.err.count("\n")) == (2, 1)

@@ -175,7 +175,7 @@ HOSTILE_MODELS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "feature_names[0]": lambda about: about.update(feature_names=[HOSTILE, "bmi"]),
     "classes[1]": lambda about: about.update(classes=["no", HOSTILE]),
     "privacy.guarantee": lambda about: about["privacy"].update(guarantee=HOSTILE),
-    "privacy.honest": lambda about: about["privacy"].update(min_honest_sites=HOSTILE),
+    "privacy.min_honest_sites": lambda about: about["privacy"].update(min_honest_sites=HOSTILE),
     "a name in privacy": lambda about: about["privacy"].update({HOSTILE: 1}),
     "label.column": lambda about: about["label"].update(column=HOSTILE),
     "study.name": lambda about: about["study"].update(name=HOSTILE),

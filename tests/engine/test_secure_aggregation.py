@@ -170,13 +170,13 @@ def test_aborted_rounds_are_charged_and_the_run_goes_on_even_without_its_first()
 def test_what_cannot_be_secure_aggregation_says_why() -> None:
     masked = {**COMMON, "aggregation": "secure"}
     for changes, words in (
-        ({}, "requires honest"),
+        ({}, "requires min_honest_sites"),
         ({"min_honest_sites": 1}, "min_honest_sites"),
         ({"min_honest_sites": 7}, "there are 6 agents"),
         ({"min_honest_sites": 3, "method": "dp_admm"}, "does not support secure aggregation"),
         ({"min_honest_sites": 3, "epsilon": (1.0,) * 6}, "one budget"),
         ({"min_honest_sites": 3, "epsilon": None, "noise_multiplier": 0.0}, "above 0"),
-        ({"min_honest_sites": 3, "aggregation": "plain"}, "requires trust"),
+        ({"min_honest_sites": 3, "aggregation": "plain"}, "requires aggregation"),
         ({"aggregation": "plain", "aborted_rounds": 0.1}, "aborted_rounds requires"),
     ):
         with pytest.raises(StudyError, match=words):

@@ -215,7 +215,7 @@ def test_agents_that_cannot_be_are_refused_before_anything_is_charged() -> None:
         ({**MASKED, "method": "dp_admm"}, None, "does not support secure aggregation"),
         ({"n_agents": 4}, THREE, "groups determine the agents"),
         ({"n_agents": 0}, None, "n_agents must be a whole number of at least 1"),
-        ({**MASKED, "min_honest_sites": 1.5}, None, "honest must be a whole number of at least 2"),
+        ({**MASKED, "min_honest_sites": 1.5}, None, "min_honest_sites must be a whole number of at least 2"),
     ):
         with pytest.raises(StudyError, match=words):
             DPADMMClassifier(accountant=accountant, **given, **PUBLIC).fit(X, Y, groups=groups)

@@ -218,7 +218,7 @@ def test_records_changed_by_hand_are_noticed(whole, folder):
             "UPDATE records SET mu_squared = mu_squared / 2 WHERE kind = 'spend'",
             "UPDATE records SET payload = x'00' WHERE seq = 4",
             "UPDATE records SET payload = CAST(replace(payload, 'false', 'true') AS BLOB) WHERE kind = 'reserve'",
-            "UPDATE records SET kind = 'cap-alone' WHERE kind = 'cap' AND seq > 1",
+            "UPDATE records SET kind = 'collusion-cap' WHERE kind = 'cap' AND seq > 1",
             "DELETE FROM records WHERE seq = 4",
             "DELETE FROM records WHERE seq = (SELECT max(seq) FROM records)",
             "UPDATE records SET kind = 'close' WHERE seq = 4",

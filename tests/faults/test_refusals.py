@@ -193,7 +193,7 @@ CASES: dict[str, Callable[[Path, Any], Any]] = {
     "policy-rows": _enrol(min_rows=1000),
     "policy-aggregation": _masked_enrol(None),
     "policy-honest": _masked_enrol(min_honest_sites=4),
-    "policy-alone": _masked_enrol(epsilon_if_others_collude=0.9),
+    "policy-collusion": _masked_enrol(epsilon_if_others_collude=0.9),
     "roster-not-mine": _masked_enrol(masked_study(roster=ROSTER[1:])),
     "roster-unfit": _masked_enrol(masked_study(roster=(*ROSTER, ("weak", bytes(32))))),
     "members-malformed": _masked(ALL + ALL),

@@ -70,9 +70,7 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
             for round, (numbers, _) in said.items():  # x_i; and then y_i, as its ledger has it
                 assert not any(each.astype("<i8").tobytes() in on_disk for each in numbers.ravel())
                 assert round > 15 or not held(in_memory, numbers)
-            with Ledger.open(
-                site.ledger, cap=site.policy.cap, cap_if_others_collude=site.policy.cap_if_others_collude
-            ) as ledger:
+            with Ledger.open(site.ledger, cap=site.policy.cap, collusion_cap=site.policy.collusion_cap) as ledger:
                 masked = [stored[:8] for _, stored in ledger.transcript(all.study.hash)]
             assert not any(each in on_disk for each in masked), name
 

@@ -114,7 +114,7 @@ def reference(study: Study, rows: Rows, mask: np.ndarray, aborted_rounds: set[in
     train(
         study.method(*ROWS.values()), study.problem, rows, n_rounds=ROUNDS,
         noise=SecureSumNoise(ExactNoise(seeded), 2, rows.n_rows, MOST_ROWS),
-        participation=PlannedParticipation(mask), aborted_rounds=lambda round: round in aborted_rounds,
+        participation=PlannedParticipation(mask), aborts=lambda round: round in aborted_rounds,
         observers=[lambda view: history.append(np.array(view.broadcast))],
     )  # fmt: skip
     return np.array(history)

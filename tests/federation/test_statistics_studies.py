@@ -119,7 +119,7 @@ class Sites:
 
             @contextmanager
             def opened() -> Iterator[Guard]:
-                caps = {"cap": site.policy.cap, "cap_if_others_collude": site.policy.cap_if_others_collude}
+                caps = {"cap": site.policy.cap, "collusion_cap": site.policy.collusion_cap}
                 with Ledger.open(site.ledger, **caps, create=True) as ledger:
                     yield Guard(site.policy, ledger, site.open_rows, lambda _: key(name))
 

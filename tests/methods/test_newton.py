@@ -117,7 +117,7 @@ def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels() 
     for loss, family in (("logistic", sm.families.Binomial()), ("squared", sm.families.Gaussian())):
         for correlation in (0.3, 0.8):
             with case(loss, correlation):
-                cell = Cell(loss, 6, correlation, "local", 4_000, 1.0)
+                cell = Cell(loss, 6, correlation, "plain", 4_000, 1.0)
                 found, rows, labels = fitted(cell, n=3, epsilon=None, noise_multiplier=1e-6, n_rounds=8)
                 known = sm.GLM(labels > 0 if loss == "logistic" else labels, rows, family=family).fit()
                 covariance = found.covariance
@@ -130,7 +130,7 @@ def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels() 
 def test_without_noise_rates_and_standard_errors_are_those_of_statsmodels_with_an_offset() -> None:
     for correlation in (0.3, 0.8):
         with case(correlation):
-            cell = Cell("poisson", 6, correlation, "local", 4_000, 1.0)
+            cell = Cell("poisson", 6, correlation, "plain", 4_000, 1.0)
             found, rows, labels = fitted(cell, n=3, epsilon=None, noise_multiplier=1e-6, n_rounds=8)
             counts, exposures = decoded(labels)
             known = sm.GLM(
@@ -200,10 +200,10 @@ def test_intervals_of_hazard_ratios_cover_what_they_should() -> None:
 def test_intervals_cover_what_they_should() -> None:
     """The short form of ``python benchmarks/intervals.py``: 360 intervals a cell, of given seeds."""
     for cell in (
-        Cell("logistic", 6, 0.8, "secure_aggregation", 10_000, 2.0),
-        Cell("squared", 6, 0.3, "secure_aggregation", 10_000, 2.0),
-        Cell("squared", 6, 0.3, "local", 30_000, 2.0),
-        Cell("poisson", 6, 0.3, "secure_aggregation", 20_000, 2.0),
+        Cell("logistic", 6, 0.8, "secure", 10_000, 2.0),
+        Cell("squared", 6, 0.3, "secure", 10_000, 2.0),
+        Cell("squared", 6, 0.3, "plain", 30_000, 2.0),
+        Cell("poisson", 6, 0.3, "secure", 20_000, 2.0),
     ):
         with case(cell):
             told = coverage(cell, 60)
@@ -215,7 +215,7 @@ def test_intervals_cover_what_they_should() -> None:
 
 def test_sites_with_other_budgets_and_sizes_are_weighed_and_counted() -> None:
     """Where one of two sites has next to no noise and the other next to no say, it is the first one's fit."""
-    rows, labels, _ = data(Cell("logistic", 6, 0.3, "local", 8_000, 1.0), np.random.default_rng(2))
+    rows, labels, _ = data(Cell("logistic", 6, 0.3, "plain", 8_000, 1.0), np.random.default_rng(2))
     training = Training(inference=True, noise_multiplier=(0.01, 1000.0))
     held = make_rows(rows, labels, offsets=np.array([0, 5_000, 8_000]))
     found = run(training, training.problem(2), held, SimulatedNoise(1, 2, (6, 1)))
@@ -227,7 +227,7 @@ def test_sites_with_other_budgets_and_sizes_are_weighed_and_counted() -> None:
 
 
 def test_without_enough_rows_there_is_a_model_and_no_interval() -> None:
-    cell = Cell("logistic", 11, 0.8, "local", 4_000, 0.5)
+    cell = Cell("logistic", 11, 0.8, "plain", 4_000, 0.5)
     found, _, _ = fitted(cell)
     covariance = found.covariance
     assert covariance is None
@@ -239,7 +239,7 @@ def test_without_enough_rows_there_is_a_model_and_no_interval() -> None:
 
 def test_columns_that_say_nothing_or_the_same_leave_the_others_their_intervals() -> None:
     """A column of zeros, and one that is another one again: the sum of both is known, and none of them."""
-    rows, labels, _ = data(Cell("logistic", 6, 0.3, "local", 30_000, 4.0), np.random.default_rng(4))
+    rows, labels, _ = data(Cell("logistic", 6, 0.3, "plain", 30_000, 4.0), np.random.default_rng(4))
     more = np.column_stack([rows[:, :5], rows[:, 0], np.zeros(len(rows)), rows[:, 5]]) / 1.5
     training = Training(inference=True, epsilon=4.0)
     held = make_rows(more, labels)
@@ -255,8 +255,8 @@ def test_columns_that_say_nothing_or_the_same_leave_the_others_their_intervals()
     assert np.linalg.eigvalsh(np.delete(np.delete(covariance, 6, 0), 6, 1))[0] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_aborted_last_round_leaves_the_model_without_intervals() -> None:
-    rows, labels, _ = data(Cell("logistic", 6, 0.3, "secure_aggregation", 8_000, 2.0), np.random.default_rng(4))
+def test_an_aborted_last_round_leaves_the_model_without_intervals() -> None:
+    rows, labels, _ = data(Cell("logistic", 6, 0.3, "secure", 8_000, 2.0), np.random.default_rng(4))
     training = Training(inference=True, epsilon=2.0, aggregation="secure", min_honest_sites=3)
     held = make_rows(rows, labels, offsets=np.array([0, 2_000, 4_000, 8_000]))
     done = [
@@ -265,7 +265,7 @@ def test_a_aborted_last_round_leaves_the_model_without_intervals() -> None:
             training.problem(2),
             held,
             SimulatedNoise(1, 3, (6, 1)),
-            aborted_rounds=lambda k, last=last: k == last,
+            aborts=lambda k, last=last: k == last,
         )
         for last in (ROUNDS, ROUNDS + 1)
     ]
@@ -276,7 +276,7 @@ def test_a_aborted_last_round_leaves_the_model_without_intervals() -> None:
 
 
 def test_exact_noise_gives_intervals_too_and_regression_follows_the_residuals() -> None:
-    cell = Cell("squared", 6, 0.3, "local", 20_000, 2.0)
+    cell = Cell("squared", 6, 0.3, "plain", 20_000, 2.0)
     found, rows, labels = fitted(cell, noise=ExactNoise(), n=1)
     known = sm.OLS(labels, rows).fit()
     covariance = found.covariance
@@ -334,7 +334,7 @@ def test_estimators_tell_intervals_in_the_units_of_rows_and_labels() -> None:
 
 
 def test_public_rows_are_the_start_and_the_estimate_is_not_drawn_towards_them() -> None:
-    rows, labels, true = data(Cell("logistic", 6, 0.3, "local", 20_000, 4.0), np.random.default_rng(6))
+    rows, labels, true = data(Cell("logistic", 6, 0.3, "plain", 20_000, 4.0), np.random.default_rng(6))
     dataset = Dataset("x", rows[:, :5] / 0.96, labels, (-1, 1))
     common: dict[str, Any] = {"inference": True, "method": "auto", "epsilon": 4.0, "seed": 1, "test_rows": 0}
     found = [

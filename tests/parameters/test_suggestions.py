@@ -26,7 +26,7 @@ def test_a_mistake_finds_its_name():
         ("noise_multplier", SETTINGS, "noise_multiplier"),
         ("noise", SETTINGS, "noise_multiplier"),
         ("learning", SETTINGS, "learning_rate"),
-        ("reg-share", SETTINGS, "alpha"),
+        ("alpa", SETTINGS, "alpha"),
         ("regulariser", SETTINGS, "regularizer"),
         ("radius", SETTINGS, "weight_radius"),
         ("max_iter", SETTINGS, "n_rounds"),
@@ -51,7 +51,7 @@ def test_a_mistake_finds_its_name():
 def test_another_word_finds_none():
     for written, known in [
         *((word, SETTINGS) for word in ("seeds_of_noise", "iterations", "batch_size", "momentum", "lr")),
-        *((word, SETTINGS) for word in ("penalty", "alpha", "workers", "patience", "x", "")),
+        *((word, SETTINGS) for word in ("penalty", "workers", "patience", "x", "")),
         *((word, COLUMNS) for word in ("colour", "region", "zip", "temperature", "cost", "gender", "bmi")),
         *((word, COLUMNS) for word in ("insurance", "outcome", "label", "image", "a", "_", "年齢")),
         *((word, LOSSES) for word in ("poisson", "mae", "crossentropy", "exponential")),

@@ -67,7 +67,7 @@ WIRE = frozenset(
     {
         *("budget-cap", "budget-reservation", "study-unknown", "study-closed", "study-blocked", "request-malformed"),
         *("round-forked", "round-old", "round-gap", "round-over", "release-failed"),
-        *("policy-alone", "round-not-ready", "members-malformed", "members-without-me", "members-few"),
+        *("policy-collusion", "round-not-ready", "members-malformed", "members-without-me", "members-few"),
         *("ledger-missing", "ledger-behind", "ledger-locked", "ledger-damaged", "ledger-failed", "ledger-closed"),
     }
 )
@@ -413,6 +413,6 @@ def test_a_codes_list_is_closed() -> None:
     section = table.partition("## Refusals")[2].partition("\n## ")[0]
     cells = (line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
     documented = {code for cell in cells for code in re.findall("`([a-z-]+)`", cell)}
-    at_home = {code for code in documented if code.startswith(("policy-", "roster-"))} - {"policy-alone"}
+    at_home = {code for code in documented if code.startswith(("policy-", "roster-"))} - {"policy-collusion"}
     at_home |= {"study-unfit", "study-changed", "data-changed", "ledger-exists"}
     assert documented - at_home == WIRE

@@ -101,17 +101,17 @@ def test_what_all_others_might_have_learnt_together_is_taken_for_spent_too(site:
     with site.path.open("a") as out:
         out.write(SECURE_AGGREGATION.format(epsilon=20.0))
     site = read_site(site.path)
-    assert site.policy.cap_if_others_collude > 2 * site.policy.cap
+    assert site.policy.collusion_cap > 2 * site.policy.cap
     released(site, FIRST, 1)
     back_up(site.ledger, tmp_path / "copy")
     shutil.rmtree(site.ledger)
     state = restore(site, tmp_path / "copy", None).state
-    assert (state.cap, state.cap_if_others_collude) == (site.policy.cap, site.policy.cap_if_others_collude)
+    assert (state.cap, state.collusion_cap) == (site.policy.cap, site.policy.collusion_cap)
     assert Fraction(site.policy.cap) <= state.spent <= Fraction(site.policy.cap) * (1 + Fraction(1, 10**9))
     assert (
-        Fraction(site.policy.cap_if_others_collude)
-        <= state.spent_if_others_collude
-        <= Fraction(site.policy.cap_if_others_collude) + state.spent
+        Fraction(site.policy.collusion_cap)
+        <= state.collusion_spent
+        <= Fraction(site.policy.collusion_cap) + state.spent
     )
     assert sorted(path.stat().st_mode & 0o777 for path in site.ledger.iterdir()) == [0o600, 0o600]
 
@@ -254,15 +254,15 @@ def test_what_all_others_might_have_learnt_is_charged_where_nothing_else_was_lef
     """The copy promised all of μ², but not all that secure aggregation's sites could learn together."""
     site = replace(site, policy=replace(site.policy, masking=MaskingLimits(20.0, 2, 1)))
     policy = site.policy
-    assert policy.cap_if_others_collude > 2.0 * policy.cap
+    assert policy.collusion_cap > 2.0 * policy.cap
     with site.open_ledger() as ledger:
         ledger.reserve("ab" * 32, policy.cap, about={})
     back_up(site.ledger, tmp_path / "copy")
     shutil.rmtree(site.ledger)
     lowered = replace(site, policy=replace(policy, masking=MaskingLimits(10.0, 2, 1)))
-    assert lowered.policy.cap_if_others_collude < policy.cap_if_others_collude
+    assert lowered.policy.collusion_cap < policy.collusion_cap
     state = restore(lowered, tmp_path / "copy", None).state
-    assert state.spent_if_others_collude >= Fraction(policy.cap_if_others_collude)
+    assert state.collusion_spent >= Fraction(policy.collusion_cap)
     assert state.spent >= Fraction(policy.cap)
 
 

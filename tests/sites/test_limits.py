@@ -70,9 +70,7 @@ def test_every_lowered_limit_is_told(folder, limits, complaint):
 def test_lowered_limits_of_secure_aggregation_are_told(tmp_path):
     masking = {"min_honest_sites": 4, "quorum": 5, "max_rows_per_site": 99, "roster": [["a", "00" * 32]]}
     allowed = replace(POLICY, masking=MaskingLimits(4.0, 2, 1))
-    with Ledger.open(
-        tmp_path, cap=allowed.cap, cap_if_others_collude=allowed.cap_if_others_collude, create=True
-    ) as ledger:
+    with Ledger.open(tmp_path, cap=allowed.cap, collusion_cap=allowed.collusion_cap, create=True) as ledger:
         ledger.reserve(STUDY, 0.03, about={**ABOUT, "rows_per_person": 1, "masking": masking}, shares=4)
     assert broken_promises(allowed, read_ledger(tmp_path)) == []
     for limits, complaint in (

@@ -107,10 +107,10 @@ def test_secure_aggregation_is_off_unless_its_owner_allows_it(folder):
     for off in ({}, {"secure_aggregation": {**MASKING, "allow": False}}):
         policy = opened(folder, **off).policy
         assert policy.masking is None
-        assert policy.cap_if_others_collude == policy.cap
+        assert policy.collusion_cap == policy.cap
     policy = opened(folder, secure_aggregation=MASKING).policy
     assert policy.masking == MaskingLimits(epsilon_if_others_collude=2.5, min_honest_sites=3, min_withstood=2)
-    assert policy.cap_if_others_collude == mu_from_epsilon(2.5, 1e-6) ** 2
+    assert policy.collusion_cap == mu_from_epsilon(2.5, 1e-6) ** 2
     least = {**MASKING, "min_honest_sites": 2, "min_withstood": 1, "epsilon_if_others_collude": 1.0}
     assert opened(folder, secure_aggregation=least).policy.masking == MaskingLimits(1.0, 2, 1)
 
@@ -142,13 +142,13 @@ def test_a_site_finds_its_own_key_in_a_roster(folder):
         enrolled = guard.enrol(study)
         assert (enrolled.masks.me, enrolled.masks.n_sites) == (0, 4)
     book = read_ledger(site.ledger)
-    assert book.promised_if_others_collude == 3 * book.promised > 0
-    assert book.cap_if_others_collude == site.policy.cap_if_others_collude > book.cap
+    assert book.collusion_promised == 3 * book.promised > 0
+    assert book.collusion_cap == site.policy.collusion_cap > book.cap
     site.rehearse(replace(study, name="another"), book)
     dearer = replace(study, name="dearer", training=study.training.changed(epsilon=0.4))
     with pytest.raises(RefusalError) as caught:  # within the first limit, but not within that if all others collude
         site.rehearse(dearer, book)
-    assert caught.value.code == "policy-alone"
+    assert caught.value.code == "policy-collusion"
 
 
 def test_a_key_that_is_missing_or_not_secret_or_not_alone_is_none(folder):

@@ -171,7 +171,7 @@ def test_the_hash_is_the_same_in_every_process_and_order():
     )
     assert done.stdout.strip() == changed().hash
     # Whoever changes what is hashed breaks every enrolled study: then FORMAT must change too
-    assert changed().hash == "e9714b4505a5abe88dd601ab6b5da9fec53505e846a2ff054b29d60183619baf"
+    assert changed().hash == "9083130283a0555a36e5e035f2f4be78ee764bb0391ca5affe11bd88ee9b6d65"
 
 
 def test_what_means_the_same_has_the_same_hash():
@@ -247,8 +247,8 @@ def test_a_roster_and_what_it_promises_are_part_of_the_hash(tmp_path):
         ({"roster": [{"name": "X Y", "key": "0" * 64}]}, "is not a valid site name"),
         ({"roster": [{"name": "x", "key": "0" * 63}]}, "64 hexadecimal digits"),
         ({"roster": "site-1"}, "list of tables"),
-        ({"min_honest_sites": 4}, "set honest to 3 or less"),
-        ({"min_honest_sites": 3, "allow_missed_rounds": True, "quorum": 3}, "set honest to 2 or less"),
+        ({"min_honest_sites": 4}, "set min_honest_sites to 3 or less"),
+        ({"min_honest_sites": 3, "allow_missed_rounds": True, "quorum": 3}, "set min_honest_sites to 2 or less"),
         ({"quorum": 5, "allow_missed_rounds": True}, "only 4 sites"),
         ({"max_rows_per_site": None}, "requires max_rows_per_site"),
         ({"max_rows_per_site": 0}, "max_rows_per_site must be"),
@@ -263,7 +263,7 @@ def test_sums_of_many_sites_have_to_fit():
     many = [{"name": f"s{i}", "key": f"{i:064x}"} for i in range(1, 1001)]
     with pytest.raises(StudyError, match="63 bits"):
         masked(500, roster=many, max_rows_per_site=10**8, features=[f"x{i}" for i in range(5000)])
-    with pytest.raises(StudyError, match="require trust"):
+    with pytest.raises(StudyError, match="require aggregation"):
         changed(max_rows_per_site=5)
 
 

@@ -225,7 +225,7 @@ class Federation:
                     continue
                 spent = self.study.terms.plan.tally(account.rounds)
                 assert account.spent == sum(n * Fraction(site.policy.release_cost(release)) for release, n in spent)
-                assert float(book.spent_if_others_collude) <= book.cap_if_others_collude
+                assert float(book.collusion_spent) <= book.collusion_cap
                 assert taken <= set(account.rounds)
             if not equal:
                 return None

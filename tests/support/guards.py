@@ -133,7 +133,7 @@ def guarded(
     key: bytes | None = None,
 ) -> Iterator[Guard]:
     """A guard on the ledger in a folder, begun if need be; closed at the end."""
-    caps = {"cap": policy.cap, "cap_if_others_collude": policy.cap_if_others_collude} if cap is None else {"cap": cap}
+    caps = {"cap": policy.cap, "collusion_cap": policy.collusion_cap} if cap is None else {"cap": cap}
     with Ledger.open(folder, **caps, create=True) as ledger:
         yield Guard(policy, ledger, open_rows or tiny(*rows(), policy.unit), key and (lambda masking: key))
 

@@ -54,9 +54,7 @@ class MaskedSite:
 
     @contextmanager
     def guard(self) -> Iterator[Guard]:
-        with Ledger.open(
-            self.folder, cap=POLICY.cap, cap_if_others_collude=POLICY.cap_if_others_collude, create=True
-        ) as ledger:
+        with Ledger.open(self.folder, cap=POLICY.cap, collusion_cap=POLICY.collusion_cap, create=True) as ledger:
             yield Guard(POLICY, ledger, lambda _: self.rows, lambda _: self.key)
 
     def start(self) -> None:

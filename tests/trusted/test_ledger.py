@@ -115,67 +115,62 @@ def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, 
 
 def test_what_all_others_learn_together_has_a_cap_of_its_own(tmp_path):
     """Exact as the first one, at reservation and at every spend; the owner may lower it by itself."""
-    with Ledger.open(tmp_path, cap=1.0, cap_if_others_collude=3.0, create=True) as ledger:
+    with Ledger.open(tmp_path, cap=1.0, collusion_cap=3.0, create=True) as ledger:
         ledger.reserve(A, 0.5, shares=4, about={})
         refused = refusal(ledger.reserve, B, 0.5, shares=3, about={})
-        assert refused.code == "policy-alone"
+        assert refused.code == "policy-collusion"
         assert "if all other sites collude (Σμ²: requested 1.5, allowed 3, left 1)" in str(refused)
-        assert refusal(ledger.reserve, B, 0.25 + 2.0**-50, shares=4, about={}).code == "policy-alone"
+        assert refusal(ledger.reserve, B, 0.25 + 2.0**-50, shares=4, about={}).code == "policy-collusion"
         assert refusal(ledger.reserve, B, 0.5 + 2.0**-50, about={}).code == "budget-cap"
         ledger.reserve(B, 0.5, shares=2, about={})
         spend(ledger)
         book = ledger.status()
-        assert (book.spent, book.spent_if_others_collude) == (Fraction(1, 4), 1)
-        assert (book.promised, book.promised_if_others_collude, book.cap, book.cap_if_others_collude) == (
-            1,
-            3,
-            1.0,
-            3.0,
-        )
+        assert (book.spent, book.collusion_spent) == (Fraction(1, 4), 1)
+        assert (book.promised, book.collusion_promised, book.cap, book.collusion_cap) == (1, 3, 1.0, 3.0)
         ledger.close_study(B)
-        assert (book.promised, book.promised_if_others_collude) == (Fraction(1, 2), 2)
-    with Ledger.open(tmp_path, cap=1.0, cap_if_others_collude=1.5) as ledger:
-        assert read_ledger(tmp_path).spent_if_others_collude == 1
-        assert refusal(spend, ledger, round=2).code == "policy-alone"
+        assert (book.promised, book.collusion_promised) == (Fraction(1, 2), 2)
+    with Ledger.open(tmp_path, cap=1.0, collusion_cap=1.5) as ledger:
+        assert read_ledger(tmp_path).collusion_spent == 1
+        assert refusal(spend, ledger, round=2).code == "policy-collusion"
         spend(ledger, round=2, mu_squared=0.125)
     with Ledger.open(tmp_path, cap=1.0) as ledger:
-        assert ledger.status().cap_if_others_collude == 1.0
-        assert refusal(ledger.reserve, C, 0.25, about={}).code == "policy-alone"
-        told = [(each.kind, each.mu_squared) for each in ledger.status().records if each.kind.startswith("cap")]
-    assert told == [("cap", 1.0), ("cap-alone", 3.0), ("cap-alone", 1.5), ("cap-alone", 1.0)]
+        assert ledger.status().collusion_cap == 1.0
+        assert refusal(ledger.reserve, C, 0.25, about={}).code == "policy-collusion"
+        told = [(each.kind, each.mu_squared) for each in ledger.status().records if each.kind.endswith("cap")]
+    assert told == [("cap", 1.0), ("collusion-cap", 3.0), ("collusion-cap", 1.5), ("collusion-cap", 1.0)]
 
 
 def test_a_lower_cap_lowers_both_until_the_second_is_said(tmp_path, monkeypatch):
     """A crash between the two records leaves the stricter limit."""
-    Ledger.open(tmp_path, cap=1.0, cap_if_others_collude=3.0, create=True).close()
+    Ledger.open(tmp_path, cap=1.0, collusion_cap=3.0, create=True).close()
     real = Ledger._append
 
     def cut_short(self, record, payload=b""):
-        if record.kind == "cap-alone":
+        if record.kind == "collusion-cap":
             raise KeyboardInterrupt
         real(self, record, payload)
 
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "_append", cut_short)
         with pytest.raises(KeyboardInterrupt):
-            Ledger.open(tmp_path, cap=0.5, cap_if_others_collude=3.0)
-    assert (read_ledger(tmp_path).cap, read_ledger(tmp_path).cap_if_others_collude) == (0.5, 0.5)
-    Ledger.open(tmp_path, cap=0.5, cap_if_others_collude=3.0).close()
-    assert (read_ledger(tmp_path).cap, read_ledger(tmp_path).cap_if_others_collude) == (0.5, 3.0)
+            Ledger.open(tmp_path, cap=0.5, collusion_cap=3.0)
+    assert (read_ledger(tmp_path).cap, read_ledger(tmp_path).collusion_cap) == (0.5, 0.5)
+    Ledger.open(tmp_path, cap=0.5, collusion_cap=3.0).close()
+    assert (read_ledger(tmp_path).cap, read_ledger(tmp_path).collusion_cap) == (0.5, 3.0)
 
 
 def test_rows_per_person_and_the_highest_limits_ever_are_recorded(tmp_path):
     def limits():
         book = read_ledger(tmp_path)
-        return book.rows_per_person, book.max_rows_per_person, book.max_cap, book.max_cap_if_others_collude
+        return book.rows_per_person, book.max_rows_per_person, book.max_cap, book.max_collusion_cap
 
     Ledger.open(tmp_path, cap=1.0, create=True).close()
     assert limits() == (1, 1, 1.0, 1.0)
     assert read_ledger(tmp_path).seq == 1, "one row is what a new ledger has"
-    Ledger.open(tmp_path, cap=2.0, cap_if_others_collude=3.0, rows_per_person=4).close()
+    Ledger.open(tmp_path, cap=2.0, collusion_cap=3.0, rows_per_person=4).close()
     assert limits() == (4, 4, 2.0, 3.0)
     before = read_ledger(tmp_path).seq
-    Ledger.open(tmp_path, cap=2.0, cap_if_others_collude=3.0, rows_per_person=4).close()
+    Ledger.open(tmp_path, cap=2.0, collusion_cap=3.0, rows_per_person=4).close()
     assert read_ledger(tmp_path).seq == before, "nothing changed"
     with Ledger.open(tmp_path, cap=0.5, rows_per_person=2) as ledger:
         assert limits() == (2, 4, 2.0, 3.0)
@@ -195,7 +190,7 @@ def test_rows_per_person_are_a_whole_number(tmp_path, rows):
 @pytest.mark.parametrize("shares", [0, -1, 1.0, True, "2", 2**31])
 def test_shares_are_a_whole_number(ledger, shares):
     assert refusal(ledger.reserve, A, 0.25, about={}, shares=shares).code == "request-malformed"
-    assert refusal(Ledger.open, ledger._folder, cap=0.25, cap_if_others_collude=math.nan).code == "request-malformed"
+    assert refusal(Ledger.open, ledger._folder, cap=0.25, collusion_cap=math.nan).code == "request-malformed"
 
 
 def test_a_study_planned_for_all_of_a_cap_fits_into_it(tmp_path_factory: pytest.TempPathFactory):
@@ -632,15 +627,15 @@ class LedgerMachine(RuleBasedStateMachine):
     def reopen(self, caps):
         self.ledger.close()
         self.caps = caps
-        self.ledger = Ledger.open(self.folder, cap=caps[0], cap_if_others_collude=caps[1])
+        self.ledger = Ledger.open(self.folder, cap=caps[0], collusion_cap=caps[1])
 
     @invariant()
     def adds_up(self):
         if not hasattr(self, "ledger"):
             return
         book = self.ledger.status()
-        assert (book.spent, book.spent_if_others_collude) == self.both({each: self.total(each) for each in self.spent})
-        assert (book.promised, book.promised_if_others_collude) == self.promised()
+        assert (book.spent, book.collusion_spent) == self.both({each: self.total(each) for each in self.spent})
+        assert (book.promised, book.collusion_promised) == self.promised()
         assert set(book.accounts) == set(self.reserved)
         for study, rounds in self.spent.items():
             stored = [(record.round, record.digest, upload) for record, upload in self.ledger.transcript(study)]
@@ -661,8 +656,8 @@ def test_records_are_hashed_as_they_always_were():
 
 def test_sums_are_exact_also_of_nothing():
     book = LedgerState()
-    sums = (book.spent, book.promised, book.spent_if_others_collude, book.promised_if_others_collude)
-    assert (*sums, book.cap, book.cap_if_others_collude) == (0, 0, 0, 0, 0, 0)
+    sums = (book.spent, book.promised, book.collusion_spent, book.collusion_promised)
+    assert (*sums, book.cap, book.collusion_cap) == (0, 0, 0, 0, 0, 0)
     assert {type(each) for each in sums} == {Fraction}
 
 
@@ -674,12 +669,12 @@ def test_a_refusal_says_whose_limit_it_is(ledger):
 
 
 def test_a_record_says_whom_it_is_about_and_what_it_costs(tmp_path):
-    with Ledger.open(tmp_path, cap=2.0, cap_if_others_collude=1e6, create=True) as ledger:
+    with Ledger.open(tmp_path, cap=2.0, collusion_cap=1e6, create=True) as ledger:
         ledger.reserve(A, 0.5, about={}, shares=1000)
         ledger.spend(A, 1, digest=DIGEST, mu_squared=0.25, upload=b"")
         ledger.close_study(A)
     told = [(each.kind, each.study, each.mu_squared) for each in read_ledger(tmp_path).records]
-    caps = [("cap", "", 2.0), ("cap-alone", "", 1e6)]
+    caps = [("cap", "", 2.0), ("collusion-cap", "", 1e6)]
     assert told == [*caps, ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]
 
 
@@ -718,15 +713,15 @@ def test_a_restore_closes_what_is_open_and_leaves_other_endings(ledger, tmp_path
 
 def test_both_sums_are_those_of_all_rounds_of_all_studies(tmp_path):
     """They are kept beside the accounts; one that forgot earlier rounds or studies would let a site overspend."""
-    with Ledger.open(tmp_path, cap=1.0, cap_if_others_collude=2.0, create=True) as ledger:
+    with Ledger.open(tmp_path, cap=1.0, collusion_cap=2.0, create=True) as ledger:
         for study, shares in ((A, 3), (B, 1)):
             ledger.reserve(study, 0.25, about={}, shares=shares)
         for round, study in product((1, 2), (A, B)):
             spend(ledger, study, round, 0.1)
         for book in (ledger.status(), read_ledger(tmp_path)):
             assert book.spent == sum(each.spent for each in book.accounts.values()) == 4 * Fraction(0.1)
-            assert book.spent_if_others_collude == sum(each.shares * each.spent for each in book.accounts.values())
-            assert book.spent_if_others_collude == 8 * Fraction(0.1)
+            assert book.collusion_spent == sum(each.shares * each.spent for each in book.accounts.values())
+            assert book.collusion_spent == 8 * Fraction(0.1)
 
 
 def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(ledger, tmp_path):
@@ -747,8 +742,8 @@ def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(le
         assert (account.about, account.may_miss_rounds, account.shares) == ({"name": "lost"}, False, 3)
         assert state.spent == state.promised == Fraction(9, 16)
         assert (
-            state.spent_if_others_collude
-            == state.promised_if_others_collude
+            state.collusion_spent
+            == state.collusion_promised
             == Fraction(1, 4) + Fraction(1, 8) + 2 * Fraction(1, 8) + Fraction(3, 16)
         )
     for study in (A, C):

@@ -276,11 +276,11 @@ def test_both_sums_are_reserved_and_charged(folder: Path) -> None:
     with site(folder, policy=policy, open_rows=tiny(*rows(), policy.unit)) as guard:
         guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
     book = read_ledger(folder)
-    assert (book.spent, book.spent_if_others_collude) == (price, HONEST * price)
+    assert (book.spent, book.collusion_spent) == (price, HONEST * price)
     assert float(book.promised) == policy.cost(MASKED.terms.plan)
-    assert book.promised_if_others_collude == HONEST * book.promised
-    assert (book.cap, book.cap_if_others_collude) == (policy.cap, policy.cap_if_others_collude)
-    assert policy.cap_if_others_collude > policy.cap
+    assert book.collusion_promised == HONEST * book.promised
+    assert (book.cap, book.collusion_cap) == (policy.cap, policy.collusion_cap)
+    assert policy.collusion_cap > policy.cap
     assert book.accounts[HASH].about["masking"] == {
         "min_honest_sites": HONEST,
         "quorum": QUORUM,
@@ -308,7 +308,7 @@ TOGETHER = exact_epsilon((HONEST * ROUNDS) ** 0.5 / Z, OWNER.delta)
         (lambda place: guarded(place, policy=limits(min_withstood=2), key=KEYS[0]), "policy-honest", "has 1, the"),
         (
             lambda place: guarded(place, policy=limits(epsilon_if_others_collude=1.0), key=KEYS[0]),
-            "policy-alone",
+            "policy-collusion",
             f"if all other sites collude: requested {TOGETHER:.4f} (Σμ² 0.09), allowed 1.0000",
         ),
         (lambda place: guarded(place, policy=OWNER), "roster-not-mine", "no key"),
@@ -401,12 +401,12 @@ def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) ->
         guard.enrol(MASKED)
         assert policy.cap > 2 * policy.cost(MASKED.terms.plan)
         for asked in (masked_study("another"), STUDY):
-            assert refusal(guard.enrol, asked).code == "policy-alone"
+            assert refusal(guard.enrol, asked).code == "policy-collusion"
         guard.leave(HASH)
         guard.enrol(masked_study("another"))
     with guarded(folder, policy=POLICY) as guard:
-        assert guard._ledger.status().cap_if_others_collude == POLICY.cap
-        assert refusal(guard.enrol, STUDY).code == "policy-alone"  # what masked studies may still say counts
+        assert guard._ledger.status().collusion_cap == POLICY.cap
+        assert refusal(guard.enrol, STUDY).code == "policy-collusion"  # what masked studies may still say counts
 
 
 def test_a_lower_limit_ends_a_masked_study_early(folder: Path) -> None:
@@ -416,5 +416,5 @@ def test_a_lower_limit_ends_a_masked_study_early(folder: Path) -> None:
     with site(folder, policy=lower) as guard:
         guard.masked(HASH, 2, guard.prepare(HASH, 2, POINT), ALL)
         request = guard.prepare(HASH, 3, POINT)
-        assert refusal(guard.masked, HASH, 3, request, ALL).code == "policy-alone"
-        assert guard._ledger.status().spent_if_others_collude == 2 * HONEST * PRICE
+        assert refusal(guard.masked, HASH, 3, request, ALL).code == "policy-collusion"
+        assert guard._ledger.status().collusion_spent == 2 * HONEST * PRICE

@@ -176,7 +176,9 @@ def games_of(method: str, aggregation: str) -> tuple[str, ...]:
         if method in ("all", game.method) and aggregation in ("all", game.aggregation)
     )
     if not found:
-        raise StudyError(f"there are no studies of {method} with {aggregation}; choose another method or aggregation")
+        raise StudyError(
+            f"there are no studies of {method} with {aggregation} aggregation; choose another method or aggregation"
+        )
     return found
 
 

@@ -180,7 +180,7 @@ class _Player:
     def _one_too_many(self) -> None:
         """The owner's cap is used up, and the last study's rounds are over: both must be refused."""
         last = self.batch.first + self.batch.count - 1
-        cap = "policy-alone" if self.game.exposure > 1.0 else "budget-cap"
+        cap = "policy-collusion" if self.game.exposure > 1.0 else "budget-cap"
         studies = {"round-over": self.batch.study(f"study {last}"), cap: self.batch.study("one too many")}
         for i in (0, 1):
             for code, study in studies.items():
@@ -220,9 +220,7 @@ class _Site:
             min_rows=2,
             masking=MaskingLimits(exact_epsilon(mu if alone else 2.0 * mu, delta), 2, 1) if game.coalition else None,
         )
-        ledger = Ledger.open(
-            self.folder, cap=policy.cap, cap_if_others_collude=policy.cap_if_others_collude, create=True
-        )
+        ledger = Ledger.open(self.folder, cap=policy.cap, collusion_cap=policy.collusion_cap, create=True)
         held.enter_context(ledger)
         self.guard = Guard(policy, ledger, self._open_rows, lambda _: self.batch.key_of(self.folder.name))
 
@@ -244,9 +242,7 @@ class _Site:
             or account.shares != game.shares
             for account in state.accounts.values()
         )
-        above = (state.spent > Fraction(state.cap)) + (
-            state.spent_if_others_collude > Fraction(state.cap_if_others_collude)
-        )
+        above = (state.spent > Fraction(state.cap)) + (state.collusion_spent > Fraction(state.collusion_cap))
         return wrong + (len(state.accounts) != self.batch.count) + above
 
 

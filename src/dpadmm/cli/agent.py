@@ -275,8 +275,8 @@ def enrol(
         answer = {"study": study.hash, "rows": n_rows, "enrolled_at": at}
         amounts = {"reserved": reserved, "left": _left(site.policy, state)}
         amounts |= {
-            "reserved_if_others_collude": account.shares * reserved,
-            "left_alone": _left(site.policy, state, alone=True),
+            "collusion_reserved": account.shares * reserved,
+            "left_if_others_collude": _left(site.policy, state, alone=True),
         }
         return echo_json({**answer, **{name: _amount(each, site.policy) for name, each in amounts.items()}})
     done = "Already enrolled, nothing changed" if study.hash in before else "Enrolled"
@@ -528,9 +528,9 @@ def _ledger_text(policy: Policy, state: LedgerState | None) -> str:
         f"{_epsilon(state.spent, policy)} spent, {_epsilon(state.promised, policy)} spent or reserved, "
         f"{_epsilon_left(state, policy)} left."
     )
-    if state.promised_if_others_collude == state.promised:
+    if state.collusion_promised == state.promised:
         return text
-    alone = [_epsilon(each, policy) for each in (state.spent_if_others_collude, state.promised_if_others_collude)]
+    alone = [_epsilon(each, policy) for each in (state.collusion_spent, state.collusion_promised)]
     return f"{text} I{ALONE[1:]}, ε {alone[0]} is spent, {alone[1]} spent or reserved."
 
 
@@ -570,9 +570,9 @@ def _site_figures(site: Site, persons: Persons, state: LedgerState | None) -> di
         "spent": None if state is None else _amount(state.spent, policy),
         "promised": None if state is None else _amount(state.promised, policy),
         "left": _amount(_left(policy, state), policy),
-        "spent_if_others_collude": None if state is None else _amount(state.spent_if_others_collude, policy),
-        "promised_if_others_collude": None if state is None else _amount(state.promised_if_others_collude, policy),
-        "left_alone": _amount(_left(policy, state, alone=True), policy),
+        "collusion_spent": None if state is None else _amount(state.collusion_spent, policy),
+        "collusion_promised": None if state is None else _amount(state.collusion_promised, policy),
+        "left_if_others_collude": _amount(_left(policy, state, alone=True), policy),
         "notes": [*site.warnings(), *_warnings(site, persons, state)],
     }
 
@@ -585,13 +585,11 @@ def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None
     account = state.accounts.get(study.hash)
     own, shares = (account.promised, account.shares) if account and not account.closed else (Fraction(0), 1)
     lines = []
-    for limit in policy.evaluate(
-        study.terms, n_rows, (state.promised - own, state.promised_if_others_collude - shares * own)
-    ):
+    for limit in policy.evaluate(study.terms, n_rows, (state.promised - own, state.collusion_promised - shares * own)):
         values: dict[str, tuple[Any, ...]] = {limit.name: (limit.asked, limit.allowed, limit.left)}
         if limit.name in ("budget", "alone"):
             sums = [_amount(Fraction(cast(float, each)), policy) for each in values[limit.name]]
-            kind = "_alone" if limit.name == "alone" else ""
+            kind = "_if_others_collude" if limit.name == "alone" else ""
             values = {f"{name}{kind}": tuple(each[name] for each in sums) for name in sums[0]}
         for name, (asked, allowed, left) in values.items():
             names = list(allowed) if isinstance(allowed, tuple) else allowed
@@ -605,7 +603,7 @@ def _left(policy: Policy, state: LedgerState | None, *, alone: bool = False) -> 
 
     state = state or LedgerState()
     if alone:
-        return left_in(Fraction(policy.cap_if_others_collude), state.promised_if_others_collude)
+        return left_in(Fraction(policy.collusion_cap), state.collusion_promised)
     return left_in(Fraction(policy.cap), state.promised)
 
 
@@ -635,7 +633,7 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     echo(describe_releases(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
     names = {"rows": "rows", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
     names |= {"min_honest_sites": "honest sites", "withstood": "tolerated sites that collude with the server"}
-    names |= {f"{name}_alone": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}
+    names |= {f"{name}_if_others_collude": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}
     rows = [
         (
             names.get(line["limit"], line["limit"]),

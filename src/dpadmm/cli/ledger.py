@@ -82,7 +82,7 @@ def show(folder: Folder, delta: Delta = None, as_json: AsJson = False) -> None:
     echo_path(f"Ledger in {folder}")
     _show_totals(values["totals"], delta, "")
     if _differ(state):
-        _show_totals(values["totals_alone"], delta, "if all other sites collude")
+        _show_totals(values["totals_if_others_collude"], delta, "if all other sites collude")
     if state.accounts:
         _show_studies(values["studies"], [account.shares for account in state.accounts.values()])
     echo(f"δ = {delta:g} {source}. {MEANING}", *([ALONE] if _differ(state) else []))
@@ -192,8 +192,8 @@ def restore_command(
         text = f"charged in full and closed, ε {rounded_up(policy.epsilon_of(account.spent))}"
         echo(f"{account.about.get('name') or hash[:12]}: {text}.")
     echo(f"Charged for studies enrolled since the backup: ε {rounded_up(policy.epsilon_of(result.lost))}.")
-    limit, alone = (rounded_up(policy.epsilon_of(cap)) for cap in (state.max_cap, state.max_cap_if_others_collude))
-    colluding = f" (ε {alone} if all other sites collude)" if state.max_cap_if_others_collude != state.max_cap else ""
+    limit, alone = (rounded_up(policy.epsilon_of(cap)) for cap in (state.max_cap, state.max_collusion_cap))
+    colluding = f" (ε {alone} if all other sites collude)" if state.max_collusion_cap != state.max_cap else ""
     echo(
         f"Assumed: since the backup, the limit was at most ε {limit}{colluding} at δ = {policy.delta:g}, and "
         f"person.rows at most {state.max_rows_per_person}. These are the highest values in the backup and in "
@@ -231,11 +231,11 @@ def summary(state: LedgerState, delta: float) -> dict[str, Any]:
     return {
         "delta": delta,
         "totals": _totals(delta, Fraction(state.cap), state.promised, state.spent),
-        "totals_alone": _totals(
+        "totals_if_others_collude": _totals(
             delta,
-            Fraction(state.cap_if_others_collude),
-            state.promised_if_others_collude,
-            state.spent_if_others_collude,
+            Fraction(state.collusion_cap),
+            state.collusion_promised,
+            state.collusion_spent,
         ),
         "studies": [_study(study, account, delta) for study, account in state.accounts.items()],
         "n_records": state.seq,
@@ -256,8 +256,8 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
         "last_round": max(account.rounds, default=0),
         "reserved": _figures(Fraction(account.reservation.mu_squared), delta),
         "spent": _figures(account.spent, delta),
-        "reserved_if_others_collude": _figures(account.shares * Fraction(account.reservation.mu_squared), delta),
-        "spent_if_others_collude": _figures(account.shares * account.spent, delta),
+        "collusion_reserved": _figures(account.shares * Fraction(account.reservation.mu_squared), delta),
+        "collusion_spent": _figures(account.shares * account.spent, delta),
         "enrolled_at": times[0],
         "last_at": times[-1],
     }
@@ -265,7 +265,7 @@ def _study(study: str, account: Account, delta: float) -> dict[str, Any]:
 
 def _differ(state: LedgerState) -> bool:
     """Return whether secure aggregation gives the ledger two sums or two limits."""
-    return (state.promised, state.cap) != (state.promised_if_others_collude, state.cap_if_others_collude)
+    return (state.promised, state.cap) != (state.collusion_promised, state.collusion_cap)
 
 
 def _totals(delta: float, cap: Fraction, promised: Fraction, spent: Fraction) -> dict[str, dict[str, float]]:
@@ -341,9 +341,7 @@ def _show_studies(studies: Sequence[Mapping[str, Any]], shares: Sequence[int]) -
         amounts = (*(f"{of['mu_squared']:.4g}" for of in both), *(rounded_up(of["epsilon"]) for of in both))
         rows.append((name, each["state"], str(each["releases"]), *amounts))
         if min_honest_sites > 1:
-            alone = (
-                rounded_up(each[kind]["epsilon"]) for kind in ("spent_if_others_collude", "reserved_if_others_collude")
-            )
+            alone = (rounded_up(each[kind]["epsilon"]) for kind in ("collusion_spent", "collusion_reserved"))
             masked.append((short, str(min_honest_sites), *alone))
         for of in each["by_statistic"]:
             done = f"{of['released']} of {of['planned']}"

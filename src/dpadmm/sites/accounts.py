@@ -25,7 +25,7 @@ def broken_promises(policy: Policy, book: LedgerState) -> list[str]:
     ]
     names = ", ".join(_name(*pair) for pair in still_open.items())
     limits = {(book.promised, policy.cap, book.spent): ""}
-    alone = (book.promised_if_others_collude, policy.cap_if_others_collude, book.spent_if_others_collude)
+    alone = (book.collusion_promised, policy.collusion_cap, book.collusion_spent)
     limits.setdefault(alone, " if all other sites work together")
     for sums, whose in limits.items():
         if still_open and float(sums[0]) > sums[1]:

@@ -160,7 +160,7 @@ def _charged(site: Site, folder: Path, since: Sequence[Study] | None, decided: M
         still_open = tuple(hash for hash, account in before.accounts.items() if not account.closed)
         if since is None:
             lost = max(Fraction(0), Fraction(before.max_cap) - before.promised)
-            alone = max(Fraction(0), Fraction(before.max_cap_if_others_collude) - before.promised_if_others_collude)
+            alone = max(Fraction(0), Fraction(before.max_collusion_cap) - before.collusion_promised)
         else:
             if known := [study.name for study in since if study.hash in before.accounts]:
                 raise StudyError(

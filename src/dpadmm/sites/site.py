@@ -87,7 +87,7 @@ class Site:
         return Ledger.open(
             folder or self.ledger,
             cap=limits.cap,
-            cap_if_others_collude=limits.cap_if_others_collude,
+            collusion_cap=limits.collusion_cap,
             rows_per_person=limits.unit.rows,
             create=create,
         )
@@ -163,7 +163,7 @@ class _Rehearsal(Ledger):
 
     def __init__(self, book: LedgerState, policy: Policy) -> None:
         super().__init__(Path(), cast(Any, None), cast(Any, None), book)
-        book.cap, book.cap_if_others_collude = policy.cap, policy.cap_if_others_collude
+        book.cap, book.collusion_cap = policy.cap, policy.collusion_cap
 
     def _append(self, record: Record, payload: bytes = b"") -> None:
         self.status().check(record, payload)

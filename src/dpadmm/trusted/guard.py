@@ -184,7 +184,7 @@ class Guard:
             if account and account.about["rows"] != digest:
                 raise RefusalError("data-changed", "the rows have changed since this study was enrolled")
             if not account:
-                self._policy.check(terms, rows.n_rows, (state.promised, state.promised_if_others_collude))
+                self._policy.check(terms, rows.n_rows, (state.promised, state.collusion_promised))
             pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.unit.rows}
             about = {**terms.as_json(), **pinned, "salt": salt, "rows": digest}
             cost, gaps = self._policy.cost(terms.plan), terms.may_miss_rounds
@@ -304,9 +304,8 @@ class Guard:
 def enrolled_queries(terms: Terms, rows: PrivateRows, policy: Policy) -> Mapping[AnyRelease, EnrolledQuery]:
     """Return the query for each release of the plan."""
     # Masked answers are added up, so all sites need the same grid
-    n_rows, shares = (
-        (terms.masking.max_rows_per_site, terms.masking.min_honest_sites) if terms.masking else (rows.n_rows, 1)
-    )
+    masking = terms.masking
+    n_rows, shares = (masking.max_rows_per_site, masking.min_honest_sites) if masking else (rows.n_rows, 1)
     queries = {}
     for release, _ in terms.plan.tally():
         single = gaussian(release)

@@ -18,9 +18,9 @@ composition for Gaussian differential privacy"; Koskela, Tobaben and Honkela 202
 docs/explanation/ledgers.md has the proof, the lines and tests for each condition, and the guarantee after the cap was
 raised.
 
-The ledger's folder has two files. ``ledger.sqlite`` has records of nine kinds (cap, cap-alone, rows, reserve, spend,
-restore, and those of ``Ending``). Each record contains a hash of all earlier ones. ``mark`` has a line per record,
-appended and fsynced after the record's COMMIT. If SQLite loses records, to a flipped bit or an old copy of the
+The ledger's folder has two files. ``ledger.sqlite`` has records of nine kinds (cap, collusion-cap, rows, reserve,
+spend, restore, and those of ``Ending``). Each record contains a hash of all earlier ones. ``mark`` has a line per
+record, appended and fsynced after the record's COMMIT. If SQLite loses records, to a flipped bit or an old copy of the
 database, the mark does not match and nothing more is answered. The writer holds a lock on ``mark``.
 
 Records are checked by the rules of ``LedgerState`` when they are written and again when they are read. A crash can cost
@@ -114,14 +114,14 @@ class LedgerState:
     """State after all records, and the rules for the next record."""
 
     def __init__(self) -> None:
-        self.seq, self.fingerprint, self.cap, self.cap_if_others_collude, self.restores = 0, START, 0.0, 0.0, 0
+        self.seq, self.fingerprint, self.cap, self.collusion_cap, self.restores = 0, START, 0.0, 0.0, 0
         self.rows_per_person = 1
         # Maxima over all records: a restore charges for them
-        self.max_cap, self.max_cap_if_others_collude, self.max_rows_per_person = 0.0, 0.0, 1
+        self.max_cap, self.max_collusion_cap, self.max_rows_per_person = 0.0, 0.0, 1
         self.records: list[Record] = []
         self.accounts: dict[str, Account] = {}
         # Σμ² of all releases, and the same if all other sites collude. Kept, since summing accounts per record is slow
-        self.spent = self.spent_if_others_collude = Fraction(0)
+        self.spent = self.collusion_spent = Fraction(0)
 
     @property
     def promised(self) -> Fraction:
@@ -129,7 +129,7 @@ class LedgerState:
         return sum((account.promised for account in self.accounts.values()), Fraction(0))
 
     @property
-    def promised_if_others_collude(self) -> Fraction:
+    def collusion_promised(self) -> Fraction:
         """``promised`` if all other sites collude."""
         return sum((account.shares * account.promised for account in self.accounts.values()), Fraction(0))
 
@@ -148,24 +148,22 @@ class LedgerState:
                 raise RefusalError("study-changed", f"this study was {closed if account.closed else changed}")
             shares = json.loads(payload).get("shares", 1)
             _afford("budget-cap", mu_squared, self.cap, self.promised)
-            _afford("policy-alone", shares * mu_squared, self.cap_if_others_collude, self.promised_if_others_collude)
+            _afford("policy-collusion", shares * mu_squared, self.collusion_cap, self.collusion_promised)
         elif record.kind == "spend":
             account = self.account(record.study)
             account.check_round(record.round)
             _afford("budget-reservation", mu_squared, account.reservation.mu_squared, account.spent)
             _afford("budget-cap", mu_squared, self.cap, self.spent)
-            _afford(
-                "policy-alone", account.shares * mu_squared, self.cap_if_others_collude, self.spent_if_others_collude
-            )
+            _afford("policy-collusion", account.shares * mu_squared, self.collusion_cap, self.collusion_spent)
 
     def apply(self, record: Record, payload: bytes) -> None:
         """Update the state by a record that was checked."""
         self.seq, self.fingerprint = record.seq, record.chain(self.fingerprint)
         self.records.append(record)
         if record.kind == "cap":
-            self.cap = self.cap_if_others_collude = record.mu_squared
-        elif record.kind == "cap-alone":
-            self.cap_if_others_collude = record.mu_squared
+            self.cap = self.collusion_cap = record.mu_squared
+        elif record.kind == "collusion-cap":
+            self.collusion_cap = record.mu_squared
         elif record.kind == "rows":
             self.rows_per_person = json.loads(payload)["rows_per_person"]
             self.max_rows_per_person = max(self.max_rows_per_person, self.rows_per_person)
@@ -176,10 +174,8 @@ class LedgerState:
             self._charge(self.accounts[record.study], Fraction(record.mu_squared))
         else:
             self.accounts[record.study].ending = record.kind
-        self.max_cap, self.max_cap_if_others_collude = (
-            max(self.max_cap, self.cap),
-            max(self.max_cap_if_others_collude, self.cap_if_others_collude),
-        )
+        self.max_cap = max(self.max_cap, self.cap)
+        self.max_collusion_cap = max(self.max_collusion_cap, self.collusion_cap)
         if record.kind == "restore":  # all reserved releases may have been made
             self.restores += 1
             for account in self.accounts.values():
@@ -189,7 +185,7 @@ class LedgerState:
     def _charge(self, account: Account, mu_squared: Fraction) -> None:
         account.spent += mu_squared
         self.spent += mu_squared
-        self.spent_if_others_collude += account.shares * mu_squared
+        self.collusion_spent += account.shares * mu_squared
 
     def line(self) -> bytes:
         """Return the line of the mark for the last record."""
@@ -198,7 +194,7 @@ class LedgerState:
 
 LIMITS = {
     "budget-cap": "the owner's cap",
-    "policy-alone": "the owner's cap if all other sites collude",
+    "policy-collusion": "the owner's cap if all other sites collude",
     "budget-reservation": "the study's reservation",
 }
 
@@ -313,7 +309,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         folder: Path,
         *,
         cap: float,
-        cap_if_others_collude: float | None = None,
+        collusion_cap: float | None = None,
         rows_per_person: int = 1,
         create: bool = False,
     ) -> Ledger:
@@ -325,7 +321,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             Folder of the ledger.
         cap : float
             The owner's limit of Σμ² over all studies.
-        cap_if_others_collude : float, optional
+        collusion_cap : float, optional
             The limit if all other sites collude; ``cap`` by default.
         rows_per_person : int
             Rows of a person that new studies are charged for.
@@ -333,8 +329,8 @@ class Ledger(AbstractContextManager["Ledger"]):
             Create a missing ledger. If False, a missing ledger is an error, so that a disk that is not mounted does
             not provide a new budget.
         """
-        cap_if_others_collude = cap if cap_if_others_collude is None else cap_if_others_collude
-        for limit in (cap, cap_if_others_collude):
+        collusion_cap = cap if collusion_cap is None else collusion_cap
+        for limit in (cap, collusion_cap):
             _require(mu_squared=limit, round=rows_per_person)
         with _trouble(folder), ExitStack() as held:
             parents = [path.parent for path in (folder, *folder.parents) if not path.exists()]
@@ -361,8 +357,8 @@ class Ledger(AbstractContextManager["Ledger"]):
             ledger._extend_mark(state.line()[LINE - (state.seq * LINE - marked) :])
             if state.cap != cap:
                 ledger._append(Record("cap", "", float(cap)), os.urandom(16))
-            if state.cap_if_others_collude != cap_if_others_collude:
-                ledger._append(Record("cap-alone", "", float(cap_if_others_collude)))
+            if state.collusion_cap != collusion_cap:
+                ledger._append(Record("collusion-cap", "", float(collusion_cap)))
             if state.rows_per_person != rows_per_person:
                 ledger._append(Record("rows", "", 0.0), json.dumps({"rows_per_person": rows_per_person}).encode())
             for place in (folder, *parents):  # until this fsync a power cut may lose the names of new files and folders

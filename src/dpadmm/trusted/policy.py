@@ -24,8 +24,7 @@ class MaskingTerms(NamedTuple):
     """Terms of secure aggregation: every answer is masked over at least ``quorum`` sites.
 
     Each site adds noise with a standard deviation of 1/√honest of the total, so any ``min_honest_sites`` sites
-    together add all
-    of it.
+    together add all of it.
     """
 
     min_honest_sites: int
@@ -131,7 +130,7 @@ class Policy:
         return mu_from_epsilon(self.epsilon, self.delta) ** 2
 
     @cached_property
-    def cap_if_others_collude(self) -> float:
+    def collusion_cap(self) -> float:
         """Limit on Σμ² if all other sites collude."""
         return mu_from_epsilon(self.masking.epsilon_if_others_collude, self.delta) ** 2 if self.masking else self.cap
 
@@ -175,9 +174,9 @@ class Policy:
         if promised is not None:
             cost = Fraction(self.cost(terms.plan))
             limits.append(self._budget("budget", "budget-cap", cost, self.cap, promised[0]))
-            alone = (terms.shares * cost, self.cap_if_others_collude, promised[1])
+            alone = (terms.shares * cost, self.collusion_cap, promised[1])
             if alone != (cost, self.cap, promised[0]):
-                limits.append(self._budget("alone", "policy-alone", *alone))
+                limits.append(self._budget("alone", "policy-collusion", *alone))
         return tuple(limits)
 
     def check(self, terms: Terms, n_rows: int | None = None, promised: Sums | None = None) -> None:
