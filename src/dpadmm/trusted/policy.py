@@ -104,7 +104,7 @@ class MaskingLimits(NamedTuple):
     """Total ε across all studies, at the owner's δ, if all other sites collude."""
     min_honest_sites: int
     min_withstood: int
-    """Minimum number of sites that may collude with the server without weakening ε: quorum − honest."""
+    """Minimum number of sites that may collude with the server without weakening ε: quorum − min_honest_sites."""
 
 
 @dataclass(frozen=True)
