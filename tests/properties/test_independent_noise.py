@@ -29,7 +29,7 @@ from dpadmm.data.encoder import Report
 from dpadmm.engine.noise import ExactNoise
 from dpadmm.losses import LOSSES, Logistic, Softmax
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmmRounds
+from dpadmm.methods import DpAdmm
 from dpadmm.queries.problem import make_rows
 from dpadmm.studies.study import Study
 from dpadmm.training.simulate import run_prepared as run
@@ -97,8 +97,8 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
     result = run_study(study, table, seed=seed, observers=[seen])
     assert result.n_rows == SIZES
     planned = np.full(len(SIZES), ROUNDS)
-    method = study.training.rounds(study.problem, result.rows, planned, seed=0)
-    assert isinstance(method, DpAdmmRounds)
+    method = study.training.build(study.problem, result.rows, planned)
+    assert isinstance(method, DpAdmm)
     return standard(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
 
 
@@ -121,8 +121,8 @@ def simulated(loss: str, **more: Any) -> Floats:
         observers=[seen],
         **more,
     )
-    method = result.settings.rounds(result.problem, result.rows, np.full(len(SIZES), ROUNDS), seed=0)
-    assert isinstance(method, DpAdmmRounds)
+    method = result.settings.build(result.problem, result.rows, np.full(len(SIZES), ROUNDS))
+    assert isinstance(method, DpAdmm)
     return standard(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
 
 
@@ -138,7 +138,7 @@ class Fits:
         model.fit(features, labels, groups=owners())
         watcher, result = self.seen[-1]
         planned = np.full(len(SIZES), ROUNDS)
-        method = result.settings.rounds(result.problem, result.rows, planned, seed=0)
+        method = result.settings.build(result.problem, result.rows, planned)
         c1 = result.problem.loss.lipschitz
         return standard(gradients_said(watcher, method, result.problem), c1)
 

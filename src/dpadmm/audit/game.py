@@ -9,17 +9,18 @@ point here predicts, so that its gradient is as long as it may be after clipping
 round. (With the logistic loss the first round of DP-ADMM, at 0, would have half of that.)
 
 - ``dp_admm``: the row is ``(±cos θ, sin θ)``, and its two gradients are ``2·cos θ`` apart: 0.9988 of the sensitivity.
-- ``auto``: the row is ±a with nine equal entries. Its two shaped gradients are opposite, so all of the sensitivity
+- ``pgd``: the row is ±a with nine equal entries. Its two shaped gradients are opposite, so all of the sensitivity
   2 apart; of its moments ``(a, a∘a, √3·y·a, y²/2)`` the first and the third change their signs: 0.958 of 4.
-- ``auto_inference``: the rows of ``dp_admm`` and a logistic loss, far out, where slopes are 1 and curvatures vanish:
+- ``newton``: the rows of ``dp_admm`` and a logistic loss, far out, where slopes are 1 and curvatures vanish:
   0.9988 of the sensitivity (with the squared loss, no two rows are more than .78 of the sensitivity apart).
-- ``auto_counts``, ``auto_times``: the same of the Poisson loss, of counts with an exposure and of survival times. The
-  row predicts far more events than the cap in one world, and none in the other. As gradient and Hessian have half of
-  the squared norm each, no two rows are further apart than ``√(5/8)`` of the sensitivity, which is for silencing two.
+- ``newton_counts``, ``newton_times``: the same of the Poisson loss, of counts with an exposure and of survival times.
+  The row predicts far more events than the cap in one world, and none in the other. As gradient and Hessian have half
+  of the squared norm each, no two rows are further apart than ``√(5/8)`` of the sensitivity, which is for silencing
+  two.
 - ``statistics``: the row is ±a, and its two sums all of the sensitivity apart.
 - ``evaluation``: the row is in one bin of scores or in another, ``√½`` of the sensitivity apart, which is for silencing
   two rows of the same bin. All labels are positive, so that half of the histogram is noise alone.
-- ``auto_coalition``, ``auto_alone``: the same with secure aggregation, and an active aggregator. It tells each of the
+- ``pgd_coalition``, ``pgd_alone``: the same with secure aggregation, and an active aggregator. It tells each of the
   two agents of members of its own: the agent, a site beside it, and a third site, in both, that works with the
   aggregator. In ``alone`` the sites beside do so too. The noise that is left is to be just that of the promise.
 """
@@ -39,8 +40,8 @@ from dpadmm.audit.formulas import CUTS, FORMULAS, LARGEST_COUNT, N_FEATURES, For
 from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import KINDS
-from dpadmm.methods.auto import PublicState
-from dpadmm.methods.newton import Inferred
+from dpadmm.methods.newton import NewtonState
+from dpadmm.methods.pgd import PublicState
 from dpadmm.queries.preconditioner import Preconditioner
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
@@ -151,15 +152,12 @@ class Game:
     listener: Callable[[], Listener]
     coalition: Coalition | None = None
     loss: str = "squared"
-    inference: bool = False
     label: Label | None = None
     """Of counts, or of events at times."""
 
     @property
     def name(self) -> str:
-        variant = (
-            self.coalition.name if self.coalition else self.rounds[0].of or ("inference" if self.inference else "")
-        )
+        variant = self.coalition.name if self.coalition else self.rounds[0].of
         return f"{self.method}_{variant}" if variant else self.method
 
     @property
@@ -217,10 +215,9 @@ class Game:
         agreed: dict[str, Any] = {}
         if self.method == "dp_admm":
             training["schedule"] = "constant"
-        if self.inference:
-            training["inference"] = True
         if self.method in KINDS:
-            training["method"] = KINDS[self.method](**({"weights": WEIGHTS} if self.method == "evaluation" else {}))
+            parameters: dict[str, Any] = {"weights": WEIGHTS} if self.method == "evaluation" else {}
+            training["method"] = KINDS[self.method](**parameters)
         if self.coalition:
             training |= {"aggregation": self.aggregation, "min_honest_sites": self.shares}
             agreed = {"max_rows_per_site": MOST_ROWS, "allow_missed_rounds": True, "quorum": self.shares + 1}
@@ -293,7 +290,7 @@ DP_ADMM = Game(
 # --- auto: moments, then shaped gradients -------------------------------------------------------------------
 
 
-class AutoListener:
+class PgdListener:
     """Nothing to follow: agents remember nothing, and say what they release."""
 
     def __init__(self) -> None:
@@ -307,7 +304,7 @@ class AutoListener:
         return np.concatenate(asked) if self.round > 1 else np.zeros(0), upload.ravel()
 
 
-def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
+def _pgd_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
     """A message with C, s, q and θ, and nothing in what agents have no use for."""
     ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
     return PublicState(
@@ -317,18 +314,18 @@ def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ..
     ).packed()  # fmt: skip
 
 
-def _auto_role(
+def _pgd_role(
     name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...],
     scale: tuple[float, ...], direction: tuple[float, ...], *point: float,
 ) -> Role:  # fmt: skip
     """Shapes differ between rounds: rows that are kept in an old one would show."""
     row = (1.0 / 3.0,) * N_USED
-    sent = _auto_sent(1.0, scale, direction, *point), _auto_sent(1.25, scale, direction[::-1], *point)
+    sent = _pgd_sent(1.0, scale, direction, *point), _pgd_sent(1.25, scale, direction[::-1], *point)
     return Role(name, n_rows, (row, tuple(-each for each in row)), others, (sent[0], *sent))
 
 
-AUTO = Game(
-    "auto",
+PGD = Game(
+    "pgd",
     {"loss_gradient_bound": 3.0},  # which has no say: shaped gradients are shortened to 1
     (
         GameRound("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
@@ -336,14 +333,14 @@ AUTO = Game(
     ),
     (
         # Far out, and in coordinates in which the row is long. 20 rows whose moments are shortened
-        _auto_role("far", 40, ((2, 20, 1.0, 1.0), (2, 19, 0.05, 18.0)),
+        _pgd_role("far", 40, ((2, 20, 1.0, 1.0), (2, 19, 0.05, 18.0)),
                    (4.0, 4.0, 1.0, *[4.0] * 6), (0.4, 0.4, 0.2, *[0.3] * 3, 0.2, 0.4, 0.4), 400.0, -400.0),
         # Ten rows of zeros with labels; 30 rows that nothing shortens, and whose gradients follow the point
-        _auto_role("near", 50, ((2, 9, 0.05, 18.0), (2, 10, 0.0, 18.0),
+        _pgd_role("near", 50, ((2, 9, 0.05, 18.0), (2, 10, 0.0, 18.0),
                                 *((column, 5, 1.0, 0.0) for column in range(3, N_USED))),
                    (1.0, 1.5, 2.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.3, -0.6, 0.9, *[0.5] * 6), *[0.2] * N_USED),
     ),
-    AutoListener,
+    PgdListener,
 )  # fmt: skip
 
 
@@ -355,19 +352,19 @@ class NewtonListener:
 
     def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
         """The point, and the cap."""
-        told = Inferred.unpacked(sent, self.n_weights)
+        told = NewtonState.unpacked(sent, self.n_weights)
         return np.append(told.weights, told.clip) if self.capped else told.weights, upload.ravel()
 
 
 def _newton_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], *point: float) -> Role:
     worlds = (math.cos(ANGLE), math.sin(ANGLE)), (-math.cos(ANGLE), math.sin(ANGLE))
     none = np.zeros((N_FEATURES, N_FEATURES))
-    sent = tuple(Inferred(1.0, 0.0, _padded((0.0, far, *point)), none).packed() for far in (1e3, 2e3, 1e3))
+    sent = tuple(NewtonState(1.0, 0.0, _padded((0.0, far, *point)), none).packed() for far in (1e3, 2e3, 1e3))
     return Role(name, n_rows, worlds, others, sent, label=-1.0)
 
 
-AUTO_INFERENCE = Game(
-    "auto",
+NEWTON = Game(
+    "newton",
     {},
     tuple(GameRound("newton", share, math.cos(ANGLE)) for share in (0.2, 0.2, 0.6)),
     (
@@ -380,7 +377,6 @@ AUTO_INFERENCE = Game(
     ),
     NewtonListener,
     loss="logistic",
-    inference=True,
 )  # fmt: skip
 
 
@@ -396,7 +392,7 @@ def _count_role(
     worlds = (math.cos(ANGLE), math.sin(ANGLE)), (math.cos(ANGLE), -math.sin(ANGLE))
     weights = np.append(_padded((0.0, 1e3, *point))[:-1], constants)
     none = np.zeros((len(weights), len(weights)))
-    sent = tuple(Inferred(cap, 0.0, weights, none).packed() for cap in caps)
+    sent = tuple(NewtonState(cap, 0.0, weights, none).packed() for cap in caps)
     return Role(name, n_rows, worlds, others, sent, label=_count(1.0), constant=0.28)
 
 
@@ -417,13 +413,13 @@ def _count_game(of: str, label: Label, caps: tuple[float, ...], *constants: floa
         asked, _ = listener().hear(roles[0].sent[k], np.zeros(0))
         one, other = (round.formula.total(*roles[0].rows(world), asked) for world in (0, 1))
         rounds.append(round._replace(sharpness=float(np.linalg.norm(one - other)) / (2.0 * round.formula.row_norm)))
-    return Game("auto", {}, tuple(rounds), roles, listener, loss="poisson", inference=True, label=label)
+    return Game("newton", {}, tuple(rounds), roles, listener, loss="poisson", label=label)
 
 
-AUTO_COUNTS = _count_game(  # at the first cap, counts are clipped to half of the largest one
+NEWTON_COUNTS = _count_game(  # at the first cap, counts are clipped to half of the largest one
     "counts", Label("y", bounds=(0.0, LARGEST_COUNT), exposure="years", exposure_bound=1.0), (0.125, 1.0, 1.0), -1.0
 )
-AUTO_TIMES = _count_game("times", Label("y", exposure="years", times=(*CUTS, 1.0)), (0.5, 1.0, 1.0), -1.0, 0.5)
+NEWTON_TIMES = _count_game("times", Label("y", exposure="years", times=(*CUTS, 1.0)), (0.5, 1.0, 1.0), -1.0, 0.5)
 
 # --- Studies that train nothing -----------------------------------------------------------------------------
 
@@ -468,12 +464,12 @@ EVALUATION = Game(
     loss="logistic",
 )
 
-AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, min_honest_sites=2))
-AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, min_honest_sites=1))
+PGD_COALITION = replace(PGD, coalition=Coalition("coalition", shares=2, min_honest_sites=2))
+PGD_ALONE = replace(PGD, coalition=Coalition("alone", shares=2, min_honest_sites=1))
 
 GAMES: Mapping[str, Game] = {
     game.name: game
     for game in (
-        AUTO, DP_ADMM, AUTO_INFERENCE, AUTO_COUNTS, AUTO_TIMES, QUERIES, EVALUATION, AUTO_COALITION, AUTO_ALONE,
+        PGD, DP_ADMM, NEWTON, NEWTON_COUNTS, NEWTON_TIMES, QUERIES, EVALUATION, PGD_COALITION, PGD_ALONE,
     )
 }  # fmt: skip

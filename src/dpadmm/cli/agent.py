@@ -166,6 +166,7 @@ def offer(
     from dpadmm.federation.offers import Offer
 
     study, site = read_study(draft), _opened(site_file)
+    study.check_concrete()
     if study.training.aggregation != "secure":
         raise StudyError(f"{draft}: the study does not use secure aggregation; review it without an offer")
     if study.roster:

@@ -51,6 +51,7 @@ def demo(
     training = Training(
         method=method, epsilon=epsilon, n_rounds=rounds, aggregation=aggregation, min_honest_sites=min_honest_sites
     )
+    training = training.changed(n_rounds=training.planned_rounds)
     began = time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise StudyError(f"{keep} exists; choose the name of a new folder")

@@ -36,7 +36,7 @@ from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import parameters
 from dpadmm.parameters.suggestions import first_of
 from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.settings import REGISTRIES
+from dpadmm.studies.settings import REGISTRIES, Training
 from dpadmm.studies.study import (
     TABLES,
     Confirmation,
@@ -499,7 +499,6 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
     paper = numbers["epsilon_paper"]
     intercept = ", including an intercept" if settings.intercept else ""
-    by_size = " across sites; chosen from rows and budget in one process"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
     model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
@@ -510,7 +509,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     return [
         *_describe_rows(study),
         *(model if study.kind == "training" else [("kind", study.kind), *_describe_statistics(study)]),
-        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_describe_quorum(study)}"),
+        ("rounds", f"{_describe_rounds(settings)}{_describe_quorum(study)}"),
         ("noise multiplier z", study.terms.plan.noise_in_words()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
@@ -519,6 +518,12 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         *([("constants", origin or "default")] if study.kind == "training" else []),
         *([("public rows", describe_public_rows(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def _describe_rounds(settings: Training) -> str:
+    if settings.is_open:
+        return f"chosen from rows and budget (the noise below is for {settings.planned_rounds})"
+    return str(settings.planned_rounds)
 
 
 def _describe_statistics(study: Study) -> list[tuple[str, str]]:

@@ -47,6 +47,7 @@ def read_offer(path: Path) -> Offer:
 def with_roster(draft: Path, offers: Sequence[Path]) -> str:
     """The text of a draft's file with a roster of offers, by name; it is a study."""
     study, found = read_study(draft), dict[str, str]()
+    study.check_concrete()
     if study.training.aggregation != "secure":
         raise StudyError(f'{draft}: a roster is for studies with aggregation = "secure" in [privacy]')
     if study.roster:

@@ -21,8 +21,7 @@ from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Logistic, Loss, Poisson
 from dpadmm.losses.base import check_loss
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods import Auto, DpAdmm, Method, MethodSettings
-from dpadmm.methods.setup import Setup
+from dpadmm.methods import Auto, DpAdmm, Method, MethodChoice, Newton, PrivacyBudget
 from dpadmm.parameters.fields import (
     Count,
     Delta,
@@ -68,7 +67,7 @@ def _check_kind(kind: type, what: str) -> Callable[[Any], None]:
 
 
 REGISTRIES: Mapping[str, Registry] = {
-    "method": Registry(ALL_METHODS, "", "Training method.", _check_kind(MethodSettings, "method")),
+    "method": Registry(ALL_METHODS, "", "Training method.", _check_kind(MethodChoice, "method")),
     "loss": Registry(LOSSES, "loss_", "Loss.", check_loss),
     "regularizer": Registry(REGULARIZERS, "regularizer_", "Regularizer.", _check_kind(Regularizer, "regularizer")),
 }
@@ -115,7 +114,7 @@ class Training:
         Honest | None,
         "With secure aggregation: minimum number of honest agents in every round. A smaller number means more noise.",
     ] = None
-    method: MethodSettings = field(default=Auto())
+    method: MethodChoice = field(default=Auto())
     n_rounds: Annotated[
         Rounds | None,
         "Number of rounds t (default: 100; auto: chosen from the number of rows and the budget).",
@@ -137,12 +136,14 @@ class Training:
             else:
                 object.__setattr__(self, parameter.name, parameter.checked(value))
         if self.alpha is None:
-            object.__setattr__(self, "alpha", self.method.usual_alpha)
-        if self.n_rounds is None and (not self.method.rounds_by_size or self.epsilon is None):
-            object.__setattr__(self, "n_rounds", self.method.usual_rounds)
+            object.__setattr__(self, "alpha", self.method.concrete().default_alpha)
+        if not (isinstance(self.method, Auto) and self.method.is_open(self.epsilon, self.n_rounds)):
+            method = self.method.concrete()
+            object.__setattr__(self, "method", method)
+            object.__setattr__(self, "n_rounds", self.n_rounds or method.default_rounds)
         self._check_budget()
         self._check_aggregation()
-        if given.get("inference") and not isinstance(self.method, Auto):
+        if given.get("inference") and not self.has_inference:
             raise StudyError(f"{self.method.name} does not support inference; use auto, or remove inference")
         if self.has_inference and self.average != "last":
             raise StudyError('inference requires average = "last"')
@@ -180,19 +181,27 @@ class Training:
     @property
     def has_inference(self) -> bool:
         """Whether the method estimates intervals."""
-        return isinstance(self.method, Auto) and self.method.inference
+        return isinstance(self.method, Newton)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the method leaves the number of rounds to the sizes of the agents; see :meth:`resolved`."""
+        return isinstance(self.method, Auto)
 
     @property
     def planned_rounds(self) -> int:
         """Number of rounds: ``n_rounds``, or 1 for methods of one round."""
-        return 1 if self.method.one_round else self.n_rounds or self.method.usual_rounds
+        return 1 if self.method.one_round else self.n_rounds or self.method.concrete().default_rounds
 
-    def with_rounds(self, problem: Problem, sizes: Sizes) -> Self:
-        """Return a copy whose unset number of rounds is chosen from public sizes and the budget."""
-        if self.n_rounds is not None:
+    def resolved(self, problem: Problem, sizes: Sizes) -> Self:
+        """Return a copy with a concrete method and number of rounds, chosen from public sizes and the budget.
+
+        Planning, simulation, training and estimators all call this function, so the same sizes give the same rounds.
+        """
+        if not isinstance(self.method, Auto):
             return self
-        planned = np.full(sizes.n_agents, self.planned_rounds)
-        return self.changed(n_rounds=self.method.best_rounds(self._setup(problem, sizes, planned, 0)))
+        budget = self.budget(np.full(sizes.n_agents, self.planned_rounds))
+        return self.changed(method=self.method.concrete(), n_rounds=self.method.n_rounds(problem, sizes, budget))
 
     def check_intercept(self) -> None:
         """Raise StudyError if a count model has no intercept.
@@ -215,21 +224,24 @@ class Training:
         weighted = label is not None and label.weighted
         return Problem(loss, self.regularizer, float(self.alpha or 0.0), weighted, self.intercept)
 
-    def rounds(self, problem: Problem, sizes: Sizes, planned: Integers, *, seed: int = 0) -> Method[Any]:
+    def build(self, problem: Problem, sizes: Sizes, planned: Integers) -> Method[Any]:
         """Return the method with noise calibrated to the ``planned`` (n,) rounds of each agent."""
-        return self.method.rounds(self._setup(problem, sizes, planned, seed))
+        return self.method.concrete().build(problem, sizes, self.budget(planned))
 
-    def _setup(self, problem: Problem, sizes: Sizes, planned: Integers, seed: int) -> Setup:
-        budget = {name: getattr(self, name) for name in PRIVACY}
-        return Setup(problem=problem, sizes=sizes, planned=planned, n_rounds=self.planned_rounds, seed=seed, **budget)
+    def budget(self, planned: Integers) -> PrivacyBudget:
+        """Return the privacy budget of agents with ``planned`` (n,) rounds each."""
+        keys = (*BUDGETS, "delta", "calibration", "min_honest_sites")
+        given = {name: getattr(self, name) for name in keys}
+        return PrivacyBudget(planned=planned, n_rounds=self.planned_rounds, **given)
 
     def changed(self, **given: Any) -> Self:
         """Return a copy with some settings changed, by their flat names."""
         check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
         own = {parameter.name: getattr(self, parameter.name) for parameter in parameters(type(self))}
         if "method" in given:  # another method has its own defaults
-            usual = {"n_rounds": self.method.usual_rounds, "alpha": self.method.usual_alpha}
-            own |= {name: None for name, value in usual.items() if own[name] == value}
+            method = self.method.concrete()
+            defaults = {"n_rounds": method.default_rounds, "alpha": method.default_alpha}
+            own |= {name: None for name, value in defaults.items() if own[name] == value}
         for what, registry in REGISTRIES.items():
             choice = chosen(what, registry.classes, given.get(what, own[what]))
             flat_names = _flat_names(registry, choice)
@@ -255,9 +267,9 @@ class Training:
 class Settings(Training):
     """Settings of a simulation: :class:`Training`, plus partition, participation and metrics."""
 
-    method: Annotated[
-        MethodSettings, "Training method. Default: dp_admm, the method of the paper; in a study: auto."
-    ] = field(default=DpAdmm())
+    method: Annotated[MethodChoice, "Training method. Default: dp_admm, the method of the paper; in a study: auto."] = (
+        field(default=DpAdmm())
+    )
     n_agents: Annotated[Count, "Number of agents; ignored with partition = groups."] = 10
     partition: Annotated[
         Literal["equal", "unequal", "label_skewed", "groups"],

@@ -34,8 +34,7 @@ from dpadmm.errors import StudyError
 from dpadmm.files.atomic import StrPath
 from dpadmm.files.toml import read_toml
 from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.methods import KINDS, METHODS, DeployableMethod, ReleaseRounds, StatisticsRelease
-from dpadmm.methods.newton import NewtonRounds
+from dpadmm.methods import KINDS, METHODS, DeployableMethod, Newton, ReleaseMethod, StatisticsRelease
 from dpadmm.parameters.fields import Parameter, check_names, for_json, hash_of, nearest, parameters, problems
 from dpadmm.parameters.suggestions import first_of
 from dpadmm.parameters.text import text_problems
@@ -269,8 +268,8 @@ class Study:
             raise StudyError(f"study: public_rows must be PublicRows, not {self.public_rows!r:.60}")
         if self.schema is None:
             raise StudyError("study: [public_rows] requires [columns] and [label]")
-        if not self.training.method.weighs_public_rows:
-            supported = ", ".join(name for name in DEPLOYABLE if METHODS[name].weighs_public_rows)
+        if not self.training.method.uses_public_rows:
+            supported = ", ".join(name for name in DEPLOYABLE if METHODS[name].uses_public_rows)
             raise StudyError(
                 f"study: {self.training.method.name} does not use public rows; remove [public_rows] or use {supported}"
             )
@@ -332,17 +331,25 @@ class Study:
         """Return the method for agents with these numbers of rows."""
         sizes = PublicSizes(np.array(n_rows), self.shape[0])
         rounds = np.full(len(n_rows), self.training.planned_rounds)
-        return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
+        return cast(DeployableMethod[Any], self.training.build(self.problem, sizes, rounds))
+
+    def check_concrete(self) -> None:
+        """Raise StudyError if the number of rounds is open: sites accept only studies with a fixed plan."""
+        if self.training.is_open:
+            raise StudyError(
+                "the study leaves the number of rounds open; choose it: dpadmm plan study.toml --agents N --rows M "
+                "--write"
+            )
 
     def check_rows(self, *n_rows: int) -> None:
         """Raise StudyError if the noise would dominate the releases of agents with these numbers of rows."""
         method = self.method(*n_rows)
-        if isinstance(method, NewtonRounds):
+        if isinstance(method, Newton):
             columns = len(self.schema.columns) if self.schema else len(self.features)
             method.check_rows(np.array(n_rows), columns + self.training.intercept, self.training.min_honest_sites)
         if self.kind != TRAINING:
             unit = self.encoding.scale if self.encoding and self.kind == StatisticsRelease.name else 1.0
-            cast(ReleaseRounds, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.min_honest_sites)
+            cast(ReleaseMethod, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.min_honest_sites)
 
     @cached_property
     def terms(self) -> Terms:
@@ -561,7 +568,7 @@ def study_warnings(study: Study, n_rows: int | None = None) -> list[str]:
     Protection is weak if ε is large, or if δ is not below 1 / ``n_rows``. Inference ignores the regularizer.
     """
     epsilon, delta, messages = study.epsilon, study.terms.delta, []
-    if study.training.has_inference and (study.training.alpha or 0.0) > study.training.method.usual_alpha:
+    if study.training.has_inference and (study.training.alpha or 0.0) > study.training.method.concrete().default_alpha:
         messages.append("inference estimates the model without a penalty, so the regularizer has no effect")
     if epsilon >= LARGE_EPSILON:
         messages.append(
@@ -593,19 +600,15 @@ def _constants() -> dict[str, Parameter]:
 def _tables(training: Training, kind: str = TRAINING) -> dict[str, dict[str, Any]]:
     """Return the training tables of a study file, without unset values.
 
-    The number of rounds is always included. If the hash depended on the default, another version of dpadmm could
-    assign the same hash to another plan.
+    The number of rounds is missing only if the study leaves it open. Such a study cannot be enrolled, so a hash never
+    depends on a default that another version of dpadmm may change.
     """
     tables: dict[str, dict[str, Any]] = {}
     for name in REGISTRIES:
         choice = getattr(training, name)
         own = {parameter.name: getattr(choice, parameter.name) for parameter in parameters(type(choice))}
         tables[name] = {"name": choice.name, **own}
-    for name in training.method.omit_if_default:
-        if not tables["method"][name]:
-            del tables["method"][name]
     tables |= {name: {key: getattr(training, key) for key in keys} for name, keys in TABLES.items()}
-    tables["training"]["n_rounds"] = training.planned_rounds
     if kind != TRAINING:
         tables[kind] = {key: for_json(value) for key, value in tables["method"].items() if key != "name"}
         tables["training"] = {name: tables["training"][name] for name in _TRAINING_KEYS[kind]}

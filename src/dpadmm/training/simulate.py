@@ -182,7 +182,7 @@ def run_prepared(
     If ``noise`` is not given, it is simulated from the seed. With a ``study``, the resulting model accepts tables.
     """
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
-    settings = settings.with_rounds(problem, rows)
+    settings = settings.resolved(problem, rows)
     if settings.method.one_round and settings.participation < 1.0:
         raise StudyError(
             f"{settings.method.name} has one round, so participation must be 1, not {settings.participation}"
@@ -210,7 +210,7 @@ def run_prepared(
         max_rows_per_site=study.max_rows_per_site if study else None,
     )
     if study is not None:
-        study = replace(study, training=study.training.changed(n_rounds=settings.n_rounds))
+        study = replace(study, training=study.training.resolved(problem, rows))
     return replace(result, trace=metrics.trace, dataset=prepared.dataset, of_study=study, names=prepared.names)
 
 
