@@ -492,8 +492,8 @@ def test_noise_of_the_weighted_mean_is_what_the_guard_of_the_step_expects() -> N
             drawn = []
             for k in range(30):
                 now = Round(round + 1000 * k, method.problem, rows, np.zeros(0), noise)
-                clean = Round(1, method.problem, rows, np.zeros(0), Silent()).answers(parameters, z, name)
-                drawn.append(np.tensordot(weights, now.answers(parameters, z, name) - clean, axes=1))
+                query = now.query(name, parameters, z)
+                drawn.append(np.tensordot(weights, noise.answer(query) - Silent().answer(query), axes=1))
             deviation = 2.0 * row_norm * math.sqrt(np.sum(np.square(weights * z / rows.n_rows)))
             with case(noise, round):
                 assert np.std(drawn) == pytest.approx(deviation, rel=0.04)

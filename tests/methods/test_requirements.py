@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import ClassVar
 
@@ -128,18 +129,18 @@ PROBLEM = Problem(Logistic(), L2(), SHARE)
 
 
 def test_noise_planned_for_another_problem_is_refused() -> None:
-    for make, pure in product([lambda p: AdmmDvp(RHO, perturbation=p), ObjectivePerturbation], [False, True]):
+    for make, pure in product([partial(AdmmDvp, RHO), ObjectivePerturbation], [False, True]):
         with case(make, pure):
             rows = cohort(Logistic())
-            own = RHO if make(plans(RHO)).name == "admm_dvp" else 0.0
-            make(plans(own, pure=pure)).init(PROBLEM, rows)
+            own = RHO if make().name == "admm_dvp" else 0.0
+            make(perturbation=plans(own, pure=pure)).init(PROBLEM, rows)
             for wrong in (
                 plans(own + 1.0, pure=pure),
                 plans(own, pure=pure, share=2.0 * SHARE),
                 plans(own, pure=pure, rows=2.0),
             ):
                 with pytest.raises(StudyError, match="planned for another problem"):
-                    make(wrong).init(PROBLEM, rows)
+                    make(perturbation=wrong).init(PROBLEM, rows)
 
 
 def test_plans_must_be_one_per_agent_and_of_one_kind() -> None:

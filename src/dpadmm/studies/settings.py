@@ -138,9 +138,7 @@ class Training:
         if self.alpha is None:
             object.__setattr__(self, "alpha", self.method.concrete().default_alpha)
         if not (isinstance(self.method, Auto) and self.method.is_open(self.epsilon, self.n_rounds)):
-            method = self.method.concrete()
-            object.__setattr__(self, "method", method)
-            object.__setattr__(self, "n_rounds", self.n_rounds or method.default_rounds)
+            object.__setattr__(self, "n_rounds", self.n_rounds or self.method.concrete().default_rounds)
         self._check_budget()
         self._check_aggregation()
         if given.get("inference") and not self.has_inference:
@@ -181,12 +179,18 @@ class Training:
     @property
     def has_inference(self) -> bool:
         """Whether the method estimates intervals."""
-        return isinstance(self.method, Newton)
+        return isinstance(self.method.concrete(), Newton)
 
     @property
     def is_open(self) -> bool:
-        """Whether the method leaves the number of rounds to the sizes of the agents; see :meth:`resolved`."""
-        return isinstance(self.method, Auto)
+        """Whether the number of rounds depends on the sizes of the agents; see :meth:`resolved`."""
+        return self.n_rounds is None
+
+    def concrete(self) -> Self:
+        """Return a copy with the method that ``auto`` selects, unless the number of rounds is open."""
+        if self.is_open or not isinstance(self.method, Auto):
+            return self
+        return self.changed(method=self.method.concrete(), n_rounds=self.n_rounds)
 
     @property
     def planned_rounds(self) -> int:
@@ -198,10 +202,10 @@ class Training:
 
         Planning, simulation, training and estimators all call this function, so the same sizes give the same rounds.
         """
-        if not isinstance(self.method, Auto):
-            return self
+        if not (self.is_open and isinstance(self.method, Auto)):
+            return self.concrete()
         budget = self.budget(np.full(sizes.n_agents, self.planned_rounds))
-        return self.changed(method=self.method.concrete(), n_rounds=self.method.n_rounds(problem, sizes, budget))
+        return self.changed(n_rounds=self.method.n_rounds(problem, sizes, budget)).concrete()
 
     def check_intercept(self) -> None:
         """Raise StudyError if a count model has no intercept.

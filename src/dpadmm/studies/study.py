@@ -202,6 +202,7 @@ class Study:
             object.__setattr__(self, "training", training)
         if type(self.training) is not Training:  # a subclass could change the meaning of the settings
             raise StudyError(f"study: training must be a mapping of settings, not {self.training!r:.60}")
+        object.__setattr__(self, "training", self.training.concrete())
 
     def _check_training(self) -> None:
         training = self.training
