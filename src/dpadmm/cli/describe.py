@@ -43,7 +43,7 @@ def describe(
         None, "--agents", "-n", help="Number of agents; the rows are split at random.", show_default="1", min=1
     ),
     output: Path = Option(
-        Path("statistics.json"), "--output", "-o", help="The results' file; the privacy statement is written beside it."
+        Path("statistics.json"), "--output", "-o", help="The results' file; the privacy report is written next to it."
     ),
     figure: Path | None = Option(None, help="Folder for a figure (png, svg).", metavar="FOLDER"),
     seed: int | None = Option(
@@ -77,7 +77,7 @@ def describe(
         if data is not None:
             exact = seed is None
             echo(NO_LEDGER if exact else EXPERIMENT, style=None if exact else "bold")
-            echo_path(f"Results:   {output}", f"Statement: {privacy_report_path(output)}")
+            echo_path(f"Results:        {output}", f"Privacy report: {privacy_report_path(output)}")
         if figure is not None:
             echo_path(f"Figure:    {' and '.join(map(str, pictures))}")
 
@@ -106,7 +106,7 @@ def _released(
     result = run_study(study, rows, n_agents=agents or 1, seed=seed)
     found = description_of(result, all_count=True)
     write_json(output, found.as_json())
-    write(privacy_report_path(output), result.statement.as_bytes())
+    write(privacy_report_path(output), result.privacy.to_bytes())
     if not silent:
         echo(*(f"Warning: {each}." for each in study_warnings(study, found.released.n_rows)))
         owner_report.show(rows.report, data)

@@ -219,7 +219,7 @@ def _evaluate_privately(
     evaluation = private_evaluation_of(result, all_count=True)
     if output is not None:
         write_json(output, evaluation.as_json())
-        write(privacy_report_path(output), result.statement.as_bytes())
+        write(privacy_report_path(output), result.privacy.to_bytes())
     if as_json:
         return echo_json(evaluation.as_json())
     show_private_evaluation(evaluation, data.name)

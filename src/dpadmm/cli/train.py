@@ -86,7 +86,7 @@ def train(
         )
     if not result.outcome.rounds:
         raise KeyboardInterrupt
-    write(report_file, result.statement.as_bytes())
+    write(report_file, result.privacy.to_bytes())
     result.model.save(output)
     public_rows = None if public_table is None or prior is None else {"file": str(public_table), "rows": prior.n_rows}
     if as_json:
@@ -110,21 +110,21 @@ def train(
 
 
 def privacy_report_path(output: Path) -> Path:
-    """Return ``m.statement.json`` for ``m.dpadmm`` or ``m.json``."""
-    return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.statement.json")
+    """Return ``m.privacy.json`` for ``m.dpadmm`` or ``m.json``."""
+    return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.privacy.json")
 
 
 def _to_dict(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
-    worst = result.statement.as_json()["worst"]
+    privacy = result.privacy.to_dict()
     names = list(result.names) or [str(i + 1) for i in range(len(result.n_rows))]
     return {
         "study": {"name": result.study.name, "hash": result.study.hash},
         "model": str(output),
-        "statement": str(privacy_report_path(output)),
+        "privacy_report": str(privacy_report_path(output)),
         "noise": "exact" if result.privacy.exact_noise else "simulated",
-        "epsilon": worst["epsilon"][repr(float(result.privacy.delta))],
-        "epsilon_paper": worst["epsilon_paper"],
-        "epsilon_if_others_collude": worst["epsilon_if_others_collude"],
+        "epsilon": privacy["epsilon"],
+        "epsilon_paper": privacy["paper_epsilon"],
+        "epsilon_if_others_collude": privacy["epsilon_if_others_collude"],
         "delta": result.privacy.delta,
         "agents": dict(zip(names, result.n_rows, strict=True)),
         "rows": sum(result.n_rows),

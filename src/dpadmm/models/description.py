@@ -7,7 +7,7 @@ nearest ones that are not negative and have the same total, and tables are scale
 most those that are given, over all bins together, since the truth is not negative either
 (docs/decisions/0021-statistics.md).
 
-``noise_se`` counts the privacy noise alone, as for a statement about these very rows; ``se`` also that they are a
+``noise_se`` counts the privacy noise alone, as for conclusions about these rows; ``se`` also that they are a
 sample.
 """
 
@@ -36,7 +36,7 @@ from dpadmm.parameters.suggestions import first_of, unknown_name
 from dpadmm.studies.drafts import Draft, DraftColumn
 from dpadmm.studies.study import Study, study_from
 
-FORMAT = "dpadmm-description/1"
+FORMAT = "dpadmm-description/2"
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that are given."""
 
@@ -133,7 +133,6 @@ class Description:
     released: Released
     all_count: bool
     privacy: Mapping[str, Any]
-    statement: Mapping[str, Any]
 
     @cached_property
     def noise(self) -> float:
@@ -259,7 +258,6 @@ class Description:
                 "all_count": self.all_count,
             },
             "privacy": dict(self.privacy),
-            "statement": dict(self.statement),
         }
 
 
@@ -276,7 +274,7 @@ def description_of(result: Finished, *, all_count: bool) -> Description:
     released = released_by(result, StatisticsRelease.name)
     if result.study.schema is None:
         raise StudyError("statistics of a table need [columns] with public bounds and values")
-    return Description(result.study, released, all_count, result.privacy.as_json(), result.statement.as_json())
+    return Description(result.study, released, all_count, result.privacy.to_dict())
 
 
 def load_description(path: Path) -> Description:
@@ -299,15 +297,15 @@ def description_from(table: Any, where: str) -> Description:
         good = study.kind == StatisticsRelease.name and study.schema is not None and sums.shape == (study.shape[0],)
         good = good and type(n_rows) is int and 1 <= n_rows <= LARGEST and type(said["all_count"]) is bool
         good = good and bool((np.abs(sums) <= LARGEST).all()) and 0.0 <= noise <= LARGEST
-        if not good or not all(isinstance(table[name], Mapping) for name in ("privacy", "statement")):
+        if not good or not isinstance(table["privacy"], Mapping):
             raise ValueError
-        require_texts({name: table[name] for name in ("privacy", "statement")}, where)
+        require_texts({"privacy": table["privacy"]}, where)
     except DPADMMError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise DataError(f"{where}: damaged; its numbers are not those of a statistics study") from None
     released = Released(n_rows, noise, sums)
-    return Description(study, released, said["all_count"], table["privacy"], table["statement"])
+    return Description(study, released, said["all_count"], table["privacy"])
 
 
 MOST_MISSING = 0.05

@@ -306,7 +306,6 @@ class PrivateEvaluation:
     all_count: bool
     figures: Mapping[str, NoisyMeasure | None]
     privacy: Mapping[str, Any]
-    statement: Mapping[str, Any]
 
     @cached_property
     def calibration(self) -> list[CalibrationGroup]:
@@ -352,7 +351,6 @@ class PrivateEvaluation:
             "privacy_sentence": self.sentence,
             "study": {"name": self.study.name, "hash": self.study.hash},
             "privacy": dict(self.privacy),
-            "statement": dict(self.statement),
         }
 
 
@@ -364,9 +362,7 @@ def private_evaluation_of(result: Finished, *, all_count: bool) -> PrivateEvalua
         counts = counts + (n - counts.sum()) / counts.size
     chances = result.study.training.loss.name in PROBABILITIES
     figures = measures_of(counts, sigma, all_count=all_count, probabilities=chances)
-    return PrivateEvaluation(
-        result.study, n, sigma, counts, all_count, figures, result.privacy.as_json(), result.statement.as_json()
-    )
+    return PrivateEvaluation(result.study, n, sigma, counts, all_count, figures, result.privacy.to_dict())
 
 
 def measures_of(
