@@ -1,4 +1,4 @@
-"""How numbers are shown."""
+"""Formats of numbers."""
 
 from __future__ import annotations
 
