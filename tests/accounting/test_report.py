@@ -339,6 +339,20 @@ def test_values_out_of_range_cannot_be_a_file() -> None:
             make().to_bytes()
 
 
+def test_a_report_in_a_notebook_and_on_a_terminal() -> None:
+    made = study_report(agent_releases(counts(75.0)), agent_releases(counts(80.0)), min_honest_sites=3)
+    text = made.rendering().to_text()
+    for words in ("Privacy loss of dp_admm, study a study", "if all other agents collude", "moments bound"):
+        assert words in text
+        assert words in made._repr_html_()
+    assert f"{math.ceil(made.epsilon * 1e4) / 1e4:.4f}" in text
+    assert "75.0000 to 80.0000" in text
+    text = equal_rounds(PureRelease(0.1)).rendering().to_text()
+    assert "optimal composition of pure ε" in text
+    assert "moments bound" not in text
+    assert "∞ (no privacy)" in report([0.0], [1]).rendering().to_text()
+
+
 def test_the_sentence_for_publication() -> None:
     made = study_report()
     text = privacy_sentence(made.to_dict())

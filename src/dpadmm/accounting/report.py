@@ -27,6 +27,8 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import MAX_RELEASES, Tally
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.rendering import Fact, Facts, Paragraph, Renderable, Rendering
+from dpadmm.rendering.formats import number_range, rounded_up
 from dpadmm.version import VERSION
 
 FORMAT = "dpadmm-privacy-report/1"
@@ -49,7 +51,7 @@ _SECURE = (
     "secret, and unbroken masks (X25519, AES-256), which is a computational assumption. If all other agents collude, "
     "epsilon_if_others_collude applies."
 )
-_LIMITATIONS = (
+LIMITATIONS = (
     "Other runs on the same rows, and rows of the same person at other agents, add to the privacy loss and are not "
     "included. Neither is anything that leaves an agent in another way. That the agents followed this report is taken "
     "on trust from its signer."
@@ -163,7 +165,7 @@ def share_equal(
 
 
 @dataclass(frozen=True, eq=False)
-class PrivacyReport:
+class PrivacyReport(Renderable):
     """The privacy loss of a run, for every agent.
 
     Parameters
@@ -347,6 +349,26 @@ class PrivacyReport:
         secure = [] if self.min_honest_sites is None else [_SECURE.format(self.min_honest_sites)]
         return " ".join([_EXACT if self.exact_noise else _SIMULATED, _GUARANTEE, *secure])
 
+    def rendering(self) -> Rendering:
+        """Return a summary for people: the loss of the agent with the largest ε, the noise and the guarantee."""
+        has_bound = not math.isnan(self.paper_epsilon)
+        facts = [Fact("", "total ε", self.epsilon, rounded_up, "exact" if has_bound else self.accountant)]
+        if self.min_honest_sites is not None:
+            note = f"above: at least {self.min_honest_sites} agents in every round are honest"
+            facts.append(Fact("", "  if all other agents collude", self.epsilon_if_others_collude, rounded_up, note))
+        if has_bound:
+            facts.append(Fact("", "total ε, paper's moments bound", self.paper_epsilon, rounded_up))
+        facts.append(Fact("", "δ", float(self.delta), "g"))
+        z = [group.noise_multiplier for group in self.groups]
+        if not any(map(math.isnan, z)):
+            facts.append(Fact("", "noise multiplier z", number_range(z)))
+        facts.append(Fact("", "noise", self.noise))
+        study = "" if self.study is None else f", study {self.study}"
+        return Rendering(
+            f"Privacy loss of {self.method}{study}, for a person with one row",
+            [Facts(facts), Paragraph(self.guarantee)],
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return inputs and derived values as JSON values; None where a value is infinite or does not apply.
 
@@ -381,7 +403,7 @@ class PrivacyReport:
                 for i, (group, values) in enumerate(zip(self.groups, figures, strict=True))
             ],
             "guarantee": self.guarantee,
-            "limitations": _LIMITATIONS,
+            "limitations": LIMITATIONS,
         }
 
     def to_bytes(self) -> bytes:

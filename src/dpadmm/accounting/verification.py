@@ -32,6 +32,8 @@ from dpadmm.accounting.report import (
     shortened,
 )
 from dpadmm.errors import StudyError
+from dpadmm.rendering import Column, Paragraph, Renderable, Rendering, Table
+from dpadmm.rendering.formats import number_range, plural, rounded_up
 
 MAX_BYTES = 16 * 2**20
 MAX_PLD_GROUPS = 5
@@ -58,11 +60,13 @@ class EpsilonCheck(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Renderable):
     """A privacy report whose values are all correct.
 
     Attributes
     ----------
+    path : Path
+        The file.
     report : PrivacyReport
         The report.
     document : mapping
@@ -71,9 +75,107 @@ class Verification:
         Position of a group of agents to its checks by PLD, largest privacy loss first.
     """
 
+    path: Path
     report: PrivacyReport
     document: Mapping[str, Any]
     checks: Mapping[int, Sequence[EpsilonCheck]]
+
+    def rendering(self) -> Rendering:
+        """Return the stated and recomputed values. JSON has the whole document, with the checks of each group."""
+        report, document = self.report, self.document
+        study = "no study" if report.study_hash is None else f"study {report.study}, hash {report.study_hash[:12]}"
+        warning = [] if report.exact_noise else ["The noise was simulated: an experiment without privacy."]
+        groups = zip(report.groups, document["agents"], strict=True)
+        agents = [
+            {**entry, "mu": group.mu, "checks": [check._asdict() for check in self.checks.get(i, [])]}
+            for i, (group, entry) in enumerate(groups)
+        ]
+        return Rendering(
+            f"Privacy report: {self.path}",
+            [
+                Paragraph(f"{report.method}, {study}"),
+                self._agents_table(),
+                *self._worst_tables(),
+                Paragraph(
+                    "All values are correct. They were recomputed from the noise and the number of releases: in closed "
+                    "form and, where shown, with privacy loss distributions (PLD), which round up."
+                ),
+                Paragraph(
+                    "Names, numbers of rows, released rounds and the study hash cannot be recomputed and are taken on "
+                    "trust from the signer. A data owner can compare them with the site's ledger: --ledger FOLDER."
+                ),
+                Paragraph(f"Guarantee: {document['guarantee']}"),
+                Paragraph(f"Limitations: {document['limitations']}"),
+            ],
+            warnings=warning,
+            data={**document, "agents": agents, "correct": True},
+        )
+
+    def _agents_table(self) -> Table:
+        report = self.report
+        order = sorted(range(len(report.groups)), key=lambda i: (i not in self.checks, -report.groups[i].person_mu))
+        rows = []
+        for i in order[:MAX_GROUPS_SHOWN]:
+            group, n_rows = report.groups[i], report.members(i)
+            counts = [each for _, _, each in group.gaussian_counts]
+            rows.append(
+                (
+                    next(iter(n_rows)) if len(n_rows) == 1 else f"{len(n_rows)} agents",
+                    number_range(n_rows.values(), "d").replace(" to ", "–"),
+                    number_range([z for _, z, _ in group.gaussian_counts], ".4g"),
+                    f"{sum(each.released for each in counts)} of {sum(each.charged for each in counts)}",
+                    self.document["agents"][i]["epsilon"],
+                    exact_epsilon(group.mu, report.delta),
+                    self.checks[i][0].pld if i in self.checks else None,
+                )
+            )
+        more = len(order) - MAX_GROUPS_SHOWN
+        return Table(
+            [Column(title=title, align="right") for title in ("agents", "rows", "z", "rounds")] + _EPSILON_COLUMNS,
+            rows,
+            title=f"Privacy loss of one row at δ = {report.delta:g}; all planned rounds are charged",
+            caption=f"and {plural(more, 'more group')} of agents with a smaller ε" if more > 0 else "",
+        )
+
+    def _worst_tables(self) -> tuple[Table, Table]:
+        position, checks = next(iter(self.checks.items()))
+        report, group = self.report, self.report.groups[position]
+        rows: list[tuple[Any, ...]] = []
+        for check in checks:
+            unit = plural(check.n_rows, "row")
+            unit = f"a person with {unit}" if check.n_rows == group.rows_per_person > 1 else unit
+            rows.append((unit, f"{check.delta:g}", check.stated, check.closed_form, check.pld))
+        if (paper := self.document["agents"][position]["paper_epsilon"]) is not None:
+            rows += [(), ("1 row, the paper's bound ε̄", f"{report.delta:g}", paper)]
+        releases = [
+            (
+                statistic,
+                z,
+                f"{each.released} of {each.charged}",
+                each.charged / (z * (group.mu or 1.0)) ** 2,
+            )
+            for statistic, z, each in group.gaussian_counts
+        ]
+        return (
+            Table(
+                [Column(title="Agent with the largest ε"), Column(title="δ", align="right"), *_EPSILON_COLUMNS], rows
+            ),
+            Table(
+                [
+                    Column(title="Its releases (sums over rows)"),
+                    Column(title="z", format=".4g"),
+                    Column(title="rounds", align="right"),
+                    Column(title="share of Σμ²", format=".1%"),
+                ],
+                releases,
+            ),
+        )
+
+
+MAX_GROUPS_SHOWN = 12
+_EPSILON_COLUMNS = [
+    Column(title=title, format=rounded_up, align="right") for title in ("ε stated", "closed form", "PLD")
+]
 
 
 def read_privacy_report(path: Path) -> PrivacyReport:
@@ -84,7 +186,7 @@ def read_privacy_report(path: Path) -> PrivacyReport:
 def verify_report(path: Path) -> Verification:
     """Read a report and verify it with both methods. Raise StudyError for a wrong value."""
     report, document = _read_checked(path)
-    return Verification(report, document, _pld_checks(report, document))
+    return Verification(path, report, document, _pld_checks(report, document))
 
 
 def _read_checked(path: Path) -> tuple[PrivacyReport, dict[str, Any]]:
@@ -118,7 +220,8 @@ def _pld_checks(report: PrivacyReport, document: Mapping[str, Any]) -> dict[int,
 
 def _group_checks(report: PrivacyReport, group: AgentReleases, stated: Mapping[str, Any]) -> Iterator[EpsilonCheck]:
     values = {(1, report.delta): stated["epsilon"]}
-    values |= {(1, float(delta)): epsilon for delta, epsilon in stated["epsilon_by_delta"].items()}
+    by_delta = sorted(((float(delta), epsilon) for delta, epsilon in stated["epsilon_by_delta"].items()), reverse=True)
+    values |= {(1, delta): epsilon for delta, epsilon in by_delta}
     values |= {(int(rows), report.delta): epsilon for rows, epsilon in stated["epsilon_by_rows"].items()}
     if group.rows_per_person > 1:
         values[group.rows_per_person, report.delta] = stated["epsilon_of_person"]

@@ -20,6 +20,15 @@ class LedgerEntry(NamedTuple):
     reserved: float
     other_studies: int
 
+    @property
+    def sentence(self) -> str:
+        """The agreement in words."""
+        others = f" Other studies in the ledger, not included: {self.other_studies}." if self.other_studies else ""
+        return (
+            f"The ledger agrees: {self.released} of {self.charged} rounds released, Σμ² {self.spent:.6g} of "
+            f"{self.reserved:.6g}.{others}"
+        )
+
 
 def compare_with_ledger(report: PrivacyReport, folder: Path) -> LedgerEntry:
     """Return the ledger's entry of the study, or raise StudyError if it contradicts the report."""
