@@ -630,7 +630,7 @@ def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
     policy = site.policy
     echo(study.name, style="bold")
     echo_path(study.hash)
-    echo(describe_releases(study)[0], f"Noise multiplier z: {study.terms.plan.noise_in_words()}.")
+    echo(describe_releases(study)[0], f"Noise multiplier z: {study.terms.plan.describe_noise()}.")
     names = {"rows": "rows", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
     names |= {"min_honest_sites": "honest sites", "withstood": "tolerated sites that collude with the server"}
     names |= {f"{name}_if_others_collude": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}

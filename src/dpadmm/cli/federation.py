@@ -93,7 +93,7 @@ def _show(summary: Summary) -> None:
     replay, study = summary.replay, summary.study
     echo(study.name, style="bold")
     sites = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
-    echo(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}")
+    echo(f"{sites}, {replay.n_rounds} rounds; noise multiplier {study.terms.plan.describe_noise()}")
     intact = f"{summary.n_sites} of {summary.n_sites} intact"
     alone = {}
     if study.training.min_honest_sites is not None:

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.release_plan import gaussian, plan_from_json
+from dpadmm.accounting.release_plan import ReleasePlan, gaussian
 from dpadmm.accounting.report import PrivacyReport
 from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, rounded_down, rounded_up, show_table, write
 from dpadmm.errors import DataError, DPADMMError, StudyError
@@ -311,7 +311,7 @@ def _releases(account: Account) -> list[dict[str, Any]]:
     """Return each statistic of the study's plan with its released and planned rounds."""
     if "plan" not in account.about:  # not reserved by a guard
         return []
-    plan = plan_from_json(account.about["plan"])
+    plan = ReleasePlan.from_list(account.about["plan"])
     return [
         {"statistic": of.statistic, "noise_multiplier": of.noise_multiplier, "released": n, "planned": planned}
         for (each, n), (_, planned) in zip(plan.tally(account.rounds), plan.tally(), strict=True)

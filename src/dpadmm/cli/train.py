@@ -148,7 +148,7 @@ def _show(result: Result, table: EncodedTable, data: Path, output: Path) -> None
     if values["epsilon_paper"] is not None:
         rows.append(("total ε, paper's moments bound", console.rounded_up(values["epsilon_paper"])))
     rows.append(("δ", f"{result.privacy.delta:g}"))
-    rows.append(("noise multiplier z", study.terms.plan.noise_in_words()))
+    rows.append(("noise multiplier z", study.terms.plan.describe_noise()))
     show_table(("privacy loss of a person with one row", ""), rows)
     echo(*(f"Warning: {warning}." for warning in study_warnings(study, sum(result.n_rows))))
     owner_report.show(table.report, data)

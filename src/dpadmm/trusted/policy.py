@@ -73,7 +73,7 @@ class Terms(NamedTuple):
             "name": self.name,
             "method": self.method,
             "loss": self.loss,
-            "plan": self.plan.as_json(),
+            "plan": self.plan.to_list(),
             "statistics": bounds,
             "delta": self.delta,
             **({"masking": self.masking.as_json()} if self.masking else {}),
