@@ -93,8 +93,8 @@ def exact_epsilon(mu: Number, delta: Number | float) -> Number:
     """Return the smallest ε with ``δ(ε) ≤ δ`` under μ-GDP, rounded up; 0 for μ = 0, inf for μ = inf (no noise).
 
     Bisection in ``x = ε/μ`` keeps full relative precision for tiny and for huge μ. dp_accounting's
-    ``get_epsilon_gaussian`` is an oracle in the tests, but is not used here: for small μ its δ cancels, it warns, and
-    its ε is too small in the tenth digit.
+    ``get_epsilon_gaussian`` is the reference in the tests, but is not used here: for small μ its δ cancels, it
+    warns, and its ε is too small in the tenth digit.
 
     Parameters
     ----------

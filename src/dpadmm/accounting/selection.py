@@ -13,8 +13,8 @@ The best of K runs is y with density ``Q(y)·f'(q)``, where ``f(x) = E x^K``, so
 higher score is an event of one run, so ``1 − q' ≤ e^ε(1 − q) + δ_μ(ε)`` for every ε; with ``e^ε = α/(α − 1)`` the
 braces are at most ``(α − 1)·δ_μ(ε)``. The rest, ``∫ Q^α Q'^{1−α}``, is at most ``exp((α − 1)·α μ²/2)``. ∎
 
-dp_accounting's ``RepeatAndSelectDpEvent`` is an oracle in the tests. It bounds δ by Rényi divergences, while δ is exact
-here. With five runs this allows 1/6 more μ per run.
+dp_accounting's ``RepeatAndSelectDpEvent`` is the reference in the tests. It bounds δ by Rényi divergences, while δ is
+exact here. With five runs this allows 1/6 more μ per run.
 """
 
 from __future__ import annotations

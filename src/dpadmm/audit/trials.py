@@ -339,7 +339,9 @@ class _Masked(_Member):
         (request,) = {answer[0] for answer in answers}
         sums = [answer[1] for answer in answers]
         formula = self.game.rounds[round - 1].formula
-        known = np.sum([each.over(round, request, self.members).numbers(formula.size) for each in self.masks], axis=0)
+        known = np.sum(
+            [each.for_round(round, request, self.members).numbers(formula.size) for each in self.masks], axis=0
+        )
         self.veiled.append(np.asarray((sums[0] + known if self.min_honest_sites else sums[0]) * 2.0**-64))
         return np.asarray((np.sum(sums, axis=0) + known) * (formula.grid_step / self.site.role.n_rows))
 

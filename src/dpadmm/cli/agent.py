@@ -587,9 +587,9 @@ def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None
     lines = []
     for limit in policy.evaluate(study.terms, n_rows, (state.promised - own, state.collusion_promised - shares * own)):
         values: dict[str, tuple[Any, ...]] = {limit.name: (limit.asked, limit.allowed, limit.left)}
-        if limit.name in ("budget", "alone"):
+        if limit.name in ("budget", "collusion_budget"):
             sums = [_amount(Fraction(cast(float, each)), policy) for each in values[limit.name]]
-            kind = "_if_others_collude" if limit.name == "alone" else ""
+            kind = "_if_others_collude" if limit.name == "collusion_budget" else ""
             values = {f"{name}{kind}": tuple(each[name] for each in sums) for name in sums[0]}
         for name, (asked, allowed, left) in values.items():
             names = list(allowed) if isinstance(allowed, tuple) else allowed

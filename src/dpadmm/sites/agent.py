@@ -53,7 +53,7 @@ class Agent:
 
     def masked(self, round: int, request: str, members: bytes) -> Integers:
         """The answer to a request, masked over the members of the round; to the same again, the same."""
-        answer = self._guard.masked(self._study.hash, round, request, members)
+        answer = self._guard.mask(self._study.hash, round, request, members)
         self._last = max(self._last, round)
         return answer
 
