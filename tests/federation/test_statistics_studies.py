@@ -29,7 +29,8 @@ from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.site.responder import Responder
 from dpadmm.methods import EvaluationRelease, StatisticsRelease
 from dpadmm.models.description import description_of
-from dpadmm.models.evaluate import auc, private_evaluation_of
+from dpadmm.models.evaluate import auc
+from dpadmm.models.private_evaluation import private_evaluation_of
 from dpadmm.sites.site import read_site
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
@@ -171,7 +172,7 @@ def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
             said = sites.folder / "statement.json"
             said.write_bytes(result.statement.as_bytes())
             read_statement(said)
-            json.dumps(found.as_json(), allow_nan=False)
+            json.dumps(found.to_dict(), allow_nan=False)
             for name in NAMES:
                 account = read_ledger(sites.folder / name / "ledger").accounts[study.hash]
                 assert account.about["method"] == "statistics"
@@ -182,11 +183,11 @@ def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> N
     for study in (evaluation(), masked(evaluation())):
         with case(study.training.aggregation):
             found = private_evaluation_of(run(study, sites), all_count=False)
-            told = found.figures["auc"]
+            told = found.metrics["auc"]
             assert told is not None
             assert told.value == pytest.approx(sites.auc(), abs=4.0 * told.noise_se + 0.01)
             assert found.counts.sum() == pytest.approx(4 * (N - 20), abs=5.0 * found.noise * 40**0.5)
-            json.dumps(found.as_json(), allow_nan=False)
+            json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ READERS: dict[str, Reader] = {
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
     "json/statement": _file("statement.json", read_statement),
-    "json/description": _file("description.json", lambda path: load_description(path).as_json()),
+    "json/description": _file("description.json", lambda path: load_description(path).to_dict()),
     "json/request": _file("request.json", read_request),
     "json/invitation": _file("invitation.json", read_invitation),
     "json/offer": _file("offer.json", read_offer),

@@ -378,7 +378,7 @@ def export(
 
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
-    from dpadmm.cli.train import privacy_report_path
+    from dpadmm.cli.console import privacy_report_path
     from dpadmm.federation.server.journal import Journal, result_of, write_transcript
     from dpadmm.models.model import model_of
 
@@ -407,10 +407,10 @@ def export(
 def _results(result: FederatedResult) -> dict[str, Any]:
     """What a study that trains nothing gave; rows at sites may be silent, so not all of them count."""
     from dpadmm.models.description import description_of
-    from dpadmm.models.evaluate import private_evaluation_of
+    from dpadmm.models.private_evaluation import private_evaluation_of
 
     of = description_of if result.study.kind == "statistics" else private_evaluation_of
-    return of(result, all_count=False).as_json()
+    return of(result, all_count=False).to_dict()
 
 
 def _authority(folder: Path) -> Authority:

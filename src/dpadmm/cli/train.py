@@ -9,6 +9,8 @@ from typer import Option
 
 from dpadmm.cli import InterruptedRunError, console, owner_report
 from dpadmm.cli.console import (
+    EXPERIMENT,
+    NO_LEDGER,
     AsJson,
     NoPublic,
     Quiet,
@@ -20,6 +22,7 @@ from dpadmm.cli.console import (
     echo,
     echo_json,
     echo_path,
+    privacy_report_path,
     show_table,
     write,
 )
@@ -29,9 +32,6 @@ from dpadmm.models.run import Result
 from dpadmm.planning.intervals import unlikely_intervals
 from dpadmm.studies.study import read_study, study_warnings
 from dpadmm.training.train import agent_sizes, encode, prior_from, run_study, with_public_table
-
-NO_LEDGER = "Not recorded in a ledger. Further releases from the same rows, including another run, add to this ε."
-EXPERIMENT = "Seeded noise: a reproducible experiment without privacy protection."
 
 
 def train(
@@ -109,11 +109,6 @@ def train(
         )
 
 
-def privacy_report_path(output: Path) -> Path:
-    """Return ``m.statement.json`` for ``m.dpadmm`` or ``m.json``."""
-    return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.statement.json")
-
-
 def _to_dict(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
     worst = result.statement.as_json()["worst"]
     names = list(result.names) or [str(i + 1) for i in range(len(result.n_rows))]
@@ -130,7 +125,7 @@ def _to_dict(result: Result, rows: EncodedTable, data: Path, output: Path) -> di
         "rows": sum(result.n_rows),
         "rounds": result.outcome.rounds,
         "interrupted": result.interrupted,
-        "owner_only": owner_report.as_json(rows.report, data),
+        "owner_only": owner_report.to_dict(rows.report, data),
     }
 
 
@@ -151,7 +146,7 @@ def _show(result: Result, table: EncodedTable, data: Path, output: Path) -> None
     rows.append(("noise multiplier z", study.terms.plan.noise_in_words()))
     show_table(("privacy loss of a person with one row", ""), rows)
     echo(*(f"Warning: {warning}." for warning in study_warnings(study, sum(result.n_rows))))
-    owner_report.show(table.report, data)
+    console.show(owner_report.describe(table.report, data))
     exact = result.privacy.exact_noise
     echo(NO_LEDGER if exact else EXPERIMENT, style=None if exact else "bold")
     echo_path(f"Model:          {output}", f"Privacy report: {privacy_report_path(output)}")

@@ -30,7 +30,8 @@ from dpadmm.estimators.validation import positive
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import row_norms
 from dpadmm.methods.prior import Prior, prior_of
-from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
+from dpadmm.models.explain import in_units
+from dpadmm.models.explanation import CONSERVATIVE, Explanation
 from dpadmm.models.model import Model
 from dpadmm.models.run import Result, check_min_honest_sites
 from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
