@@ -19,7 +19,7 @@ from looping import case
 from masked import LOG, key
 
 from conftest import Cli
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.errors import RefusalError, StudyError
 from dpadmm.federation.demo import with_keys
@@ -167,11 +167,11 @@ def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
             assert ill.counts[1] == pytest.approx(4 * (N - 20) / 2, abs=5.0 * ill.noise_se + 60.0)
             (crossed,) = found.tables
             np.testing.assert_allclose(crossed.counts.sum(axis=0), ill.counts, atol=1e-4)
-            (group,) = result.statement.groups
-            assert [each.statistic for each in group.releases] == ["column_sums"]
-            said = sites.folder / "statement.json"
-            said.write_bytes(result.statement.as_bytes())
-            read_statement(said)
+            (group,) = result.privacy.groups
+            assert [each.release.statistic for each in group.releases] == ["column_sums"]
+            said = sites.folder / "report.json"
+            said.write_bytes(result.privacy.to_bytes())
+            read_privacy_report(said)
             json.dumps(found.to_dict(), allow_nan=False)
             for name in NAMES:
                 account = read_ledger(sites.folder / name / "ledger").accounts[study.hash]
@@ -238,7 +238,7 @@ def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli
         assert everyone.finished() == 0
     out = tmp_path / "counts.json"
     cli("aggregator", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
-    cli("verify", tmp_path / "counts.statement.json").succeeded()
+    cli("verify", tmp_path / "counts.privacy.json").succeeded()
     told = cli("describe", out).succeeded().out
     assert "small counts: 180 rows, of which about" in told
     assert "if at least 2 of the sites of every round are honest" in " ".join(told.split())

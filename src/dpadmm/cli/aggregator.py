@@ -374,7 +374,7 @@ def export(
     unfinished: bool = Option(False, "--unfinished", help="Export before the last round is done."),
     overwrite: bool = Option(False, "--overwrite", help="Replace existing files."),
 ) -> None:
-    """Write the model, its privacy statement and the transcript of a study, from its journal.
+    """Write the model, its privacy report and the transcript of a study, from its journal.
 
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
@@ -382,8 +382,8 @@ def export(
     from dpadmm.federation.server.journal import Journal, result_of, write_transcript
     from dpadmm.models.model import model_of
 
-    transcript, statement = output.with_suffix(".transcript.npz"), privacy_report_path(output)
-    check_free(output, statement, transcript, overwrite=overwrite)
+    transcript, report = output.with_suffix(".transcript.npz"), privacy_report_path(output)
+    check_free(output, report, transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
         rounds = journal.study.training.planned_rounds
@@ -400,8 +400,8 @@ def export(
             what, results = "Results:   ", _results(result)
             write_transcript(journal, transcript)
             write_json(output, results)
-    write(statement, result.statement.as_bytes())
-    echo_path(f"{what} {output}", f"Statement:  {statement}", f"Transcript: {transcript}")
+    write(report, result.privacy.to_bytes())
+    echo_path(f"{what} {output}", f"Privacy report: {report}", f"Transcript: {transcript}")
 
 
 def _results(result: FederatedResult) -> dict[str, Any]:

@@ -165,8 +165,8 @@ EXPERIMENT = "Seeded noise: a reproducible experiment without privacy protection
 
 
 def privacy_report_path(output: Path) -> Path:
-    """Return ``m.statement.json`` for ``m.dpadmm`` or ``m.json``."""
-    return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.statement.json")
+    """Return ``m.privacy.json`` for ``m.dpadmm`` or ``m.json``."""
+    return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.privacy.json")
 
 
 WEIGHTS = "docs/how-to/weights.md"

@@ -90,9 +90,7 @@ def _release(
     """Run the study, write its files, and return the result with the counts for the owner of the table."""
     study = read_study(study_file)
     if study.kind != StatisticsRelease.name:
-        raise StudyError(
-            f'{study_file}: describe needs kind = "statistics"; use dpadmm train for this study'
-        )
+        raise StudyError(f'{study_file}: describe needs kind = "statistics"; use dpadmm train for this study')
     if data is None:
         raise StudyError("--data is required: name the table to describe")
     if by is not None and agents is not None:
@@ -103,7 +101,7 @@ def _release(
     result = run_study(study, rows, n_agents=agents or 1, seed=seed)
     description = description_of(result, all_count=True)
     write_json(output, description.to_dict())
-    write(privacy_report_path(output), result.statement.as_bytes())
+    write(privacy_report_path(output), result.privacy.to_bytes())
     warnings = [f"{text}." for text in study_warnings(study, description.released.n_rows)]
     notes = [NO_LEDGER if seed is None else EXPERIMENT]
     return description, owner_report.describe(rows.report, data).extend(warnings=warnings, notes=notes)

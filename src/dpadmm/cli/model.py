@@ -172,7 +172,7 @@ def _evaluate_privately(
     files = []
     if output is not None:
         write_json(output, evaluation.to_dict())
-        write(privacy_report_path(output), result.statement.as_bytes())
+        write(privacy_report_path(output), result.privacy.to_bytes())
         files = [f"Results:        {output}", f"Privacy report: {privacy_report_path(output)}"]
     return evaluation.rendering().extend(notes=[SEEN_ROWS, NO_LEDGER], next_steps=files), rows.report
 

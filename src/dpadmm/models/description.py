@@ -37,7 +37,7 @@ from dpadmm.rendering.formats import percent
 from dpadmm.studies.drafts import Draft, DraftColumn
 from dpadmm.studies.study import Study, study_from
 
-FORMAT = "dpadmm-description/1"
+FORMAT = "dpadmm-description/2"
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Levels of the quantiles."""
 
@@ -136,7 +136,6 @@ class Description(Renderable):
     released: Released
     all_count: bool
     privacy: Mapping[str, Any]
-    statement: Mapping[str, Any]
 
     @cached_property
     def noise(self) -> float:
@@ -275,7 +274,6 @@ class Description(Renderable):
                 "all_count": self.all_count,
             },
             "privacy": dict(self.privacy),
-            "statement": dict(self.statement),
         }
 
 
@@ -340,7 +338,7 @@ def description_of(result: Finished, *, all_count: bool) -> Description:
     released = released_by(result, StatisticsRelease.name)
     if result.study.schema is None:
         raise StudyError("statistics of a table need [columns] with public bounds and values")
-    return Description(result.study, released, all_count, result.privacy.as_json(), result.statement.as_json())
+    return Description(result.study, released, all_count, result.privacy.to_dict())
 
 
 def load_description(path: Path) -> Description:
@@ -363,15 +361,15 @@ def description_from(content: Any, where: str) -> Description:
         valid = study.kind == StatisticsRelease.name and study.schema is not None and sums.shape == (study.shape[0],)
         valid = valid and type(n_rows) is int and 1 <= n_rows <= MAX_NUMBER and type(release["all_count"]) is bool
         valid = valid and bool((np.abs(sums) <= MAX_NUMBER).all()) and 0.0 <= noise <= MAX_NUMBER
-        if not valid or not all(isinstance(content[name], Mapping) for name in ("privacy", "statement")):
+        if not valid or not isinstance(content["privacy"], Mapping):
             raise ValueError
-        require_texts({name: content[name] for name in ("privacy", "statement")}, where)
+        require_texts({"privacy": content["privacy"]}, where)
     except DPADMMError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise DataError(f"{where}: damaged; its numbers are not those of a statistics study") from None
     released = Released(n_rows, noise, sums)
-    return Description(study, released, release["all_count"], content["privacy"], content["statement"])
+    return Description(study, released, release["all_count"], content["privacy"])
 
 
 MAX_MISSING = 0.05

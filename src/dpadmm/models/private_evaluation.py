@@ -104,7 +104,6 @@ class PrivateEvaluation(Renderable):
     all_count: bool
     metrics: Mapping[str, PrivateMetric | None]
     privacy: Mapping[str, Any]
-    statement: Mapping[str, Any]
     source: str = ""
 
     @cached_property
@@ -158,7 +157,6 @@ class PrivateEvaluation(Renderable):
                 "privacy_sentence": self.sentence,
                 "study": {"name": self.study.name, "hash": self.study.hash},
                 "privacy": dict(self.privacy),
-                "statement": dict(self.statement),
             },
         )
 
@@ -224,8 +222,7 @@ def private_evaluation_of(result: Finished, *, all_count: bool, source: str = ""
         counts=counts,
         all_count=all_count,
         metrics=histogram_metrics(counts, noise, all_count=all_count, probabilities=has_probabilities),
-        privacy=result.privacy.as_json(),
-        statement=result.statement.as_json(),
+        privacy=result.privacy.to_dict(),
         source=source,
     )
 
