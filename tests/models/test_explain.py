@@ -20,7 +20,7 @@ from dpadmm.errors import DataError
 from dpadmm.models.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, Coefficient, alike, explain
 from dpadmm.models.file import load_model
 from dpadmm.models.model import Model, model_of
-from dpadmm.studies.study import study_from
+from dpadmm.studies.reading import study_from
 from dpadmm.training.train import run_study
 
 

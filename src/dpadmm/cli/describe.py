@@ -26,7 +26,8 @@ from dpadmm.cli.train import EXPERIMENT, NO_LEDGER, privacy_report_path
 from dpadmm.errors import StudyError
 from dpadmm.methods import StatisticsRelease
 from dpadmm.models.description import ColumnSummary, Description, TwoWay, description_of, load_description
-from dpadmm.studies.study import read_study, study_warnings
+from dpadmm.studies.checks import study_warnings
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import encode, run_study
 
 FIGURE = "statistics"

@@ -27,7 +27,8 @@ from dpadmm.data.encoded import EncodedTable
 from dpadmm.errors import StudyError
 from dpadmm.models.run import Result
 from dpadmm.planning.intervals import unlikely_intervals
-from dpadmm.studies.study import read_study, study_warnings
+from dpadmm.studies.checks import study_warnings
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import agent_sizes, encode, prior_from, run_study, with_public_table
 
 NO_LEDGER = "Not recorded in a ledger. Further releases from the same rows, including another run, add to this ε."

@@ -34,7 +34,8 @@ from dpadmm.models.file import require_texts
 from dpadmm.models.model import Finished
 from dpadmm.parameters.suggestions import first_of, unknown_name
 from dpadmm.studies.drafts import Draft, DraftColumn
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 
 FORMAT = "dpadmm-description/1"
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
