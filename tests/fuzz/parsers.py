@@ -45,8 +45,8 @@ from dpadmm.sites.backup import staged
 from dpadmm.sites.site import read_site
 from dpadmm.studies.drafts.dictionary import draft_from_dictionary
 from dpadmm.studies.drafts.text import study_text
+from dpadmm.studies.reading import confirmations, read_study, study_from, study_problems
 from dpadmm.studies.settings import settings_from
-from dpadmm.studies.study import confirmations, read_study, study_from, study_problems
 from reproduction.grid import read_grid
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -201,7 +201,7 @@ READERS: dict[str, Reader] = {
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
     "json/privacy-report": _file("model.privacy.json", read_privacy_report),
-    "json/description": _file("description.json", lambda path: load_description(path).as_json()),
+    "json/description": _file("description.json", lambda path: load_description(path).to_dict()),
     "json/request": _file("request.json", read_request),
     "json/invitation": _file("invitation.json", read_invitation),
     "json/offer": _file("offer.json", read_offer),

@@ -90,7 +90,7 @@ name = "huber"
 [privacy]
 noise_multiplier = 20.0
 [provenance]
-rho = "public"
+method.rho = "public"
 """
 _TABLE = 'database = "postgresql://reader@db/x?sslmode=require"\ntable = "public.visits"\norder_by = "visit desc"\n'
 _GRID = """\
@@ -255,7 +255,7 @@ def _description() -> dict[str, Any]:
     training = Training(method=method, noise_multiplier=5.0)
     study = Study(name="counts", schema=Schema((Number("age", (0, 120)), Boolean("smoker"))), training=training)
     released = Released(90, 10.0, 20.0 * np.arange(study.shape[0]) / study.shape[0])
-    return Description(study, released, False, {"epsilon": 1.0, "delta": 1e-5}).as_json()
+    return Description(study, released, False, {"epsilon": 1.0, "delta": 1e-5}).to_dict()
 
 
 def _about(study: Study | None) -> dict[str, Any]:

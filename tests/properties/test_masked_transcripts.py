@@ -86,7 +86,7 @@ def refused(seen: Seen, guard: Guard) -> None:
         (10**6, request, ALL),
         (1, "nothing", ALL),
     ):
-        seen.ask(guard.masked, HASH, round, asked, members)
+        seen.ask(guard.mask, HASH, round, asked, members)
     for round, where in ((1, np.nan), (0, 0.0), (10**6, 0.0)):
         seen.ask(guard.prepare, HASH, round, np.full((D, 1), where))
     seen.ask(guard.answer, HASH, 1, point(1))
@@ -163,6 +163,6 @@ def test_until_all_have_answered_masked_answers_and_their_sums_look_uniform() ->
 
 
 def wide_study() -> Any:
-    training = STUDY.training.changed(n_rounds=MANY, noise_multiplier=50.0)
+    training = STUDY.training.with_changes(n_rounds=MANY, noise_multiplier=50.0)
     terms = replace(STUDY, features=tuple(f"x{j}" for j in range(WIDE)), training=training).terms
     return masked_study("wide", {"plan": terms.plan, "statistics": terms.statistics})

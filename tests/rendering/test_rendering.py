@@ -69,7 +69,7 @@ def test_facts_with_a_key_are_nested() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_terminal_shows_every_text_in_order(width: int) -> None:
     out = printed(width, lambda: console.show(rendering()))
-    texts = ("A result", "total ε", "0.9813", "4,000", "method", "test error", "auto", "10.0%", "A paragraph.",
+    texts = ("A result", "total ε", "0.9813", "4,000", "method", "error", "auto", "10.0%", "A paragraph.",
              "A note.", "Warning: Check the units.", "Recommended: train.", "dpadmm train study.toml")  # fmt: skip
     places = [out.index(text) for text in texts]
     assert places == sorted(places)

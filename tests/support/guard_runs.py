@@ -247,7 +247,7 @@ def kill_masked(root: Path) -> dict[str, int]:
                 assert recorded == on_record[after], f"{name}, {after}"
                 request = guard.prepare(study, 2, consensus(2))
                 if recorded:
-                    assert refusal(guard.masked, study, 2, request, few).code == "round-forked"
+                    assert refusal(guard.mask, study, 2, request, few).code == "round-forked"
                     said = guard._ledger.transcript(study)[1][1]
                     assert guard.mask(study, 2, request, masked_sites.ALL).tobytes() == said[: 8 * D]
                 else:

@@ -128,7 +128,7 @@ def test_other_members_or_another_request_for_an_answered_round_are_refused(guar
     before = books(guard)
     other = guard.prepare(HASH, 1, POINT + 1.0)
     for asked, members in ((request, ALL), (request, bitmap_of([0, 1, 2, 3], N)), (other, FEW), ("0" * 64, FEW)):
-        assert refusal(guard.masked, HASH, 1, asked, members).code == "round-forked"
+        assert refusal(guard.mask, HASH, 1, asked, members).code == "round-forked"
     assert books(guard) == before
     assert not guard._prepared
 
@@ -140,7 +140,7 @@ def test_what_was_prepared_is_used_once(guard: Guard, monkeypatch: pytest.Monkey
         patch.setattr(guard._ledger, "spend", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             guard.mask(HASH, 1, request, FEW)
-    assert refusal(guard.masked, HASH, 1, request, ALL).code == "round-not-ready"
+    assert refusal(guard.mask, HASH, 1, request, ALL).code == "round-not-ready"
 
 
 @pytest.mark.skipif(sqlite_vfs() is None, reason="this Python hides its SQLite library")
@@ -148,11 +148,11 @@ def test_an_answer_that_cannot_be_recorded_does_not_leave(folder: Path) -> None:
     with site(folder) as guard:
         request = guard.prepare(HASH, 1, POINT)
         with failing(Fault("EIO", 1)):
-            assert refusal(guard.masked, HASH, 1, request, FEW).code == "ledger-failed"
-        assert refusal(guard.masked, HASH, 1, request, FEW).code == "ledger-failed"
+            assert refusal(guard.mask, HASH, 1, request, FEW).code == "ledger-failed"
+        assert refusal(guard.mask, HASH, 1, request, FEW).code == "ledger-failed"
     with site(folder) as guard:
         if not guard._ledger.status().spent:
-            assert refusal(guard.masked, HASH, 1, request, FEW).code == "round-not-ready"
+            assert refusal(guard.mask, HASH, 1, request, FEW).code == "round-not-ready"
             guard.prepare(HASH, 1, POINT)
         guard.mask(HASH, 1, request, FEW)
         assert guard._ledger.status().spent == PRICE
@@ -165,7 +165,7 @@ def test_after_a_crash_between_ready_and_mask_the_answer_has_other_noise(folder:
             request = guard.prepare(HASH, 1, POINT)
             seen.append(guard._prepared[HASH].numbers)
     with site(folder) as guard:
-        assert refusal(guard.masked, HASH, 1, request, ALL).code == "round-not-ready"
+        assert refusal(guard.mask, HASH, 1, request, ALL).code == "round-not-ready"
         assert not guard._ledger.status().spent
         assert guard.prepare(HASH, 1, POINT) == request
         assert guard._prepared[HASH].numbers not in seen
@@ -180,7 +180,7 @@ def test_only_the_prepared_request_of_this_round_and_study_is_answered(guard: Gu
     foreign = guard.prepare(other.hash, 1, POINT)
     assert request != foreign
     for study, round, asked in ((HASH, 2, request), (HASH, 1, foreign), (other.hash, 1, request), (HASH, 1, "0" * 64)):
-        assert refusal(guard.masked, study, round, asked, ALL).code == "round-not-ready"
+        assert refusal(guard.mask, study, round, asked, ALL).code == "round-not-ready"
     numbers = guard._prepared[HASH].numbers
     assert guard.prepare(HASH, 1, POINT) == request
     assert guard._prepared[HASH].numbers == numbers  # no second draw for the same request
@@ -223,15 +223,15 @@ def test_rows_are_summed_once_in_a_round_however_often_it_is_asked_for(
 )
 def test_members_are_checked_before_all_else(guard: Guard, members: Any, code: str) -> None:
     request = guard.prepare(HASH, 1, POINT)
-    assert refusal(guard.masked, HASH, 1, request, members).code == code
+    assert refusal(guard.mask, HASH, 1, request, members).code == code
     guard.mask(HASH, 1, request, FEW)
-    assert refusal(guard.masked, HASH, 1, request, members).code == code  # an answered round is no way around
+    assert refusal(guard.mask, HASH, 1, request, members).code == code  # an answered round is no way around
     assert guard._ledger.status().spent == PRICE
 
 
 @pytest.mark.parametrize("request_digest", [None, b"0" * 64, "0" * 63, "0" * 65, "G" * 64, "A" * 64, "0" * 64 + "\n"])
 def test_a_request_is_named_by_its_digest(guard: Guard, request_digest: Any) -> None:
-    assert refusal(guard.masked, HASH, 1, request_digest, ALL).code == "request-malformed"
+    assert refusal(guard.mask, HASH, 1, request_digest, ALL).code == "request-malformed"
 
 
 def test_a_study_is_masked_or_it_is_not(guard: Guard) -> None:
@@ -394,7 +394,7 @@ def test_terms_of_masking_changed_under_the_same_hash_are_refused(folder: Path, 
     forged.terms = forged.terms._replace(hash=HASH)
     with guarded(folder, policy=OWNER, key=KEYS[0]) as guard:
         assert refusal(guard.enrol, forged).code == "study-changed"
-        assert refusal(guard.masked, HASH, 1, "0" * 64, ALL).code == "study-unknown"
+        assert refusal(guard.mask, HASH, 1, "0" * 64, ALL).code == "study-unknown"
 
 
 def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) -> None:
@@ -419,5 +419,5 @@ def test_a_lower_limit_ends_a_masked_study_early(folder: Path) -> None:
     with site(folder, policy=lower) as guard:
         guard.mask(HASH, 2, guard.prepare(HASH, 2, POINT), ALL)
         request = guard.prepare(HASH, 3, POINT)
-        assert refusal(guard.masked, HASH, 3, request, ALL).code == "policy-collusion"
+        assert refusal(guard.mask, HASH, 3, request, ALL).code == "policy-collusion"
         assert guard._ledger.status().collusion_spent == 2 * HONEST * PRICE

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dpadmm.accounting.calibration import round_epsilon_from_noise
 from dpadmm.accounting.events import Release
 from dpadmm.accounting.gaussian import (
+    Accountant,
     affordable_rounds,
     exact_epsilon,
     gaussian_mu,
@@ -153,7 +154,8 @@ class PrivacyCalculation(Renderable):
 
     def _budget_facts(self, budget: float) -> list[Fact]:
         facts = [Fact("epsilon_budget", "budget ε", budget, _number)]
-        for accountant, label in (("paper", "paper's bound"), ("exact", "exact")):
+        labels: tuple[tuple[Accountant, str], ...] = (("paper", "paper's bound"), ("exact", "exact"))
+        for accountant, label in labels:
             allowed = affordable_rounds(self._person_noise, budget, self.delta, accountant=accountant)
             verdict = ""
             if self.rounds is not None:

@@ -209,7 +209,7 @@ def roster(
 ) -> None:
     """Write a study with secure aggregation: its draft, with the keys that the sites offered."""
     from dpadmm.federation.offers import with_roster
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     check_new(output)
     write(output, with_roster(draft, offers).encode())
@@ -255,7 +255,7 @@ def serve(
     code 75 and says who is missing. It can be killed at any time and resumes with the same round when started again.
     """
     from dpadmm.federation.server.process import Server, begin
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     authority, study = _authority(folder), read_study(study_file)
     wanted = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
@@ -378,7 +378,7 @@ def export(
 
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
-    from dpadmm.cli.train import privacy_report_path
+    from dpadmm.cli.console import privacy_report_path
     from dpadmm.federation.server.journal import Journal, result_of, write_transcript
     from dpadmm.models.model import model_of
 
@@ -407,10 +407,10 @@ def export(
 def _results(result: FederatedResult) -> dict[str, Any]:
     """What a study that trains nothing gave; rows at sites may be silent, so not all of them count."""
     from dpadmm.models.description import description_of
-    from dpadmm.models.evaluate import private_evaluation_of
+    from dpadmm.models.private_evaluation import private_evaluation_of
 
     of = description_of if result.study.kind == "statistics" else private_evaluation_of
-    return of(result, all_count=False).as_json()
+    return of(result, all_count=False).to_dict()
 
 
 def _authority(folder: Path) -> Authority:
@@ -427,7 +427,7 @@ def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> P
     """The journal of a study, by its file, name or hash; without one, that of the only (unfinished) study."""
     from dpadmm.federation.health import command_line
     from dpadmm.federation.server.process import journal_of, journals, overview
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     if study is not None and study.is_file():
         if not (path := journal_of(folder, read_study(study).hash)).exists():

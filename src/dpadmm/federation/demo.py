@@ -534,9 +534,9 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
     summary.started -= summary.rounds
     model = folder / "model.dpadmm"
     model_of(result).save(model)
-    measured = evaluate(load_model(model), folder / "held_out.csv").figures
+    measured = evaluate(load_model(model), folder / "held_out.csv").metrics
     summary.accuracy = float(measured["accuracy"] or 0.0)
-    summary.most_frequent = float(measured["most_frequent_class"] or 0.0)
+    summary.most_frequent = float(measured["majority_class_accuracy"] or 0.0)
     with atomic_file(folder / "model.privacy.json") as out:
         out.write(result.privacy.to_bytes())
     verify_report(folder / "model.privacy.json")

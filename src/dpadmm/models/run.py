@@ -35,13 +35,15 @@ from dpadmm.methods import Method
 from dpadmm.methods.prior import Prior
 from dpadmm.methods.theory import Constants, constants_of
 from dpadmm.models.model import Model, model_of
+from dpadmm.models.run_rendering import render_run
 from dpadmm.queries.problem import Problem, Rows, Sizes
+from dpadmm.rendering import Renderable, Rendering
 from dpadmm.studies.settings import Settings, Training
 from dpadmm.studies.study import Study
 
 
 @dataclass(frozen=True, repr=False)
-class Result:
+class Result(Renderable):
     """Result of a run, finished or interrupted.
 
     Attributes
@@ -103,6 +105,10 @@ class Result:
         agents = "one agent" if self.rows.n_agents == 1 else f"{self.rows.n_agents} agents"
         cost = f"ε = {self.privacy.epsilon:.4g}" if self.privacy.private else "no privacy"
         return f"<Result of {self.method.name}: {agents}, {self.outcome.rounds} rounds, {cost}>"
+
+    def rendering(self) -> Rendering:
+        """Return size, method, privacy loss and, for a simulation, the last measures."""
+        return render_run(self)
 
     @property
     def study(self) -> Study:
@@ -209,7 +215,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Return settings, rounds, final measures and privacy as values that JSON can store."""
         return {
-            "settings": self.training.flat(),
+            "settings": self.training.to_dict(),
             "agents": self.rows.n_agents,
             "rows": len(self.rows.labels),
             "features": self.rows.n_features,

@@ -69,6 +69,8 @@ class Table:
         Name of the list of rows in JSON. Empty for a table that is only shown.
     max_rows : int, optional
         Number of rows to show. JSON has all rows.
+    by_first : bool
+        Whether JSON has an object by the first column instead of a list.
     """
 
     columns: Sequence[Column]
@@ -77,22 +79,22 @@ class Table:
     title: str = ""
     caption: str = ""
     max_rows: int | None = None
+    by_first: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rows as JSON values, by the key of the table."""
         if not self.key:
             return {}
-        return {
-            self.key: [
-                {
-                    column.key: _json(_cell(value).value)
-                    for column, value in zip(self.columns, row, strict=False)
-                    if column.key
-                }
-                for row in self.rows
-                if row
-            ]
-        }
+        rows = [
+            {
+                column.key: _json(_cell(value).value)
+                for column, value in zip(self.columns, row, strict=False)
+                if column.key
+            }
+            for row in self.rows
+            if row
+        ]
+        return {self.key: {row.pop(self.columns[0].key): row for row in rows} if self.by_first else rows}
 
     @property
     def headings(self) -> tuple[str, ...]:
