@@ -134,7 +134,7 @@ def main() -> None:
                 for run, make in models(name, given.agents, split, Path(folder)):
                     if tuple(map(str, run)) in done or run[1] not in given.contenders:
                         continue
-                    found = evaluate(make(), Path(folder, "test.csv")).figures
+                    found = evaluate(make(), Path(folder, "test.csv")).metrics
                     error = found["rmse"] if "rmse" in found else 1.0 - (found["accuracy"] or 0.0)
                     for out in (file, None):
                         print(*run, f"{error:.5f}", f"{found['loss']:.5f}", sep=",", file=out, flush=True)

@@ -305,7 +305,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
 
 def _plain_releases(result: Result) -> set[tuple[float, int]]:
     """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
-    tallies = set(result.privacy.planned)
+    tallies = {group.planned for group in result.privacy.groups}
     every = {each for tally in tallies for each, _ in tally}
     plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
     if any(len(tally) != 1 or tally[0][0] not in plain for tally in tallies):

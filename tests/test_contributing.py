@@ -69,7 +69,7 @@ for exact in (False, True):
     result = simulate("synthetic", method={"name": "warm_sgd", "warm_share": 0.25}, epsilon=2.0, n_rounds=4, n_agents=3, seed=1,
                       exact_noise=exact)
     assert abs(result.privacy.epsilon - 2.0) < 1e-9
-    ((first, once), (later, thrice)) = result.privacy.planned[0]
+    ((first, once), (later, thrice)) = result.privacy.agents[0].planned
     assert (first.statistic, once, later.statistic, thrice) == ("label_sums", 1, "gradient", 3)
     shares = np.array([1.0 / first.noise_multiplier**2, 3.0 / later.noise_multiplier**2])
     assert np.allclose(shares / shares.sum(), [0.25, 0.75])
@@ -110,7 +110,7 @@ run("study", "check", "study.toml")
 runs = read_study(Path("study.toml")).terms.plan.runs
 assert [release.statistic for release, _ in runs] == ["label_sums", "gradient"]
 run("train", "study.toml", "--data", "table.csv", "--agents", 2, "-o", "m.dpadmm", "--quiet")
-run("verify", "m.statement.json")
+run("verify", "m.privacy.json")
 loss = json.loads(run("evaluate", "m.dpadmm", "--data", "table.csv", "--json"))["loss"]
 assert 0.0 < loss < 1.0
 

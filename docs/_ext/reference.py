@@ -20,7 +20,7 @@ from typing import Any, get_args, get_origin
 from sphinx.application import Sphinx
 
 import dpadmm
-from dpadmm.accounting import statement
+from dpadmm.accounting.report import LIMITATIONS
 from dpadmm.cli import COMMANDS, load_command
 from dpadmm.data.schema import KINDS, Label
 from dpadmm.federation import protocol
@@ -315,14 +315,9 @@ def _marked_up(text: str) -> str:
     return "".join(as_code(part) if i % 2 else escaped(part) for i, part in enumerate(parts))
 
 
-def statement_words() -> str:
-    """List the sentences of a privacy report."""
-    parts = [
-        f"- **{escaped(name)}**: {escaped(text)}"
-        for group in (statement.SAMPLERS, statement.TRUST)
-        for name, text in group.items()
-    ]
-    return "\n".join([*parts, f"- **not guaranteed**: {escaped(statement.NOT_GUARANTEED)}"])
+def privacy_report_limitations() -> str:
+    """Quote the limitations that every privacy report states."""
+    return f"> {escaped(LIMITATIONS)}"
 
 
 def ledger_schema() -> str:
@@ -421,7 +416,7 @@ def limits() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "command-line": command_line,
     "study-file": study_file,
-    "statement-words": statement_words,
+    "privacy-report-limitations": privacy_report_limitations,
     "ledger-schema": ledger_schema,
     "message-kinds": message_kinds,
     "verdicts": verdicts,

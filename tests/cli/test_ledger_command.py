@@ -13,7 +13,7 @@ from looping import case
 from mixed_tables import to_toml
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.cli.console import rounded_up
 from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 
 def test_help_fits_the_screen(cli):
-    for command in ["show", "verify", "export", "statement", "backup", "restore"]:
+    for command in ["show", "verify", "export", "report", "backup", "restore"]:
         with case(command):
             text = cli("ledger", command, "--help").succeeded().out
             assert max(map(len, text.splitlines())) <= 80
@@ -170,7 +170,7 @@ def test_delta_is_between_0_and_1(cli, folder, delta):
     assert "delta" in answer.err
 
 
-# What a guard pinned, and statements from it
+# What a guard pinned, and privacy reports from it
 
 
 @pytest.fixture
@@ -185,12 +185,12 @@ def enrolled(tmp_path):
 
 def test_what_the_guard_knows_of_the_rows_is_never_shown(cli, enrolled, tmp_path):
     cli("ledger", "export", enrolled, "-o", tmp_path / "ledger.json").succeeded()
-    cli("ledger", "statement", enrolled, STUDY.hash[:20], "-o", tmp_path / "statement.json").succeeded()
+    cli("ledger", "report", enrolled, STUDY.hash[:20], "-o", tmp_path / "report.json").succeeded()
     as_json = cli("ledger", "show", enrolled, "--json").succeeded()
     seen = [
         as_json.out,
         cli("ledger", "show", enrolled).succeeded().out,
-        *((tmp_path / name).read_text() for name in ("ledger.json", "statement.json")),
+        *((tmp_path / name).read_text() for name in ("ledger.json", "report.json")),
     ]
     for account in read_ledger(enrolled).accounts.values():
         for secret in ("salt", "rows"):
@@ -201,12 +201,12 @@ def test_what_the_guard_knows_of_the_rows_is_never_shown(cli, enrolled, tmp_path
     assert not {"salt", "rows"} & about.keys()
 
 
-def test_a_statement_by_hash_or_name(cli, enrolled, tmp_path):
-    words = ["ledger", "statement", enrolled]
+def test_a_report_by_hash_or_name(cli, enrolled, tmp_path):
+    words = ["ledger", "report", enrolled]
     cli(*words, STUDY.hash[:12], "-o", tmp_path / "a.json", "--site", "Ward 7").succeeded()
-    stated = read_statement(tmp_path / "a.json").statement
-    assert (stated.study_hash, stated.name) == (STUDY.hash, STUDY.name)
-    assert dict(stated.groups[0].n_rows) == {"Ward 7": 8}
+    report = read_privacy_report(tmp_path / "a.json")
+    assert (report.study_hash, report.study) == (STUDY.hash, STUDY.name)
+    assert report.members(0) == {"Ward 7": 8}
     cli(*words, STUDY.hash, "-o", tmp_path / "b.json", "--site", "Ward 7").succeeded()
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
@@ -221,24 +221,24 @@ def test_a_statement_by_hash_or_name(cli, enrolled, tmp_path):
     ],
 )
 def test_a_study_must_be_named_clearly(cli, enrolled, tmp_path, chosen, complaint):
-    answer = cli("ledger", "statement", enrolled, chosen, "-o", tmp_path / "a.json")
+    answer = cli("ledger", "report", enrolled, chosen, "-o", tmp_path / "a.json")
     assert answer.code == 2
     assert complaint in answer.err
     assert STUDY.hash[:12] in answer.err
     assert not (tmp_path / "a.json").exists()
 
 
-def test_no_statement_without_a_guard(cli, folder, tmp_path):
-    answer = cli("ledger", "statement", folder, A, "-o", tmp_path / "a.json")
+def test_no_report_without_a_guard(cli, folder, tmp_path):
+    answer = cli("ledger", "report", folder, A, "-o", tmp_path / "a.json")
     assert answer.code == 2
     assert "not enrolled by a guard" in answer.err
     with Ledger.open(tmp_path / "empty", cap=1.0, create=True):
         pass
-    assert "no studies yet" in cli("ledger", "statement", tmp_path / "empty", "a", "-o", tmp_path / "a").err
+    assert "no studies yet" in cli("ledger", "report", tmp_path / "empty", "a", "-o", tmp_path / "a").err
 
 
-def test_a_statement_cannot_overwrite_the_ledger(cli, enrolled):
-    answer = cli("ledger", "statement", enrolled, STUDY.hash, "-o", enrolled / DATABASE)
+def test_a_report_cannot_overwrite_the_ledger(cli, enrolled):
+    answer = cli("ledger", "report", enrolled, STUDY.hash, "-o", enrolled / DATABASE)
     assert answer.code == 2
     assert "another name" in answer.err
     cli("ledger", "verify", enrolled).succeeded()
@@ -276,15 +276,15 @@ def test_what_rounding_leaves_is_nothing(cli, tmp_path):
     assert totals["left"] == totals["reserved"] == nothing
 
 
-def test_a_statement_and_the_ledger_of_a_study_that_ended_early(cli, enrolled, tmp_path):
-    assert "statement charges all planned rounds" not in " ".join(
+def test_a_report_and_the_ledger_of_a_study_that_ended_early(cli, enrolled, tmp_path):
+    assert "privacy report charges all planned rounds" not in " ".join(
         cli("ledger", "show", enrolled).succeeded().out.split()
     )
     with Ledger.open(enrolled, cap=read_ledger(enrolled).cap) as ledger:
         ledger.close_study(study().hash)
     said = " ".join(cli("ledger", "show", enrolled).succeeded().out.split())
     assert "Its privacy report charges all planned rounds" in said
-    answer = cli("ledger", "statement", enrolled, study().hash, "-o", tmp_path / "s.json").succeeded()
+    answer = cli("ledger", "report", enrolled, study().hash, "-o", tmp_path / "s.json").succeeded()
     assert "It charges all" in answer.out
     assert "released rounds, ε" in " ".join(answer.out.split())
 

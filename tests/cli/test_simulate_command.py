@@ -342,7 +342,7 @@ def test_overwrite_replaces_the_run_and_keeps_other_files(cli, tmp_path, rows_cs
         "trace.csv",
         "summary.json",
         "model-1.npz",
-        "statement-1.json",
+        "model-1.privacy.json",
     }
 
 
@@ -396,7 +396,7 @@ def test_owners_are_agents(cli, tmp_path):
     words = ["simulate", "-d", path, *BINARY, "--by", "owner", "-e", "1,2,4", "-t", "3"]
     run = cli(*words, "--json").succeeded().json["runs"]["1"]
     assert (run["agents"], run["features"]) == (3, 3)
-    assert run["privacy"]["epsilon_by_agent"] == pytest.approx([1.0, 2.0, 4.0], rel=1e-6)
+    assert [agent["epsilon"] for agent in run["privacy"]["agents"]] == pytest.approx([1.0, 2.0, 4.0], rel=1e-6)
     assert "1.0000 to 4.0000" in cli(*words).succeeded().out
 
 
@@ -589,7 +589,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 def test_the_folder_is_complete_and_readable(run_folder):
     assert {path.name for path in run_folder.iterdir()} == {
         *("settings.toml", "trace.csv", "summary.json", "model-1.npz", "model-2.npz"),
-        *("convergence.png", "convergence.svg", "statement-1.json", "statement-2.json"),
+        *("convergence.png", "convergence.svg", "model-1.privacy.json", "model-2.privacy.json"),
     }
     with (run_folder / "trace.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -728,7 +728,7 @@ def test_ctrl_c_keeps_the_rounds_done(command, tmp_path):
     assert summary["interrupted"]
     assert summary["rounds"] == len(rounds)
     assert 0.0 < summary["privacy"]["epsilon"] < 1.0
-    assert summary["privacy"]["n_releases"] == [summary["rounds"]] * 10
+    assert [agent["releases"][0]["released"] for agent in summary["privacy"]["agents"]] == [summary["rounds"]]
     assert np.isfinite(load_model(tmp_path / "out" / "model-1.npz").weights).all()
 
 
@@ -913,7 +913,7 @@ def test_a_study_is_simulated_and_its_folder_runs_again_to_the_same_numbers(cli,
         one, two = (load_model(tmp_path / folder / name) for folder in ("out", "again"))
         assert np.array_equal(one.weights, two.weights)
         assert one.predict_table(table).std() > 0.0  # it takes the table's own columns
-    cli("verify", tmp_path / "out" / "statement-1.json").succeeded()
+    cli("verify", tmp_path / "out" / "model-1.privacy.json").succeeded()
 
 
 def test_options_that_a_study_answers_are_refused(cli, tmp_path):

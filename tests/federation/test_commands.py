@@ -188,8 +188,8 @@ def _a_study(land: Land) -> None:
     assert "--overwrite" in land.refused("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
     land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub", "--overwrite")
     model = load_model(land.folder / "m.dpadmm")
-    assert model.statement["worst"]["epsilon"]["1e-05"] == pytest.approx(3.0, rel=1e-6)
-    land.said("verify", "m.statement.json")
+    assert model.privacy["epsilon"] == pytest.approx(3.0, rel=1e-6)
+    land.said("verify", "m.privacy.json")
     with np.load(land.folder / "m.transcript.npz", allow_pickle=False) as transcript:
         assert transcript["consensus"].shape == (ROUNDS + 1, *agreed.shape)
         assert np.array_equal(transcript["consensus"][-1], model.weights)

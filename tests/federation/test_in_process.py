@@ -158,8 +158,8 @@ def test_intervals_across_sites_are_those_of_one_process_to_the_last_bit(
     assert model.hessian_snr == hessian_snr
     assert np.array_equal(model.covariance, covariance)
     assert set(model.conf_int()) == {*"vwxyz", "intercept"}
-    (group,) = told.statement.groups
-    assert [each.statistic for each in group.releases] == ["newton", "newton"]
+    (group,) = told.privacy.groups
+    assert [each.release.statistic for each in group.releases] == ["newton", "newton"]
 
 
 def test_a_site_that_misses_rounds_and_comes_back(sites: Sites, rows: Rows, tmp_path: Path) -> None:

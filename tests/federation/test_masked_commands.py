@@ -57,10 +57,10 @@ def test_from_offers_to_the_model(land: Land) -> None:
     )
     assert "if all others" in land.said("aggregator", "status", "--folder", "hub")
     land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
-    land.said("verify", "m.statement.json")
-    worst = json.loads((land.folder / "m.statement.json").read_text())["worst"]
-    assert worst["epsilon"]["1e-05"] == pytest.approx(3.0, rel=1e-6)
-    assert worst["epsilon_if_others_collude"] > 4.0
+    land.said("verify", "m.privacy.json")
+    report = json.loads((land.folder / "m.privacy.json").read_text())
+    assert report["epsilon"] == pytest.approx(3.0, rel=1e-6)
+    assert report["epsilon_if_others_collude"] > 4.0
     for name in SITES:
         account = read_ledger(land.folder / name / "ledger").accounts[agreed.hash]
         assert len(account.rounds) == agreed.training.planned_rounds

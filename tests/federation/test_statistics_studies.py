@@ -19,7 +19,7 @@ from looping import case
 from masked import LOG, key
 
 from conftest import Cli
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.errors import RefusalError, StudyError
 from dpadmm.federation.demo import with_keys
@@ -29,7 +29,8 @@ from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.site.responder import Responder
 from dpadmm.methods import Auto, EvaluationRelease, StatisticsRelease
 from dpadmm.models.description import description_of
-from dpadmm.models.evaluate import auc, private_evaluation_of
+from dpadmm.models.evaluate import auc
+from dpadmm.models.private_evaluation import private_evaluation_of
 from dpadmm.sites.site import read_site
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
@@ -166,12 +167,12 @@ def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
             assert ill.counts[1] == pytest.approx(4 * (N - 20) / 2, abs=5.0 * ill.noise_se + 60.0)
             (crossed,) = found.tables
             np.testing.assert_allclose(crossed.counts.sum(axis=0), ill.counts, atol=1e-4)
-            (group,) = result.statement.groups
-            assert [each.statistic for each in group.releases] == ["column_sums"]
-            said = sites.folder / "statement.json"
-            said.write_bytes(result.statement.as_bytes())
-            read_statement(said)
-            json.dumps(found.as_json(), allow_nan=False)
+            (group,) = result.privacy.groups
+            assert [each.release.statistic for each in group.releases] == ["column_sums"]
+            said = sites.folder / "report.json"
+            said.write_bytes(result.privacy.to_bytes())
+            read_privacy_report(said)
+            json.dumps(found.to_dict(), allow_nan=False)
             for name in NAMES:
                 account = read_ledger(sites.folder / name / "ledger").accounts[study.hash]
                 assert account.about["method"] == "statistics"
@@ -182,11 +183,11 @@ def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> N
     for study in (evaluation(), masked(evaluation())):
         with case(study.training.aggregation):
             found = private_evaluation_of(run(study, sites), all_count=False)
-            told = found.figures["auc"]
+            told = found.metrics["auc"]
             assert told is not None
             assert told.value == pytest.approx(sites.auc(), abs=4.0 * told.noise_se + 0.01)
             assert found.counts.sum() == pytest.approx(4 * (N - 20), abs=5.0 * found.noise * 40**0.5)
-            json.dumps(found.as_json(), allow_nan=False)
+            json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli
         assert everyone.finished() == 0
     out = tmp_path / "counts.json"
     cli("aggregator", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
-    cli("verify", tmp_path / "counts.statement.json").succeeded()
+    cli("verify", tmp_path / "counts.privacy.json").succeeded()
     told = cli("describe", out).succeeded().out
     assert "small counts: 180 rows, of which about" in told
     assert "if at least 2 of the sites of every round are honest" in " ".join(told.split())

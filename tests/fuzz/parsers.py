@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
@@ -200,8 +200,8 @@ READERS: dict[str, Reader] = {
     "toml/aggregator": _file("aggregator.toml", lambda path: read_settings(path.parent)),
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
-    "json/statement": _file("statement.json", read_statement),
-    "json/description": _file("description.json", lambda path: load_description(path).as_json()),
+    "json/privacy-report": _file("model.privacy.json", read_privacy_report),
+    "json/description": _file("description.json", lambda path: load_description(path).to_dict()),
     "json/request": _file("request.json", read_request),
     "json/invitation": _file("invitation.json", read_invitation),
     "json/offer": _file("offer.json", read_offer),

@@ -139,7 +139,7 @@ def test_a_planned_absence_is_calibrated_per_agent() -> None:
     plan[3:, 1] = plan[:8, 4] = False
     result = run(participation=plan)
     assert result.privacy.n_releases.tolist() == [12, 3, 12, 12, 4]
-    assert [n for ((_, n),) in result.privacy.planned] == [12, 3, 12, 12, 4]
+    assert [n for ((_, n),) in (agent.planned for agent in result.privacy.agents)] == [12, 3, 12, 12, 4]
     np.testing.assert_allclose(result.privacy.epsilon_by_agent, 1.0, rtol=1e-9)
     np.testing.assert_allclose(result.privacy.noise_multiplier**2, result.privacy.noise_multiplier[1] ** 2
                                * np.array([4, 1, 4, 4, 4 / 3]), rtol=1e-9)  # fmt: skip
@@ -403,7 +403,7 @@ def test_summaries_are_json() -> None:
             said = json.loads(json.dumps(result.summary(), allow_nan=False))
             assert said["agents"] == 5
             assert said["settings"]["seed"] == result.settings.seed
-            assert said["privacy"]["n_releases"] == result.privacy.n_releases.tolist()
+            assert sum(len(agent["n_rows"]) for agent in said["privacy"]["agents"]) == result.rows.n_agents
             assert (None in said["measures"].values()) == (changes.get("noise_multiplier") == 1e300)
             assert (said["privacy"]["epsilon"] is None) == (not result.privacy.private)
 
@@ -413,7 +413,7 @@ def test_a_saved_model_carries_its_privacy(tmp_path: Any) -> None:
 
     result = run()
     again = load_model(result.model.save(tmp_path / "m"))
-    assert again.privacy == result.privacy.as_json()
+    assert again.privacy == result.privacy.to_dict()
     np.testing.assert_array_equal(again.predict(BINARY.features), result.model.predict(BINARY.features))
 
 
@@ -435,7 +435,7 @@ def test_a_model_predicts_from_lists_too() -> None:
 def test_exact_noise_trains_and_is_named_in_the_report() -> None:
     result = simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1, exact_noise=True)
     again = simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1, exact_noise=True)
-    assert "exact discrete Gaussian" in result.model.privacy["noise"]
+    assert result.model.privacy["noise"] == "exact-discrete-gaussian"
     assert not np.array_equal(result.model.weights, again.model.weights)  # a seed names no exact noise
     assert result.privacy.epsilon == simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1).privacy.epsilon
 

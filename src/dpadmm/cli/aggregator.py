@@ -374,16 +374,16 @@ def export(
     unfinished: bool = Option(False, "--unfinished", help="Export before the last round is done."),
     overwrite: bool = Option(False, "--overwrite", help="Replace existing files."),
 ) -> None:
-    """Write the model, its privacy statement and the transcript of a study, from its journal.
+    """Write the model, its privacy report and the transcript of a study, from its journal.
 
     Of a study of the kind statistics or evaluation: the results as JSON, in place of a model.
     """
-    from dpadmm.cli.train import privacy_report_path
+    from dpadmm.cli.console import privacy_report_path
     from dpadmm.federation.server.journal import Journal, result_of, write_transcript
     from dpadmm.models.model import model_of
 
-    transcript, statement = output.with_suffix(".transcript.npz"), privacy_report_path(output)
-    check_free(output, statement, transcript, overwrite=overwrite)
+    transcript, report = output.with_suffix(".transcript.npz"), privacy_report_path(output)
+    check_free(output, report, transcript, overwrite=overwrite)
     with Journal.open(_journal(folder, study_file), read_only=True) as journal:
         result = result_of(journal)
         rounds = journal.study.training.planned_rounds
@@ -400,17 +400,17 @@ def export(
             what, results = "Results:   ", _results(result)
             write_transcript(journal, transcript)
             write_json(output, results)
-    write(statement, result.statement.as_bytes())
-    echo_path(f"{what} {output}", f"Statement:  {statement}", f"Transcript: {transcript}")
+    write(report, result.privacy.to_bytes())
+    echo_path(f"{what} {output}", f"Privacy report: {report}", f"Transcript: {transcript}")
 
 
 def _results(result: FederatedResult) -> dict[str, Any]:
     """What a study that trains nothing gave; rows at sites may be silent, so not all of them count."""
     from dpadmm.models.description import description_of
-    from dpadmm.models.evaluate import private_evaluation_of
+    from dpadmm.models.private_evaluation import private_evaluation_of
 
     of = description_of if result.study.kind == "statistics" else private_evaluation_of
-    return of(result, all_count=False).as_json()
+    return of(result, all_count=False).to_dict()
 
 
 def _authority(folder: Path) -> Authority:

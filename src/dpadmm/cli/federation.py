@@ -102,8 +102,7 @@ def _show(summary: Summary) -> None:
         alone = {"if all other sites collude": f"ε = {collusion_epsilon} (the ε above: if {n_honest} sites are honest)"}
     rows = {
         "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",
-        "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "
-        f"at δ = {study.training.delta:g}",
+        "privacy report, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} at δ = {study.training.delta:g}",
         **alone,
         "ledgers": f"{intact}: {summary.records:,} records, {summary.releases:,} releases, none over budget",
         "set-up": f"{summary.set_up:.1f} s",

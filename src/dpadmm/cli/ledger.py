@@ -12,17 +12,17 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-import dpadmm
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian, plan_from_json
-from dpadmm.accounting.statement import Statement
+from dpadmm.accounting.report import PrivacyReport
 from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, rounded_down, rounded_up, show_table, write
 from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.federation.site.lifecycle import participation
 from dpadmm.parameters.checks import require_delta
 from dpadmm.parameters.suggestions import first_of
-from dpadmm.sites.accounts import of_account
+from dpadmm.sites.accounts import report_of_account
 from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
+from dpadmm.version import VERSION
 
 MEANING = (
     "ε is exact. It protects a person with the maximum number of rows, for replace-one neighbours, against anyone who "
@@ -110,14 +110,14 @@ def export(folder: Folder, output: Output, delta: Delta = None) -> None:
     for record in state.records:
         chain = record.chain(chain)
         records.append({**record._asdict(), "chain": chain})
-    extra = {"records": records, "how_to_check": CHECK, "dpadmm_version": dpadmm.__version__}
+    extra = {"records": records, "how_to_check": CHECK, "dpadmm_version": VERSION}
     text = json.dumps({**summary(state, delta), **extra}, indent=2, allow_nan=False)
     _write(folder, output, f"{text}\n".encode())
     echo_path(f"Ledger: {output}")
 
 
-@ledger_app.command("statement")
-def statement(
+@ledger_app.command("report")
+def report(
     folder: Folder,
     study: Annotated[str, Argument(help="Name of the study, or the beginning of its hash.")],
     output: Output,
@@ -126,12 +126,12 @@ def statement(
     """Write the privacy report of a study (see dpadmm verify)."""
     state = read_ledger(folder)
     chosen = chosen_study(state, study)
-    stated = of_account(chosen, state.accounts[chosen], site=site, version=dpadmm.__version__)
-    _write(folder, output, stated.as_bytes())
+    privacy = report_of_account(chosen, state.accounts[chosen], site=site)
+    _write(folder, output, privacy.to_bytes())
     account = state.accounts[chosen]
     echo_path(f"Privacy report: {output}")
-    if len(account.rounds) < sum(release.charged for release in stated.groups[0].releases):
-        echo(_both_charges(account, stated))
+    if len(account.rounds) < privacy.charged_releases.sum():
+        echo(_both_charges(account, privacy))
 
 
 @ledger_app.command("backup")
@@ -297,14 +297,13 @@ def _delta(folder: Path, given: float | None) -> tuple[float, str]:
     return DELTA, "by default, because the ledger has no site.toml (choose with --delta)"
 
 
-def _both_charges(account: Account, stated: Statement) -> str:
-    (group,) = stated.groups
-    charged = sum(release.charged for release in group.releases)
-    whole, spent = (rounded_up(exact_epsilon(mu, stated.delta)) for mu in (group.person_mu, account.spent**0.5))
+def _both_charges(account: Account, privacy: PrivacyReport) -> str:
+    (agent,) = privacy.groups
+    whole, spent = (rounded_up(exact_epsilon(mu, privacy.delta)) for mu in (agent.person_mu, account.spent**0.5))
     return (
-        f"It charges all {charged} planned rounds, ε {whole} for a person at the study's δ = {stated.delta:g}, because "
-        f"readers cannot check why a study ended. Your ledger charges the {len(account.rounds)} released rounds, "
-        f"ε {spent}."
+        f"It charges all {privacy.charged_releases.sum()} planned rounds, ε {whole} for a person at the study's δ = "
+        f"{privacy.delta:g}, because readers cannot check why a study ended. Your ledger charges the "
+        f"{len(account.rounds)} released rounds, ε {spent}."
     )
 
 

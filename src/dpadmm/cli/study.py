@@ -151,8 +151,8 @@ def _new_release(
         )
         text = secured_text(text, *masked) if masked else text
     else:
-        from dpadmm.models.evaluate import evaluation_study
         from dpadmm.models.file import load_model
+        from dpadmm.models.private_evaluation import evaluation_study
 
         assert model is not None
         aggregation = {"aggregation": "secure", "min_honest_sites": masked[0]} if masked else {}

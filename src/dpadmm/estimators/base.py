@@ -30,7 +30,8 @@ from dpadmm.estimators.validation import positive
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import row_norms
 from dpadmm.methods.prior import Prior, prior_of
-from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
+from dpadmm.models.explain import in_units
+from dpadmm.models.explanation import CONSERVATIVE, Explanation
 from dpadmm.models.model import Model
 from dpadmm.models.run import Result, check_min_honest_sites
 from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
@@ -300,9 +301,9 @@ class PrivateLinearModel(BaseEstimator):
             noise = ExactNoise() if self.random_state is None else None
             result = run_prepared(prepared, settings, noise=noise, prior=prior)
         self.n_iter_, self._weighted = result.outcome.rounds, prepared.problem.weighted
-        self.privacy_ = with_leak_notice(result.privacy.as_json(), leaks)
+        self.privacy_ = with_leak_notice(result.privacy.to_dict(), leaks)
         if (n := len(result.n_rows)) > 1:
-            self.privacy_["agents"] = f"{n} simulated in one process, which has the rows of all agents"
+            self.privacy_["simulated_agents"] = f"{n} simulated in one process, which has the rows of all agents"
         return result
 
     def _warn(self, leaks: Sequence[str]) -> None:
@@ -383,7 +384,7 @@ def _is_in_search() -> bool:
 
 def with_leak_notice(report: dict[str, Any], leaks: Sequence[str]) -> dict[str, Any]:
     """Return a privacy report that lists the values it does not cover."""
-    notice = f"; it does not cover values inferred from the data: {', '.join(leaks)}" if leaks else ""
+    notice = f" It does not cover values inferred from the data: {', '.join(leaks)}." if leaks else ""
     return report | {"guarantee": report["guarantee"] + notice, "read_off_the_data": list(leaks)}
 
 

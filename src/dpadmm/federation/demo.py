@@ -1,7 +1,7 @@
 """A deployment on one machine: broker, aggregator and one process per site, with real certificates.
 
 Every site has its own part of UCI Adult (or of made-up rows, where that is not available), its own ledger and its
-own limits. At the end the demo verifies the statement, the ledgers, and the run itself, which is repeated in this
+own limits. At the end the demo verifies the privacy report, the ledgers, and the run itself, which is repeated in this
 process. The public study of Adult has d = 104 features, as in the paper: the last value of every category is not
 listed and counts as "other".
 
@@ -34,7 +34,7 @@ import numpy as np
 
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.statement import cross_checks, read_statement
+from dpadmm.accounting.verification import verify_report
 from dpadmm.data.datasets.adult import COLUMNS, Row, adult_rows
 from dpadmm.data.schema import Category, Column, Label, Number, Schema
 from dpadmm.engine.loop import PlannedParticipation, train
@@ -526,7 +526,7 @@ def _end(agents: list[AgentProcess]) -> None:
 
 
 def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -> None:
-    """Check the model, the statement, the ledgers and the repeated run, or raise an error."""
+    """Check the model, the privacy report, the ledgers and the repeated run, or raise an error."""
     with Journal.open(path, read_only=True) as journal:
         result, answered, seconds = result_of(journal), journal.answered(), journal.seconds()
         summary.replay = replay(journal, sites)
@@ -534,12 +534,12 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
     summary.started -= summary.rounds
     model = folder / "model.dpadmm"
     model_of(result).save(model)
-    measured = evaluate(load_model(model), folder / "held_out.csv").figures
+    measured = evaluate(load_model(model), folder / "held_out.csv").metrics
     summary.accuracy = float(measured["accuracy"] or 0.0)
-    summary.most_frequent = float(measured["most_frequent_class"] or 0.0)
-    with atomic_file(folder / "model.statement.json") as out:
-        out.write(result.statement.as_bytes())
-    cross_checks(read_statement(folder / "model.statement.json"))
+    summary.most_frequent = float(measured["majority_class_accuracy"] or 0.0)
+    with atomic_file(folder / "model.privacy.json") as out:
+        out.write(result.privacy.to_bytes())
+    verify_report(folder / "model.privacy.json")
     summary.epsilon, summary.epsilon_if_others_collude = (
         result.privacy.epsilon,
         result.privacy.epsilon_if_others_collude,

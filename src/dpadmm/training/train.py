@@ -68,8 +68,8 @@ def train(
     Returns
     -------
     Result
-        ``result.model`` is the trained :class:`~dpadmm.Model`. ``result.statement`` is the privacy report of the
-        run, and ``result.privacy`` has the ε of every agent.
+        ``result.model`` is the trained :class:`~dpadmm.Model`. ``result.privacy`` is the privacy report of the
+        run, with the ε of every agent.
 
     Raises
     ------
