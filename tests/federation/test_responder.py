@@ -74,7 +74,7 @@ def test_reasons_about_rows_reach_neither_the_wire_nor_the_log(tmp_path: Path, h
     assert isinstance(refusal, RefusalError)
     assert said(responder.answer(STUDY.hash, call())).code == "study-blocked"
     assert "777" not in " ".join(heard.lines)
-    assert "run dpadmm agent review for the reason" in " ".join(heard.lines)
+    assert "run dpadmm site review for the reason" in " ".join(heard.lines)
     responder.close()
 
 

@@ -179,7 +179,7 @@ def _lease(read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Reade
 
 
 def _copy(path: Path) -> object:
-    """``dpadmm ledger restore``: a copy, before anything is put in its place."""
+    """``dpadmm site restore``: a copy, before anything is put in its place."""
     return staged(path, path.with_name("staged")).seq
 
 

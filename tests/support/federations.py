@@ -68,7 +68,7 @@ def agent_process(site: Site, **environment: str) -> AgentProcess:
     agent = AgentProcess.__new__(AgentProcess)
     agent._asked, agent._output = False, site.path.parent / "output.txt"
     agent.process = ForkedProgram(  # type: ignore[assignment]
-        ["agent", "run", "--quiet", "--site", site.path], agent._output, environment
+        ["site", "run", "--quiet", "--site", site.path], agent._output, environment
     )
     return agent
 
@@ -133,10 +133,8 @@ class Federation:
         begin(self.authority, self.study, list(self.names))
 
     def keep_broker(self) -> ForkedProgram:
-        """``dpadmm aggregator broker``: it stays when a study has ended."""
-        self._keeper = ForkedProgram(
-            ["aggregator", "broker", "--folder", self.authority.folder], self.folder / "broker.txt"
-        )
+        """``dpadmm server start``: it stays when a study has ended."""
+        self._keeper = ForkedProgram(["server", "start", "--folder", self.authority.folder], self.folder / "broker.txt")
         return self._keeper
 
     def start(self, *names: str, **environment: str) -> None:
@@ -150,12 +148,12 @@ class Federation:
             wait_for(lambda name=name: "connected to" in self.log(name) or not self.agents[name].running())  # type: ignore[misc]
 
     def serve(self, *words: str) -> ForkedProgram:
-        """``dpadmm aggregator resume``: from the journal as it is, or from its beginning."""
+        """``dpadmm server run``: from the journal as it is, or from its beginning."""
         said = self.folder / "aggregator.txt"
         self.aggregator = ForkedProgram(
             [
-                "aggregator",
-                "resume",
+                "server",
+                "run",
                 "--folder",
                 self.authority.folder,
                 "--no-page",

@@ -127,14 +127,14 @@ def free_port() -> int:
 
 
 class AgentProcess:
-    """A process that runs ``dpadmm agent run``; call ``end``."""
+    """A process that runs ``dpadmm site run``; call ``end``."""
 
     def __init__(self, site: Site, *, environment: dict[str, str] | None = None) -> None:
         self._asked = False
         self._output = site.path.parent / "output.txt"
         with self._output.open("ab") as out:
             self.process = subprocess.Popen(
-                [*program(), "agent", "run", "--quiet", "--site", str(site.path)],
+                [*program(), "site", "run", "--quiet", "--site", str(site.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

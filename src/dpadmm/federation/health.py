@@ -74,8 +74,8 @@ def command_line(*words: object) -> str:
 
     Examples
     --------
-    >>> command_line("aggregator", "revoke", "a", "--folder", Path("/srv/my server"))
-    "dpadmm aggregator revoke a --folder '/srv/my server'"
+    >>> command_line("server", "revoke", "a", "--folder", Path("/srv/my server"))
+    "dpadmm server revoke a --folder '/srv/my server'"
     """
     return shlex.join(["dpadmm", *(str(word.absolute() if isinstance(word, Path) else word) for word in words)])
 
@@ -263,12 +263,12 @@ def site_alarms(status: Status | None, folder: Path) -> list[Alarm]:
     alarms = list(disk_alarms(folder))
     site = folder / "site.toml"
     if status is None or not is_live(status):
-        start = command_line("agent", "run", "--site", site)
+        start = command_line("site", "run", "--site", site)
         return [not_running("the site's process", status, "To start it", start), *alarms]
     if not status["connected"]:
         level = "error" if seconds_since(status["connection_since"]) > UNCONNECTED_AFTER else "warning"
         text = f"no connection to {status['broker']} since {status['connection_since']}"
-        command = command_line("agent", "check", site, "--connect")
+        command = command_line("site", "check", "--connect", "--site", site)
         alarms.append(Alarm("not-connected", level, text, "To find the cause", command))
     elif status["aggregator_silent"]:
         alarms.append(Alarm("aggregator-silent", "warning", "connected to the broker, but no heartbeat of the server"))
@@ -301,10 +301,10 @@ def study_alarms(status: Status, folder: Path) -> Iterator[Alarm]:
         text = f"{status['headline']}: no server runs this study{since}"
         which = status["study"]["hash"][:16], "--folder", folder
         if str(status["error"]).startswith(CANNOT_CONTINUE):
-            yield Alarm("not-running", "error", text, "To end it for good", command_line("aggregator", "end", *which))
+            yield Alarm("not-running", "error", text, "To end it for good", command_line("server", "end", *which))
             return
         action = "To continue with the same round"
-        yield Alarm("not-running", "error", text, action, command_line("aggregator", "resume", *which))
+        yield Alarm("not-running", "error", text, action, command_line("server", "run", *which))
         return
     if not status["live"]["connected"]:
         action = f"See {folder.absolute() / 'broker.log'}; the server retries automatically"
@@ -332,9 +332,7 @@ def _member_alarms(site: Status, folder: Path) -> Iterator[Alarm]:
     if site["doubt"] == "cloned":
         text = f"two processes use the certificate of {name}: the second one is refused"
         action = f"Call {name}. If nobody there copied its folder, its key is stolen and must be revoked"
-        yield Alarm(
-            "site-cloned", "warning", text, action, command_line("aggregator", "revoke", name, "--folder", folder)
-        )
+        yield Alarm("site-cloned", "warning", text, action, command_line("server", "revoke", name, "--folder", folder))
     if site["left_out"]:
         text = f"{name} missed too many rounds; the model uses only the other sites"
         yield Alarm("site-left-out", "warning", text, f"Call {name}: its next answer includes it again")
@@ -349,7 +347,7 @@ def server_alarms(folder: Path, certificates: Mapping[str, datetime], *, studies
     """
     broker = read_status(folder / STATUS, AggregatorStatus)
     if not is_live(broker) and (not studies or (broker is not None and broker["running"])):
-        yield not_running("the broker", broker, "To start it", command_line("aggregator", "broker", "--folder", folder))
+        yield not_running("the broker", broker, "To start it", command_line("server", "start", "--folder", folder))
     elif is_live(broker) and broker is not None and not broker["connected"]:
         action = f"See {folder.absolute() / 'broker.log'}"
         yield Alarm("not-connected", "error", f"the broker {broker['broker']} does not answer", action)

@@ -134,7 +134,7 @@ def staged(copy: Path, stage: Path) -> LedgerState:
     stage.mkdir(mode=0o700)
     data = copy.read_bytes()
     if not data.startswith(MAGIC):
-        raise DataError(f"{copy}: not a copy of a ledger, as dpadmm ledger backup makes it")
+        raise DataError(f"{copy}: not a copy of a ledger, as dpadmm site backup makes it")
     for name in (DATABASE, MARK):
         (stage / name).touch(mode=0o600)
     (stage / DATABASE).write_bytes(data)

@@ -36,7 +36,7 @@ FORMAT = "dpadmm-aggregator/1"
 LOOPBACK = "127.0.0.1"
 _LABEL = re.compile("(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _TEXT = """\
-# The settings of a dpadmm aggregator. This folder contains its private keys: keep it secret.
+# The settings of a dpadmm server. This folder contains its private keys: keep it secret.
 format = "{format}"
 
 # The address on which the broker listens; 0.0.0.0 means all addresses of this machine.
@@ -45,7 +45,7 @@ port = {port}
 
 # The host names and addresses under which sites reach this machine; invitations contain the first. After a
 # change, the broker gets a new certificate when it starts. If the first one changed, sites need a new
-# invitation (dpadmm aggregator approve).
+# invitation (dpadmm server invite).
 hosts = [{hosts}]
 
 # Also accept WebSocket connections on this port, for sites whose firewalls let nothing but HTTPS out.
@@ -151,12 +151,12 @@ def _host(host: object) -> str:
 
 
 def read_settings(folder: Path) -> ServerSettings:
-    """The settings of a folder that ``dpadmm aggregator init`` created."""
+    """The settings of a folder that ``dpadmm server init`` created."""
     path = folder / "aggregator.toml"
     if not path.exists():
         raise StudyError(
             f"{folder}: not the folder of an aggregator; check --folder, or create a new aggregator with "
-            "dpadmm aggregator init"
+            "dpadmm server init"
         )
     private_files.check_unchanged_by_others(folder)
     private_files.check_unchanged_by_others(path)
@@ -361,7 +361,7 @@ class Authority:
         """Nothing is signed, renewed or started while the clock is outside of the authority's time."""
         first, last = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
         clock = f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC"
-        new = "create a new one with dpadmm aggregator init in another folder, and invite the sites again"
+        new = "create a new one with dpadmm server init in another folder, and invite the sites again"
         if now >= last:
             text = f"the authority expired on {last:%Y-%m-%d} ({clock}): correct the clock if it is wrong; else {new}"
         elif now < first:
@@ -417,12 +417,10 @@ class Authority:
         if not path.exists():
             raise StudyError(
                 f"{path}: no certificate yet: have {path.with_suffix('.csr')} signed by your CA, then run "
-                f"dpadmm aggregator install CERTIFICATE --folder {self.folder}"
+                f"dpadmm server init {self.folder} --certificate FILE"
             )
         if not (chain := forms.read_chain(read_short(path))):
-            raise StudyError(
-                f"{path}: damaged; install it again: dpadmm aggregator install CERTIFICATE --folder {self.folder}"
-            )
+            raise StudyError(f"{path}: damaged; install it again: dpadmm server init {self.folder} --certificate FILE")
         return chain
 
     def install(self, data: bytes, *, now: datetime | None = None) -> str:
@@ -493,12 +491,12 @@ class Authority:
             if any(each.revoked and each.fingerprint == fingerprint for each in all_approvals(self.folder)):
                 raise StudyError(
                     f"the key in this request was revoked and cannot be certified again: {name} must move "
-                    "its network folder away and create a new key with dpadmm agent request"
+                    "its network folder away and create a new key with dpadmm site join --request NAME"
                 )
             if any(each.usable(now) and each.fingerprint != fingerprint for each in before):
                 raise StudyError(
                     f"{name} has a certificate for another key: if this request is really theirs, revoke the "
-                    f"old one first (dpadmm aggregator revoke {name} --folder {self.folder}), or let them choose "
+                    f"old one first (dpadmm server revoke {name} --folder {self.folder}), or let them choose "
                     "another name"
                 )
             # without expired ones, so that files stay short over years of renewals
@@ -522,7 +520,7 @@ class Authority:
         if not chain:
             raise StudyError(
                 f"the request has no certificate of your CA: {request.name} must have network/request.csr signed, "
-                "and run dpadmm agent request NAME --certificate CERTIFICATE"
+                "and run dpadmm site join --request NAME --certificate FILE"
             )
         if chain[0].public_key() != request.public_key:
             raise StudyError("the certificate in the request is for another key")
@@ -559,7 +557,7 @@ class Authority:
                 try:
                     forms.check_dates(chain[0], now=now, whose=_WHOSE[name])
                 except StudyError as problem:  # no user error: a clock may be corrected
-                    raise ServiceUnavailableError(f"{problem} (dpadmm aggregator install)") from None
+                    raise ServiceUnavailableError(f"{problem} (dpadmm server init --certificate FILE)") from None
             return False
         for name in OWN_CERTIFICATES:
             if not self._is_current(f"{name}.pem", now, _names(self.settings, name)):

@@ -24,7 +24,7 @@ CONTESTED = "a second process with this site's certificate was refused: does a c
 REFUSED = "refused: another process answers for this site. Is this a copy of its folder? Stop one of them"
 BEHIND = (
     "no study is answered: the server has seen later records of this ledger, so it is an old copy. Stop this process, "
-    "then put the latest ledger back, or charge all possible releases since this copy: dpadmm ledger restore"
+    "then put the latest ledger back, or charge all possible releases since this copy: dpadmm site restore"
 )
 
 

@@ -297,7 +297,7 @@ class Responder:
             if refusal.code in FAILURES:
                 self._close_failed_ledger(refusal)
                 return refusal
-            hint = "; run dpadmm agent review for the reason" if refusal.__cause__ else ""
+            hint = "; run dpadmm site review for the reason" if refusal.__cause__ else ""
             return self._refused(study, refusal, f"enrolment refused ({refusal.code}): {refusal}{hint}", began)
         except Exception as error:
             unfit = RefusalError("study-unfit", "the study could not be enrolled")

@@ -96,7 +96,7 @@ class Broker:
                     yield
                     return
                 time.sleep(0.1)
-            raise DPADMMError("another process (dpadmm aggregator broker) already runs this folder's broker")
+            raise DPADMMError("another process (dpadmm server start) already runs this folder's broker")
 
     def is_held(self) -> bool:
         """Return whether another process holds the broker open."""

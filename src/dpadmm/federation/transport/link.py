@@ -331,7 +331,7 @@ def reason_of(problem: BaseException) -> str:
             return f"its certificate is for another host: call the study coordinators ({problem.verify_message})"
         return (
             f"its certificate is not from the authority of this study ({problem.verify_message}): a proxy that "
-            "inspects TLS, or another server; dpadmm agent check --connect shows its issuer"
+            "inspects TLS, or another server; dpadmm site check --connect shows its issuer"
         )
     if isinstance(problem, ssl.SSLError):
         return f"it rejected the certificate ({problem.reason}): was it revoked, or is one of the clocks wrong?"
