@@ -150,9 +150,7 @@ def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_stu
         assert "only for the rounds it released" not in left
         code, said = ask("aggregator", "health", "small", *folder)
         assert code == 1
-        assert (
-            f"To end it for good: dpadmm aggregator end {all.study.hash[:16]} --folder {all.authority.folder}" in said
-        )
+        assert f"To end it for good: dpadmm server end {all.study.hash[:16]} --folder {all.authority.folder}" in said
         assert ask(*said.partition("dpadmm ")[2].split()[:5])[0] == 0, "as printed"
         assert ask("aggregator", "health", "small", *folder)[0] == 0
         with Journal.open(all.journal, read_only=True) as journal:

@@ -73,7 +73,7 @@ def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(t
         wait_for(lambda: status_of(all.authority, path)["rounds_done"] > 2)
         resumed.kill()
         resumed.wait()
-        all.serve()  # dpadmm aggregator resume --folder: the only study that is not finished
+        all.serve()  # dpadmm server resume --folder: the only study that is not finished
         assert all.finished() == 0, all.said
         assert status_of(all.authority, path)["headline"] == f"Finished: {rounds} of {rounds} rounds"
         none = cli("aggregator", "resume", *folder)

@@ -229,7 +229,7 @@ def review(
     _check_hash(study, study_file, expected, needed=accepted)
     state, refusal, rows, n_rows = read_ledger(site.ledger), None, None, None
     try:
-        rows = site.rehearse(study, state).rows
+        rows = site.dry_run(study, state).rows
         n_rows = rows.n_rows
     except RefusalError as error:
         refusal = error
@@ -372,7 +372,7 @@ def join(
 @agent_app.command("run")
 def run(
     site_file: SiteOption = Path("site.toml"),
-    quiet: bool = Option(False, "--quiet", help="Log to agent.log only."),
+    quiet: bool = Option(False, "--quiet", help="Log to site.log only."),
     log_form: LogForm = "text",
     metrics: Metrics = None,
 ) -> None:

@@ -59,7 +59,7 @@ BrokerUrl = Annotated[
         "--broker",
         help="Existing NATS brokers instead of the built-in one, separated by commas: tls://HOST:PORT or wss://HOST:PORT.",
         metavar="URLS",
-        show_default="those of aggregator.toml",
+        show_default="those of server.toml",
     ),
 ]
 PagePort = Annotated[int, Option("--page-port", help="Port of the live page; 0 for any free port.", metavar="PORT")]
@@ -106,7 +106,7 @@ def init(
     echo_path(f"Sites will connect to {authority.url}")
     if ca is not None:
         echo("Have these signed by your CA, as a server and as a client, then install the certificates:")
-        echo_path(*(f"  {folder / name}" for name in ("server.csr", "aggregator.csr")))
+        echo_path(*(f"  {folder / name}" for name in ("broker.csr", "server.csr")))
         echo_path(f"  dpadmm aggregator install CERTIFICATE --folder {folder}")
     echo("Fingerprint of this authority, which sites compare when they join:")
     echo_path(authority.fingerprint)
@@ -317,11 +317,11 @@ def status(study_file: ChosenStudy = None, folder: Folder = HERE, as_json: AsJso
 
     Of several studies without STUDY: one line each.
     """
-    from dpadmm.federation.health import STATUS, AggregatorStatus, command_line, is_live, read_status
+    from dpadmm.federation.health import STATUS, ServerStatus, command_line, is_live, read_status
     from dpadmm.federation.server.process import alarms_of, journals, overview, status_of
 
     authority = _authority(folder)
-    hub, found = read_status(folder / STATUS, AggregatorStatus), journals(folder)
+    hub, found = read_status(folder / STATUS, ServerStatus), journals(folder)
     if study_file:
         found = [_journal(folder, study_file)]
     seen = [status_of(authority, each) for each in found]

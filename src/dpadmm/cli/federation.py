@@ -101,7 +101,7 @@ def _show(summary: Summary) -> None:
         collusion_epsilon = epsilon_text(summary.epsilon_if_others_collude)
         alone = {"if all other sites collude": f"ε = {collusion_epsilon} (the ε above: if {n_honest} sites are honest)"}
     rows = {
-        "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (most frequent class: {summary.most_frequent:.1%})",
+        "accuracy on 5,222 held-out rows": f"{summary.accuracy:.1%} (majority class: {summary.majority_class:.1%})",
         "privacy statement, recomputed": f"correct: ε = {epsilon_text(summary.epsilon)} "
         f"at δ = {study.training.delta:g}",
         **alone,
