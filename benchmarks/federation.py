@@ -3,7 +3,7 @@
 ``python benchmarks/federation.py [SITES,D ...]``: by default 10 sites at d = 104, 50 sites at d = 104, and
 10 sites at d = 100,000, each with local trust and with secure aggregation. Times are of the whole round, from
 broadcast to the consensus in the journal.
-``python benchmarks/federation.py start``: how long ``dpadmm agent run`` takes until it can answer.
+``python benchmarks/federation.py start``: how long ``dpadmm site run`` takes until it can answer.
 """
 
 from __future__ import annotations

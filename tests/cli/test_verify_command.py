@@ -27,7 +27,7 @@ def site(tmp_path):
 @pytest.fixture
 def file(cli, site, tmp_path):
     path = tmp_path / "statement.json"
-    cli("ledger", "statement", site, STUDY.name, "-o", path).succeeded()
+    cli("site", "export", STUDY.name, "--ledger", site, "-o", path).succeeded()
     return path
 
 

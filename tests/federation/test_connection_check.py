@@ -69,10 +69,10 @@ def test_a_connection_that_works_passes_every_check_by_tls_and_by_websocket(
     write_rows(folder / "table.csv", 0)
     new_site(folder, small_study(), table="table.csv", epsilon=1.0)
     joined(hub, folder, "north")
-    keeper = ForkedProgram(["aggregator", "broker", "--folder", hub.folder], tmp_path / "broker.txt")
+    keeper = ForkedProgram(["server", "start", "--folder", hub.folder], tmp_path / "broker.txt")
     try:
         wait_for(lambda: Broker(hub).alive() and "connected to" in (tmp_path / "broker.txt").read_text())
-        seen = json.loads(cli("agent", "check", folder / "site.toml", "--connect", "--json").out)
+        seen = json.loads(cli("site", "check", "--site", folder / "site.toml", "--connect", "--json").out)
     finally:
         keeper.send_signal(15)
         keeper.wait(30)
@@ -80,7 +80,7 @@ def test_a_connection_that_works_passes_every_check_by_tls_and_by_websocket(
     assert [each["url"] for each in seen["brokers"]] == hub.url.split(",")
     for broker in seen["brokers"]:
         assert {check["name"]: check["ok"] for check in broker["checks"]} == dict.fromkeys(CHECKS, True), broker
-    said = cli("agent", "check", folder / "site.toml", "--connect", columns=400)
+    said = cli("site", "check", "--site", folder / "site.toml", "--connect", columns=400)
     assert said.code == 1
     assert said.out.count("nothing listens there, or a firewall rejects it") == 2
 
@@ -176,7 +176,7 @@ def test_permissions_that_a_cluster_does_not_give(hub: Authority, site: Path, tm
                 server.kill()
                 server.wait()
             assert name == "permission"
-            assert "dpadmm server users" in text
+            assert "dpadmm server sites --nats-users" in text
 
 
 def test_proxies_are_told_apart_from_brokers(

@@ -70,7 +70,7 @@ def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: P
                     for each in NAMES:
                         all.agents[each] = Container("agent", folder / each / "output.txt", site=folder / each)
                         all._all.append(all.agents[each])
-                    words = ["aggregator", "resume", "--folder", "/aggregator/folder", "--no-page"]
+                    words = ["server", "run", "--folder", "/aggregator/folder", "--no-page"]
                     healthy = images.stages()["agent"].health
                     all.all_connected()
                     wait_for(

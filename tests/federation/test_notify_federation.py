@@ -107,7 +107,7 @@ def test_mistakes_in_the_file_of_the_server_are_one_sentence(tmp_path: Path, cli
             ("notify = 'x'", "[notify] must be a section"),
         ):
             file.write_text(f"{before}\n{text}\n")
-            said = cli("aggregator", "sites", "--folder", all.authority.folder)
+            said = cli("server", "sites", "--folder", all.authority.folder)
             assert said.code == 2
             assert problem in said.err
 

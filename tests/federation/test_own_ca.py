@@ -59,8 +59,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
             write_rows(tmp_path / name / "table.csv", i)
             all.sites[name] = site = new_site(tmp_path / name, all.study, table="table.csv", epsilon=3.0)
             joining = (
-                "agent",
-                "join",
+                *("site", "join", "--invitation"),
                 tmp_path / f"{name}.json",
                 "--site",
                 site.path,
@@ -69,14 +68,33 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
             )
             for renewing in (False, True):
                 if not renewing:
-                    assert cli("agent", "request", name, "--site", site.path).code == 0
+                    assert cli("site", "join", "--request", name, "--site", site.path).code == 0
                 csr = (tmp_path / name / "network" / "request.csr").read_bytes()
                 (tmp_path / "signed.pem").write_bytes(ca.sign(csr, x509.RFC822Name(f"{name}@clinic.example")))
-                words = ("agent", "request", name, "--site", site.path, "--certificate", tmp_path / "signed.pem")
+                words = (
+                    "site",
+                    "join",
+                    "--request",
+                    name,
+                    "--site",
+                    site.path,
+                    "--certificate",
+                    tmp_path / "signed.pem",
+                )
                 assert cli(*words).code == 0
                 (tmp_path / f"{name}.json").unlink(missing_ok=True)
                 request = tmp_path / name / "network" / "request.json"
-                words = ("aggregator", "approve", request, "--folder", hub.folder, "-o", tmp_path / f"{name}.json")
+                words = (
+                    "server",
+                    "invite",
+                    name,
+                    "--request",
+                    request,
+                    "--folder",
+                    hub.folder,
+                    "-o",
+                    tmp_path / f"{name}.json",
+                )
                 assert cli(*words).code == 0
                 if not renewing:
                     assert cli(*joining).code == 0
@@ -90,11 +108,11 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
         all.serve()
         all.after_round(50)
         for name in NAMES:
-            words = ("agent", "join", tmp_path / f"{name}.json", "--site", all.sites[name].path, "--yes")
+            words = ("site", "join", "--invitation", tmp_path / f"{name}.json", "--site", all.sites[name].path, "--yes")
             assert cli(*words).code == 0
         for csr, usage in (("broker", SERVER), ("server", CLIENT)):
             (tmp_path / "signed.pem").write_bytes(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage))
-            assert cli("aggregator", "install", tmp_path / "signed.pem", "--folder", hub.folder).code == 0
+            assert cli("server", "init", hub.folder, "--certificate", tmp_path / "signed.pem").code == 0
         assert all.finished(120) == 0, all.said
         for name in NAMES:
             assert "with the renewed certificate" in all.log(name)
@@ -137,13 +155,13 @@ def test_nothing_starts_before_the_certificates_are_there(tmp_path: Path, ca: Ow
     root = tmp_path / "root.pem"
     root.write_bytes(ca.root)
     folder = tmp_path / "new"
-    made = cli("aggregator", "init", folder, "--host", "localhost", "--ca", root, columns=300)
+    made = cli("server", "init", folder, "--host", "localhost", "--ca", root, columns=300)
     assert "broker.csr" in made.out
-    said = cli("aggregator", "broker", "--folder", folder, columns=300)
+    said = cli("server", "start", "--folder", folder, columns=300)
     assert said.code == 2
     assert "broker.pem: no certificate yet: have" in said.err
-    assert "dpadmm server install CERTIFICATE" in said.err
-    assert cli("aggregator", "health", "--folder", folder).code == 1
+    assert "dpadmm server init" in said.err
+    assert cli("server", "status", "--health", "--folder", folder).code == 1
 
 
 def test_which_sites_are_approved(tmp_path: Path, hub: Authority, ca: OwnCa) -> None:

@@ -60,7 +60,7 @@ def test_a_study_whose_sites_reach_the_broker_through_a_relay(tmp_path: Path, cl
             site.path.write_text(site.path.read_text() + f'\n[server]\naddresses = ["tls://localhost:1", "{url}"]\n')
         all.accept()
         all.begin()
-        seen = json.loads(cli("agent", "check", all.sites["a"].path, "--connect", "--json").out)
+        seen = json.loads(cli("site", "check", "--site", all.sites["a"].path, "--connect", "--json").out)
         assert [(each["url"], each["reachable"]) for each in seen["brokers"]] == [
             ("tls://localhost:1", False),
             (url, True),

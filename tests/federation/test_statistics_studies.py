@@ -236,7 +236,7 @@ def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli
         everyone.serve()
         assert everyone.finished() == 0
     out = tmp_path / "counts.json"
-    cli("aggregator", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
+    cli("server", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
     cli("verify", tmp_path / "counts.statement.json").succeeded()
     told = cli("describe", out).succeeded().out
     assert "small counts: 180 rows, of which about" in told

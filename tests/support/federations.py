@@ -69,7 +69,7 @@ def agent_process(site: Site, **environment: str) -> SiteSubprocess:
     agent = SiteSubprocess.__new__(SiteSubprocess)
     agent._is_terminating, agent._output = False, site.path.parent / "output.txt"
     agent.process = ForkedProgram(  # type: ignore[assignment]
-        ["agent", "run", "--quiet", "--site", site.path], agent._output, environment
+        ["site", "run", "--quiet", "--site", site.path], agent._output, environment
     )
     return agent
 
@@ -134,10 +134,8 @@ class Federation:
         begin(self.authority, self.study, list(self.names))
 
     def keep_broker(self) -> ForkedProgram:
-        """``dpadmm server broker``: it stays when a study has ended."""
-        self._keeper = ForkedProgram(
-            ["aggregator", "broker", "--folder", self.authority.folder], self.folder / "broker.txt"
-        )
+        """``dpadmm server start``: it stays when a study has ended."""
+        self._keeper = ForkedProgram(["server", "start", "--folder", self.authority.folder], self.folder / "broker.txt")
         return self._keeper
 
     def start(self, *names: str, **environment: str) -> None:
@@ -151,12 +149,12 @@ class Federation:
             wait_for(lambda name=name: "connected to" in self.log(name) or not self.agents[name].running())  # type: ignore[misc]
 
     def serve(self, *words: str) -> ForkedProgram:
-        """``dpadmm server resume``: from the journal as it is, or from its beginning."""
+        """``dpadmm server run``: from the journal as it is, or from its beginning."""
         said = self.folder / "aggregator.txt"
         self.aggregator = ForkedProgram(
             [
-                "aggregator",
-                "resume",
+                "server",
+                "run",
                 "--folder",
                 self.authority.folder,
                 "--no-page",

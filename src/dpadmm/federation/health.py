@@ -120,7 +120,7 @@ def _overwrite(path: Path, text: bytes) -> None:
 
 
 class ServerStatus(TypedDict):
-    """Status file of ``server serve`` (with ``snapshot``) and ``server broker`` (with ``sites``)."""
+    """Status file of ``server run`` (with ``snapshot``) and ``server start`` (with ``sites``)."""
 
     at: str
     running: bool
@@ -268,7 +268,7 @@ def site_alarms(status: Status | None, folder: Path) -> list[Alarm]:
     if not status["connected"]:
         level = "error" if seconds_since(status["connection_since"]) > UNCONNECTED_AFTER else "warning"
         text = f"no connection to {status['broker']} since {status['connection_since']}"
-        command = command_line("site", "check", site, "--connect")
+        command = command_line("site", "check", "--connect", "--site", site)
         alarms.append(Alarm("not-connected", level, text, "To find the cause", command))
     elif status["server_silent"]:
         alarms.append(Alarm("server-silent", "warning", "connected to the broker, but no heartbeat of the server"))
@@ -304,7 +304,7 @@ def study_alarms(status: Status, folder: Path) -> Iterator[Alarm]:
             yield Alarm("not-running", "error", text, "To end it for good", command_line("server", "end", *which))
             return
         action = "To continue with the same round"
-        yield Alarm("not-running", "error", text, action, command_line("server", "resume", *which))
+        yield Alarm("not-running", "error", text, action, command_line("server", "run", *which))
         return
     if not status["live"]["connected"]:
         action = f"See {folder.absolute() / 'broker.log'}; the server retries automatically"
@@ -347,7 +347,7 @@ def server_alarms(folder: Path, certificates: Mapping[str, datetime], *, studies
     """
     broker = read_status(folder / STATUS, ServerStatus)
     if not is_live(broker) and (not studies or (broker is not None and broker["running"])):
-        yield not_running("the broker", broker, "To start it", command_line("server", "broker", "--folder", folder))
+        yield not_running("the broker", broker, "To start it", command_line("server", "start", "--folder", folder))
     elif is_live(broker) and broker is not None and not broker["connected"]:
         action = f"See {folder.absolute() / 'broker.log'}"
         yield Alarm("not-connected", "error", f"the broker {broker['broker']} does not answer", action)

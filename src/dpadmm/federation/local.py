@@ -99,7 +99,7 @@ class SiteSubprocess:
         self._output = site.path.parent / "output.txt"
         with self._output.open("ab") as out:
             self.process = subprocess.Popen(
-                [*program(), "agent", "run", "--quiet", "--site", str(site.path)],
+                [*program(), "site", "run", "--quiet", "--site", str(site.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

@@ -36,7 +36,7 @@ class Offer(NamedTuple):
 
 def read_offer(path: Path) -> Offer:
     """Read an offer."""
-    what = "an offer from dpadmm site offer"
+    what = "an offer from dpadmm site accept"
     table = read_fields(path, format=FORMAT, what=what, fields=Offer._fields)
     name, key, draft = (str(table[field]) for field in Offer._fields)
     if not _HEX.fullmatch(key) or not _HEX.fullmatch(draft):

@@ -143,7 +143,7 @@ class Authority:
     def _installed(self, name: str) -> list[x509.Certificate]:
         """Return a certificate that the external CA signed for the server, and intermediate ones."""
         path = self.folder / f"{name}.pem"
-        install = f"dpadmm server install CERTIFICATE --folder {self.folder}"
+        install = f"dpadmm server init {self.folder} --certificate FILE"
         if not path.exists():
             csr = path.with_suffix(".csr")
             raise StudyError(f"{path}: no certificate yet: have {csr} signed by your CA, then run {install}")
@@ -221,7 +221,7 @@ class Authority:
             if any(item.revoked and item.fingerprint == fingerprint for item in all_approvals(self.folder)):
                 raise StudyError(
                     f"the key in this request was revoked and cannot be certified again: {name} must move "
-                    "its network folder away and create a new key with dpadmm site request"
+                    "its network folder away and create a new key with dpadmm site join --request NAME"
                 )
             if any(item.usable(now) and item.fingerprint != fingerprint for item in before):
                 raise StudyError(
@@ -250,7 +250,7 @@ class Authority:
         if not chain:
             raise StudyError(
                 f"the request has no certificate of your CA: {request.name} must have network/request.csr signed, "
-                "and run dpadmm site request NAME --certificate CERTIFICATE"
+                "and run dpadmm site join --request NAME --certificate FILE"
             )
         if chain[0].public_key() != request.public_key:
             raise StudyError("the certificate in the request is for another key")
@@ -284,7 +284,7 @@ class Authority:
                 try:
                     certificates.check_dates(certificate, now=now, whose=whose)
                 except StudyError as problem:  # no user error: a clock may be corrected
-                    raise ServiceUnavailableError(f"{problem} (dpadmm server install)") from None
+                    raise ServiceUnavailableError(f"{problem} (dpadmm server init --certificate FILE)") from None
             elif not self._is_current(f"{name}.pem", now, _names(self.settings, name)):
                 files |= _certified(self._signer(), self.settings, now, name)
         with self._lock():

@@ -66,7 +66,7 @@ class Request:
 
 def read_request(path: Path) -> Request:
     """Read a request and check its signature."""
-    what = "a request from dpadmm site request"
+    what = "a request from dpadmm site join --request"
     with _texts(path, REQUEST_FORMAT, what, "name", "request") as (name, csr):
         request = Request(check_name(name), csr)
         _ = request.public_key
@@ -127,7 +127,7 @@ class Invitation:
 
 def read_invitation(path: Path) -> Invitation:
     """Read an invitation and check its signature."""
-    what, fields = "an invitation from dpadmm server approve", ("name", "url", "authority", "certificate")
+    what, fields = "an invitation from dpadmm server invite", ("name", "url", "authority", "certificate")
     with _texts(path, INVITATION_FORMAT, what, *fields) as (name, url, *pems):
         invitation = Invitation(check_name(name), check_urls(url), *pems)
         _ = invitation.certificate
@@ -215,7 +215,7 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
     """Store an invitation. It must match this site's key and name, and the authority that it joined before."""
     network, now = folder / "network", certificates.now_or(now)
     if not (network / "key.pem").exists():
-        raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm site request")
+        raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm site join --request NAME")
     name = read_request(network / "request.json").name
     if name != invitation.name:
         raise StudyError(f"the invitation is for the site {invitation.name}, but this site's request was for {name}")
@@ -249,13 +249,13 @@ def site_identity(folder: Path, addresses: Sequence[str] = ()) -> Identity:
     """
     network = folder / "network"
     if not (network / "invitation.json").exists():
-        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm site join INVITATION")
+        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm site join --invitation FILE")
     for path in (network, network / "invitation.json", network / "ca.pem", network / "certificate.pem"):
         private_files.check_unchanged_by_others(path)
     invitation = read_invitation(network / "invitation.json")
     pems = (invitation.ca_pem.encode("ascii"), invitation.certificate_pem.encode("ascii"))
     if (read_short(network / "ca.pem"), read_short(network / "certificate.pem")) != pems:
-        text = "the files do not match the invitation: run dpadmm site join INVITATION again"
+        text = "the files do not match the invitation: run dpadmm site join --invitation FILE again"
         raise StudyError(f"{network}: {text}")
     if certificates.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
@@ -289,9 +289,9 @@ def _own_key(network: Path) -> certificates.Key:
     check_private(network / "key.pem")
     key = certificates.read_key(read_short(network / "key.pem"))
     if key is None:
-        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm site request")
+        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm site join --request NAME")
     return key
 
 
 def _start_over(folder: Path) -> str:
-    return f"to start over, move {folder / 'network'} away and run dpadmm site request"
+    return f"to start over, move {folder / 'network'} away and run dpadmm site join --request NAME"

@@ -29,7 +29,7 @@ port = {port}
 
 # Host names and addresses of this machine, as seen by sites. Invitations contain the first one. After a change,
 # the broker gets a new certificate when it starts. If the first one changed, sites need a new invitation
-# (dpadmm server approve).
+# (dpadmm server invite).
 hosts = [{hosts}]
 
 # Port for WebSocket connections, for sites whose firewalls allow only outgoing HTTPS.

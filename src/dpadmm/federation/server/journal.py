@@ -124,7 +124,7 @@ class Journal(AbstractContextManager["Journal"]):
         about = dict(database.execute("SELECT name, value FROM about"))
         if (version := _version(path, about.get("format"))) != VERSION_HERE:
             newer = version > VERSION_HERE
-            resume = command_line("server", "resume", path.parent.name, "--folder", path.absolute().parents[2])
+            resume = command_line("server", "run", path.parent.name, "--folder", path.absolute().parents[2])
             action = "install that version" if newer else f"to update it: {resume}"
             raise JournalError(f"{path}: written by {'a newer' if newer else 'an older'} version of dpadmm: {action}")
         try:

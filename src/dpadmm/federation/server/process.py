@@ -66,8 +66,12 @@ START_WAIT = 60.0
 """Seconds to wait for sites at the start. A site that found no broker retries after up to 45 seconds."""
 
 
+SHORT_HASH = 16
+"""Characters of a study's hash that name it in commands, and its folder."""
+
+
 def journal_of(folder: Path, study: str) -> Path:
-    return folder / "studies" / study[:16] / "journal.sqlite"
+    return folder / "studies" / study[:SHORT_HASH] / "journal.sqlite"
 
 
 def journals(folder: Path) -> list[Path]:
@@ -83,7 +87,8 @@ def _members(authority: Authority, study: Study, requested: Sequence[str] | None
     usable, roster = _usable_sites(authority), [site.name for site in study.roster]
     if study.training.aggregation == "secure":
         if not roster:
-            text = "the study has no roster: run dpadmm site offer DRAFT at each site, then dpadmm server roster"
+            text = "the study has no roster: each site accepts the draft and sends its offer; then propose the draft "
+            text += "with --offer FILE for each offer"
             raise StudyError(text)
         if requested is not None and set(requested) != set(roster):
             raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
@@ -91,12 +96,12 @@ def _members(authority: Authority, study: Study, requested: Sequence[str] | None
         requested = roster or sorted(usable)
     if len(set(requested)) != len(requested):
         raise StudyError("a site is listed twice")
-    approve = f"dpadmm server approve REQUEST --folder {authority.folder}"
+    invite = f"dpadmm server invite NAME --request FILE --folder {authority.folder}"
     if unknown := sorted(set(requested) - usable):
-        approved = ", ".join(sorted(usable)) or f"none yet ({approve})"
+        approved = ", ".join(sorted(usable)) or f"none yet ({invite})"
         raise StudyError(f"sites without a valid approval: {', '.join(unknown)}; approved sites: {approved}")
     if not requested:
-        raise StudyError(f"no site is approved yet: {approve}")
+        raise StudyError(f"no site is invited yet: {invite}")
     return tuple(roster or sorted(requested))
 
 
@@ -178,9 +183,9 @@ class Server:
             if self.port not in (None, running):
                 raise StudyError(f"the running broker listens on port {running}: omit --port")
             broker = Broker(self.authority, port=running)
-            self.log.info("using the broker of dpadmm server broker: %s", broker.url)
+            self.log.info("using the broker of dpadmm server start: %s", broker.url)
         else:
-            self.log.info("starting a broker until the last study ends; to keep one running: dpadmm server broker")
+            self.log.info("starting a broker until the last study ends; to keep one running: dpadmm server start")
         _use(broker, resources, start=not held)
         return broker
 

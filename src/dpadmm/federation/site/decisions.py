@@ -173,7 +173,7 @@ def _wait_for_process(site: Site, done: Callable[[LedgerState], bool]) -> Ledger
         if time.monotonic() > end:
             raise StudyError(
                 "the decision is recorded, but the site's running process did not apply it in time; see "
-                f"{site.path.parent / 'site.log'}. If you changed site.toml, restart the process, because it reads "
+                f"{site.path.parent / 'site.log'}. If you changed site.toml, restart dpadmm site run, which reads "
                 "limits only at the start"
             )
         time.sleep(0.2)

@@ -118,7 +118,7 @@ class SiteProcess:
         while True:
             await loop.run_in_executor(pool, self._apply_decisions)
             if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
-                self._log.info("no accepted study yet; to accept one: dpadmm site review STUDY --accept")
+                self._log.info("no accepted study yet; to accept one: dpadmm site accept STUDY")
             first = False
             self._proposed = set() if self._proposed is None else self._proposed
             for hash, decision in self._decided.items():

@@ -40,7 +40,7 @@ _RELOADED, _NOT_RELOADED = "Reloaded server configuration", "Failed to reload"
 class Broker:
     """The nats-server of a server's folder. It survives a killed server process, and the next one adopts it.
 
-    Any process may create a ``Broker`` for the folder. For example, ``server revoke`` reloads the broker of ``serve``.
+    Any process may create a ``Broker`` for the folder: ``server revoke`` reloads the broker of ``server run``.
     """
 
     def __init__(self, authority: Authority, *, port: int | None = None) -> None:
@@ -96,7 +96,7 @@ class Broker:
                     yield
                     return
                 time.sleep(0.1)
-            raise DPADMMError("another process (dpadmm server broker) already runs this folder's broker")
+            raise DPADMMError("another process (dpadmm server start) already runs this folder's broker")
 
     def is_held(self) -> bool:
         """Return whether another process holds the broker open."""
