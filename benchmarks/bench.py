@@ -382,7 +382,7 @@ def memory() -> bool:
     return report("MB beyond 1.3 × the data, at the peak", extra, "at most 300", extra <= 300)
 
 
-SITE = """format = "dpadmm-site/1"
+SITE = """format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "table.csv"

@@ -118,9 +118,9 @@ def test_without_network_the_demo_says_so_and_uses_synthetic_rows(tmp_path: Path
 
 def test_made_up_rows_have_the_columns_bounds_and_something_to_learn() -> None:
     from dpadmm.data.datasets.adult import COLUMNS
-    from dpadmm.federation.demo import BOUNDS, CLASSES, made_up_rows
+    from dpadmm.federation.demo import BOUNDS, CLASSES, synthetic_rows
 
-    rows = made_up_rows()
+    rows = synthetic_rows()
     assert {len(row) for row in rows} == {len(COLUMNS)}
     for name, (low, high) in BOUNDS.items():
         values = [float(row[COLUMNS.index(name)]) for row in rows]

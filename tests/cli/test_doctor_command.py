@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import dpadmm
-from dpadmm.federation.demo import SITE_TOML
+from dpadmm.federation.local import SITE_TOML
 from dpadmm.sites.site import read_site
 
 module = import_module("dpadmm.cli.doctor")
@@ -154,9 +154,9 @@ def test_a_damaged_ledger_and_one_from_the_future(cli, tmp_path, monkeypatch):
 def test_certificates(cli, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     from dpadmm.federation import health
-    from dpadmm.federation.demo import invite
     from dpadmm.federation.identity import joining
     from dpadmm.federation.identity.authority import Authority
+    from dpadmm.federation.local import invite
 
     file = site_in(tmp_path / "here")
     authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=4222)

@@ -26,7 +26,7 @@ kind = "number"
 bounds = [20, 90]
 """
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 data = {table = "table.csv", label = "ill"}
 person = {rows = 1}

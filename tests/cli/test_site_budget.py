@@ -15,7 +15,7 @@ from mixed_tables import to_toml
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.statement import read_statement
 from dpadmm.cli.console import rounded_up
-from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
+from dpadmm.federation.local import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 
@@ -250,7 +250,7 @@ def test_the_delta_is_the_owner_s(cli, folder):
     assert "ε at δ = 1e-05" in said
     site = folder.parent / "site.toml"
     site.write_text(
-        'format = "dpadmm-site/1"\nledger = "ledger"\n[data]\ntable = "t.csv"\n[person]\nrows = 1\n[limits]\n'
+        'format = "dpadmm-site/2"\nledger = "ledger"\n[data]\ntable = "t.csv"\n[person]\nrows = 1\n[limits]\n'
         'epsilon = 1.0\ndelta = 1e-7\nmethods = ["dp_admm"]\nlosses = ["logistic"]\n'
         "max_rounds = 9\nmin_rows = 9\n"
     )
@@ -305,7 +305,7 @@ def test_a_copy_is_made_and_restored_at_the_price_that_is_said(cli, tmp_path):
     both = cli("site", "restore", tmp_path / "copy", *here, "--none-since", "--accepted-since", tmp_path / "x.toml")
     assert (both.code, "--accepted-since and --none-since cannot be combined" in both.err) == (2, True)
     forgotten = cli("site", "restore", tmp_path / "copy", *here, "--none-since")
-    assert (forgotten.code, "'second': accepted here, and not in the copy" in forgotten.err) == (2, True)
+    assert (forgotten.code, "'second': accepted here, but not in the backup" in forgotten.err) == (2, True)
     (tmp_path / "second.toml").write_text(to_toml(second))
     done = cli("site", "restore", tmp_path / "copy", *here, "--accepted-since", tmp_path / "second.toml").succeeded()
     assert "first: charged in full and closed" in done.out

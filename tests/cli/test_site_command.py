@@ -467,7 +467,7 @@ def test_rows_that_a_study_cannot_use_are_told_to_the_owner(cli, begun, study_fi
     table.write_text(table.read_text() + "x,much,f,0.5,perhaps\n")
     for verb in ("review", "accept"):
         answer = text_of(cli("site", verb, study_file, "--site", begun).succeeded())
-        assert "For the owner only: 1 of 8 rows have no label that the study knows" in answer
+        assert "For the owner only: 1 of 8 rows have an unknown label" in answer
         assert "of 8 cells missing in columns 'income' 1" in answer
 
 
@@ -654,7 +654,7 @@ def test_declining_needs_no_table(cli, begun, study_file):
 
 def test_a_decline_that_nobody_heeds_is_not_called_done(cli, begun, study_file, monkeypatch):
     """A process holds the ledger and does not look at decisions."""
-    monkeypatch.setattr("dpadmm.federation.site.decisions.AGENT_TIMEOUT", 0.3)
+    monkeypatch.setattr("dpadmm.federation.site.decisions.PROCESS_TIMEOUT", 0.3)
     cli("site", "accept", study_file, "--site", begun).succeeded()
     other = begun.parent.parent / "other.toml"
     other.write_text(STUDY.replace("repayment", "another"))

@@ -12,7 +12,7 @@ import pytest
 from looping import case
 
 from dpadmm.cli import COMMANDS, load_command
-from dpadmm.federation.demo import SITE_TOML
+from dpadmm.federation.local import SITE_TOML
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """

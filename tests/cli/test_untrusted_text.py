@@ -52,7 +52,7 @@ def files(once) -> Path:
 
     def make(folder: Path) -> None:
         from dpadmm.data.encoded import encode_table
-        from dpadmm.federation.demo import new_site
+        from dpadmm.federation.local import new_site
         from dpadmm.models.model import model_of
         from dpadmm.training.train import run_study
 

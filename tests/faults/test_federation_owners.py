@@ -14,7 +14,7 @@ from federations import Federation, agent_process, small_study, wait_for
 from dpadmm.federation.health import (
     STALE_AFTER,
     STATUS,
-    AggregatorStatus,
+    ServerStatus,
     is_live,
     read_status,
     seconds_since,
@@ -179,7 +179,7 @@ def test_full_disks(tmp_path: Path) -> None:
 def test_a_broker_on_a_full_disk_is_reported_as_running(tmp_path: Path, process) -> None:
     with Federation(tmp_path, small_study()) as all:
         keeper, status = all.keep_broker(), all.authority.folder / STATUS
-        wait_for(lambda: status.exists() and is_live(read_status(status, AggregatorStatus)))
+        wait_for(lambda: status.exists() and is_live(read_status(status, ServerStatus)))
         limited(keeper.pid, 10)
         wait_for(lambda: seconds_since(json.loads(status.read_text())["at"]) > STALE_AFTER)
         health = process("server", "status", "--health", "--folder", all.authority.folder)

@@ -21,7 +21,7 @@ from brokers import free_port
 
 from dpadmm import load_model
 from dpadmm.cli import main
-from dpadmm.federation.demo import SITE_TOML
+from dpadmm.federation.local import SITE_TOML
 from dpadmm.federation.site.decisions import decide
 from dpadmm.studies.study import read_study
 from dpadmm.trusted.ledger import read_ledger
@@ -197,13 +197,13 @@ def _a_study(land: Land) -> None:
 
 
 def _secrets_are_nowhere(land: Land) -> None:
-    logged = (land.folder / "east" / "agent.log").read_text()
+    logged = (land.folder / "east" / "site.log").read_text()
     key = (land.folder / "east" / "network" / "key.pem").read_text().splitlines()[1]
     first_row = (land.folder / "east" / "rows.csv").read_text().splitlines()[1]
     outputs = (land.folder / "outputs").read_text()
     assert key not in logged + outputs
     assert first_row not in logged + outputs
-    for name in ("agent.log", "ledger/ledger.sqlite", "network/key.pem"):
+    for name in ("site.log", "ledger/ledger.sqlite", "network/key.pem"):
         assert os.stat(land.folder / "east" / name).st_mode & 0o077 == 0, name
 
 

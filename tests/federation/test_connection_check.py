@@ -20,9 +20,9 @@ from own_ca import SERVER, OwnCa, join_with
 from proxies import ConnectProxy
 from tls_servers import failure, listening, tls_server
 
-from dpadmm.federation.demo import new_site
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import read_invitation
+from dpadmm.federation.local import new_site
 from dpadmm.federation.site.connection import CHECKS, ConnectionCheck, check_connections
 from dpadmm.federation.transport.broker import Broker, broker_config, nats_server
 
@@ -110,7 +110,7 @@ def test_inspected_tls_names_whoever_inspects_it(site: Path, tmp_path: Path) -> 
 def test_dates_that_do_not_fit_are_a_matter_of_clocks_and_other_names_are_not(tmp_path: Path) -> None:
     ca, now = OwnCa(), datetime.now(UTC).replace(microsecond=0)
     hub = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), ca=ca.root)
-    hub.install(ca.sign((hub.folder / "aggregator.csr").read_bytes()))
+    hub.install(ca.sign((hub.folder / "server.csr").read_bytes()))
     site, host = join_with(hub, ca, tmp_path / "site", "north"), x509.DNSName("localhost")
     for first, last, of, name, text in (
         (now + DAY, now + 2 * DAY, host, "clock", "is not valid yet"),
@@ -118,8 +118,8 @@ def test_dates_that_do_not_fit_are_a_matter_of_clocks_and_other_names_are_not(tm
         (now - DAY, now + DAY, x509.DNSName("elsewhere.example.org"), "TLS", "is for another host"),
     ):
         with case(text):
-            csr = (hub.folder / "server.csr").read_bytes()
-            (hub.folder / "server.pem").write_bytes(ca.sign(csr, of, usage=SERVER, first=first, last=last))
+            csr = (hub.folder / "broker.csr").read_bytes()
+            (hub.folder / "broker.pem").write_bytes(ca.sign(csr, of, usage=SERVER, first=first, last=last))
             with listening(tls_server(hub.folder, "server")) as port:
                 failed, why = failure(checked(site, f"tls://localhost:{port}"))
             assert failed == name

@@ -36,7 +36,8 @@ from dpadmm.federation.health import (
     study_alarms,
     write_status,
 )
-from dpadmm.federation.identity.authority import Authority, url_of
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.settings import url_of
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.process import begin, cached_for, overview
 from dpadmm.federation.server.sums import coordinator_of
@@ -105,7 +106,7 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 assert command("server", "status", "--health", *folder)[0] == 1
                 assert command("server", "status", "--health", *folder, "--live")[0] == 0
                 assert 'dpadmm_alarm{code="stalled",level="error"} 1' in scraped(metrics)
-                await asyncio.to_thread(within, 20.0, lambda: agent("a")["aggregator_silent"])
+                await asyncio.to_thread(within, 20.0, lambda: agent("a")["server_silent"])
                 proxy.release()
                 await asyncio.to_thread(within, 60.0, lambda: status()["healthy"])
                 assert command("server", "status", "--health", *folder)[0] == 0
@@ -154,7 +155,7 @@ def agent_status(**more: object) -> dict[str, Any]:
         "pid": 1,
         "connected": True,
         "connection_since": "2026-01-01T00:00:00+00:00",
-        "aggregator_silent": False,
+        "server_silent": False,
         "clock_difference": 0.5,
         "ledger_works": True,
         "lease": "held",
@@ -191,7 +192,7 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(at="2026-01-01"), [("not-running", "error")]),
         (agent_status(connected=False, connection_since=later(seconds=-61)), [("not-connected", "error")]),
         (agent_status(connected=False, connection_since=later(seconds=-50)), [("not-connected", "warning")]),
-        (agent_status(aggregator_silent=True), [("aggregator-silent", "warning")]),
+        (agent_status(server_silent=True), [("server-silent", "warning")]),
         (agent_status(ledger_works=False), [("ledger-closed", "error")]),
         (agent_status(certificate_expires=later(days=29)), [("certificate", "warning")]),
         (agent_status(certificate_expires=later(days=-1)), [("certificate", "error")]),

@@ -13,8 +13,8 @@ import pytest
 from federations import NAMES, Federation, small_study, wait_for
 from looping import case
 
-from dpadmm.federation.demo import AgentProcess, free_port
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.local import SiteSubprocess, free_port
 from dpadmm.federation.server.process import begin
 
 LEFT_OUT = ("numba", "llvmlite", "matplotlib", "jinja2", "PIL", "sklearn", "pandas", "pip")
@@ -34,11 +34,11 @@ def run(image: str, words: Sequence[str], **folders: Path) -> subprocess.Complet
     return subprocess.run(images.in_image(image, [*words], **folders), capture_output=True, text=True, check=False)
 
 
-class Container(AgentProcess):
+class Container(SiteSubprocess):
     """A process in an image, with the image's own command unless another is given."""
 
     def __init__(self, image: str, output: Path, words: Sequence[str] = (), **folders: Path) -> None:
-        stage, self._asked, self._output = images.stages()[image], False, output
+        stage, self._is_terminating, self._output = images.stages()[image], False, output
         with output.open("ab") as out:
             self.process = subprocess.Popen(
                 images.in_image(image, [*stage.entrypoint, *(words or stage.command)], **folders),

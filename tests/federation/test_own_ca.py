@@ -18,9 +18,9 @@ from looping import case
 from own_ca import BOTH, CLIENT, DAY, SERVER, OwnCa, install, join_with
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.demo import new_site
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request, read_invitation, site_identity
+from dpadmm.federation.local import new_site
 from dpadmm.federation.server.process import alarms_of, begin
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import Link
@@ -110,7 +110,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
         for name in NAMES:
             words = ("site", "join", "--invitation", tmp_path / f"{name}.json", "--site", all.sites[name].path, "--yes")
             assert cli(*words).code == 0
-        for csr, usage in (("server", SERVER), ("aggregator", CLIENT)):
+        for csr, usage in (("broker", SERVER), ("server", CLIENT)):
             (tmp_path / "signed.pem").write_bytes(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage))
             assert cli("server", "init", hub.folder, "--certificate", tmp_path / "signed.pem").code == 0
         assert all.finished(120) == 0, all.said
@@ -122,9 +122,9 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
 
 
 def test_what_the_aggregator_refuses_to_install(tmp_path: Path, hub: Authority, ca: OwnCa) -> None:
-    server, host = (hub.folder / "server.csr").read_bytes(), x509.DNSName("localhost")
-    client, now = (hub.folder / "aggregator.csr").read_bytes(), datetime.now(UTC).replace(microsecond=0)
-    before = {name: (hub.folder / f"{name}.pem").read_bytes() for name in ("server", "aggregator")}
+    server, host = (hub.folder / "broker.csr").read_bytes(), x509.DNSName("localhost")
+    client, now = (hub.folder / "server.csr").read_bytes(), datetime.now(UTC).replace(microsecond=0)
+    before = {name: (hub.folder / f"{name}.pem").read_bytes() for name in ("broker", "server")}
     for chain, text in (
         (b"", "not a certificate in PEM format"),
         (server, "not a certificate in PEM format"),
@@ -144,8 +144,8 @@ def test_what_the_aggregator_refuses_to_install(tmp_path: Path, hub: Authority, 
     assert before == {name: (hub.folder / f"{name}.pem").read_bytes() for name in before}
     built_in = Authority.create(tmp_path / "built-in", hosts=["localhost"], port=free_port())
     with pytest.raises(StudyError, match="has a built-in authority, which renews"):
-        built_in.install(before["server"])
-    for wrong in (b"", ca.root + ca.middle, before["server"]):
+        built_in.install(before["broker"])
+    for wrong in (b"", ca.root + ca.middle, before["broker"]):
         with pytest.raises(StudyError, match="must have one certificate"):
             Authority.create(tmp_path / "wrong", hosts=["localhost"], port=free_port(), ca=wrong)
     assert not (tmp_path / "wrong").exists()
@@ -156,10 +156,10 @@ def test_nothing_starts_before_the_certificates_are_there(tmp_path: Path, ca: Ow
     root.write_bytes(ca.root)
     folder = tmp_path / "new"
     made = cli("server", "init", folder, "--host", "localhost", "--ca", root, columns=300)
-    assert "server.csr" in made.out
+    assert "broker.csr" in made.out
     said = cli("server", "start", "--folder", folder, columns=300)
     assert said.code == 2
-    assert "server.pem: no certificate yet: have" in said.err
+    assert "broker.pem: no certificate yet: have" in said.err
     assert "dpadmm server init" in said.err
     assert cli("server", "status", "--health", "--folder", folder).code == 1
 
@@ -179,7 +179,7 @@ def test_which_sites_are_approved(tmp_path: Path, hub: Authority, ca: OwnCa) -> 
         ((mail, x509.RFC822Name("two@clinic.example")), {}, "with one e-mail"),
         ((x509.UniformResourceIdentifier("urn:x"),), {}, "with one e-mail"),
         ((x509.DNSName("*.clinic.example"),), {}, "letters, digits"),
-        ((x509.RFC822Name("aggregator@dpadmm"),), {}, "a name of the built-in authority"),
+        ((x509.RFC822Name("server@dpadmm"),), {}, "a name of the built-in authority"),
         ((mail,), {"first": now - 2 * DAY, "last": now - DAY}, "of a expired at"),
     ):
         with case(text), pytest.raises(StudyError, match=text):
@@ -234,7 +234,7 @@ def test_a_new_certificate_is_used_by_a_broker_that_another_process_runs(hub: Au
     broker.start()
     try:
         assert not broker.refresh()
-        hub.install(ca.sign((hub.folder / "server.csr").read_bytes(), usage=SERVER))
+        hub.install(ca.sign((hub.folder / "broker.csr").read_bytes(), usage=SERVER))
         assert broker.refresh()
         assert not broker.refresh()
     finally:
@@ -244,10 +244,10 @@ def test_a_new_certificate_is_used_by_a_broker_that_another_process_runs(hub: Au
 def test_certificates_that_nobody_here_can_renew_are_alarming_a_month_before(hub: Authority, ca: OwnCa) -> None:
     assert not [alarm for alarm in alarms_of(hub, []) if alarm.code == "certificate"]
     last = datetime.now(UTC).replace(microsecond=0) + 29 * DAY
-    for csr, usage in (("server", SERVER), ("aggregator", CLIENT)):
+    for csr, usage in (("broker", SERVER), ("server", CLIENT)):
         hub.install(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage, last=last))
     texts = [alarm.text for alarm in alarms_of(hub, []) if alarm.code == "certificate"]
-    assert texts == [f"the certificate of the {who} expires in 28 days" for who in ("broker", "aggregator")]
+    assert texts == [f"the certificate of the {who} expires in 28 days" for who in ("broker", "server")]
     with pytest.raises(DPADMMError, match=r"the certificate of the broker expired at .* a new one is needed"):
         hub.renew_certificates(now=last)
 

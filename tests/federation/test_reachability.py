@@ -16,9 +16,10 @@ from nats.aio.msg import Msg
 from proxies import ConnectProxy
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.demo import invite
-from dpadmm.federation.identity.authority import Authority, read_settings
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import client_context
+from dpadmm.federation.identity.settings import read_settings
+from dpadmm.federation.local import invite
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.process import begin
 from dpadmm.federation.transport.broker import Broker
@@ -174,7 +175,7 @@ def test_addresses_of_a_hub(tmp_path: Path, cli) -> None:
     )
     assert read_settings(hub).websocket_port == 443
     said = cli("server", "sites", "--nats-users", "--folder", hub).out
-    assert '{user: "aggregator@dpadmm", permissions: {publish: ["dpadmm.*.down"]' in said
+    assert '{user: "server@dpadmm", permissions: {publish: ["dpadmm.*.down"]' in said
     cluster = tmp_path / "cluster"
     brokers = ("tls://a.example.org:4222", "wss://b.example.org:443")
     words = ("--host", "a.example.org", "--broker", brokers[0], "--broker", brokers[1])

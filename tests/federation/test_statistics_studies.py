@@ -22,7 +22,7 @@ from conftest import Cli
 from dpadmm.accounting.statement import read_statement
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.errors import RefusalError, StudyError
-from dpadmm.federation.demo import with_keys
+from dpadmm.federation.local import with_keys
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import FederatedResult, Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
@@ -41,7 +41,7 @@ from dpadmm.trusted.masking import public_key
 NAMES, N = ("a", "b", "c", "d"), 300
 COLUMNS = (Number("age", (0.0, 100.0)), Category("ward", ("x", "y")))
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "t.csv"

@@ -25,8 +25,9 @@ from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import read_status
-from dpadmm.federation.identity.authority import all_approvals, read_settings
+from dpadmm.federation.identity.approvals import all_approvals
 from dpadmm.federation.identity.joining import read_invitation, read_request
+from dpadmm.federation.identity.settings import read_settings
 from dpadmm.federation.offers import read_offer
 from dpadmm.federation.protocol import (
     packed,
@@ -197,7 +198,7 @@ READERS: dict[str, Reader] = {
     "toml/study-check": _file("study.toml", _checked),
     "toml/grid": _file("grid.toml", _grid),
     "toml/simulate": _file("simulate.toml", _simulated),
-    "toml/aggregator": _file("aggregator.toml", lambda path: read_settings(path.parent)),
+    "toml/aggregator": _file("server.toml", lambda path: read_settings(path.parent)),
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
     "json/statement": _file("statement.json", read_statement),

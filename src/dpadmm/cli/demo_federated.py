@@ -68,7 +68,7 @@ def _rendering(summary: Summary, seconds: float) -> Rendering:
     shape = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
     noise = f"{replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}"
     epsilon, alone = epsilon_text(summary.epsilon), epsilon_text(summary.epsilon_if_others_collude)
-    majority = f"{summary.most_frequent:.1%}"
+    majority = f"{summary.majority_class:.1%}"
     ledgers = (
         f"{summary.n_sites} of {summary.n_sites} intact: {summary.records:,} records, {summary.releases:,} releases, "
         "none over budget"

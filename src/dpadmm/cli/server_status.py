@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpadmm.federation.health import STATUS, AggregatorStatus, Alarm, command_line, is_live, read_status
+from dpadmm.federation.health import STATUS, Alarm, ServerStatus, command_line, is_live, read_status
 from dpadmm.federation.server.process import SHORT_HASH, overview
 from dpadmm.rendering import Block, Cell, Column, Message, Rendering, Table
 
@@ -22,7 +22,7 @@ LAST_ROUND_STATES = {"present": "answered", "absent": "missed", "unseen": "never
 
 def sites_rendering(authority: Authority) -> Rendering:
     """Return the sites with their connections and certificates."""
-    broker, now = read_status(authority.folder / STATUS, AggregatorStatus), datetime.now(UTC)
+    broker, now = read_status(authority.folder / STATUS, ServerStatus), datetime.now(UTC)
     contacts = broker["sites"] if broker is not None and is_live(broker) else {}
     rows = []
     for site in authority.sites():
@@ -46,7 +46,7 @@ def sites_rendering(authority: Authority) -> Rendering:
 
 def status_rendering(folder: Path, seen: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> Rendering:
     """Return the state of the broker, of one study in detail or of several in one line each, and the alarms."""
-    broker = read_status(folder / STATUS, AggregatorStatus)
+    broker = read_status(folder / STATUS, ServerStatus)
     data = {"broker": broker and broker | {"running": is_live(broker)}}
     lines = (
         [] if broker is None else [f"Broker ({'running' if is_live(broker) else 'not running'}): {broker['broker']}"]

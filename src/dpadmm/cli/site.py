@@ -218,7 +218,7 @@ def review(
     _check_hash(study, study_file, expected)
     state, refusal, n_rows = read_ledger(site.ledger), None, None
     try:
-        n_rows = site.rehearse(study, state).rows.n_rows
+        n_rows = site.dry_run(study, state).rows.n_rows
     except RefusalError as error:
         refusal = error
         if error.code != "study-unfit":

@@ -106,7 +106,7 @@ class Event(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A round that waits for a site's answer; ``end`` is None until it arrives."""
+    """A round without a site's answer; ``end`` is None until the answer arrives."""
 
     id: int
     site: str

@@ -55,7 +55,7 @@ class Refused(NamedTuple):
 
 @dataclass
 class ActiveStudy:
-    """An enrolled study, with its agent and its last replies."""
+    """An enrolled study, with the site's state and its last replies."""
 
     study: Study
     agent: Agent
@@ -358,7 +358,7 @@ def _masked_reply(active: ActiveStudy, request: Message, answer: Message) -> Mes
         if request.digest not in active.ready:
             text = "no prepared answer to mask: its request is missing, or was sent before a restart"
             raise RefusalError("round-not-ready", text)
-        masked = active.agent.masked(request.round, active.ready[request.digest], request.body)
+        masked = active.agent.mask(request.round, active.ready[request.digest], request.body)
         return answer._replace(kind=Kind.MASKED, masked=masked)
     if request.values is not None:
         active.ready = {answer.digest: active.agent.prepare(request.round, request.values)}
