@@ -581,9 +581,7 @@ def test_an_older_journal_is_brought_up_to_date_as_a_whole_and_a_newer_one_is_no
     monkeypatch.setattr(journals, "VERSION_HERE", 3)
     steps = {1: "ALTER TABLE events ADD COLUMN site TEXT; UPDATE events SET site = 'x'", 2: "SELECT broken"}
     monkeypatch.setattr(journals, "MIGRATIONS", steps)
-    with pytest.raises(
-        JournalError, match="written by an older version of dpadmm: to update it: dpadmm aggregator resume"
-    ):
+    with pytest.raises(JournalError, match="written by an older version of dpadmm: to update it: dpadmm server run"):
         Journal.open(path, read_only=True)
     with pytest.raises(JournalError, match="broken"):
         Journal.open(path)

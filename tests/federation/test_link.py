@@ -17,7 +17,7 @@ from dpadmm.federation.identity.joining import Identity
 from dpadmm.federation.logs import MAX_LINES
 from dpadmm.federation.transport import link as nats_link
 from dpadmm.federation.transport.broker import Broker
-from dpadmm.federation.transport.link import Link, cancelled
+from dpadmm.federation.transport.link import Link, cancel
 
 LOG = logging.getLogger("test")
 
@@ -152,7 +152,7 @@ def test_a_task_that_does_not_hear_the_first_time_ends() -> None:
         task = asyncio.create_task(deaf())
         await asyncio.sleep(0)
         async with asyncio.timeout(10):
-            await cancelled(task)
+            await cancel(task)
 
     asyncio.run(run())
     assert len(heard) == 3

@@ -25,7 +25,7 @@ from federations import small_study
 from guards import memory_folder
 from looping import case
 
-from dpadmm.federation.demo import new_site
+from dpadmm.federation.local import new_site
 from dpadmm.federation.protocol import (
     HEAD,
     MAGIC,

@@ -532,7 +532,7 @@ def _describe_sites(study: Study) -> str:
     limit = "" if study.max_rows_per_site is None else f", at most {study.max_rows_per_site:,} rows each"
     names = [site.name for site in study.roster]
     sites = f"{len(names)} sites{limit}: {first_of(names)}"
-    without = f"no roster yet (dpadmm aggregator roster){limit}"
+    without = f"no roster yet (dpadmm server propose --offer){limit}"
     return f"at least {study.training.min_honest_sites} honest; {sites if names else without}"
 
 

@@ -27,8 +27,8 @@ import numpy as np
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 
-AGGREGATOR = "aggregator"
-AGGREGATOR_USER = "aggregator@dpadmm"
+SERVER = "aggregator"
+SERVER_USER = "server@dpadmm"
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,39}")
 
 
@@ -39,8 +39,8 @@ def check_name(name: str) -> str:
             f"{name[:60]!r} is not a valid site name: use 1 to 40 lowercase letters, digits and hyphens, "
             "starting with a letter or digit"
         )
-    if name == AGGREGATOR:
-        raise StudyError(f"the site name {AGGREGATOR!r} is reserved: choose another name")
+    if name == SERVER:
+        raise StudyError(f"the site name {SERVER!r} is reserved: choose another name")
     return name
 
 
@@ -54,7 +54,7 @@ def user_of(name: str, serial: str) -> str:
 
 def subjects_of(name: str) -> tuple[str, str]:
     """Return the subjects that a user may publish to and subscribe to, in any study."""
-    if name == AGGREGATOR:
+    if name == SERVER:
         return "dpadmm.*.down", "dpadmm.*.up.*"
     return f"dpadmm.*.up.{name}", "dpadmm.*.down"
 

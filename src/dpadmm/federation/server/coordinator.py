@@ -361,7 +361,7 @@ class Coordinator(ABC):
             return "silent, never connected" if silent == math.inf else f"silent since {now_text(silent)}"
         if self.called:
             return "connected, but does not answer"
-        return "connected, but no answer; has its owner accepted the study? Run dpadmm agent status at the site"
+        return "connected, but no answer; has its owner accepted the study? Run dpadmm site status at the site"
 
     @abstractmethod
     def proceed(self, seconds: float) -> None:

@@ -64,7 +64,7 @@ class Leases(AbstractContextManager["Leases"]):
         times = {"ledger-behind": self._behind, "cloned": self._contested}
         return {site: code for code, sites in times.items() for site, at in sites.items() if now - at < REPORTED_FOR}
 
-    def heard(self, site: str, claim: LeaseClaim, now: float) -> Grant | None:
+    def decide(self, site: str, claim: LeaseClaim, now: float) -> Grant | None:
         """Return the reply to a claim; None if the site returns its lease."""
         if now - self._last > MAX_GAP:
             self._listening = now

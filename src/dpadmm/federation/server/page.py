@@ -1,7 +1,7 @@
-"""A read-only live page of a run, on this machine only: ``http://127.0.0.1:PORT/?token=...``.
+"""Read-only live page of a run, on this machine only: ``http://127.0.0.1:PORT/?token=...``.
 
-The page needs the token and cannot change a run. It asks for a snapshot of the run twice a second; one is taken a
-few times a second at most, however many pages are open.
+The page requires the token and cannot change a run. It requests a snapshot twice a second. All open pages share one
+snapshot, taken a few times a second at most.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ LAST_LOOK = 1.0
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-_NO_TOKEN = "Open this page with the full address that the aggregator printed, including the token."
+_NO_TOKEN = "Open this page with the full address that the server printed, including the token."
 
 
 class Page:

@@ -48,7 +48,7 @@ UNMASKABLE = ("round-forked", "members-malformed", "members-without-me", "member
 
 
 class Sums(Coordinator):
-    """Phases of a round: sites are ready, ``open_round``; answers are masked, ``close_round`` or ``void_round``."""
+    """Phases of a round: sites are ready, ``open_round``; answers are masked, ``close_round`` or ``abort_round``."""
 
     def __init__(self, journal: Journal, log: Logger | None = None) -> None:
         masking = journal.study.terms.masking

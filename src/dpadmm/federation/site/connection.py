@@ -1,4 +1,4 @@
-"""Check each step of the connection from a site to its brokers (``dpadmm agent check --connect``).
+"""Check each step of the connection from a site to its brokers (``dpadmm site check --connect``).
 
 A failed check includes the next step. The check may run alongside the site's process. It reads no rows and releases
 nothing.
@@ -95,12 +95,12 @@ def _steps(identity: Identity, url: str, server_name: str) -> Iterator[Connectio
         raise _FailedError(
             "permission",
             f"the broker does not let {identity.name} use its subjects ({refused[0]}): the study coordinators must "
-            "grant this site's user its permissions (dpadmm aggregator users)",
+            "grant this site's user its permissions (dpadmm server sites --nats-users)",
         )
     yield ConnectionCheck("permission", True, "may receive studies and send answers")
     yield ConnectionCheck("round trip", True, f"{1000 * statistics.median(times):.0f} ms")
     if clock is None:
-        text = "unknown: no heartbeat of the server; it runs neither a study nor dpadmm aggregator broker"
+        text = "unknown: no heartbeat of the server; it runs neither a study nor dpadmm server start"
         yield ConnectionCheck("clock", None, text)
     elif alarms := list(clock_alarms("the server", clock)):
         yield ConnectionCheck("clock", False, f"{alarms[0].text}: start NTP on the one that is wrong")

@@ -55,7 +55,7 @@ class Refused(NamedTuple):
 
 @dataclass
 class ActiveStudy:
-    """An enrolled study, with its agent and its last replies."""
+    """An enrolled study, with the site's state and its last replies."""
 
     study: Study
     agent: Agent
@@ -297,7 +297,7 @@ class Responder:
             if refusal.code in FAILURES:
                 self._close_failed_ledger(refusal)
                 return refusal
-            hint = "; run dpadmm agent review for the reason" if refusal.__cause__ else ""
+            hint = "; run dpadmm site review for the reason" if refusal.__cause__ else ""
             return self._refused(study, refusal, f"enrolment refused ({refusal.code}): {refusal}{hint}", began)
         except Exception as error:
             unfit = RefusalError("study-unfit", "the study could not be enrolled")
@@ -358,7 +358,7 @@ def _masked_reply(active: ActiveStudy, request: Message, answer: Message) -> Mes
         if request.digest not in active.ready:
             text = "no prepared answer to mask: its request is missing, or was sent before a restart"
             raise RefusalError("round-not-ready", text)
-        masked = active.agent.masked(request.round, active.ready[request.digest], request.body)
+        masked = active.agent.mask(request.round, active.ready[request.digest], request.body)
         return answer._replace(kind=Kind.MASKED, masked=masked)
     if request.values is not None:
         active.ready = {answer.digest: active.agent.prepare(request.round, request.values)}

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Self
 from dpadmm.errors import DPADMMError
 from dpadmm.federation.logs import Repeats
 from dpadmm.federation.protocol import (
-    AGGREGATOR,
     BEAT_EVERY,
     CLAIMS,
     LEASE_FREE_AFTER,
+    SERVER,
     BadMessageError,
     LastContact,
     MissingPackagesError,
@@ -41,7 +41,7 @@ from dpadmm.federation.protocol import (
     unpacked_grant,
     unpacked_proposal,
 )
-from dpadmm.federation.transport.transports import dialled
+from dpadmm.federation.transport.transports import dial
 from dpadmm.sites.addresses import endpoints
 
 try:
@@ -77,8 +77,8 @@ async def connect(
     on_lost: OnLost | None = None,
     server_name: str | None = None,
 ) -> Client:
-    """Return a connected client that does not reconnect; ``server_name`` as in :func:`dialled`."""
-    client, transport = Client(), await dialled(url, context, server_name)
+    """Return a connected client that does not reconnect; ``server_name`` as in :func:`dial`."""
+    client, transport = Client(), await dial(url, context, server_name)
     client._transport = transport
     try:
         await client.connect(
@@ -113,7 +113,7 @@ async def close_client(client: Client) -> None:
     own = client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task
     tasks = [*own, *(subscription._wait_for_msgs_task for subscription in list(client._subs.values()))]
     pending = [task for task in tasks if task is not None]
-    await cancelled(*pending)
+    await cancel(*pending)
     await asyncio.gather(*pending, return_exceptions=True)  # retrieves errors that asyncio would log otherwise
     transport: Any = client._transport
     if transport is not None:
@@ -143,7 +143,7 @@ class Link:
         self._beat_subject, received_beats = beat_subjects_of(name)
         self._subjects = {received_beats}
         self.seen: dict[str, LastContact] = {}
-        """The last heartbeat of each site, or of ``AGGREGATOR``."""
+        """The last heartbeat of each site, or of ``SERVER``."""
         self.on_proposal: Callable[[str], None] = lambda study: None
         """Called with the hash of a proposed study."""
         self._client: Client | None = None
@@ -160,7 +160,7 @@ class Link:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await cancelled(*self._tasks)
+        await cancel(*self._tasks)
         await self._lose()
 
     async def subscribe(self, subject: str) -> None:
@@ -201,7 +201,7 @@ class Link:
         sender = subject.rpartition(".")[2]
         with suppress(BadMessageError):
             contact = LastContact(time.monotonic(), clock_of_beat(data) - time.time())
-            self.seen[AGGREGATOR if sender == "down" else sender] = contact
+            self.seen[SERVER if sender == "down" else sender] = contact
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -331,7 +331,7 @@ def reason_of(problem: BaseException) -> str:
             return f"its certificate is for another host: call the study coordinators ({problem.verify_message})"
         return (
             f"its certificate is not from the authority of this study ({problem.verify_message}): a proxy that "
-            "inspects TLS, or another server; dpadmm agent check --connect shows its issuer"
+            "inspects TLS, or another server; dpadmm site check --connect shows its issuer"
         )
     if isinstance(problem, ssl.SSLError):
         return f"it rejected the certificate ({problem.reason}): was it revoked, or is one of the clocks wrong?"
@@ -419,7 +419,7 @@ class SiteLink(Link):
             await self.publish(f"{CLAIMS}.{self._name}", packed_claim(claim))
 
     async def _on_lease(self, subject: str, data: bytes) -> None:
-        if self._lease is not None and self._lease.heard(unpacked_grant(data)):
+        if self._lease is not None and self._lease.apply(unpacked_grant(data)):
             await self._claim()
 
     def _put(self, subject: str, data: bytes) -> None:
@@ -452,21 +452,21 @@ class SiteLink(Link):
         return self._lease.held or self._lease.state == "behind"
 
 
-class HubLink(Link):
+class ServerLink(Link):
     """A connection of the server, which decides the lease claims of sites."""
 
     def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, leases: Leases | None) -> None:
-        super().__init__(url, context, on_message, log, name=AGGREGATOR)
+        super().__init__(url, context, on_message, log, name=SERVER)
         self._leases = leases
         self._subjects.add(f"{CLAIMS}.*")
 
     async def _on_lease(self, subject: str, data: bytes) -> None:
         site = subject.rpartition(".")[2]
-        if self._leases is not None and (grant := self._leases.heard(site, unpacked_claim(data), time.monotonic())):
+        if self._leases is not None and (grant := self._leases.decide(site, unpacked_claim(data), time.monotonic())):
             await self.publish(grants_of(site), packed_grant(grant))
 
 
-class NatsTransport(HubLink):
+class NatsTransport(ServerLink):
     """The server's connection as the ``Transport`` of one study."""
 
     def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases | None = None) -> None:
@@ -496,13 +496,13 @@ async def until_one_ends(*work: Coroutine[Any, Any, Any]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await cancelled(*tasks)
+        await cancel(*tasks)
     for task in tasks:
         if task in done:
             task.result()
 
 
-async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks repeatedly until they end, because nats-py swallows a cancellation while it connects."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
