@@ -104,7 +104,7 @@ def init(
     lines = [f"Created: {folder}. It contains private keys: keep it secret.", f"Sites will connect to {authority.url}"]
     if ca is not None:
         lines += ["Have your CA sign these requests, as a server and as a client, and install the certificates:"]
-        lines += [f"  {folder / name}" for name in ("server.csr", "aggregator.csr")]
+        lines += [f"  {folder / name}" for name in ("broker.csr", "server.csr")]
         lines += [f"  dpadmm server init {folder} --certificate FILE --certificate FILE"]
     lines += ["Fingerprint of the authority, which sites compare when they join:", authority.fingerprint]
     lines += [f"Next: dpadmm server start --folder {folder}"]
