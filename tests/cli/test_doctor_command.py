@@ -167,5 +167,5 @@ def test_certificates(cli, tmp_path, monkeypatch):
         assert ("certificate", level) in findings(cli("doctor", "--site", file, "--json"))
     monkeypatch.undo()
     early = datetime.now(UTC) - timedelta(days=5000)
-    monkeypatch.setattr(joining.forms, "now_or", lambda moment: early)
+    monkeypatch.setattr(joining.certificates, "now_or", lambda moment: early)
     assert ("certificate", "problem") in findings(cli("doctor", "--site", file, "--json"))

@@ -299,7 +299,7 @@ def test_a_copy_is_made_and_restored_at_the_price_that_is_said(cli, tmp_path):
     accept(site, second)
     refused = cli("site", "restore", tmp_path / "copy", *here)
     assert refused.code == 2
-    assert "is intact, and no copy is newer" in refused.err
+    assert "is intact, and no backup is newer" in refused.err
     assert "[ledger-exists]" in refused.err
     shutil.rmtree(site.ledger)
     both = cli("site", "restore", tmp_path / "copy", *here, "--none-since", "--accepted-since", tmp_path / "x.toml")

@@ -174,7 +174,7 @@ def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
     assert told == [1, 1, 2, 3]
     assert heard.lines[0] == f"{short}: refused an invalid message: invalid message size: 7 bytes"
     assert heard.lines[1].startswith(f"{heard.lines[0]} (3 times since 20")
-    assert heard.lines[2].startswith(f"{short}: refused (round-gap): ")
+    assert heard.lines[2].startswith(f"{short}: refused (round-missed): ")
     assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     responder.close()
 

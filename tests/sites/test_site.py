@@ -224,7 +224,7 @@ WRONG = [
     ({"data": {"label": "a\tb"}}, "data.label must be a text of one line"),
     (
         {"person": {"rows": None}},
-        "person.rows is missing; give a whole number between 1 and 1,000,000,000: the most",
+        "person.rows is missing; give a whole number between 1 and 1,000,000,000: the maximum",
     ),
     ({"person": {"rows": 0}}, "person.rows must be a whole number between 1 and 1,000,000,000, not 0"),
     ({"person": {"rows": 1.0}}, "person.rows must be"),

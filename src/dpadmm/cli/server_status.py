@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_STALLS_SHOWN = 10
 """Latest stalls that are shown. JSON has all stalls of a snapshot."""
-LAST_ROUND_STATES = {"present": "answered", "absent": "missed", "unseen": "never answered"}
+LAST_ROUND_STATES = {"present": "answered", "missing": "missed", "unseen": "never answered"}
 """Names of states of sites when no server runs the study."""
 
 

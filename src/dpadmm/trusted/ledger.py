@@ -107,7 +107,7 @@ class Account:
             raise RefusalError("round-old", f"round {round} is not later than the last answered round, {last}")
         if round > last + 1 and not self.may_miss_rounds:
             text = f"round {round} was requested; round {last + 1} is next, and this study allows no missed rounds"
-            raise RefusalError("round-gap", text)
+            raise RefusalError("round-missed", text)
 
 
 class LedgerState:

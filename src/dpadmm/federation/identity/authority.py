@@ -294,9 +294,10 @@ class Authority:
 
     def _is_current(self, name: str, now: datetime, names: Sequence[x509.GeneralName]) -> bool:
         path = self.folder / name
-        certificate = certificates.read_certificate(read_short(path)) if path.exists() else None
-        if certificate is None or not certificates.signed_by(certificate, self.certificate):
+        chain = certificates.read_chain(read_short(path)) if path.exists() else []
+        if len(chain) != 1 or not certificates.signed_by(chain[0], self.certificate):
             return False
+        certificate = chain[0]
         key = certificates.read_key(read_short(path.with_suffix(".key")))
         if key is None or key.public_key() != certificate.public_key():
             return False

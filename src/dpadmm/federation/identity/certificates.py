@@ -77,15 +77,6 @@ def read_key(data: bytes) -> Key | None:
     return key if isinstance(key, ec.EllipticCurvePrivateKey) and _p256(key.public_key()) else None
 
 
-def read_certificate(data: bytes) -> x509.Certificate | None:
-    """Return the only certificate in a PEM text, or None unless it has a P-256 key."""
-    try:
-        (certificate,) = x509.load_pem_x509_certificates(data)
-        return certificate if public_key_of(certificate) else None
-    except (ValueError, x509.InvalidVersion):
-        return None
-
-
 def public_key_of(signed: x509.Certificate | x509.CertificateSigningRequest) -> PublicKey | None:
     """Return the P-256 key of a certificate or request; None for other keys."""
     try:

@@ -117,7 +117,7 @@ class Invitation:
     @property
     def key_fingerprint(self) -> str:
         key = certificates.public_key_of(self.certificate)
-        assert key is not None  # read_certificate checks it
+        assert key is not None  # the certificate was checked
         return certificates.fingerprint_of(key)
 
     def as_bytes(self) -> bytes:

@@ -40,7 +40,7 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.logs import Repeats
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
 from dpadmm.federation.server.coordinator import Coordinator, run_rounds
 from dpadmm.federation.server.endings import announce
@@ -239,14 +239,13 @@ async def keep_broker(
 ) -> None:
     """Run the broker until this is cancel, so that sites stay connected between studies."""
 
-    repeats = Repeats()
+    repeats = RepeatLog(log)
 
     def note(level: str, site: str, text: str) -> None:
         log.log(getLevelNamesMapping()[level.upper()], "%s", f"{site}: {text}" if site else text)
 
     def note_counted(level: str, site: str, text: str) -> None:
-        if (line := repeats.deduplicate(site, text, now=time.monotonic())) is not None:
-            note(level, site, line)
+        repeats.write(getLevelNamesMapping()[level.upper()], text, site)
 
     if authority.settings.brokers:
         raise StudyError("server.toml names existing brokers, so there is no built-in broker to run")
