@@ -339,7 +339,7 @@ class _Masked(_Member):
         formula = self.game.rounds[round - 1].formula
         colluding = [each.for_round(round, request, self.members).numbers(formula.size) for each in self.masks]
         masks = np.sum(colluding, axis=0)
-        self.masked.append(np.asarray((sums[0] + masks if self.min_honest_sites else sums[0]) * 2.0**-64))
+        self.masked.append(np.asarray((sums[0] + masks if self.partners else sums[0]) * 2.0**-64))
         return np.asarray((np.sum(sums, axis=0) + masks) * (formula.grid_step / self.site.role.n_rows))
 
     def _answer(self, agent: Agent, round: int, members: bytes) -> tuple[str, Integers]:
