@@ -315,7 +315,7 @@ def spherical(noise: Noise, round: int, *, first_stream: int = 1) -> Floats:
 def priced(plan: ReleasePlan, noise: Noise) -> ReleasePlan:
     """Return the plan with the privacy events of the noise source."""
     unpriced = UnpricedRelease(type(noise).__name__)
-    return ReleasePlan(tuple((release and (noise.price(release) or unpriced), n) for release, n in plan.runs))
+    return ReleasePlan.from_runs((release and (noise.price(release) or unpriced), n) for release, n in plan.runs)
 
 
 def fresh_seed() -> int:
