@@ -34,7 +34,16 @@ from dpadmm.models.run import Result
 from dpadmm.training.compare import PreparedRuns, finite
 from reproduction import results
 from reproduction.grid import Cell, ExperimentGrid
-from reproduction.results import DONE, MEASURES, REFUSED, SCHEMA, Results, read_results, settings_columns
+from reproduction.results import (
+    DONE,
+    MEASURES,
+    REFUSED,
+    SCHEMA,
+    Results,
+    read_results,
+    read_table,
+    settings_columns,
+)
 
 WRITE_EVERY = 2.0
 """Seconds between two writes; a kill loses at most what was finished in between."""
@@ -162,23 +171,23 @@ class Store:
     def _finished(self) -> dict[str, pa.Table]:
         what_to_do = "choose another output folder, or give --overwrite to start again"
         try:
-            found = read_results(self._path)
+            table, grid, meta = read_table(self._path)
         except DataError as error:
             raise DataError(f"{str(error).rsplit(';', 1)[0]}; {what_to_do}") from None
-        data = found.meta["data"]
+        data = meta["data"]
         for kind, theirs, ours in (
-            ("another version of dpadmm", found.meta["version"], dpadmm.__version__),
+            ("another version of dpadmm", meta["version"], dpadmm.__version__),
             ("other data", *(f"{each['name']} {each['digest']}" for each in (data, self._data))),
         ):
             if theirs != ours:
                 raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
-        self._extended = is_extended(found.grid, self._grid.as_json)
-        if found.meta["grid_digest"] != self._grid.digest and not self._extended:
-            what = _difference_but_more(found.grid, self._grid.as_json)
-            what = what or first_difference(found.grid, self._grid.as_json) or "other cells"
+        self._extended = is_extended(grid, self._grid.as_json)
+        if meta["grid_digest"] != self._grid.digest and not self._extended:
+            what = _difference_but_more(grid, self._grid.as_json)
+            what = what or first_difference(grid, self._grid.as_json) or "other cells"
             raise DataError(f"{self._path} belongs to another grid ({what}); {what_to_do}")
-        self._commands[:0] = found.meta["command"].splitlines()
-        table = found.table.select(SCHEMA.names).cast(SCHEMA)
+        self._commands[:0] = meta["command"].splitlines()
+        table = table.cast(SCHEMA)
         starts: dict[str, list[int]] = {}
         for at, key in enumerate(table["cell"].to_pylist()):
             starts.setdefault(key, [at, 0])[1] += 1

@@ -17,8 +17,6 @@ from typing import Any, get_args
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.synthetic import Family, family
@@ -172,8 +170,8 @@ def forget(path: Path, names: Iterable[str]) -> None:
     """Take the runs of these contenders out of a results file, so that they are made again."""
     found = read_results(path)
     gone = [key for name in names for key in found.grid["experiments"].get(name, {"cells": []})["cells"]]
-    kept = found.table.filter(pc.invert(pc.is_in(found.table["cell"], value_set=pa.array(gone, pa.string()))))
-    write_results(path, kept, grid=found.grid, data=found.meta["data"], command=found.meta["command"])
+    kept = found.keep(~found.frame["cell"].isin(gone))
+    write_results(path, kept.to_table(), grid=found.grid, data=found.meta["data"], command=found.meta["command"])
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ def lines_of(entry: Entry, results: Results) -> list[Line]:
     """The tidy lines of a data set's results; runs that were refused or diverged have none."""
     lines = []
     for name in results.experiments:
-        for row in results.select(name).last().table.to_pylist():
+        for row in results.select(name).last().to_table().to_pylist():
             if row["status"] == DONE and row["test_error_global"] is not None:
                 rate = row["learning_rate"] if CONTENDERS[name].tuned else None
                 lines.append(
