@@ -200,7 +200,7 @@ def report(
         Path("report.html"),
         "--output",
         "-o",
-        help="The file to write: .html, or .md with its figures in a folder beside.",
+        help="The file to write: .html, or .md with its figures in a folder next to it.",
     ),
 ) -> None:
     """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
@@ -220,7 +220,7 @@ def _check_output(output: Path) -> None:
     if output.is_dir():
         raise DataError(f"{output} is a folder; give a file, such as -o {output / 'report.html'}")
     if output.suffix not in (".html", ".htm", ".md"):
-        raise DataError(f"{output} must end in .html or .md, which says what kind of page to write")
+        raise DataError(f"{output} must end in .html or .md, the two kinds of page")
     check_folder(output.parent, overwrite=True)
 
 

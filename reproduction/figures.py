@@ -1,7 +1,7 @@
 """The paper's figures and those that it does not have, drawn from a results file alone.
 
-Figures 1 to 7 come first; then times, bounds, exact ε, and what the paper's choices change. What is said about
-them stands in ``captions.toml``.
+Figures 1 to 7 come first; then times, bounds, exact ε, and the effect of the paper's choices. Captions are
+in ``captions.toml``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TEXTS = tomllib.loads(files("reproduction").joinpath("captions.toml").read_text
 
 
 def _picture(name: str, kind: str, figure: Figure, lines: Results, **words: Any) -> Picture:
-    """A figure with its title and caption; a word that is true or false says whether a sentence is shown."""
+    """A figure with its title and caption; a boolean word shows or hides a sentence."""
     texts = _TEXTS[kind]
     words = {key: (texts[key] if value else "") if isinstance(value, bool) else value for key, value in words.items()}
     regularizers = ", ".join(value.upper() for value in distinct(lines, "regularizer"))
@@ -186,7 +186,7 @@ def _against(
 
 
 def _widest(lines: Results, column: str, other: str, *, prefer: float) -> float:
-    """The value of a column with the most values of another beside it; in a tie ``prefer`` or the largest."""
+    """The value of a column for which another column has the most values; in a tie ``prefer`` or the largest."""
     values = distinct(lines, column)
     n_beside = {value: len(distinct(lines.select(**{column: value}), other)) for value in values}
     return float(max(values, key=lambda value: (n_beside[value], value == prefer, value)))
@@ -307,7 +307,7 @@ def lambda_figure(results: Results, name: str) -> Picture:
 
 
 def schedule_figure(results: Results, name: str) -> Picture:
-    """Training loss by round: the theorem's step sizes and noise beside constant ones."""
+    """Training loss by round: the theorem's step sizes and noise, and constant ones."""
     series.need(done(results).select(method="dp_admm", schedule="constant"))
     lines, words = _largest_budget(results)
     regularizers = distinct(lines, "regularizer")

@@ -62,7 +62,7 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
 
 
 def _about(results: Results, found: Sequence[Claim]) -> dict[str, Any]:
-    """What every kind of report says."""
+    """The contents of every kind of report."""
     groups = {
         "The paper's claims": [claim for claim in found if claim.from_paper],
         "Claims that we added": [claim for claim in found if not claim.from_paper],
@@ -146,7 +146,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
-    """Write a Markdown page and its figures (PNG) in a folder beside it; the paths."""
+    """Write a Markdown page and its figures (PNG) in a folder next to it; return the paths."""
     folder = page.with_name(f"{page.stem}-figures")
     drawn, found = pictures(results), claims(results)
     written = [path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))]

@@ -33,7 +33,7 @@ ALL_SOME_NONE = "Holds when all comparisons are clear; in part when some are, an
 class ClaimVerdict(StrEnum):
     """The outcome of a claim.
 
-    ``NOT_APPLICABLE``: a premise of the theorem is not met, so it says nothing about these runs.
+    ``NOT_APPLICABLE``: a premise of the theorem is not met, so it does not apply to these runs.
     ``UNMEASURED``: the runs are there, but too few splits of them.
     """
 
@@ -64,7 +64,7 @@ class Comparison:
 
 @dataclass
 class Findings:
-    """What a rule found in the results: comparisons or plain outcomes, evidence, and unmet premises.
+    """The findings of a rule: comparisons or plain outcomes, evidence, and unmet premises.
 
     ``decided`` is the verdict of a rule that is neither about comparisons nor about plain outcomes.
     """
@@ -196,7 +196,7 @@ POINT = 0.01
 
 
 def judge(results: Results, rule: str, arguments: Mapping[str, Any]) -> Findings | None:
-    """What the rule of this name finds; None if the results have no runs for it."""
+    """Apply the rule of this name; None if the results have no runs for it."""
     found = Findings()
     try:
         globals()[rule](found, results, **arguments)
@@ -276,7 +276,7 @@ def worse_than(found: Findings, results: Results, experiment: str, who: str, riv
         beside = {name: lines.select(**{budget: value, "delta": delta}) for name, lines in others.items()}
         beside = {name: lines for name, lines in beside.items() if len(lines)}
         for name, ours in beside.items():
-            words = f", beside {name}" if len(others) > 1 else ""
+            words = f", compared with {name}" if len(others) > 1 else ""
             found.compare_measures(group, ours, f"ε {value:g}, δ {power(delta)}{words}")
         if beside and delta == most and value in shown_budgets:
             every = {**beside, who: group}
@@ -334,7 +334,7 @@ def settles_later(found: Findings, results: Results, experiment: str, who: str, 
             at = lines.select(**{budget: value, "delta": delta}) if distinct(lines, budget) else lines
             if len(at):
                 rounds = rounds_to_settle(at)
-                found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, beside {name}")
+                found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, compared with {name}")
                 words.append(f"{name} {mean_std(rounds)[0]:.0f}")
         if delta == max(distinct(theirs, "delta")):
             found.note(f"Rounds to 90% of the change at ε = {value:g}: {', '.join(words)}.")
@@ -493,7 +493,7 @@ def has_rate(found: Findings, results: Results, regularizer: str) -> None:
         )
     found.note(
         "O(1/√t) is an asymptotic upper bound, and the measured gap can satisfy it with a flatter slope at "
-        "first; the slope says how fast the gap falls in these rounds."
+        "first; the slope is the speed at which the gap falls in these rounds."
     )
 
 
@@ -516,7 +516,7 @@ def models_agree(found: Findings, results: Results, experiment: str) -> None:
             if delta == max(distinct(lines, "delta")):
                 apart = f"local − global {100 * one.mean:+.1f} points of error"
                 found.note(f"ε = {value:g}: {both_models(group)}; {apart}.")
-    found.note("The paper's loss is that of the local models; it does not say whose its error rates are.")
+    found.note("The paper's loss is that of the local models; it does not state which models its error rates are of.")
 
 
 def radius_is_norm(found: Findings, results: Results, regularizer: str) -> None:

@@ -71,8 +71,8 @@ def run_grid(
 ) -> Results:
     """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
 
-    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. ``prior`` is what
-    public rows say, with which every run starts; the grid's title has to tell it from others. ``scheduler`` is the
+    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. ``prior`` is
+    the prior from public rows with which every run starts; the grid's title has to distinguish it from others. ``scheduler`` is the
     address of a Dask scheduler whose workers are to run the cells.
     """
     wanted = grid.cells(names)
@@ -203,7 +203,7 @@ def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def _difference_but_more(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The first difference beside the repeats, in the experiments that ``theirs`` has."""
+    """The first difference apart from the repeats, in the experiments that ``theirs`` has."""
     shared = {name: each for name, each in ours["experiments"].items() if name in theirs["experiments"]}
     return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
 
@@ -230,7 +230,7 @@ def first_difference(theirs: Any, ours: Any) -> str:
 
 
 def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
-    """(place, value) of all that a grid says, but for its cells."""
+    """(place, value) of every entry of a grid except its cells."""
     if not isinstance(value, dict | list):
         yield ", ".join(place), json.dumps(value, ensure_ascii=False)[:60]
         return
@@ -284,7 +284,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
     z = privacy.noise_multiplier
     same = {
         **_about(cell),
-        "n_agents": result.rows.n_agents,  # where rows come with their owners, the settings do not say
+        "n_agents": result.rows.n_agents,  # not a setting where the data names the owners
         "status": DONE,
         "reason": reason,
         "total_epsilon": finite(privacy.planned_epsilon),
@@ -322,7 +322,7 @@ def _plain_releases(result: Result) -> set[tuple[float, int]]:
 
 
 def _bound(result: Result, round: int) -> float | None:
-    """The theorem's bound after so many rounds, where the theorem speaks of this run."""
+    """The theorem's bound after ``round`` rounds, where the theorem applies to this run."""
     settings = result.settings
     if getattr(settings.method, "schedule", None) != "theorem" or settings.participation < 1.0:
         return None

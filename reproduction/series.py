@@ -64,7 +64,7 @@ def begun(results: Results) -> list[str]:
 
 
 def missing(results: Results) -> int:
-    """How many runs of the experiments that were begun are missing."""
+    """Number of missing runs of the experiments that were begun."""
     wanted = {cell for name in begun(results) for cell in results.grid["experiments"][name]["cells"]}
     return len(wanted.difference(results.cells))
 

@@ -44,7 +44,7 @@ CHOSE_CONSTANTS = (
     "digits", "wine", "rodents", "correlated", "decaying", "compas", "mortality", "insurance", "pension", "smoking",
     "happy", "labour", "abortion", "wages", "hotels", "diabetes", "sparse", "separable",
 )  # fmt: skip
-"""Data sets that had a say in the constants of ``auto``."""
+"""Data sets on which the hyperparameters of ``auto`` were tuned."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _entries() -> dict[str, Entry]:
     for kind in get_args(Family):
         rows, d = (20_000, 300) if kind == "sparse" else (10_000, 40)
         make = partial(family, kind, n_rows=rows, n_features=d)
-        entries.append(Entry(kind, f"Made up: {kind}, {d} features", "dpadmm", "binary", d, rows, make))
+        entries.append(Entry(kind, f"Synthetic: {kind}, {d} features", "dpadmm", "binary", d, rows, make))
     return {each.name: each for each in entries}
 
 
@@ -96,7 +96,7 @@ def load(entry: Entry) -> Dataset:
 class Contender:
     """A method with its settings; ``settings`` depend on the data set's task and columns, never on its rows.
 
-    Where settings are lists, the best is chosen by the test rows: ``tuned`` says so. With ``secure`` aggregation half
+    Where settings are lists, the best is chosen by the test rows, which ``tuned`` records. With ``secure`` aggregation half
     of several agents are relied on.
     """
 
@@ -139,7 +139,7 @@ _LOSSES: Mapping[Task, str] = {"binary": "logistic", "multiclass": "softmax", "r
 
 
 def min_honest_sites(n_agents: int) -> int:
-    """How many agents are relied on with secure aggregation."""
+    """Number of agents assumed honest with secure aggregation."""
     return max(2, -(-n_agents // 2))
 
 
@@ -179,7 +179,7 @@ class Line:
     """One run: where, by whom, and what it reached on the test rows.
 
     ``error`` is the share of wrong classes, or the root mean square error of a label scaled to [−1, 1]; ``loss`` the
-    mean log-loss (half the mean squared error). ``setting`` tells runs apart of which the best counts.
+    mean log-loss (half the mean squared error). ``setting`` distinguishes the runs of which the best counts.
     """
 
     set: str
@@ -250,7 +250,7 @@ def read_lines(path: Path) -> list[Line]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where methods are compared."""
+    """A number of agents and an ε at which methods are compared."""
 
     set: str
     agents: int
@@ -330,7 +330,7 @@ class Deficit:
 
 
 def behind(found: Scores, rest: Sequence[str] = REST, *, measure: str = "errors", paired: bool = True) -> list[Deficit]:
-    """Where ``auto`` is behind the best of the others by more than one standard error, worst first.
+    """Find where ``auto`` is behind the best of the others by more than one standard error, worst first.
 
     Of the difference on the same splits if ``paired``, else of the mean of ``auto``.
     """

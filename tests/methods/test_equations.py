@@ -191,7 +191,7 @@ def test_duals_sum_to_zero_with_partial_participation() -> None:
 def test_the_compiled_round_has_the_bits_of_the_equations() -> None:
     for loss, regularizer, z, alone in product(LOSS_CASES, REGULARIZER_CASES, (Z, 0.0 * Z), (0, 2**20)):
         with case(loss, regularizer, z, alone), pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(compiled, "ALONE", alone)  # numbers up to which one thread does it
+            monkeypatch.setattr(compiled, "MAX_SERIAL_NUMBERS", alone)  # numbers up to which one thread does it
             problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
             shape = (D, loss.n_outputs)
             method, noise = (

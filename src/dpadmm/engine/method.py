@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Pr
 
 import numpy as np
 
-from dpadmm import kernels
 from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.noise import CohortQuery, LazyAnswers, Noise, SimulatedNoise
@@ -208,17 +207,9 @@ class RoundResult:
         return self.uploads[(self.answered > 0) & (self.answered > self.round - PATIENCE)]
 
 
-LARGE = 2**18
-"""Size of an array from which threads are used."""
-
-
 def consensus_step(uploads: Floats) -> Floats:
     """Return ``w^k = mean_i c_i^k``."""
-    if uploads.size < LARGE or not kernels.can_compile():
-        return np.asarray(np.add.reduce(uploads, axis=0) / len(uploads))
-    from dpadmm.kernels.updates import column_means  # the same bits
-
-    return column_means(uploads)
+    return np.asarray(np.add.reduce(uploads, axis=0) / len(uploads))
 
 
 class Method(ABC, Generic[S]):
