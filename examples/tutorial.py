@@ -214,7 +214,7 @@ model = load_model(folder / "model.dpadmm")
 assert model.privacy["epsilon"] <= 1.0
 
 # %% [markdown]
-# The privacy report records the privacy loss. Anyone can check it: `dpadmm verify` computes ε again.
+# `model.privacy.json` is the privacy report. Anyone can check it: `dpadmm verify` recomputes ε.
 #
 # ## 4. Evaluate
 #

@@ -28,6 +28,7 @@ from dpadmm.data import Dataset
 from dpadmm.data.cluster import Cluster
 from dpadmm.engine.workers import in_processes, n_cores, on_cluster
 from dpadmm.errors import DataError, DPADMMError
+from dpadmm.methods.dp_admm import DpAdmm
 from dpadmm.methods.prior import Prior
 from dpadmm.methods.theory import nonsmooth_bound, smooth_bound
 from dpadmm.models.run import Result
@@ -71,9 +72,9 @@ def run_grid(
 ) -> Results:
     """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
 
-    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. ``prior`` is
-    the prior from public rows with which every run starts; the grid's title has to distinguish it from others. ``scheduler`` is the
-    address of a Dask scheduler whose workers are to run the cells.
+    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. Every run starts
+    with ``prior``, from public rows; the grid's title has to distinguish it from others. ``scheduler`` is the address
+    of a Dask scheduler whose workers run the cells.
     """
     wanted = grid.cells(names)
     with (
@@ -313,7 +314,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
 
 def _plain_releases(result: Result) -> set[tuple[float, int]]:
     """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
-    tallies = set(result.privacy.planned)
+    tallies = {group.planned for group in result.privacy.groups}
     every = {each for tally in tallies for each, _ in tally}
     plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
     if any(len(tally) != 1 or tally[0][0] not in plain for tally in tallies):
@@ -323,11 +324,11 @@ def _plain_releases(result: Result) -> set[tuple[float, int]]:
 
 def _bound(result: Result, round: int) -> float | None:
     """The theorem's bound after ``round`` rounds, where the theorem applies to this run."""
-    settings = result.settings
-    if getattr(settings.method, "schedule", None) != "theorem" or settings.participation < 1.0:
+    method = result.settings.method
+    if not isinstance(method, DpAdmm) or method.schedule != "theorem" or result.settings.participation < 1.0:
         return None
-    bound, rho = smooth_bound if result.problem.smooth else nonsmooth_bound, settings.flat()["rho"]
-    return bound(result.constants, n_rounds=round, rho=rho, beta=rho)
+    bound = smooth_bound if result.problem.smooth else nonsmooth_bound
+    return bound(result.constants, n_rounds=round, rho=method.rho, beta=method.rho)
 
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:

@@ -15,8 +15,7 @@ from dpadmm.engine.metrics import spread
 from dpadmm.figures.comparison import BUDGETS
 from dpadmm.figures.style import Curve
 from dpadmm.losses import LOSSES
-from dpadmm.studies.settings import Settings, flat_parameters
-from reproduction.results import Results
+from reproduction.results import SETTINGS, Results
 
 _NOT_A_VARIANT = {"method", "seed", "n_agents", "delta", "test_rows", "metrics_every", *BUDGETS}
 
@@ -93,7 +92,7 @@ _IN_WORDS: dict[str, Callable[[Any], str]] = {
 def variants(results: Results) -> dict[str, Results]:
     """Rows by label: one label for each method, and for each of its settings if there are several."""
     order = {method: i for i, method in enumerate(METHOD_TITLES)}
-    settings = [name for name in flat_parameters(Settings) if name in results.frame and name not in _NOT_A_VARIANT]
+    settings = [name for name in SETTINGS if name not in _NOT_A_VARIANT]
     out: dict[str, Results] = {}
     for method in sorted(distinct(results, "method"), key=lambda method: order.get(method, len(order))):
         lines = results.select(method=method)

@@ -96,8 +96,8 @@ def load(entry: Entry) -> Dataset:
 class Contender:
     """A method with its settings; ``settings`` depend on the data set's task and columns, never on its rows.
 
-    Where settings are lists, the best is chosen by the test rows, which ``tuned`` records. With ``secure`` aggregation half
-    of several agents are relied on.
+    Where settings are lists, the best is chosen by the test rows, which ``tuned`` records. With ``secure``
+    aggregation half of several agents are assumed honest.
     """
 
     title: str

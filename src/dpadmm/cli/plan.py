@@ -39,7 +39,9 @@ from dpadmm.planning import plan as planning
 from dpadmm.planning.intervals import forecast_intervals
 from dpadmm.planning.measures import MEASURES, value_text
 from dpadmm.planning.plan import Alternative, Plan
-from dpadmm.studies.study import Study, read_study, study_warnings
+from dpadmm.studies.checks import study_warnings
+from dpadmm.studies.reading import read_study
+from dpadmm.studies.study import Study
 from dpadmm.training.run_folder import check_folder, write_text
 from dpadmm.training.train import with_public_table
 
@@ -283,7 +285,7 @@ def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", console.rounded_up(costs.epsilon)),
         *console.aggregation_rows(costs),
-        ("noise multiplier z", releases.noise_in_words()),
+        ("noise multiplier z", releases.describe_noise()),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
         ("one agent in a round", f"hears {decimal(costs.bytes_heard)}, says up to {decimal(costs.bytes_said)}"),

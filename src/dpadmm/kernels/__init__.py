@@ -152,8 +152,8 @@ def _block_sums(
         return None
     from dpadmm.kernels import passes as compiled
 
-    has_loop = isinstance(loss, RowLoop)
-    slopes_of = compiled.compiled_slopes(loss.formula_of_rows if has_loop else loss.formula, has_loop)
+    row_loop = loss.formula_of_rows if isinstance(loss, RowLoop) else None
+    slopes_of = compiled.compiled_slopes(row_loop or loss.formula, row_loop is not None)
     if slopes_of is None:
         return None
     if not (points.flags.c_contiguous and points.flags.writeable and points.dtype == np.float64):
