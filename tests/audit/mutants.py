@@ -436,7 +436,7 @@ def red_gates(mutant: Mutant, game: str) -> set[str]:
     with pytest.MonkeyPatch.context() as patch:
         mutant.inject(patch)
         audit = run_audit(replace(SHORT, games=(game,), trials=mutant.trials))
-        return {gate.name for gate in audit.gates if gate.red}
+        return {gate.name for gate in audit.gates if gate.failed}
 
 
 # --- what several bugs need ---------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ if __name__ == "__main__":
     for mutant in (Mutant("none", lambda patch: None, (), tuple(GAMES)), *MUTANTS):
         for game in mutant.games:
             red = red_gates(mutant, game)
-            caught = set(mutant.red) <= red and (bool(red) == bool(mutant.red))
+            caught = set(mutant.failed) <= red and (bool(red) == bool(mutant.failed))
             missed += not caught
             word = "ok    " if caught else "MISSED"
             sys.stdout.write(f"{word}  {game:14} {mutant.name:44} {', '.join(sorted(red))}\n")

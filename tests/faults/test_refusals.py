@@ -211,7 +211,7 @@ CASES: dict[str, Callable[[Path, Any], Any]] = {
     "release-failed": _release_failed,
     "round-forked": _answer((1, POINT), (1, POINT + 1)),
     "round-old": _answer((3, POINT), (2, POINT), asked=replace(STUDY, allow_missed_rounds=True)),
-    "round-gap": _answer((2, POINT)),
+    "round-missed": _answer((2, POINT)),
     "round-over": _answer((ROUNDS + 1, POINT)),
     **{f"ledger-{when}": _ledger(when) for when in ("missing", "locked", "damaged", "failed", "closed")},
 }

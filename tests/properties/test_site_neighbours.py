@@ -356,6 +356,6 @@ def test_a_study_that_is_played_has_uploads_and_every_refusal() -> None:
         about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
         told += [unpacked(each, **about) for each in heard.wire if each]
     assert {each.kind for each in told} == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
-    codes = "request-malformed round-forked round-gap round-old round-over study-closed"
+    codes = "request-malformed round-forked round-missed round-old round-over study-closed"
     assert sorted({each.code for each in told} - {""}) == codes.split()
     assert {each.n_rows for each in told} == {0, 6}

@@ -86,7 +86,7 @@ def check(folder: Path, sent: Sent) -> int:
             assert agent.step(last, consensus(last)).tobytes() == said
         assert refusal(agent.step, ROUNDS + 1, consensus(1)).code == "round-over"
         if last < ROUNDS - 1:
-            assert refusal(agent.step, last + 2, consensus(1)).code == "round-gap"
+            assert refusal(agent.step, last + 2, consensus(1)).code == "round-missed"
         assert guard._ledger.status().seq == book.seq == len(book.records), "a refused request was charged"
         return last
 

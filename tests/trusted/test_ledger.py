@@ -227,8 +227,8 @@ def test_the_same_request_gets_the_stored_bytes_and_another_none(ledger):
     assert refusal(ledger.replay, A, 1, digest=OTHER_DIGEST).code == "round-forked"
     assert refusal(spend, ledger, upload=b"again").code == "round-old"
     assert ledger.replay(A, 2, digest=DIGEST) is None
-    assert refusal(ledger.replay, A, 3, digest=DIGEST).code == "round-gap"
-    assert refusal(spend, ledger, round=3).code == "round-gap"
+    assert refusal(ledger.replay, A, 3, digest=DIGEST).code == "round-missed"
+    assert refusal(spend, ledger, round=3).code == "round-missed"
     spend(ledger, round=2, upload=b"")
     assert ledger.replay(A, 2, digest=DIGEST) == b""
     assert [(record.round, upload) for record, upload in ledger.transcript(A)] == [(1, b"one"), (2, b"")]

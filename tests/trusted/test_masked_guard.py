@@ -267,7 +267,7 @@ def test_nothing_is_computed_for_a_round_that_cannot_be_answered(guard: Guard, m
 def test_rounds_may_be_missed_only_if_the_study_says_so(folder: Path) -> None:
     strict = masked_study(terms={"may_miss_rounds": False})
     with site(folder, study=strict) as guard:
-        assert refusal(guard.prepare, strict.hash, 2, POINT).code == "round-gap"
+        assert refusal(guard.prepare, strict.hash, 2, POINT).code == "round-missed"
 
 
 def test_both_sums_are_reserved_and_charged(folder: Path) -> None:

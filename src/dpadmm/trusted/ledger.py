@@ -27,7 +27,7 @@ Records are checked by the rules of ``LedgerState`` when they are written and ag
 budget, never privacy: a record without its mark counts.
 
 One change cannot be detected from the files: database and mark are deleted, or replaced by old copies, together. An
-owner who noted the fingerprint from ``dpadmm ledger show`` can detect it, and so can a server that stored a later mark.
+owner who noted the fingerprint from ``dpadmm site budget`` can detect it, and so can a server that stored a later mark.
 The owner then runs a restore, which charges all that may have been released since the copy.
 """
 
@@ -107,7 +107,7 @@ class Account:
             raise RefusalError("round-old", f"round {round} is not later than the last answered round, {last}")
         if round > last + 1 and not self.may_miss_rounds:
             text = f"round {round} was requested; round {last + 1} is next, and this study allows no missed rounds"
-            raise RefusalError("round-gap", text)
+            raise RefusalError("round-missed", text)
 
 
 class LedgerState:
@@ -218,7 +218,7 @@ MAX_UPLOAD, VERSION = 2**28, 1
 def read_ledger(folder: Path) -> LedgerState:
     """Read and verify all records, and compare them with the mark. Read-only; safe while an agent is running."""
     if not (folder / DATABASE).exists() and not (folder / MARK).exists():
-        text = f"no ledger in {folder}: check the path, or create a ledger with dpadmm agent begin SITE"
+        text = f"no ledger in {folder}: check the path, or restore a backup with dpadmm site restore"
         raise RefusalError("ledger-missing", text)
     state, expected = LedgerState(), bytearray()
     try:
