@@ -26,10 +26,12 @@ from dpadmm.data.schema import KINDS, Label
 from dpadmm.federation import protocol
 from dpadmm.methods import KINDS as RELEASES
 from dpadmm.parameters.fields import Parameter, parameters, wanted
+from dpadmm.studies.checks import DEPLOYABLE
 from dpadmm.studies.json_schema import ALLOW, HASH, PUBLIC
 from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.settings import REGISTRIES
-from dpadmm.studies.study import DEPLOYABLE, TABLES, Study, table_parameters
+from dpadmm.studies.reading import table_parameters
+from dpadmm.studies.settings import CHOICES
+from dpadmm.studies.study import TABLES, Study
 from dpadmm.trusted import ledger
 
 MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
@@ -236,9 +238,9 @@ def study_file() -> str:
         fields = [_setting(each) for each in parameters(made) if each.name != "name"]
         parts += [f"### `{kind}`", *_paragraphs(made), definitions(fields)]
     parts += ["## `[public_rows]`", *_paragraphs(PublicRows), definitions(map(_setting, parameters(PublicRows)))]
-    for name, registry in REGISTRIES.items():
+    for name, classes in CHOICES.items():
         parts.append(f"## `[{name}]`")
-        for word, made in registry.classes.items():
+        for word, made in classes.items():
             if name != "method" or word in DEPLOYABLE:
                 parts += [f"### `{word}`", _opening(made)]
                 parts.append(definitions(map(_setting, parameters(made))) or "No parameters.")

@@ -12,7 +12,7 @@ from looping import case
 from conftest import Cli
 from dpadmm.files.toml import read_toml
 from dpadmm.models.model import Model
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 
 DICTIONARY = """\
 name,kind,low,high,values,description
@@ -48,7 +48,7 @@ def study(cli: Cli, table: Path) -> Path:
 @pytest.fixture
 def model(table: Path) -> Path:
     columns = {name: about for name, about in COLUMNS.items() if name != "ill"}
-    from dpadmm.studies.study import study_from
+    from dpadmm.studies.reading import study_from
 
     said = {"format": "dpadmm-study/2", "name": "m", "columns": columns, "label": LABEL, "privacy": {"epsilon": 1.0}}
     agreed = study_from(said)

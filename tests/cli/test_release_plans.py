@@ -10,7 +10,7 @@ import pytest
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.verification import read_privacy_report
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
 
 STUDY = """

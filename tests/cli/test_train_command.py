@@ -31,7 +31,7 @@ from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.data.schema import Number
 from dpadmm.errors import StudyError
 from dpadmm.models.file import load_model
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import agent_sizes, encode
 
 N_ROWS = 900
@@ -88,12 +88,12 @@ def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, stud
 def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(
     cli: Cli, tmp_path: Path, table: Path, seed: list[str]
 ) -> None:
-    steep = {"method": "dp_sgd", "learning_rate": 1e100, "alpha": 1.0}
+    steep = {"method": {"name": "dp_sgd", "learning_rate": 1e100}, "alpha": 1.0}
     study = make_study(**QUICK)
     study = replace(
         study,
-        training=study.training.changed(**steep),
-        provenance=dict.fromkeys(("learning_rate", "alpha"), "assumed"),
+        training=study.training.with_changes(**steep),
+        provenance=dict.fromkeys(("method.learning_rate", "alpha"), "assumed"),
     )
     (tmp_path / "study.toml").write_text(to_toml(study))
     answer = cli("train", tmp_path / "study.toml", "--data", table, "-o", tmp_path / "m.dpadmm", "-q", *seed)

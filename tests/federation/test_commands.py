@@ -23,7 +23,7 @@ from dpadmm import load_model
 from dpadmm.cli import main
 from dpadmm.federation.demo import SITE_TOML
 from dpadmm.federation.site.decisions import decide
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
 
 SITES, ROUNDS = ("east", "north", "west"), 8

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpadmm.federation.demo import SECURE_AGGREGATION
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
 from federation.test_commands import SITES, STUDY, Land, wait_for
 

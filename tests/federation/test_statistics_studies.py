@@ -27,7 +27,7 @@ from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import FederatedResult, Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.site.responder import Responder
-from dpadmm.methods import EvaluationRelease, StatisticsRelease
+from dpadmm.methods import Auto, EvaluationRelease, StatisticsRelease
 from dpadmm.models.description import description_of
 from dpadmm.models.evaluate import auc
 from dpadmm.models.private_evaluation import private_evaluation_of
@@ -79,7 +79,7 @@ def evaluation(**more: Any) -> Study:
 
 def masked(study: Study) -> Study:
     roster = tuple(RosterEntry(name, public_key(key(name)).hex()) for name in NAMES)
-    training = study.training.changed(aggregation="secure", min_honest_sites=3)
+    training = study.training.with_changes(aggregation="secure", min_honest_sites=3)
     return replace(study, training=training, max_rows_per_site=500, roster=roster)
 
 
@@ -198,7 +198,7 @@ def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None
 
 
 def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Sites) -> None:
-    study = replace(statistics(), training=statistics().training.changed(epsilon=0.1))
+    study = replace(statistics(), training=statistics().training.with_changes(epsilon=0.1))
     with pytest.raises(StudyError, match=r"counts would have noise of ±[\d,]+ among 1,200 rows"):
         run(study, sites)
     for name in NAMES:
@@ -207,7 +207,7 @@ def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Si
 
 def test_intervals_that_noise_would_hide_stop_a_study_before_round_1(tmp_path: Path) -> None:
     made, like = Sites(tmp_path, methods='["auto"]'), evaluation()
-    training = Training(loss="logistic", inference=True, epsilon=0.1, delta=1e-5, intercept=True)
+    training = Training(loss="logistic", method=Auto(inference=True), epsilon=0.1, delta=1e-5, intercept=True)
     study = Study(name="odds ratios", schema=Schema(COLUMNS), label=like.label, training=training)
     with made.held, pytest.raises(StudyError, match="too much noise to estimate the covariance of 3 columns"):
         run(study, made)

@@ -45,8 +45,8 @@ from dpadmm.sites.backup import staged
 from dpadmm.sites.site import read_site
 from dpadmm.studies.drafts.dictionary import draft_from_dictionary
 from dpadmm.studies.drafts.text import study_text
+from dpadmm.studies.reading import confirmations, read_study, study_from, study_problems
 from dpadmm.studies.settings import settings_from
-from dpadmm.studies.study import confirmations, read_study, study_from, study_problems
 from reproduction.grid import read_grid
 
 CORPUS = Path(__file__).with_name("corpus")

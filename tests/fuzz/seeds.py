@@ -90,7 +90,7 @@ name = "huber"
 [privacy]
 noise_multiplier = 20.0
 [provenance]
-rho = "public"
+method.rho = "public"
 """
 _TABLE = 'database = "postgresql://reader@db/x?sslmode=require"\ntable = "public.visits"\norder_by = "visit desc"\n'
 _GRID = """\

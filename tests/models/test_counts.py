@@ -22,7 +22,8 @@ from dpadmm.models.evaluate import evaluate
 from dpadmm.models.explain import explain
 from dpadmm.models.file import load_model
 from dpadmm.models.model import Model
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 
 SCHEMA = Schema((Number("age", (20, 80)), Boolean("smoker"), Category("ward", ("a", "b"))))
 VISITS = Label("visits", bounds=(0, 30), exposure="years", exposure_bound=5.0)
@@ -31,7 +32,12 @@ TRAINING: dict[str, Any] = {"loss": "poisson", "intercept": True, "epsilon": 8.0
 
 
 def study(label: Label = VISITS, *, inference: bool = True, **more: Any) -> Study:
-    return Study(name="x", schema=SCHEMA, label=label, training={**TRAINING, "inference": inference, **more})
+    return Study(
+        name="x",
+        schema=SCHEMA,
+        label=label,
+        training={**TRAINING, "method": {"name": "auto", "inference": inference}, **more},
+    )
 
 
 @cache

@@ -25,8 +25,9 @@ from dpadmm.models.description import (
 )
 from dpadmm.models.run import Result
 from dpadmm.studies.drafts import study_text
+from dpadmm.studies.reading import read_study, study_from
 from dpadmm.studies.settings import Training
-from dpadmm.studies.study import Study, read_study, study_from
+from dpadmm.studies.study import Study
 from dpadmm.training.train import encode, run_study
 
 N = 3000
@@ -180,7 +181,7 @@ def test_too_much_noise_is_refused_before_anything_is_released(table: Path) -> N
         study(epsilon=1.0).check_rows(100)
     with pytest.raises(StudyError, match="noise of ±"):  # each of them adds its own noise
         study(epsilon=0.15).check_rows(*[300] * 10)
-    shared = study(epsilon=0.15).training.changed(aggregation="secure", min_honest_sites=8)
+    shared = study(epsilon=0.15).training.with_changes(aggregation="secure", min_honest_sites=8)
     masked = replace(study(epsilon=0.15), training=shared, max_rows_per_site=300)
     masked.check_rows(*[300] * 10)
 
@@ -248,7 +249,7 @@ def test_tables_take_their_margins_even_where_a_line_was_cut() -> None:
 
 def test_rounds_share_the_budget_and_say_the_same(table: Path) -> None:
     agreed = study()
-    several = replace(agreed, training=agreed.training.changed(n_rounds=4))
+    several = replace(agreed, training=agreed.training.with_changes(n_rounds=4))
     one, four = (run_study(each, encode(each, table), seed=1) for each in (agreed, several))
     assert four.privacy.epsilon == pytest.approx(one.privacy.epsilon)
     noise = [description_of(each, all_count=True).noise for each in (one, four)]

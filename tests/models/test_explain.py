@@ -21,7 +21,7 @@ from dpadmm.models.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, expla
 from dpadmm.models.explanation import Coefficient, alike
 from dpadmm.models.file import load_model
 from dpadmm.models.model import Model, model_of
-from dpadmm.studies.study import study_from
+from dpadmm.studies.reading import study_from
 from dpadmm.training.train import run_study
 
 

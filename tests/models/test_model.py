@@ -25,7 +25,8 @@ from dpadmm.models.file import FORMAT, load_model
 from dpadmm.models.model import Model, model_of
 from dpadmm.models.run import Result
 from dpadmm.parameters.fields import hash_of
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 from dpadmm.training.train import run_study
 from dpadmm.version import VERSION
 

@@ -43,6 +43,8 @@ COLUMNS = tuple("abcd")
 SCHEMA = Schema(tuple(Number(name, (-1, 1)) for name in COLUMNS))
 ILL = Label("ill", classes=("no", "yes"))
 
+INFERENCE = {"name": "auto", "inference": True}
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -70,7 +72,7 @@ def weighted(column: str = "w", **more: Any) -> Label:
 
 @pytest.mark.filterwarnings("ignore:Confidence intervals. unlikely")
 def test_weights_at_the_bound_are_none_to_the_last_bit(path: Path) -> None:
-    for training in ({}, {"inference": True}, {"method": "dp_admm", "n_rounds": 8}, {"n_rounds": 8, "epsilon": 0.05}):
+    for training in ({}, {"method": INFERENCE}, {"method": "dp_admm", "n_rounds": 8}, {"n_rounds": 8, "epsilon": 0.05}):
         for agents in (1, 3):
             with case(training, agents):
                 one, other = (
@@ -133,7 +135,7 @@ def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels_fo
     for loss, family in families.items():
         with case(loss):
             rows, labels, weights = rows_of(loss)
-            training = Training(loss=loss, inference=True, noise_multiplier=1e-6, n_rounds=8, intercept=True)
+            training = Training(loss=loss, method=INFERENCE, noise_multiplier=1e-6, n_rounds=8, intercept=True)
             label = Label("y", bounds=(0, 20)) if loss == "poisson" else None
             problem = replace(training.problem(2 if loss == "logistic" else 0, label), weighted=True)
             held = make_rows(
@@ -172,7 +174,7 @@ def test_without_noise_the_optimum_is_that_of_scikit_learn_with_its_penalty() ->
 def test_intervals_of_weighted_rows_cover_at_least_what_they_say() -> None:
     """Rows are drawn by their weights' inverse from a population that they then stand for; ω has a mean of .4."""
     truth, covered, widths = np.array([2.0, -1.0, 0.5, 0.0, 1.0]), [], []
-    training = Training(inference=True, epsilon=4.0, n_rounds=5, intercept=True)
+    training = Training(method=INFERENCE, epsilon=4.0, n_rounds=5, intercept=True)
     problem = replace(training.problem(2), weighted=True)
     for seed in range(60):
         rng = np.random.default_rng([7, seed])
@@ -312,7 +314,7 @@ def test_forecasts_weigh_rows_as_training_does(path: Path) -> None:
 
 def test_explanations_and_evaluations_say_that_rows_were_weighted(path: Path, tmp_path: Path) -> None:
     label = weighted(class_weight={"yes": 12.0, "no": 1.0})
-    for training, words in (({}, False), ({"inference": True, "epsilon": 30.0}, True)):
+    for training, words in (({}, False), ({"method": INFERENCE, "epsilon": 30.0}, True)):
         model = train(study(label, **training), path, seed=1).model
         said = explain(model)
         assert said.weights.startswith("Rows were weighted by w (up to 4) and by class (no 1, yes 12): coefficients")

@@ -37,7 +37,8 @@ from dpadmm.federation.site import decisions
 from dpadmm.parameters.text import printable
 from dpadmm.sites.accounts import broken_promises
 from dpadmm.sites.site import Site, counted, read_site
-from dpadmm.studies.study import Study, read_study
+from dpadmm.studies.reading import read_study
+from dpadmm.studies.study import Study
 from dpadmm.trusted.ledger import Account, LedgerState, read_ledger
 from dpadmm.trusted.policy import MaskingLimits, Policy
 

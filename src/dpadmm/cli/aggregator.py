@@ -209,7 +209,7 @@ def roster(
 ) -> None:
     """Write a study with secure aggregation: its draft, with the keys that the sites offered."""
     from dpadmm.federation.offers import with_roster
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     check_new(output)
     write(output, with_roster(draft, offers).encode())
@@ -255,7 +255,7 @@ def serve(
     code 75 and says who is missing. It can be killed at any time and resumes with the same round when started again.
     """
     from dpadmm.federation.server.process import Server, begin
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     authority, study = _authority(folder), read_study(study_file)
     wanted = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
@@ -427,7 +427,7 @@ def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> P
     """The journal of a study, by its file, name or hash; without one, that of the only (unfinished) study."""
     from dpadmm.federation.health import command_line
     from dpadmm.federation.server.process import journal_of, journals, overview
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     if study is not None and study.is_file():
         if not (path := journal_of(folder, read_study(study).hash)).exists():

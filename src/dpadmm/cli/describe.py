@@ -24,7 +24,8 @@ from dpadmm.errors import StudyError
 from dpadmm.methods import StatisticsRelease
 from dpadmm.models.description import Description, description_of, load_description
 from dpadmm.rendering import Rendering
-from dpadmm.studies.study import read_study, study_warnings
+from dpadmm.studies.checks import study_warnings
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import encode, run_study
 
 FIGURE = "statistics"

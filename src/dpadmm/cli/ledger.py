@@ -173,7 +173,7 @@ def restore_command(
     from dpadmm.federation.site.decisions import close_unknown, decisions
     from dpadmm.sites.backup import restore
     from dpadmm.sites.site import read_site
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     site = read_site(site_file)
     if since and none_since:

@@ -24,7 +24,8 @@ from dpadmm.cli.console import (
 )
 from dpadmm.errors import StudyError
 from dpadmm.planning.intervals import unlikely_intervals
-from dpadmm.studies.study import read_study, study_warnings
+from dpadmm.studies.checks import study_warnings
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import agent_sizes, encode, prior_from, run_study, with_public_table
 
 

@@ -228,6 +228,14 @@ class PrivateLinearModel(BaseEstimator):
         max_weight = positive("weight_max", weights.max() if self.weight_max is None else self.weight_max)
         return np.minimum(weights / max_weight, 1.0), max_weight, leaks
 
+    def _method(self) -> dict[str, Any]:
+        """Return the method with those of the estimator's parameters that it has."""
+        if self.method == "auto":
+            return {"name": "auto", "inference": self.inference}
+        if self.inference:
+            raise StudyError(f"{self.method} does not support inference; use auto, or remove inference")
+        return {"name": self.method, "rho": self.rho, "weight_radius": self.weight_radius}
+
     def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:
         """Return the settings of the fit. ``strength`` is the penalty in the units of the rows, times ``n_rows``."""
         seed = self.random_state
@@ -237,13 +245,10 @@ class PrivateLinearModel(BaseEstimator):
             epsilon=self.epsilon,
             delta=self.delta,
             intercept=self.fit_intercept,
-            method=self.method,
+            method=self._method(),
             n_rounds=self.max_iter,
             aggregation=self.aggregation,
             min_honest_sites=self.min_honest_sites,
-            inference=self.inference,
-            rho=self.rho,
-            weight_radius=self.weight_radius,
             clip_rows=True,
             test_rows=0,
             metrics_every=0,
@@ -284,7 +289,7 @@ class PrivateLinearModel(BaseEstimator):
             X, y = validated(self, *public[:2], reset=False)
             weights = None if max_weight is None else np.minimum(as_weights(public[2], X) / max_weight, 1.0)
             dataset = encode(X, y, weights=weights)
-            prepared = prepare(dataset, settings.changed(partition="equal", n_agents=1))
+            prepared = prepare(dataset, settings.with_changes(partition="equal", n_agents=1))
             return prior_of(prepared.problem, prepared.rows)
         except ValueError as error:
             raise DataError(f"public: {error}") from None

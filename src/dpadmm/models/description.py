@@ -35,7 +35,8 @@ from dpadmm.parameters.suggestions import first_of, unknown_name
 from dpadmm.rendering import Block, Cell, Column, Paragraph, Renderable, Rendering, Row, Table
 from dpadmm.rendering.formats import percent
 from dpadmm.studies.drafts import Draft, DraftColumn
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 
 FORMAT = "dpadmm-description/2"
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -215,7 +215,7 @@ class Result(Renderable):
     def summary(self) -> dict[str, Any]:
         """Return settings, rounds, final measures and privacy as values that JSON can store."""
         return {
-            "settings": self.training.flat(),
+            "settings": self.training.to_dict(),
             "agents": self.rows.n_agents,
             "rows": len(self.rows.labels),
             "features": self.rows.n_features,

@@ -118,7 +118,7 @@ def end_values(runs: Iterable[Result]) -> dict[str, list[float]]:
 
 def used_settings(result: Result) -> dict[str, Any]:
     """The settings of a run that are set, in a form that TOML can hold."""
-    return {name: for_json(value) for name, value in result.training.flat().items() if value is not None}
+    return {name: for_json(value) for name, value in result.training.to_dict().items() if value is not None}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -127,7 +127,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """A flat table as TOML: strings, numbers, booleans and lists of them.
+    """A table as TOML: strings, numbers, booleans, lists of them, and one level of inline tables.
 
     Examples
     --------
@@ -138,8 +138,15 @@ def to_toml(table: Mapping[str, Any]) -> str:
     """
     # JSON's strings, numbers, lists, true and false are TOML's too, but for two things: TOML knows no
     # surrogate pairs, and DEL must be escaped
-    lines = (f"{name} = {json.dumps(for_json(value), ensure_ascii=False)}\n" for name, value in table.items())
+    lines = (f"{name} = {_toml_value(value)}\n" for name, value in table.items())
     return "".join(lines).replace("\x7f", "\\u007f")
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        entries = (f"{name} = {_toml_value(item)}" for name, item in value.items() if item is not None)
+        return f"{{{', '.join(entries)}}}"
+    return json.dumps(for_json(value), ensure_ascii=False)
 
 
 def _trace_csv(runs: Mapping[str, Result]) -> str:

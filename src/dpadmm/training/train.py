@@ -30,7 +30,8 @@ from dpadmm.models.run import Result, run
 from dpadmm.planning.intervals import unlikely_intervals
 from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.study import TRAINING, Study, read_study
+from dpadmm.studies.reading import read_study
+from dpadmm.studies.study import TRAINING, Study
 
 
 def train(

@@ -30,7 +30,8 @@ from dpadmm.files.atomic import atomic_file
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import DeployableMethod
 from dpadmm.methods.prior import Prior
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 
 FAMILY, VERSION_HERE = "dpadmm-journal/", 1
 FORMAT = f"{FAMILY}{VERSION_HERE}"
