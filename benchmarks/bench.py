@@ -382,7 +382,7 @@ def memory() -> bool:
     return report("MB beyond 1.3 × the data, at the peak", extra, "at most 300", extra <= 300)
 
 
-SITE = """format = "dpadmm-site/1"
+SITE = """format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "table.csv"
@@ -415,11 +415,11 @@ def enrolment(megabytes: float = 600.0) -> bool:
             "agent begin site.toml",
         ):
             subprocess.run([command, *asked.split()], cwd=folder, check=True, capture_output=True)
-        begun = subprocess.Popen([command, "agent", "enrol", "study.toml", "--site", "site.toml"], cwd=folder,
+        begun = subprocess.Popen([command, "site", "accept", "study.toml", "--site", "site.toml"], cwd=folder,
                                  stdout=subprocess.DEVNULL)  # fmt: skip
         _, status, used = os.wait4(begun.pid, 0)
         if status != 0:
-            raise SystemExit("dpadmm agent enrol failed")
+            raise SystemExit("dpadmm site accept failed")
     fine = at_most("CPU seconds to enrol a CSV of 10⁶ rows and 65 columns", used.ru_utime + used.ru_stime, 65 / 3)
     return at_most("  MB at its peak", used.ru_maxrss / 1024, 600) and fine
 

@@ -397,7 +397,7 @@ def verdicts() -> str:
 
 def subjects() -> str:
     rows = ["| who | publishes to | subscribes to |", "|---|---|---|"]
-    for who, name in (("the aggregator", protocol.AGGREGATOR), ("a site", "NAME")):
+    for who, name in (("the aggregator", protocol.SERVER), ("a site", "NAME")):
         for what, found in (("", protocol.subjects_of(name)), (", signs of life", protocol.beat_subjects_of(name))):
             rows.append(f"| {who}{what} | `{found[0]}` | `{found[1]}` |")
     rows.append(f"| a site, leases | `{protocol.CLAIMS}.NAME` | `{protocol.grants_of('NAME')}` |")

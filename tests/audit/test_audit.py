@@ -18,7 +18,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit import Audit, AuditPlan, games_of, run_audit
 from dpadmm.audit import run as run_module
 from dpadmm.audit.formulas import FORMULAS, N_FEATURES
-from dpadmm.audit.game import AUTO, AUTO_COALITION, DP_ADMM, GAMES, IDLE, MOST_ROWS, N_ROUNDS, N_USED, Game
+from dpadmm.audit.game import AUTO, AUTO_COALITION, DP_ADMM, GAMES, IDLE, MAX_ROWS_PER_SITE, N_ROUNDS, N_USED, Game
 from dpadmm.audit.gates import (
     Gate,
     Guesses,
@@ -46,9 +46,9 @@ every_game = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
 
 def asked(game: Game, role: int, round: int):
     """The parameters that a role is to answer for, without having said anything before."""
-    listener = game.listener()
+    decoder = game.decoder()
     for k in range(round + 1):
-        parameters, _ = listener.hear(game.roles[role].sent[k], np.zeros((N_FEATURES, 1)))
+        parameters, _ = decoder.decode(game.roles[role].sent[k], np.zeros((N_FEATURES, 1)))
     return parameters
 
 
@@ -73,7 +73,7 @@ def test_grid_and_noise_are_those_of_the_guard(game):
         assert release.noise_multiplier == pytest.approx(game.exposure * (z := round.noise_multiplier(MU)), rel=1e-14)
         assert (formula.size, formula.row_norm) == (np.prod(statistic.shape), statistic.row_norm)
         for role in game.roles:
-            grid = Lattice(formula.row_norm, formula.size, MOST_ROWS if game.coalition else role.n_rows)
+            grid = Lattice(formula.row_norm, formula.size, MAX_ROWS_PER_SITE if game.coalition else role.n_rows)
             assert formula.grid_step == grid.step
             share = grid.noise_scale(release.noise_multiplier, game.shares)
             left = share * (game.coalition.min_honest_sites if game.coalition else 1) ** 0.5
@@ -147,12 +147,12 @@ def test_an_admm_listener_undoes_the_public_updates():
     rng, role, study = np.random.default_rng(2), DP_ADMM.roles[0], STUDIES["dp_admm"]
     method = study.method(role.n_rows)
     state = method.init(study.problem, PublicSizes(np.array([role.n_rows]), N_FEATURES))
-    listener = DP_ADMM.listener()
+    decoder = DP_ADMM.decoder()
     for round in range(1, 6):
         consensus, gradient = rng.standard_normal((N_FEATURES, 1)), rng.standard_normal((1, N_FEATURES, 1))
         point = method.parameters(state, consensus, round=round)[0, :, 0]
         state, uploads = method.advance(state, gradient, consensus, round=round, problem=study.problem)
-        heard = listener.hear(consensus, uploads[0])
+        heard = decoder.decode(consensus, uploads[0])
         np.testing.assert_allclose(heard[0], point, atol=1e-10)
         np.testing.assert_allclose(heard[1], gradient[0, :, 0], atol=1e-10)
 
@@ -271,12 +271,12 @@ def gates(seen: TrialOutcomes, false_alarm: float = 1e-6, game: Game = AUTO) -> 
 
 
 def red(seen: TrialOutcomes, game: Game = AUTO) -> set[str]:
-    return {name for name, gate in gates(seen, game=game).items() if gate.red}
+    return {name for name, gate in gates(seen, game=game).items() if gate.failed}
 
 
 @every_game
 def test_false_alarms_are_as_rare_as_said(game):
-    alarms = [any(g.red for g in gates(imagined(60, seed, game), 0.4, game).values()) for seed in range(60)]
+    alarms = [any(g.failed for g in gates(imagined(60, seed, game), 0.4, game).values()) for seed in range(60)]
     assert 0.2 < np.mean(alarms) < 0.55
 
 
@@ -361,12 +361,12 @@ def test_each_gate_can_turn_red():
 
 def test_masked_answers_that_tell_something_are_red():
     sound = imagined(400, 3, AUTO_COALITION)
-    rounds, studies = sound.veiled.copy(), sound.veiled.copy()
+    rounds, studies = sound.masked.copy(), sound.masked.copy()
     rounds[..., LATER[1]] = rounds[..., LATER[0]]
     studies[1] = studies[0]
     assert red(sound, AUTO_COALITION) == set()
-    for veiled in (0.97 * sound.veiled, rounds, np.concatenate([studies[:2]] * 200), np.full_like(studies, np.nan)):
-        assert red(replace(sound, veiled=veiled), AUTO_COALITION) == {"masked answers"}
+    for masked in (0.97 * sound.masked, rounds, np.concatenate([studies[:2]] * 200), np.full_like(studies, np.nan)):
+        assert red(replace(sound, masked=masked), AUTO_COALITION) == {"masked answers"}
 
 
 def test_an_attack_that_finds_little_is_red_only_with_enough_trials():
@@ -375,15 +375,15 @@ def test_an_attack_that_finds_little_is_red_only_with_enough_trials():
     assert gates(few)["the audit has power"].false_alarm == 0.0
     assert gates(many)["the audit has power"].passed is True
     blunt = gates(replace(many, scores=many.scores - 0.5 * many.worlds[..., None]))
-    assert blunt["the audit has power"].red
-    assert blunt["preconditioned_gradient: power"].red
+    assert blunt["the audit has power"].failed
+    assert blunt["preconditioned_gradient: power"].failed
     assert "moments: power" not in blunt  # with so little of μ, 10,000 trials cannot tell
 
 
 def test_numpys_false_is_red():
     """``np.False_ is False`` is false, and a gate that is asked so would be green."""
     gate = Gate("x", 1.0, None, 0.0, np.bool_(False), 0.0, "")
-    assert gate.red
+    assert gate.failed
     for each in gates(SOUND).values():
         assert each.passed is None or type(each.passed) is bool
 
@@ -396,7 +396,7 @@ def test_nothing_but_refusals_is_red():
 def test_games_are_judged_together_and_one_by_one():
     sound, numbers = imagined(400, 5, DP_ADMM), {"mu": MU, "delta": DELTA, "confidence": 0.99, "false_alarm": 1e-6}
     loud = replace(SOUND, residuals=0.5 * SOUND.residuals, refusals=("round-old",))
-    found = [(gate.game, gate.name) for gate in judge([(AUTO, loud), (DP_ADMM, sound)], **numbers) if gate.red]
+    found = [(gate.game, gate.name) for gate in judge([(AUTO, loud), (DP_ADMM, sound)], **numbers) if gate.failed]
     assert ("auto", "noise: variance") in found
     assert {game for game, name in found if name != "requests are answered"} == {"auto"}
     assert (None, "requests are answered") in found
@@ -409,7 +409,7 @@ def test_games_are_judged_together_and_one_by_one():
     ]
     twin.residuals[0, 0, cut] = np.rint(SOUND.residuals[7, 1, mine] * scale[0]) / scale[1]
     together = judge([(AUTO, SOUND), (DP_ADMM, twin)], **numbers)
-    assert [gate.name for gate in together if gate.red] == ["noise: never twice"]
+    assert [gate.name for gate in together if gate.failed] == ["noise: never twice"]
 
 
 # --- runs ---------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ def test_a_refused_study_is_told_and_does_not_stop_the_others(monkeypatch):
     monkeypatch.setattr(run_module, "play", with_a_study_too_many)
     audit = run_audit(AuditPlan(trials=40, workers=1))
     assert audit.outcome == "failed"
-    assert "budget-cap" in next(gate.sentence for gate in audit.gates if gate.red)
+    assert "budget-cap" in next(gate.sentence for gate in audit.gates if gate.failed)
 
 
 def test_what_is_not_a_number_is_null_in_json(monkeypatch):
@@ -486,7 +486,7 @@ def test_one_failed_gate_is_worse_than_an_undecided_one():
 @pytest.mark.parametrize("name", GAMES)
 def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path, name):
     seen = play(Batch(name, "test", 0, 11, MU, DELTA), tmp_path)
-    assert seen.looks.sum() == 2 * 2 * N_ROUNDS
+    assert seen.inspected.sum() == 2 * 2 * N_ROUNDS
     assert seen.repeated.all()
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import dpadmm
-from dpadmm.federation.demo import SITE_TOML
+from dpadmm.federation.local import SITE_TOML
+from dpadmm.sites.site import read_site
 
 module = import_module("dpadmm.cli.doctor")
 
@@ -116,7 +117,7 @@ def test_a_site_from_its_file_to_its_ledger(cli, tmp_path, monkeypatch):
     assert "no such file" in findings(answer)["site", "problem"]
     file = site_in(tmp_path / "here")
     assert findings(cli("doctor", "--site", file, "--json"))["ledger", "warning"] == "not begun"
-    cli("agent", "begin", file).succeeded()
+    read_site(file).begin()
     found = findings(cli("doctor", "--site", file, "--json"))
     assert found["ledger", "ok"].startswith("intact: ")
     assert found["certificate", "ok"].startswith("none")
@@ -137,7 +138,7 @@ def test_a_damaged_ledger_and_one_from_the_future(cli, tmp_path, monkeypatch):
     file = site_in(tmp_path / "here")
     with monkeypatch.context() as later:
         later.setattr(ledgers, "datetime", Tomorrow)
-        cli("agent", "begin", file).succeeded()
+        read_site(file).begin()
     found = findings(cli("doctor", "--ledger", file.parent / "ledger", "--json"))
     assert "the last record of the ledger is of" in found["clock", "problem"]
     (database,) = (file.parent / "ledger").glob("*.sqlite")
@@ -153,10 +154,9 @@ def test_a_damaged_ledger_and_one_from_the_future(cli, tmp_path, monkeypatch):
 def test_certificates(cli, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     from dpadmm.federation import health
-    from dpadmm.federation.demo import invite
     from dpadmm.federation.identity import joining
     from dpadmm.federation.identity.authority import Authority
-    from dpadmm.sites.site import read_site
+    from dpadmm.federation.local import invite
 
     file = site_in(tmp_path / "here")
     authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=4222)
@@ -167,5 +167,5 @@ def test_certificates(cli, tmp_path, monkeypatch):
         assert ("certificate", level) in findings(cli("doctor", "--site", file, "--json"))
     monkeypatch.undo()
     early = datetime.now(UTC) - timedelta(days=5000)
-    monkeypatch.setattr(joining.forms, "now_or", lambda moment: early)
+    monkeypatch.setattr(joining.certificates, "now_or", lambda moment: early)
     assert ("certificate", "problem") in findings(cli("doctor", "--site", file, "--json"))

@@ -9,12 +9,12 @@ from looping import case
 
 from dpadmm.errors import StudyError
 from dpadmm.federation.protocol import (
-    AGGREGATOR,
-    AGGREGATOR_USER,
     BEAT_EVERY,
     CLAIMS,
     LEASE_FREE_AFTER,
     LEASE_HOLDS,
+    SERVER,
+    SERVER_USER,
     SILENT_AFTER,
     BadMessageError,
     Grant,
@@ -53,14 +53,14 @@ def test_names_that_are_allowed() -> None:
 
 
 def test_no_site_can_be_called_like_the_aggregator() -> None:
-    assert (AGGREGATOR, AGGREGATOR_USER) == ("aggregator", "aggregator@dpadmm")
+    assert (SERVER, SERVER_USER) == ("aggregator", "server@dpadmm")
     with pytest.raises(StudyError, match="'aggregator' is reserved"):
         check_name("aggregator")
 
 
 def test_sites_speak_to_the_aggregator_and_it_to_all() -> None:
     assert subjects_of("north") == ("dpadmm.*.up.north", "dpadmm.*.down")
-    assert subjects_of(AGGREGATOR) == ("dpadmm.*.down", "dpadmm.*.up.*")
+    assert subjects_of(SERVER) == ("dpadmm.*.down", "dpadmm.*.up.*")
     assert user_of("north", "0a") == "north.0a@dpadmm"
 
 

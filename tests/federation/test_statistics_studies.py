@@ -22,7 +22,7 @@ from conftest import Cli
 from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.errors import RefusalError, StudyError
-from dpadmm.federation.demo import with_keys
+from dpadmm.federation.local import with_keys
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import FederatedResult, Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
@@ -42,7 +42,7 @@ from dpadmm.trusted.masking import public_key
 NAMES, N = ("a", "b", "c", "d"), 300
 COLUMNS = (Number("age", (0.0, 100.0)), Category("ward", ("x", "y")))
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "t.csv"
@@ -237,7 +237,7 @@ def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli
         everyone.serve()
         assert everyone.finished() == 0
     out = tmp_path / "counts.json"
-    cli("aggregator", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
+    cli("server", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
     cli("verify", tmp_path / "counts.privacy.json").succeeded()
     told = cli("describe", out).succeeded().out
     assert "small counts: 180 rows, of which about" in told

@@ -78,7 +78,7 @@ def site_in(folder: Path, tables: list[PersonTable], *, scheduler: str | None, k
         "person": {"rows": k, **({"column": "id"} if by else {})},
         "limits": {**limits, "losses": ["logistic", "softmax", "squared", "huber"], "max_rounds": 50, "min_rows": 2},
     }
-    lines = ['format = "dpadmm-site/1"', 'ledger = "ledger"']
+    lines = ['format = "dpadmm-site/2"', 'ledger = "ledger"']
     for name, section in sections.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
     (folder / "site.toml").write_text("\n".join(lines) + "\n")

@@ -46,7 +46,8 @@ Metrics = Annotated[
     str | None,
     Option("--metrics", help="Serve Prometheus metrics at /metrics, on PORT (this machine only) or ADDRESS:PORT."),
 ]
-OnlyLive = Annotated[bool, Option("--live", help="Check only that the process is alive.")]
+Health = Annotated[bool, Option("--health", help="Health check: print alarms; exit code 1 if one is an error.")]
+Live = Annotated[bool, Option("--live", help="Like --health, but check only that the process is alive.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
 NoPublic = Annotated[bool, Option("--no-public", help="Ignore the study's public rows.")]
 
@@ -70,11 +71,12 @@ def chosen_public(public: Path | None, no_public: bool) -> Path | Literal[False]
     return False if no_public else public
 
 
-def exit_with_health(alarms: Sequence[Alarm]) -> None:
-    """Print the alarms. Exit with code 1 if one of them is an error."""
-    for alarm in alarms:
+def exit_with_health(alarms: Sequence[Alarm], *, only_live: bool) -> None:
+    """Print the alarms, or only that the process does not run. Exit with code 1 if one of them is an error."""
+    chosen = [alarm for alarm in alarms if not only_live or alarm.code == "not-running"]
+    for alarm in chosen:
         echo_path(alarm.line)
-    if any(alarm.level == "error" for alarm in alarms):
+    if any(alarm.level == "error" for alarm in chosen):
         raise typer.Exit(1)
     echo("healthy")
 

@@ -226,7 +226,7 @@ def _site(file: Path) -> Iterator[Finding]:
     try:
         site = read_site(file)
     except (DPADMMError, OSError) as error:
-        yield Finding("site", "problem", _words(error), "dpadmm agent init FOLDER writes a site.toml to fill in")
+        yield Finding("site", "problem", _words(error), "dpadmm site join --request NAME writes a site.toml to fill in")
         return
     yield Finding("site", "ok", f"{file} can be read")
     for warning in site.warnings():
@@ -234,11 +234,13 @@ def _site(file: Path) -> Iterator[Finding]:
     if site.scheduler is None and not site.table.exists():
         yield Finding("table", "problem", f"there is no {site.table}", f"Correct data.table in {file}")
     else:
-        yield Finding("table", "ok", "there (dpadmm agent check reads it)")
+        yield Finding("table", "ok", "there (dpadmm site check reads it)")
     if site.ledger.exists():
         yield from _ledger(site.ledger)
     else:
-        yield Finding("ledger", "warning", "not begun", f"dpadmm agent begin {file} creates it, once")
+        yield Finding(
+            "ledger", "warning", "not begun", f"dpadmm site join --request NAME --site {file} creates it, once"
+        )
     yield from _disk(file.resolve().parent)
     yield from _certificate(file.parent)
 
@@ -270,7 +272,7 @@ def _certificate(folder: Path) -> Iterator[Finding]:
 
         identity = site_identity(folder)
         days = days_left(identity.expires)
-        cure = "Ask the coordinator for a new invitation: dpadmm agent join INVITATION"
+        cure = "Ask the coordinator for a new invitation: dpadmm site join --invitation FILE"
         if days >= 0:  # one that is not valid yet tells of a wrong clock
             identity.check_dates()
     except (DPADMMError, OSError) as error:

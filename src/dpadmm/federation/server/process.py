@@ -22,10 +22,10 @@ from typing import TypeVar
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import (
     STATUS,
-    AggregatorStatus,
     Alarm,
     Clock,
     Sample,
+    ServerStatus,
     Status,
     contact_status,
     days_left,
@@ -40,7 +40,7 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.logs import Repeats
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
 from dpadmm.federation.server.coordinator import Coordinator, run_rounds
 from dpadmm.federation.server.endings import announce
@@ -49,7 +49,7 @@ from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.server.sums import coordinator_of, snapshot_of_journal
 from dpadmm.federation.states import FAILURES, StudyState, headline, study_state
 from dpadmm.federation.transport.broker import Broker
-from dpadmm.federation.transport.link import HubLink, NatsTransport, cancelled, until_one_ends
+from dpadmm.federation.transport.link import NatsTransport, ServerLink, cancel, until_one_ends
 from dpadmm.sites.addresses import check_urls
 from dpadmm.studies.study import Study
 from dpadmm.training.train import prior_from
@@ -66,8 +66,12 @@ START_WAIT = 60.0
 """Seconds to wait for sites at the start. A site that found no broker retries after up to 45 seconds."""
 
 
+SHORT_HASH = 16
+"""Characters of a study's hash that name it in commands, and its folder."""
+
+
 def journal_of(folder: Path, study: str) -> Path:
-    return folder / "studies" / study[:16] / "journal.sqlite"
+    return folder / "studies" / study[:SHORT_HASH] / "journal.sqlite"
 
 
 def journals(folder: Path) -> list[Path]:
@@ -83,7 +87,8 @@ def _members(authority: Authority, study: Study, requested: Sequence[str] | None
     usable, roster = _usable_sites(authority), [site.name for site in study.roster]
     if study.training.aggregation == "secure":
         if not roster:
-            text = "the study has no roster: run dpadmm agent offer DRAFT at each site, then dpadmm aggregator roster"
+            text = "the study has no roster: each site accepts the draft and sends its offer; then propose the draft "
+            text += "with --offer FILE for each offer"
             raise StudyError(text)
         if requested is not None and set(requested) != set(roster):
             raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
@@ -91,12 +96,12 @@ def _members(authority: Authority, study: Study, requested: Sequence[str] | None
         requested = roster or sorted(usable)
     if len(set(requested)) != len(requested):
         raise StudyError("a site is listed twice")
-    approve = f"dpadmm aggregator approve REQUEST --folder {authority.folder}"
+    invite = f"dpadmm server invite NAME --request FILE --folder {authority.folder}"
     if unknown := sorted(set(requested) - usable):
-        approved = ", ".join(sorted(usable)) or f"none yet ({approve})"
+        approved = ", ".join(sorted(usable)) or f"none yet ({invite})"
         raise StudyError(f"sites without a valid approval: {', '.join(unknown)}; approved sites: {approved}")
     if not requested:
-        raise StudyError(f"no site is approved yet: {approve}")
+        raise StudyError(f"no site is invited yet: {invite}")
     return tuple(roster or sorted(requested))
 
 
@@ -178,9 +183,9 @@ class Server:
             if self.port not in (None, running):
                 raise StudyError(f"the running broker listens on port {running}: omit --port")
             broker = Broker(self.authority, port=running)
-            self.log.info("using the broker of dpadmm aggregator broker: %s", broker.url)
+            self.log.info("using the broker of dpadmm server start: %s", broker.url)
         else:
-            self.log.info("starting a broker until the last study ends; to keep one running: dpadmm aggregator broker")
+            self.log.info("starting a broker until the last study ends; to keep one running: dpadmm server start")
         _use(broker, resources, start=not held)
         return broker
 
@@ -201,7 +206,7 @@ class Server:
     def _alarms(self) -> list[Alarm]:
         """Return the alarms to report, without those that the broker's own process already reports."""
         alarms = alarms_of(self.authority, [self.status()])
-        if not is_live(read_status(self.authority.folder / STATUS, AggregatorStatus)):
+        if not is_live(read_status(self.authority.folder / STATUS, ServerStatus)):
             return alarms
         reported = {alarm_key(alarm) for alarm in alarms_of(self.authority, [])}
         return [alarm for alarm in alarms if alarm_key(alarm) not in reported]
@@ -232,26 +237,25 @@ async def _until_ended(coordinator: Coordinator) -> None:
 async def keep_broker(
     authority: Authority, log: Logger, *, port: int | None = None, metrics: str | None = None
 ) -> None:
-    """Run the broker until this is cancelled, so that sites stay connected between studies."""
+    """Run the broker until this is cancel, so that sites stay connected between studies."""
 
-    repeats = Repeats()
+    repeats = RepeatLog(log)
 
     def note(level: str, site: str, text: str) -> None:
         log.log(getLevelNamesMapping()[level.upper()], "%s", f"{site}: {text}" if site else text)
 
     def note_counted(level: str, site: str, text: str) -> None:
-        if (line := repeats.deduplicate(site, text, now=time.monotonic())) is not None:
-            note(level, site, line)
+        repeats.write(getLevelNamesMapping()[level.upper()], text, site)
 
     if authority.settings.brokers:
-        raise StudyError("aggregator.toml names existing brokers, so there is no built-in broker to run")
+        raise StudyError("server.toml names existing brokers, so there is no built-in broker to run")
     broker, clock = Broker(authority, port=port), Clock()
     async with AsyncExitStack() as resources:
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.held_open())
         _use(broker, resources, start=True)
         leases = resources.enter_context(Leases(authority.folder, note_counted))
-        link = HubLink(broker.url, authority.client_context, lambda *_: None, log, leases)
+        link = ServerLink(broker.url, authority.client_context, lambda *_: None, log, leases)
         await resources.enter_async_context(link)
 
         def live() -> Status:
@@ -264,7 +268,7 @@ async def keep_broker(
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
         resources.enter_context(metrics_server(metrics, lambda: server_samples(live(), authority.folder)))
         announcements = asyncio.create_task(announce(lambda: journals(authority.folder), link.publish))
-        resources.push_async_callback(cancelled, announcements)
+        resources.push_async_callback(cancel, announcements)
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
@@ -310,7 +314,7 @@ def status_of(authority: Authority, journal: Path) -> Status:
     """Return the status of a study, from the process that serves it or else from its journal."""
     with Journal.open(journal, read_only=True) as opened:
         status = snapshot_of_journal(opened)
-    live = read_status(journal.with_name(STATUS), AggregatorStatus)
+    live = read_status(journal.with_name(STATUS), ServerStatus)
     served, expires = is_live(live), {site.name: site.expires for site in authority.sites()}
     if live is not None:
         last = live.pop("snapshot")
@@ -338,7 +342,7 @@ def overview(folder: Path) -> list[Status]:
 
 
 def _summary(journal: Path) -> Status:
-    live = read_status(journal.with_name(STATUS), AggregatorStatus)
+    live = read_status(journal.with_name(STATUS), ServerStatus)
     last = {} if live is None else live["snapshot"]
     current = last if is_live(live) else {}
     with Journal.open(journal, read_only=True) as opened:

@@ -1,4 +1,4 @@
-"""``dpadmm federation demo`` with real processes on real rows, to its end and to Ctrl-C."""
+"""``dpadmm demo --federated`` with real processes on real rows, to its end and to Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,7 +31,17 @@ def processes(folder: Path) -> list[int]:
 def test_a_small_deployment(tmp_path: Path, cli, aggregation: str) -> None:
     folder = tmp_path / "kept"
     done = cli(
-        "federation", "demo", "--sites", 3, "--rounds", 8, "--keep", folder, "--aggregation", aggregation, columns=200
+        "demo",
+        "--federated",
+        "--sites",
+        3,
+        "--rounds",
+        8,
+        "--output",
+        folder,
+        "--aggregation",
+        aggregation,
+        columns=200,
     )
     assert done.code == 0, done.err
     assert "Identical to a run in one process, bit by bit: yes" in done.out
@@ -41,7 +51,7 @@ def test_a_small_deployment(tmp_path: Path, cli, aggregation: str) -> None:
     assert not processes(folder)
     for i in range(1, 4):
         assert len(read_ledger(folder / f"site-{i}" / "ledger").accounts) == 1
-    again = cli("federation", "demo", "--keep", folder)
+    again = cli("demo", "--federated", "--output", folder)
     assert again.code == 2
     assert "exists; choose" in again.err
 
@@ -51,7 +61,7 @@ def test_a_small_deployment(tmp_path: Path, cli, aggregation: str) -> None:
 def test_ctrl_c_ends_all_processes(tmp_path: Path, command: list[str]) -> None:
     folder = tmp_path / "kept"
     running = subprocess.Popen(
-        [*command, "federation", "demo", "--sites", "2", "--rounds", "100000", "--keep", str(folder)],
+        [*command, "demo", "--federated", "--sites", "2", "--rounds", "100000", "--output", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # CI may ignore it
@@ -77,7 +87,7 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
     for words in [("--sites", 801), ("--sites", 0), ("--rounds", 0), ("--epsilon", "nan")]:
         with case(words):
             tmp_path = tmp_path_factory.mktemp("case")
-            done = cli("federation", "demo", "--keep", tmp_path / "new", *words)
+            done = cli("demo", "--federated", "--output", tmp_path / "new", *words)
             assert done.code == 2
             assert "Invalid value for" in done.err
             assert not (tmp_path / "new").exists()
@@ -88,7 +98,7 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
         ("--aggregation", "secure", "--sites", 2): "at least 3 sites",
     }.items():
         with case(words):
-            done = cli("federation", "demo", *words)
+            done = cli("demo", "--federated", *words)
             assert done.code == 2
             assert text in done.err
             assert len(done.err.strip().splitlines()) == 1
@@ -99,7 +109,7 @@ def test_without_network_the_demo_says_so_and_uses_synthetic_rows(tmp_path: Path
 
     for name, value in offline(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
-    done = cli("federation", "demo", "--sites", 2, "--rounds", 4, columns=200).succeeded()
+    done = cli("demo", "--federated", "--sites", 2, "--rounds", 4, columns=200).succeeded()
     assert done.out.startswith("Adult is not available, so the demo uses synthetic rows. Adult could not be fetched")
     assert "DPADMM_ADULT" in done.out
     assert "income (synthetic rows)" in done.out
@@ -108,9 +118,9 @@ def test_without_network_the_demo_says_so_and_uses_synthetic_rows(tmp_path: Path
 
 def test_made_up_rows_have_the_columns_bounds_and_something_to_learn() -> None:
     from dpadmm.data.datasets.adult import COLUMNS
-    from dpadmm.federation.demo import BOUNDS, CLASSES, made_up_rows
+    from dpadmm.federation.demo import BOUNDS, CLASSES, synthetic_rows
 
-    rows = made_up_rows()
+    rows = synthetic_rows()
     assert {len(row) for row in rows} == {len(COLUMNS)}
     for name, (low, high) in BOUNDS.items():
         values = [float(row[COLUMNS.index(name)]) for row in rows]

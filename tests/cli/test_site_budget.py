@@ -1,4 +1,4 @@
-"""``dpadmm ledger``: what the owner reads, beside a running agent, and when something is wrong."""
+"""The budget of a site: its ledger shown, exported, backed up and restored, while it runs and when it is damaged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mixed_tables import to_toml
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.cli.console import rounded_up
-from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
+from dpadmm.federation.local import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 
@@ -36,15 +36,15 @@ def folder(tmp_path):
 
 
 def test_help_fits_the_screen(cli):
-    for command in ["show", "verify", "export", "report", "backup", "restore"]:
+    for command in ["budget", "export", "backup", "restore"]:
         with case(command):
-            text = cli("ledger", command, "--help").succeeded().out
+            text = cli("site", command, "--help").succeeded().out
             assert max(map(len, text.splitlines())) <= 80
             assert "…" not in text
 
 
 def test_show_says_what_is_spent_reserved_and_left(cli, folder):
-    answer = cli("ledger", "show", folder).succeeded()
+    answer = cli("site", "budget", "--ledger", folder).succeeded()
     lines = answer.out.splitlines()
     assert max(len(line) for line in lines if str(folder) not in line) <= 80
     rows = {line.rsplit(maxsplit=2)[0].strip(): line.split()[-2:] for line in lines if len(line.split()) > 2}
@@ -69,7 +69,7 @@ def test_show_says_what_is_spent_reserved_and_left(cli, folder):
 
 
 def test_show_as_json_at_another_delta(cli, folder):
-    answer = cli("ledger", "show", folder, "--delta", "1e-3", "--json").succeeded().json
+    answer = cli("site", "budget", "--ledger", folder, "--delta", "1e-3", "--json").succeeded().json
     assert answer["totals"]["spent"] == {"mu_squared": 0.75, "epsilon": exact_epsilon(0.75**0.5, 1e-3)}
     assert [study["state"] for study in answer["studies"]] == ["open", "left"]
     assert [study["releases"] for study in answer["studies"]] == [2, 1]
@@ -80,7 +80,7 @@ def test_both_sums_of_a_study_with_secure_aggregation(cli, tmp_path):
         ledger.reserve(A, 0.5, about={"name": "masked"}, shares=5)
         ledger.spend(A, 1, digest="0" * 64, mu_squared=0.1, upload=b"")
         ledger.reserve(B, 0.25, about={})
-    answer = cli("ledger", "show", tmp_path / "ledger", "--json").succeeded().json
+    answer = cli("site", "budget", "--ledger", tmp_path / "ledger", "--json").succeeded().json
     assert {name: each["mu_squared"] for name, each in answer["totals"].items()} == pytest.approx(
         {"spent": 0.1, "reserved": 0.65, "promised": 0.75, "left": 0.25, "cap": 1.0}
     )
@@ -90,28 +90,28 @@ def test_both_sums_of_a_study_with_secure_aggregation(cli, tmp_path):
     (masked, plain) = answer["studies"]
     assert masked["collusion_spent"]["epsilon"] == pytest.approx(exact_epsilon(0.5**0.5, 1e-5))
     assert plain["collusion_reserved"] == plain["reserved"]
-    shown = cli("ledger", "show", tmp_path / "ledger").succeeded().out
-    assert max(map(len, shown.splitlines()[1:-1])) <= 80
+    shown = cli("site", "budget", "--ledger", tmp_path / "ledger").succeeded().out
+    assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 80
     for words in ("if all other sites collude", "honest sites", "a computational assumption"):
         assert words in " ".join(shown.split())
     for total in (0.5, 2.5, 2.75, 4.0):
         assert rounded_up(exact_epsilon(total**0.5, 1e-5)) in shown
-    cli("ledger", "verify", tmp_path / "ledger").succeeded()
+    cli("site", "budget", "--ledger", tmp_path / "ledger").succeeded()
 
 
 def test_one_sum_without_secure_aggregation(cli, folder):
-    assert "work together" not in cli("ledger", "show", folder).succeeded().out
+    assert "work together" not in cli("site", "budget", "--ledger", folder).succeeded().out
 
 
 def test_verify(cli, folder):
-    answer = cli("ledger", "verify", folder).succeeded()
+    answer = cli("site", "budget", "--ledger", folder).succeeded()
     assert "7 records, 2 studies" in answer.out.replace("\n", " ")
-    shown = cli("ledger", "show", folder).succeeded().out
+    shown = cli("site", "budget", "--ledger", folder).succeeded().out
     assert answer.out.split()[-1] == shown.split()[-1]
 
 
 def test_an_exported_ledger_can_be_checked_by_anyone(cli, folder, tmp_path):
-    cli("ledger", "export", folder, "-o", tmp_path / "out" / "ledger.json").succeeded()
+    cli("site", "export", "--ledger", folder, "-o", tmp_path / "out" / "ledger.json").succeeded()
     text = (tmp_path / "out" / "ledger.json").read_text()
     exported = json.loads(text)
     chain = "0" * 64
@@ -128,14 +128,15 @@ def test_an_exported_ledger_can_be_checked_by_anyone(cli, folder, tmp_path):
 def test_a_running_agent_is_not_disturbed(cli, folder, tmp_path):
     with Ledger.open(folder, cap=4.0) as ledger:
         ledger.spend(A, 3, digest="0" * 64, mu_squared=0.25, upload=b"")
-        cli("ledger", "verify", folder).succeeded()
-        assert cli("ledger", "show", folder, "--json").succeeded().json["totals"]["spent"]["mu_squared"] == 1.0
-        cli("ledger", "export", folder, "-o", tmp_path / "ledger.json").succeeded()
+        cli("site", "budget", "--ledger", folder).succeeded()
+        assert (
+            cli("site", "budget", "--ledger", folder, "--json").succeeded().json["totals"]["spent"]["mu_squared"] == 1.0
+        )
+        cli("site", "export", "--ledger", folder, "-o", tmp_path / "ledger.json").succeeded()
         ledger.spend(A, 4, digest="0" * 64, mu_squared=0.25, upload=b"")
         ledger.verify()
 
 
-@pytest.mark.parametrize("command", ["show", "verify"])
 @pytest.mark.parametrize(
     ("harm", "complaint"),
     [
@@ -146,9 +147,9 @@ def test_a_running_agent_is_not_disturbed(cli, folder, tmp_path):
         (lambda folder: [(folder / name).unlink() for name in (MARK, DATABASE)], "no ledger"),
     ],
 )
-def test_a_ledger_that_cannot_be_trusted_is_one_sentence(cli, folder, command, harm, complaint):
+def test_a_ledger_that_cannot_be_trusted_is_one_sentence(cli, folder, harm, complaint):
     harm(folder)
-    answer = cli("ledger", command, folder)
+    answer = cli("site", "budget", "--ledger", folder)
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("dpadmm: ")
     assert answer.err.count("\n") == 1
@@ -157,15 +158,15 @@ def test_a_ledger_that_cannot_be_trusted_is_one_sentence(cli, folder, command, h
 
 @pytest.mark.parametrize("name", [MARK, DATABASE])
 def test_an_export_cannot_overwrite_the_ledger(cli, folder, name):
-    answer = cli("ledger", "export", folder, "-o", folder / name)
+    answer = cli("site", "export", "--ledger", folder, "-o", folder / name)
     assert answer.code == 2
     assert "another name" in answer.err
-    cli("ledger", "verify", folder).succeeded()
+    cli("site", "budget", "--ledger", folder).succeeded()
 
 
 @pytest.mark.parametrize("delta", ["0", "1", "nan", "-1"])
 def test_delta_is_between_0_and_1(cli, folder, delta):
-    answer = cli("ledger", "show", folder, "--delta", delta)
+    answer = cli("site", "budget", "--ledger", folder, "--delta", delta)
     assert answer.code == 2
     assert "delta" in answer.err
 
@@ -184,12 +185,12 @@ def enrolled(tmp_path):
 
 
 def test_what_the_guard_knows_of_the_rows_is_never_shown(cli, enrolled, tmp_path):
-    cli("ledger", "export", enrolled, "-o", tmp_path / "ledger.json").succeeded()
-    cli("ledger", "report", enrolled, STUDY.hash[:20], "-o", tmp_path / "report.json").succeeded()
-    as_json = cli("ledger", "show", enrolled, "--json").succeeded()
+    cli("site", "export", "--ledger", enrolled, "-o", tmp_path / "ledger.json").succeeded()
+    cli("site", "export", STUDY.hash[:20], "--ledger", enrolled, "-o", tmp_path / "report.json").succeeded()
+    as_json = cli("site", "budget", "--ledger", enrolled, "--json").succeeded()
     seen = [
         as_json.out,
-        cli("ledger", "show", enrolled).succeeded().out,
+        cli("site", "budget", "--ledger", enrolled).succeeded().out,
         *((tmp_path / name).read_text() for name in ("ledger.json", "report.json")),
     ]
     for account in read_ledger(enrolled).accounts.values():
@@ -202,12 +203,12 @@ def test_what_the_guard_knows_of_the_rows_is_never_shown(cli, enrolled, tmp_path
 
 
 def test_a_report_by_hash_or_name(cli, enrolled, tmp_path):
-    words = ["ledger", "report", enrolled]
-    cli(*words, STUDY.hash[:12], "-o", tmp_path / "a.json", "--site", "Ward 7").succeeded()
+    words = ["site", "export", "--ledger", enrolled]
+    cli(*words, STUDY.hash[:12], "-o", tmp_path / "a.json", "--name", "Ward 7").succeeded()
     report = read_privacy_report(tmp_path / "a.json")
     assert (report.study_hash, report.study) == (STUDY.hash, STUDY.name)
     assert report.members(0) == {"Ward 7": 8}
-    cli(*words, STUDY.hash, "-o", tmp_path / "b.json", "--site", "Ward 7").succeeded()
+    cli(*words, STUDY.hash, "-o", tmp_path / "b.json", "--name", "Ward 7").succeeded()
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
@@ -221,7 +222,7 @@ def test_a_report_by_hash_or_name(cli, enrolled, tmp_path):
     ],
 )
 def test_a_study_must_be_named_clearly(cli, enrolled, tmp_path, chosen, complaint):
-    answer = cli("ledger", "report", enrolled, chosen, "-o", tmp_path / "a.json")
+    answer = cli("site", "export", chosen, "--ledger", enrolled, "-o", tmp_path / "a.json")
     assert answer.code == 2
     assert complaint in answer.err
     assert STUDY.hash[:12] in answer.err
@@ -229,40 +230,36 @@ def test_a_study_must_be_named_clearly(cli, enrolled, tmp_path, chosen, complain
 
 
 def test_no_report_without_a_guard(cli, folder, tmp_path):
-    answer = cli("ledger", "report", folder, A, "-o", tmp_path / "a.json")
+    answer = cli("site", "export", A, "--ledger", folder, "-o", tmp_path / "a.json")
     assert answer.code == 2
     assert "not enrolled by a guard" in answer.err
     with Ledger.open(tmp_path / "empty", cap=1.0, create=True):
         pass
-    assert "no studies yet" in cli("ledger", "report", tmp_path / "empty", "a", "-o", tmp_path / "a").err
+    assert "no studies yet" in cli("site", "export", "a", "--ledger", tmp_path / "empty", "-o", tmp_path / "a").err
 
 
 def test_a_report_cannot_overwrite_the_ledger(cli, enrolled):
-    answer = cli("ledger", "report", enrolled, STUDY.hash, "-o", enrolled / DATABASE)
+    answer = cli("site", "export", STUDY.hash, "--ledger", enrolled, "-o", enrolled / DATABASE)
     assert answer.code == 2
     assert "another name" in answer.err
-    cli("ledger", "verify", enrolled).succeeded()
+    cli("site", "budget", "--ledger", enrolled).succeeded()
 
 
-def test_the_delta_is_the_owner_s_where_the_site_is_known(cli, folder):
-    said = " ".join(cli("ledger", "show", folder).succeeded().out.split())
+def test_the_delta_is_the_owner_s(cli, folder):
+    said = " ".join(cli("site", "budget", "--ledger", folder).succeeded().out.split())
     assert "ε at δ = 1e-05" in said
-    assert "δ = 1e-05 by default, because the ledger has no site.toml" in said
     site = folder.parent / "site.toml"
     site.write_text(
-        'format = "dpadmm-site/1"\nledger = "ledger"\n[data]\ntable = "t.csv"\n[person]\nrows = 1\n[limits]\n'
+        'format = "dpadmm-site/2"\nledger = "ledger"\n[data]\ntable = "t.csv"\n[person]\nrows = 1\n[limits]\n'
         'epsilon = 1.0\ndelta = 1e-7\nmethods = ["dp_admm"]\nlosses = ["logistic"]\n'
         "max_rounds = 9\nmin_rows = 9\n"
     )
-    said = " ".join(cli("ledger", "show", folder).succeeded().out.split())
-    assert "ε at δ = 1e-07" in said
-    assert "δ = 1e-07 from site.toml" in said
-    assert cli("ledger", "show", folder, "--json").succeeded().json["delta"] == 1e-7
-    assert cli("ledger", "show", folder, "--delta", "1e-3", "--json").succeeded().json["delta"] == 1e-3
-    site.write_text(site.read_text().replace('ledger = "ledger"', 'ledger = "another"'))
-    assert cli("ledger", "show", folder, "--json").succeeded().json["delta"] == 1e-5
-    site.write_text("no toml")
-    assert cli("ledger", "show", folder, "--json").succeeded().json["delta"] == 1e-5
+    for here in (site, site.parent):
+        said = " ".join(cli("site", "budget", "--site", here).succeeded().out.split())
+        assert "ε at δ = 1e-07" in said
+        assert "δ = 1e-07. ε is exact." in said
+    assert cli("site", "budget", "--site", site, "--json").succeeded().json["delta"] == 1e-7
+    assert cli("site", "budget", "--site", site, "--delta", "1e-3", "--json").succeeded().json["delta"] == 1e-3
 
 
 def test_what_rounding_leaves_is_nothing(cli, tmp_path):
@@ -271,20 +268,20 @@ def test_what_rounding_leaves_is_nothing(cli, tmp_path):
         ledger.reserve(A, 1.0 - 2.0**-50, about={})
         for round in (1, 2, 3):
             ledger.spend(A, round, digest="0" * 64, mu_squared=third - 2.0**-51, upload=b"")
-    totals = cli("ledger", "show", tmp_path, "--json").succeeded().json["totals"]
+    totals = cli("site", "budget", "--ledger", tmp_path, "--json").succeeded().json["totals"]
     nothing = {"mu_squared": 0.0, "epsilon": 0.0}
     assert totals["left"] == totals["reserved"] == nothing
 
 
 def test_a_report_and_the_ledger_of_a_study_that_ended_early(cli, enrolled, tmp_path):
     assert "privacy report charges all planned rounds" not in " ".join(
-        cli("ledger", "show", enrolled).succeeded().out.split()
+        cli("site", "budget", "--ledger", enrolled).succeeded().out.split()
     )
     with Ledger.open(enrolled, cap=read_ledger(enrolled).cap) as ledger:
         ledger.close_study(study().hash)
-    said = " ".join(cli("ledger", "show", enrolled).succeeded().out.split())
+    said = " ".join(cli("site", "budget", "--ledger", enrolled).succeeded().out.split())
     assert "Its privacy report charges all planned rounds" in said
-    answer = cli("ledger", "report", enrolled, study().hash, "-o", tmp_path / "s.json").succeeded()
+    answer = cli("site", "export", study().hash, "--ledger", enrolled, "-o", tmp_path / "s.json").succeeded()
     assert "It charges all" in answer.out
     assert "released rounds, ε" in " ".join(answer.out.split())
 
@@ -295,38 +292,38 @@ def test_a_copy_is_made_and_restored_at_the_price_that_is_said(cli, tmp_path):
     site = new_site(tmp_path, first, table="table.csv", epsilon=9.0)
     here = ("--site", site.path)
     accept(site, first)
-    made = cli("ledger", "backup", site.ledger, "-o", tmp_path / "copy").succeeded()
+    made = cli("site", "backup", *here, "-o", tmp_path / "copy").succeeded()
     assert "as secret as the table" in made.out
-    again = cli("ledger", "backup", site.ledger, "-o", tmp_path / "copy")
+    again = cli("site", "backup", *here, "-o", tmp_path / "copy")
     assert (again.code, "choose another name" in again.err) == (2, True)
     accept(site, second)
-    refused = cli("ledger", "restore", tmp_path / "copy", *here)
+    refused = cli("site", "restore", tmp_path / "copy", *here)
     assert refused.code == 2
-    assert "is intact, and no copy is newer" in refused.err
+    assert "is intact, and no backup is newer" in refused.err
     assert "[ledger-exists]" in refused.err
     shutil.rmtree(site.ledger)
-    both = cli("ledger", "restore", tmp_path / "copy", *here, "--none-since", "--enrolled-since", tmp_path / "x.toml")
-    assert (both.code, "--enrolled-since and --none-since cannot be combined" in both.err) == (2, True)
-    forgotten = cli("ledger", "restore", tmp_path / "copy", *here, "--none-since")
-    assert (forgotten.code, "'second': accepted here, and not in the copy" in forgotten.err) == (2, True)
+    both = cli("site", "restore", tmp_path / "copy", *here, "--none-since", "--accepted-since", tmp_path / "x.toml")
+    assert (both.code, "--accepted-since and --none-since cannot be combined" in both.err) == (2, True)
+    forgotten = cli("site", "restore", tmp_path / "copy", *here, "--none-since")
+    assert (forgotten.code, "'second': accepted here, but not in the backup" in forgotten.err) == (2, True)
     (tmp_path / "second.toml").write_text(to_toml(second))
-    done = cli("ledger", "restore", tmp_path / "copy", *here, "--enrolled-since", tmp_path / "second.toml").succeeded()
+    done = cli("site", "restore", tmp_path / "copy", *here, "--accepted-since", tmp_path / "second.toml").succeeded()
     assert "first: charged in full and closed" in done.out
     said = " ".join(done.out.split())
     assert "the limit was at most ε 9.0000 at δ = 1e-05, and person.rows at most 1. These are the highest" in said
     assert "all other sites" not in said
-    shown = json.loads(cli("ledger", "show", site.ledger, "--json").succeeded().out)
+    shown = json.loads(cli("site", "budget", "--ledger", site.ledger, "--json").succeeded().out)
     assert [each["state"] for each in shown["studies"]] == ["charged", "charged"]
     assert shown["studies"][1]["about"] == {"name": "what may have been released since the copy of the ledger"}
-    cli("ledger", "verify", site.ledger).succeeded()
-    nothing = cli("ledger", "restore", *here).succeeded()
+    cli("site", "budget", "--ledger", site.ledger).succeeded()
+    nothing = cli("site", "restore", *here).succeeded()
     assert "Left for new studies: ε 0.0000" in " ".join(nothing.out.split())
     text = site.path.read_text().replace("epsilon = 9.0", "epsilon = 12.0").replace("rows = 1\n", "rows = 3\n", 1)
     site.path.write_text(text + SECURE_AGGREGATION.format(epsilon=20.0))
-    cli("ledger", "restore", *here).succeeded()
+    cli("site", "restore", *here).succeeded()
     site.path.write_text(
         site.path.read_text().replace("epsilon = 12.0", "epsilon = 9.0").replace("rows = 3", "rows = 1")
     )
-    said = " ".join(cli("ledger", "restore", *here).succeeded().out.split())
+    said = " ".join(cli("site", "restore", *here).succeeded().out.split())
     assert "at most ε 12.0000 (ε 20.0000 if all other sites collude) at δ" in said
     assert "person.rows at most 3." in said
