@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -265,11 +266,11 @@ def _print_table(
     caption: str | None = None,
     min_width: int | None = None,
 ) -> None:
-    """Print a table. An empty row draws a rule. The first column has at least ``min_width`` characters."""
-    has_header = any(column.title for column in columns)
-    out = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_header=has_header, padding=(0, 1, 0, 0), caption_justify="left"
-    )
+    """Print a table; without headings as an indented list. The first column has at least ``min_width`` characters."""
+    if any(column.title for column in columns):
+        out, indent = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left"), 0
+    else:
+        out, indent = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False), 2
     if title:
         echo(title, style="bold")
     if caption:
@@ -288,7 +289,7 @@ def _print_table(
             out.add_row(*(_plain_text(cell.text or "", STYLES.get(cell.style, "")) for cell in row))
         else:
             out.add_section()
-    Console().print(out)
+    Console().print(Padding(out, (0, 0, 0, indent)))
 
 
 def write(path: Path, content: bytes) -> None:
