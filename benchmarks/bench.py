@@ -298,7 +298,7 @@ def million_agents(kind: str, n_agents: int) -> None:
     size = sum(each.nbytes for each in layout(features)[1]) + labels.nbytes
     result = simulate(Dataset("many", features, labels, (-1, 1)), n_agents=n_agents, method="auto", epsilon=1.0,
                       n_rounds=5, test_rows=0, metrics_every=0, seed=1)  # fmt: skip
-    result.privacy.as_json()
+    result.privacy.to_dict()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps([size, time.perf_counter() - started, result.outcome.seconds, peak]))
 

@@ -212,7 +212,7 @@ model = load_model(folder / "model.dpadmm")
 assert model.privacy["epsilon"] <= 1.0
 
 # %% [markdown]
-# `model.statement.json` says what was given away. Anyone can check it: `dpadmm verify` derives ε again.
+# `model.privacy.json` is the privacy report. Anyone can check it: `dpadmm verify` recomputes ε.
 #
 # ## 4. How good is it?
 #

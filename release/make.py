@@ -217,7 +217,7 @@ def try_base(base: Environment) -> None:
     write_tables(base.work)
     for words in readme_commands():
         base.dpadmm(*words)
-    base.dpadmm("verify", "model.statement.json")
+    base.dpadmm("verify", "model.privacy.json")
 
 
 MISSING = {

@@ -23,8 +23,8 @@ from msgspec import Meta
 from dpadmm.errors import StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import Count, Parameter, check_names
-from dpadmm.studies.settings import Settings, flat_parameters
-from reproduction.results import grid_digest, settings_columns
+from dpadmm.studies.settings import Settings
+from reproduction.results import SETTINGS, grid_digest, settings_columns, settings_from_columns
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")
@@ -33,7 +33,7 @@ MOST_RUNS = 20_000
 
 _TOP = ("format", "title", *DATA_KEYS, "repeats", "first_seed", "shared", "experiments")
 _SEED = Annotated[int, Meta(ge=0)]
-_SETTINGS = tuple(name for name in flat_parameters(Settings) if name != "seed")
+_SETTINGS = tuple(name for name in SETTINGS if name != "seed")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,9 @@ def _cells(
     for combination in itertools.product(*lists.values()):
         for seed in seeds:
             try:
-                settings = Settings(**{**written["shared"], **dict(zip(lists, combination, strict=True)), "seed": seed})
+                settings = settings_from_columns(
+                    {**written["shared"], **dict(zip(lists, combination, strict=True)), "seed": seed}
+                )
             except StudyError as error:
                 raise StudyError(f"{where}: {error}") from None
             if settings.metrics_every == 0:

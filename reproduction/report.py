@@ -21,13 +21,12 @@ from markupsafe import Markup
 from dpadmm.baselines import METHOD_TITLES
 from dpadmm.figures.comparison import BUDGETS
 from dpadmm.figures.style import Picture, power, save_figure
-from dpadmm.studies.settings import Settings, flat_parameters
 from dpadmm.training.run_folder import write_text
 from reproduction import series
 from reproduction.claims import Claim, claims, counted, few_splits, in_short
 from reproduction.figures import PAPER, pictures
 from reproduction.measurements import times
-from reproduction.results import Results
+from reproduction.results import SETTINGS, Results
 from reproduction.rules import CLEAR, ClaimVerdict
 from reproduction.series import at_end, begun, distinct, done, missing, split, where
 
@@ -305,7 +304,7 @@ def _about_splits_and_totals(lines: Results) -> str:
 
 
 def settings_table(results: Results) -> ReportTable:
-    values = {name: distinct(results, name) for name in flat_parameters(Settings)}
+    values = {name: distinct(results, name) for name in SETTINGS}
     return ReportTable(
         "settings",
         "Settings",

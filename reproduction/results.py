@@ -26,7 +26,8 @@ from dpadmm.data import Dataset
 from dpadmm.errors import DataError
 from dpadmm.files.atomic import atomic_file
 from dpadmm.matrices.features import layout
-from dpadmm.studies.settings import Settings, flat_parameters
+from dpadmm.parameters.fields import parameters
+from dpadmm.studies.settings import CHOICES, Settings, nested_parameters
 from dpadmm.training.compare import DONE as DONE
 from dpadmm.training.compare import MEASURES as MEASURES
 from dpadmm.training.compare import REFUSED as REFUSED
@@ -38,7 +39,19 @@ PRIVACY = ("total_epsilon", "total_paper_epsilon", "spent_epsilon", "spent_paper
 
 _HEADER = b"dpadmm"
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
-SETTINGS = {name: _ARROW_TYPES[each.base] for name, each in flat_parameters(Settings).items()}
+_PREFIXES = {"method": "", "loss": "loss_", "regularizer": "regularizer_"}
+
+
+def _column_of(name: str) -> str:
+    """Return the column of a setting: ``rho`` for ``method.rho``, ``loss_delta`` for ``loss.delta``."""
+    what, _, parameter = name.rpartition(".")
+    return f"{_PREFIXES[what]}{parameter}" if what else name
+
+
+SETTINGS = {
+    _column_of(name): pa.string() if name in CHOICES else _ARROW_TYPES[each.base]
+    for name, each in nested_parameters(Settings).items()
+}
 """Columns of the settings, with their types."""
 SCHEMA = pa.schema(
     {
@@ -118,8 +131,26 @@ class Results:
 
 def settings_columns(settings: Settings) -> dict[str, Any]:
     """Settings as the values of their columns; None for a parameter of what was not chosen."""
-    said = settings.flat()
-    return {name: said.get(name) for name in SETTINGS}
+    values: dict[str, Any] = dict.fromkeys(SETTINGS)
+    for name, value in settings.to_dict().items():
+        if name in CHOICES:
+            values |= {_column_of(f"{name}.{key}"): item for key, item in value.items() if key != "name"}
+            value = value["name"]
+        values[name] = value
+    return values
+
+
+def settings_from_columns(given: Mapping[str, Any]) -> Settings:
+    """Return the settings in these columns, without parameters of a method, loss or regularizer that is not chosen."""
+    nested = dict(given)
+    defaults = {parameter.name: parameter.default for parameter in parameters(Settings)}
+    for what, classes in CHOICES.items():
+        name = given.get(what, defaults[what].name)
+        known = parameters(classes[name]) if name in classes else ()
+        own = {each.name: given[column] for each in known if (column := _column_of(f"{what}.{each.name}")) in given}
+        nested[what] = {"name": name, **own}
+    others = {_column_of(name) for name in nested_parameters(Settings) if "." in name}
+    return Settings(**{name: value for name, value in nested.items() if name not in others})
 
 
 def data_stamp(dataset: Dataset) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from dpadmm.data import Dataset
 from dpadmm.data.cluster import Cluster
 from dpadmm.engine.workers import in_processes, n_cores, on_cluster
 from dpadmm.errors import DataError, DPADMMError
+from dpadmm.methods.dp_admm import DpAdmm
 from dpadmm.methods.prior import Prior
 from dpadmm.methods.theory import nonsmooth_bound, smooth_bound
 from dpadmm.models.run import Result
@@ -304,7 +305,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
 
 def _plain_releases(result: Result) -> set[tuple[float, int]]:
     """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
-    tallies = set(result.privacy.planned)
+    tallies = {group.planned for group in result.privacy.groups}
     every = {each for tally in tallies for each, _ in tally}
     plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
     if any(len(tally) != 1 or tally[0][0] not in plain for tally in tallies):
@@ -314,11 +315,11 @@ def _plain_releases(result: Result) -> set[tuple[float, int]]:
 
 def _bound(result: Result, round: int) -> float | None:
     """The theorem's bound after so many rounds, where the theorem speaks of this run."""
-    settings = result.settings
-    if getattr(settings.method, "schedule", None) != "theorem" or settings.participation < 1.0:
+    method = result.settings.method
+    if not isinstance(method, DpAdmm) or method.schedule != "theorem" or result.settings.participation < 1.0:
         return None
-    bound, rho = smooth_bound if result.problem.smooth else nonsmooth_bound, settings.flat()["rho"]
-    return bound(result.constants, n_rounds=round, rho=rho, beta=rho)
+    bound = smooth_bound if result.problem.smooth else nonsmooth_bound
+    return bound(result.constants, n_rounds=round, rho=method.rho, beta=method.rho)
 
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:

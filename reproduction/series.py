@@ -16,8 +16,7 @@ from dpadmm.figures.comparison import BUDGETS
 from dpadmm.figures.style import Curve
 from dpadmm.losses import LOSSES
 from dpadmm.matrices.arrays import Floats
-from dpadmm.studies.settings import Settings, flat_parameters
-from reproduction.results import Results
+from reproduction.results import SETTINGS, Results
 
 _NOT_A_VARIANT = {"method", "seed", "n_agents", "delta", "test_rows", "metrics_every", *BUDGETS}
 
@@ -111,7 +110,7 @@ _IN_WORDS: dict[str, Callable[[Any], str]] = {
 def variants(results: Results) -> dict[str, Results]:
     """Label -> lines, for each method and each of its settings if there are several."""
     known, order = set(results.table.column_names), {method: i for i, method in enumerate(METHOD_TITLES)}
-    settings = [name for name in flat_parameters(Settings) if name in known and name not in _NOT_A_VARIANT]
+    settings = [name for name in SETTINGS if name in known and name not in _NOT_A_VARIANT]
     out: dict[str, Results] = {}
     for method in sorted(distinct(results, "method"), key=lambda method: order.get(method, len(order))):
         lines = where(results, method=method)

@@ -188,7 +188,7 @@ def test_noise_that_states_no_price_leaves_a_run_without_epsilon() -> None:
     assert report.epsilon == math.inf
     assert not report.private
     assert report.accountant == "none: Correlated states no price"
-    assert report.as_json()["epsilon"] is None
+    assert report.to_dict()["epsilon"] is None
     assert report.as_json()["guarantee"] == "none: the noise source states no price"
 
 
@@ -212,7 +212,7 @@ def test_what_a_round_releases_is_what_is_charged_for_it() -> None:
     z = result.method.noise_multiplier[0]
     assert result.privacy.epsilon == pytest.approx(exact_epsilon(math.sqrt(400 + 9) / z, 1e-5))
     sampled = simulate("synthetic", method=DpSgd(sampling=0.5), epsilon=1.0, n_rounds=3, n_agents=2, seed=1)
-    ((release, count),) = sampled.privacy.planned[0]
+    ((release, count),) = sampled.privacy.agents[0].planned
     assert (type(release), release.sampling, count) == (SampledRelease, 0.5, 3)
 
 

@@ -20,7 +20,8 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import DpAdmmRounds, DpSgdRounds
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, NoRegularizer, Regularizer
-from dpadmm.studies.study import DEPLOYABLE, Study
+from dpadmm.studies.checks import DEPLOYABLE
+from dpadmm.studies.study import Study
 from dpadmm.training.simulate import simulate
 
 

@@ -47,7 +47,7 @@ def check_folder(folder: Path, *, repeats: int = 3) -> None:
     files = {"settings.toml", "trace.csv", "summary.json", "convergence.png", "convergence.svg"}
     runs = [f"{kind}-{e}-{k + 1}" for kind in KINDS for e in ("0.05", "0.1") for k in range(repeats)]
     models = {f"model-{run}.npz" for run in runs}
-    assert names == files | models | {f"statement-{run}.json" for run in runs}
+    assert names == files | models | {f"model-{run}.privacy.json" for run in runs}
     assert (folder / "convergence.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert ElementTree.parse(folder / "convergence.svg").getroot().tag.endswith("svg")
     for name in models:

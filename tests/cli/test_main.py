@@ -33,7 +33,7 @@ OPTIONS = {
     ],
     "compare": [
         *("--methods", "--epsilon", "--round-epsilon", "--agents", "--repeats", "--seed", "--workers"),
-        *("--data", "--label", "--classes", "--by", "--output", "--overwrite", "--json", "--learning-rate"),
+        *("--data", "--label", "--classes", "--by", "--output", "--overwrite", "--json", "--set"),
     ],
     "site": ["join", "run", "review", "accept", "budget"],
     "server": ["init", "start", "invite", "propose", "run"],

@@ -13,7 +13,7 @@ from looping import case
 from mixed_tables import to_toml
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.cli.console import rounded_up
 from dpadmm.federation.local import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
@@ -171,7 +171,7 @@ def test_delta_is_between_0_and_1(cli, folder, delta):
     assert "delta" in answer.err
 
 
-# What a guard pinned, and statements from it
+# What a guard pinned, and privacy reports from it
 
 
 @pytest.fixture
@@ -186,12 +186,12 @@ def enrolled(tmp_path):
 
 def test_what_the_guard_knows_of_the_rows_is_never_shown(cli, enrolled, tmp_path):
     cli("site", "export", "--ledger", enrolled, "-o", tmp_path / "ledger.json").succeeded()
-    cli("site", "export", STUDY.hash[:20], "--ledger", enrolled, "-o", tmp_path / "statement.json").succeeded()
+    cli("site", "export", STUDY.hash[:20], "--ledger", enrolled, "-o", tmp_path / "report.json").succeeded()
     as_json = cli("site", "budget", "--ledger", enrolled, "--json").succeeded()
     seen = [
         as_json.out,
         cli("site", "budget", "--ledger", enrolled).succeeded().out,
-        *((tmp_path / name).read_text() for name in ("ledger.json", "statement.json")),
+        *((tmp_path / name).read_text() for name in ("ledger.json", "report.json")),
     ]
     for account in read_ledger(enrolled).accounts.values():
         for secret in ("salt", "rows"):
@@ -202,12 +202,12 @@ def test_what_the_guard_knows_of_the_rows_is_never_shown(cli, enrolled, tmp_path
     assert not {"salt", "rows"} & about.keys()
 
 
-def test_a_statement_by_hash_or_name(cli, enrolled, tmp_path):
+def test_a_report_by_hash_or_name(cli, enrolled, tmp_path):
     words = ["site", "export", "--ledger", enrolled]
     cli(*words, STUDY.hash[:12], "-o", tmp_path / "a.json", "--name", "Ward 7").succeeded()
-    stated = read_statement(tmp_path / "a.json").statement
-    assert (stated.study_hash, stated.name) == (STUDY.hash, STUDY.name)
-    assert dict(stated.groups[0].n_rows) == {"Ward 7": 8}
+    report = read_privacy_report(tmp_path / "a.json")
+    assert (report.study_hash, report.study) == (STUDY.hash, STUDY.name)
+    assert report.members(0) == {"Ward 7": 8}
     cli(*words, STUDY.hash, "-o", tmp_path / "b.json", "--name", "Ward 7").succeeded()
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
@@ -229,7 +229,7 @@ def test_a_study_must_be_named_clearly(cli, enrolled, tmp_path, chosen, complain
     assert not (tmp_path / "a.json").exists()
 
 
-def test_no_statement_without_a_guard(cli, folder, tmp_path):
+def test_no_report_without_a_guard(cli, folder, tmp_path):
     answer = cli("site", "export", A, "--ledger", folder, "-o", tmp_path / "a.json")
     assert answer.code == 2
     assert "not enrolled by a guard" in answer.err
@@ -238,7 +238,7 @@ def test_no_statement_without_a_guard(cli, folder, tmp_path):
     assert "no studies yet" in cli("site", "export", "a", "--ledger", tmp_path / "empty", "-o", tmp_path / "a").err
 
 
-def test_a_statement_cannot_overwrite_the_ledger(cli, enrolled):
+def test_a_report_cannot_overwrite_the_ledger(cli, enrolled):
     answer = cli("site", "export", STUDY.hash, "--ledger", enrolled, "-o", enrolled / DATABASE)
     assert answer.code == 2
     assert "another name" in answer.err
@@ -273,8 +273,8 @@ def test_what_rounding_leaves_is_nothing(cli, tmp_path):
     assert totals["left"] == totals["reserved"] == nothing
 
 
-def test_a_statement_and_the_ledger_of_a_study_that_ended_early(cli, enrolled, tmp_path):
-    assert "statement charges all planned rounds" not in " ".join(
+def test_a_report_and_the_ledger_of_a_study_that_ended_early(cli, enrolled, tmp_path):
+    assert "privacy report charges all planned rounds" not in " ".join(
         cli("site", "budget", "--ledger", enrolled).succeeded().out.split()
     )
     with Ledger.open(enrolled, cap=read_ledger(enrolled).cap) as ledger:

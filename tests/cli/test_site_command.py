@@ -17,7 +17,7 @@ from dpadmm.cli.console import rounded_up
 from dpadmm.federation.site.decisions import decide
 from dpadmm.sites import table as site_table
 from dpadmm.sites.site import read_site
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import public_key
 

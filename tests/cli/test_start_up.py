@@ -88,10 +88,10 @@ def test_an_agent_is_imported_without_readers_compiler_or_solvers():
     assert not found.intersection([*HEAVY, "pyarrow", "scipy.linalg", "typer", "rich"])
 
 
-def test_an_agent_that_runs_loads_no_other_command_and_no_statement():
+def test_an_agent_that_runs_loads_no_other_command_and_no_privacy_report():
     found = modules_after("import sys, dpadmm.cli.site, dpadmm.federation.site.process, dpadmm.sites.table")
     commands = {f"dpadmm.cli.{name}" for name in ("study", "server", "columns", "drafts", "problems")}
-    assert not found.intersection([*HEAVY, *commands, "dpadmm.accounting.statement", "pandas"])
+    assert not found.intersection([*HEAVY, *commands, "dpadmm.accounting.report", "pandas"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -48,7 +48,7 @@ epsilon = 3.0
 
 @pytest.fixture(scope="module")
 def files(once) -> Path:
-    """A study, a table, a model, a statement, statistics, a ledger and a site, all of them good."""
+    """A study, a table, a model, a privacy report, statistics, a ledger and a site, all of them good."""
 
     def make(folder: Path) -> None:
         from dpadmm.data.encoded import encode_table
@@ -62,7 +62,7 @@ def files(once) -> Path:
         write_rows(folder / "table.csv", 1, 200)
         result = run_study(study, encode_table(folder / "table.csv", study.schema, study.label), seed=1)
         save_model(model_of(result), folder / "m.dpadmm")
-        (folder / "m.statement.json").write_bytes(result.statement.as_bytes())
+        (folder / "m.privacy.json").write_bytes(result.privacy.to_bytes())
         with Ledger.open(folder / "ledger", cap=4.0, create=True) as ledger:
             ledger.reserve("a1" * 32, 1.0, about={"name": f"ledger {HOSTILE}"})
         (folder / "site").mkdir()
@@ -95,7 +95,7 @@ PATHS: dict[str, Callable[[Path], Sequence[object]]] = {
     "plan": lambda f: ("plan", f / "missing.toml", "--rows", 100),
     "compare": lambda f: ("compare", "--data", f / "missing.csv", "-e", 1),
     "simulate": lambda f: ("simulate", "--data", f / "missing.csv", "--epsilon", 1),
-    "verify": lambda f: ("verify", f / "m.statement.json"),
+    "verify": lambda f: ("verify", f / "m.privacy.json"),
     "site budget": lambda f: ("site", "budget", "--ledger", f / "ledger"),
     "site budget missing": lambda f: ("site", "budget", "--ledger", f / "missing"),
     "site export": lambda f: ("site", "export", "--ledger", f / "ledger", "-o", f / "export.json"),
@@ -179,7 +179,6 @@ HOSTILE_MODELS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a name in privacy": lambda about: about["privacy"].update({HOSTILE: 1}),
     "label.column": lambda about: about["label"].update(column=HOSTILE),
     "study.name": lambda about: about["study"].update(name=HOSTILE),
-    "statement.guaranteed": lambda about: about["statement"].update(guaranteed=HOSTILE),
     "version": lambda about: about.update(version="1" * 1001),
 }
 
@@ -205,19 +204,17 @@ def test_a_model_that_could_not_be_read_is_not_written(files, tmp_path):
 def test_hostile_statistics_are_rejected_without_their_characters(cli, hostile):
     cli(*PATHS["describe"](hostile)).succeeded()
     table = json.loads((hostile / "s.json").read_text())
-    for part in ("privacy", "statement"):
-        with case(part):
-            (hostile / "s.json").write_text(json.dumps({**table, part: {**table[part], "method": HOSTILE}}))
-            answer = cli("describe", hostile / "s.json", columns=1000)
-            assert answer.code == 2
-            assert f"{part}.method must be printable text" in answer.err
-            assert is_clean(answer)
+    (hostile / "s.json").write_text(json.dumps({**table, "privacy": {**table["privacy"], "method": HOSTILE}}))
+    answer = cli("describe", hostile / "s.json", columns=1000)
+    assert answer.code == 2
+    assert "privacy.method must be printable text" in answer.err
+    assert is_clean(answer)
 
 
-def test_a_hostile_statement_is_rejected_without_its_characters(cli, hostile):
-    text = (hostile / "m.statement.json").read_text()
-    (hostile / "m.statement.json").write_text(text.replace('"small"', json.dumps(f"small{HOSTILE}")))
-    answer = cli("verify", hostile / "m.statement.json", columns=1000)
+def test_a_hostile_privacy_report_is_rejected_without_its_characters(cli, hostile):
+    text = (hostile / "m.privacy.json").read_text()
+    (hostile / "m.privacy.json").write_text(text.replace('"small"', json.dumps(f"small{HOSTILE}")))
+    answer = cli("verify", hostile / "m.privacy.json", columns=1000)
     assert answer.code == 2
     assert is_clean(answer)
 

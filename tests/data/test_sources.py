@@ -26,7 +26,7 @@ from dpadmm.federation.site.responder import Responder
 from dpadmm.models.evaluate import evaluate
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.drafts import draft_from_table
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import prior_from, train
 
 STUDY = """

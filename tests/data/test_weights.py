@@ -15,7 +15,8 @@ from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.data.schema_file import label_as_json, label_from
 from dpadmm.errors import DataError, StudyError
 from dpadmm.studies.json_schema import study_schema
-from dpadmm.studies.study import Study, study_from, study_problems
+from dpadmm.studies.reading import study_from, study_problems
+from dpadmm.studies.study import Study
 
 SCHEMA = Schema((Number("age", (0, 100)),))
 BY_COLUMN = Label("ill", classes=("no", "yes"), weight="w", weight_bound=4.0)

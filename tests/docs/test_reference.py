@@ -14,7 +14,7 @@ import dpadmm
 from dpadmm import cli
 from dpadmm.federation import protocol
 from dpadmm.sites.site import SECTIONS
-from dpadmm.studies.study import KEYS
+from dpadmm.studies.reading import KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"

@@ -25,7 +25,9 @@ from dpadmm.parameters.fields import parameters
 from dpadmm.queries.newton import LOSSES as PAIRED
 from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.sites.agent import Agent
-from dpadmm.studies.study import DEPLOYABLE, Study
+from dpadmm.studies.checks import DEPLOYABLE
+from dpadmm.studies.settings import nest
+from dpadmm.studies.study import Study
 from dpadmm.trusted import discrete_gaussian as exact_noise
 from dpadmm.trusted.discrete_gaussian import Draw
 from dpadmm.trusted.guard import Guard
@@ -51,8 +53,8 @@ def seeded(agent: int, round: int) -> Draw:
 
 
 def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
-    own: dict[str, Any] = {f"loss_{each.name}": getattr(loss, each.name) for each in parameters(type(loss))}
-    own |= {"learning_rate": 0.5} if method == "dp_sgd" else {}
+    own: dict[str, Any] = {f"loss.{each.name}": getattr(loss, each.name) for each in parameters(type(loss))}
+    own |= {"method.learning_rate": 0.5} if method == "dp_sgd" else {}
     classes = CLASSES.get(loss.task, lambda p: None)(loss.n_outputs)
     rows: dict[str, Any] = {
         "features": tuple(f"x{i}" for i in range(D)),
@@ -66,13 +68,15 @@ def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
     return Study(
         name="equal",
         **rows,
-        training={
-            **({"method": "auto", "inference": True} if method == "inference" else {"method": method}),
-            "loss": loss.name,
-            "n_rounds": ROUNDS,
-            "noise_multiplier": 3.0,
-            **own,
-        },
+        training=nest(
+            {
+                **({"method": "auto", "method.inference": True} if method == "inference" else {"method": method}),
+                "loss": loss.name,
+                "n_rounds": ROUNDS,
+                "noise_multiplier": 3.0,
+                **own,
+            }
+        ),
         provenance=dict.fromkeys(own.keys() - {"intercept"}, "assumed"),
         allow_missed_rounds=allow_missed_rounds,
     )

@@ -95,7 +95,7 @@ def test_a_study_that_is_ended_for_good_ends_everywhere(tmp_path: Path, ask) -> 
         all.serve()
         all.after_round(2)
         code, said = ask("server", "end", "small", *folder)
-        assert (code, "Ended for good: small, after" in said) == (0, True)
+        assert (code, "Ended permanently: small, after" in said) == (0, True)
         assert all.finished() == 0, all.said
         assert "Ended for good after round" in " ".join(all.said.split())
         for name in NAMES:
@@ -114,7 +114,7 @@ def test_a_study_that_is_ended_for_good_ends_everywhere(tmp_path: Path, ask) -> 
         assert all.finished() == 0, all.said
         assert all.rounds_done == rounds
         code, said = ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder)
-        assert (code, f"only {rounds} of 5000 rounds are closed: add --unfinished" in said) == (2, True)
+        assert (code, f"only {rounds} of 5000 rounds are completed: add --unfinished" in said) == (2, True)
         assert ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder, "--unfinished")[0] == 0
         assert all.events().count("ended for good; no more rounds") == 1
         all.check(rounds=rounds, equal=False)

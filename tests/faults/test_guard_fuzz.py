@@ -314,7 +314,7 @@ HUGE = [LIMIT, -LIMIT, 1e308, -1e200, 1e154, 5e-324, -2e-310, 0.0, -0.0, 1.0]
 def counted(training):
     """A study of counts: they need a largest one, and a constant column."""
     schema, label = Schema(tuple(Plain(f"x{i}") for i in range(D)), row_norm=1.0), Label("y", bounds=(0, 1))
-    return Study(name="counts", schema=schema, label=label, training=training.changed(intercept=True))
+    return Study(name="counts", schema=schema, label=label, training=training.with_changes(intercept=True))
 
 
 def test_a_point_however_far_is_answered_and_the_answer_fits():
@@ -323,7 +323,7 @@ def test_a_point_however_far_is_answered_and_the_answer_fits():
         with case(loss):
             task = LOSSES[loss].task
             classes = {"binary": (-1, 1), "multiclass": (0, 1, 2)}.get(task)
-            training = STUDY.training.changed(loss=loss, n_rounds=200, noise_multiplier=100.0)
+            training = STUDY.training.with_changes(loss=loss, n_rounds=200, noise_multiplier=100.0)
             far = replace(STUDY, training=training, classes=classes) if task != "count" else counted(training)
             features, labels = rows()
             labels = np.abs(labels) if task in ("multiclass", "count") else labels

@@ -78,9 +78,9 @@ def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(t
         assert status_of(all.authority, path)["headline"] == f"Finished: {rounds} of {rounds} rounds"
         none = cli("server", "run", *folder)
         assert (none.code, none.err.count("\n")) == (2, 1)
-        assert "there is no study that is not finished; name one of:" in none.err
+        assert "there is no unfinished study; give one of:" in none.err
         several = cli("server", "export", "-o", tmp_path / "m.dpadmm", *folder)
-        assert "there is more than one study; name one of:" in several.err
+        assert "there is more than one study; give one of:" in several.err
         wrong = cli("server", "status", "third one", *folder)
         assert (wrong.code, "no study with the file, name or hash 'third one'" in wrong.err) == (2, True)
 

@@ -23,7 +23,7 @@ from dpadmm import load_model
 from dpadmm.cli import main
 from dpadmm.federation.local import SITE_TOML
 from dpadmm.federation.site.decisions import decide
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
 
 SITES, ROUNDS = ("east", "north", "west"), 8
@@ -150,12 +150,12 @@ def test_a_study_from_the_first_certificate_to_the_model(land: Land) -> None:
 
 def _a_study(land: Land) -> None:
     agreed = read_study(land.folder / "study.toml")
-    assert "Within your limits" in land.said("site", "review", "study.toml", "--site", "east/site.toml")
-    shown = land.said("site", "accept", "study.toml", "--site", "east/site.toml")
-    assert "Accepted: three hospitals" in shown
+    shown = land.said("site", "review", "study.toml", "--site", "east/site.toml")
+    assert "Within your limits" in shown
     assert agreed.public_rows is not None
     start = f"used for initialisation at no privacy cost (sha256 {agreed.public_rows.sha256[:12]}…)"
     assert start in " ".join(shown.split())
+    assert "Accepted: three hospitals" in land.said("site", "accept", "study.toml", "--site", "east/site.toml")
     land.agents["broker"] = land.start("server", "start", "--folder", "hub")
     for name in SITES:
         land.start_agent(name)
@@ -187,8 +187,8 @@ def _a_study(land: Land) -> None:
     assert "--overwrite" in land.refused("server", "export", "-o", "m.dpadmm", "--folder", "hub")
     land.said("server", "export", "-o", "m.dpadmm", "--folder", "hub", "--overwrite")
     model = load_model(land.folder / "m.dpadmm")
-    assert model.statement["worst"]["epsilon"]["1e-05"] == pytest.approx(3.0, rel=1e-6)
-    land.said("verify", "m.statement.json")
+    assert model.privacy["epsilon"] == pytest.approx(3.0, rel=1e-6)
+    land.said("verify", "m.privacy.json")
     with np.load(land.folder / "m.transcript.npz", allow_pickle=False) as transcript:
         assert transcript["consensus"].shape == (ROUNDS + 1, *agreed.shape)
         assert np.array_equal(transcript["consensus"][-1], model.weights)
@@ -257,7 +257,7 @@ def _states(land: Land, name: str) -> dict[str, str]:
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("server", "run", "study.toml", "--folder", "nowhere"), "nowhere"),
-    (("server", "run", "second.toml", "--folder", "hub"), "no such journal"),
+    (("server", "run", "second.toml", "--folder", "hub"), "is not proposed yet; to propose it: dpadmm server propose"),
     (
         ("server", "run", "second.toml", "--folder", "hub"),
         "public.csv: public rows not found; copy the table to this path",

@@ -101,8 +101,8 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 assert (seen["state"], seen["headline"]) == ("stalled", where)
                 assert seen["since"] == min(stall["start"] for stall in seen["stalls"])
                 assert (seen["seconds_left"], seen["deadline_in"], seen["stalls"][-1]["end"]) == (None, None, None)
-                for words in (("status", *folder), ("health", *folder)):
-                    assert where in command("aggregator", *words)[1]
+                for words in (folder, ("--health", *folder)):
+                    assert where in command("server", "status", *words)[1]
                 assert command("server", "status", "--health", *folder)[0] == 1
                 assert command("server", "status", "--health", *folder, "--live")[0] == 0
                 assert 'dpadmm_alarm{code="stalled",level="error"} 1' in scraped(metrics)
@@ -225,7 +225,7 @@ def test_the_runbook_has_an_entry_for_every_alarm_and_for_no_other() -> None:
         with case(row[0]):
             level, where, meaning, todo = (cell.strip() for cell in row[1:])
             assert set(re.findall("error|warning", level))
-            assert where in ("aggregator", "agent", "both")
+            assert where in ("server", "site", "both")
             assert min(len(meaning), len(todo)) > 20
     made = re.findall(r'Alarm\(\s*"([a-z-]+)"', Path(health.__file__).read_text(encoding="utf-8"))
     assert set(made) == set(get_args(health.AlarmCode)), "no alarm that nothing raises"

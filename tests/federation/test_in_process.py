@@ -141,7 +141,7 @@ def test_the_same_bits_as_a_cohort_in_process(sites: Sites, rows: Rows, tmp_path
 def test_intervals_across_sites_are_those_of_one_process_to_the_last_bit(
     sites: Sites, rows: Rows, tmp_path: Path
 ) -> None:
-    training = {"inference": True, "n_rounds": ROUNDS, "noise_multiplier": 0.3}
+    training = {"method": {"name": "auto", "inference": True}, "n_rounds": ROUNDS, "noise_multiplier": 0.3}
     accepted = Study(name="together", features=tuple("vwxyz"), classes=(-1, 1), training=training)  # type: ignore[arg-type]
     for name in NAMES:
         sites.start(name, accepted)
@@ -158,8 +158,8 @@ def test_intervals_across_sites_are_those_of_one_process_to_the_last_bit(
     assert model.hessian_snr == hessian_snr
     assert np.array_equal(model.covariance, covariance)
     assert set(model.conf_int()) == {*"vwxyz", "intercept"}
-    (group,) = told.statement.groups
-    assert [each.statistic for each in group.releases] == ["newton", "newton"]
+    (group,) = told.privacy.groups
+    assert [each.release.statistic for each in group.releases] == ["newton", "newton"]
 
 
 def test_a_site_that_misses_rounds_and_comes_back(sites: Sites, rows: Rows, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpadmm.federation.local import SECURE_AGGREGATION
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
 from federation.test_commands import SITES, STUDY, Land, wait_for
 
@@ -57,10 +57,10 @@ def test_from_offers_to_the_model(land: Land) -> None:
     )
     assert "if all others" in land.said("server", "status", "--folder", "hub")
     land.said("server", "export", "-o", "m.dpadmm", "--folder", "hub")
-    land.said("verify", "m.statement.json")
-    worst = json.loads((land.folder / "m.statement.json").read_text())["worst"]
-    assert worst["epsilon"]["1e-05"] == pytest.approx(3.0, rel=1e-6)
-    assert worst["epsilon_if_others_collude"] > 4.0
+    land.said("verify", "m.privacy.json")
+    report = json.loads((land.folder / "m.privacy.json").read_text())
+    assert report["epsilon"] == pytest.approx(3.0, rel=1e-6)
+    assert report["epsilon_if_others_collude"] > 4.0
     for name in SITES:
         account = read_ledger(land.folder / name / "ledger").accounts[agreed.hash]
         assert len(account.rounds) == agreed.training.planned_rounds
@@ -76,9 +76,8 @@ def _offers_and_mistakes(land: Land) -> None:
     told = sentence(land.refused("site", "accept", "draft.toml", "--site", "east/site.toml"))
     assert "secure aggregation is not allowed" in told
     site.write_text(allowed)
-    assert "does not use secure aggregation" in sentence(
-        land.refused("site", "accept", "study.toml", "--site", "east/site.toml")
-    )
+    told = land.refused("site", "accept", "study.toml", "--site", "east/site.toml", "-o", "offer.json")
+    assert "--output is for drafts of studies with secure aggregation" in sentence(told)
     for name in SITES:
         said = land.said("site", "accept", "draft.toml", "--site", f"{name}/site.toml")
         assert f"{name}.offer.json" in said
@@ -89,34 +88,38 @@ def _offers_and_mistakes(land: Land) -> None:
 
 
 def _roster_and_mistakes(land: Land) -> None:
-    offers = [f"{name}.offer.json" for name in SITES]
+    offers = [("--offer", f"{name}.offer.json") for name in SITES]
+    every = [word for offer in offers for word in offer]
     roster = ("server", "propose", "draft.toml", "--folder", "hub")
     land.said("site", "accept", "draft.toml", "--site", "east/site.toml", "-o", "again.json")
-    told = land.refused(*roster, *offers, "again.json", "-o", "x.toml")
+    told = land.refused(*roster, *every, "--offer", "again.json", "-o", "x.toml")
     assert "there are two offers of east" in sentence(told)
     stolen = json.loads((land.folder / "west.offer.json").read_text())
     stolen["name"] = "south"
     (land.folder / "stolen.json").write_text(json.dumps(stolen))
-    told = land.refused(*roster, *offers, "stolen.json", "-o", "x.toml")
+    told = land.refused(*roster, *every, "--offer", "stolen.json", "-o", "x.toml")
     assert "two entries have the same key (south and west)" in sentence(told)
     (land.folder / "other.toml").write_text(DRAFT.replace("max_rows_per_site = 100", "max_rows_per_site = 101"))
-    told = land.refused("aggregator", "roster", "other.toml", *offers, "-o", "x.toml")
+    told = land.refused("server", "propose", "other.toml", "--folder", "hub", *every, "-o", "x.toml")
     assert "the offer of east was made for another draft" in sentence(told)
-    told = land.refused(*roster, *offers[:2], "-o", "x.toml")
+    told = land.refused(*roster, *offers[0], *offers[1], "-o", "x.toml")
     assert "quorum = 3, but only 2 sites" in sentence(told)
     (land.folder / "broken.json").write_text("{}")
-    assert "not an offer" in sentence(land.refused(*roster, "broken.json", "-o", "x.toml"))
+    assert "not an offer" in sentence(land.refused(*roster, "--offer", "broken.json", "-o", "x.toml"))
     for wrong, text in (
         ("min_honest_sites = 3", "min_honest_sites = 3, but a round may have only 3 sites"),
         ("min_honest_sites = 1", "min_honest_sites"),
     ):
         (land.folder / "h.toml").write_text(DRAFT.replace("min_honest_sites = 2", wrong))
         assert text in sentence(land.refused("site", "accept", "h.toml", "--site", "east/site.toml"))
+    for words in (("draft.toml", *every), ("study.toml", "-o", "x.toml")):
+        told = land.refused("server", "propose", *words, "--folder", "hub")
+        assert "--offer and --output belong together" in sentence(told)
     assert not (land.folder / "x.toml").exists()
-    said = land.said(*roster, *offers, "-o", "agreed.toml")
+    said = land.said(*roster, *every, "-o", "agreed.toml")
     assert read_study(land.folder / "agreed.toml").hash in said.replace("\n", "")
-    assert "exists" in sentence(land.refused(*roster, *offers, "-o", "agreed.toml"))
-    told = land.refused("aggregator", "roster", "agreed.toml", *offers, "-o", "x.toml")
+    assert "exists" in sentence(land.refused(*roster, *every, "-o", "agreed.toml"))
+    told = land.refused("server", "propose", "agreed.toml", "--folder", "hub", *every, "-o", "x.toml")
     assert "has a roster already" in sentence(told)
 
 

@@ -15,7 +15,7 @@ import pytest
 from federations import Federation, small_study, write_rows
 from in_process import InProcess
 
-from dpadmm.accounting.statement import cross_checks, read_statement
+from dpadmm.accounting.verification import verify_report
 from dpadmm.errors import DataError
 from dpadmm.federation.local import new_site, with_keys
 from dpadmm.federation.protocol import Kind, unpacked
@@ -158,10 +158,10 @@ def test_the_same_without_masks_in_one_process(tmp_path: Path) -> None:
         result = result_of(journal)
         write_transcript(journal, tmp_path / "t.npz")
     assert 0.5 < seen.noise_scale < 1.5
-    assert result.statement.min_honest_sites == 2
-    assert {sum(each.charged for each in group.releases) for group in result.statement.groups} == {ROUNDS}
-    (tmp_path / "s.json").write_bytes(result.statement.as_bytes())
-    cross_checks(read_statement(tmp_path / "s.json"))
+    assert result.privacy.min_honest_sites == 2
+    assert set(result.privacy.charged_releases.tolist()) == {ROUNDS}
+    (tmp_path / "s.json").write_bytes(result.privacy.to_bytes())
+    verify_report(tmp_path / "s.json")
     with np.load(tmp_path / "t.npz", allow_pickle=False) as transcript:
         assert transcript["aborted"].tolist() == [1, 5]
         assert transcript["members"].sum() == members - 8

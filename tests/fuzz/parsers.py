@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
@@ -46,8 +46,8 @@ from dpadmm.sites.backup import staged
 from dpadmm.sites.site import read_site
 from dpadmm.studies.drafts.dictionary import draft_from_dictionary
 from dpadmm.studies.drafts.text import study_text
+from dpadmm.studies.reading import confirmations, read_study, study_from, study_problems
 from dpadmm.studies.settings import settings_from
-from dpadmm.studies.study import confirmations, read_study, study_from, study_problems
 from reproduction.grid import read_grid
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -201,8 +201,8 @@ READERS: dict[str, Reader] = {
     "toml/aggregator": _file("server.toml", lambda path: read_settings(path.parent)),
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
-    "json/statement": _file("statement.json", read_statement),
-    "json/description": _file("description.json", lambda path: load_description(path).as_json()),
+    "json/privacy-report": _file("model.privacy.json", read_privacy_report),
+    "json/description": _file("description.json", lambda path: load_description(path).to_dict()),
     "json/request": _file("request.json", read_request),
     "json/invitation": _file("invitation.json", read_invitation),
     "json/offer": _file("offer.json", read_offer),

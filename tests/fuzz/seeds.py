@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.accounting.statement import EXACT, AgentGroup, StatedRelease, Statement
+from dpadmm.accounting.events import Release
+from dpadmm.accounting.report import AgentReleases, PrivacyReport, ReleaseCounts
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import make_request
@@ -89,7 +90,7 @@ name = "huber"
 [privacy]
 noise_multiplier = 20.0
 [provenance]
-rho = "public"
+method.rho = "public"
 """
 _TABLE = 'database = "postgresql://reader@db/x?sslmode=require"\ntable = "public.visits"\norder_by = "visit desc"\n'
 _GRID = """\
@@ -215,9 +216,11 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         line.update({name: moment.isoformat() for name, moment in moments.items()})
         line.update(serial="ab" * 16, fingerprint=":".join(["AB"] * 32))
     study = _schema_study()
-    release = StatedRelease("mean gradient", 20.0, 100, 50)
-    groups = (AgentGroup({"north": 400, "south": 90}, 2, (release,)),)
-    statement = Statement("a study", "ab" * 32, "dp_admm", EXACT, 1e-5, groups, "0.1.0")
+    releases = AgentReleases((ReleaseCounts(Release(20.0, statistic="mean gradient"), 100, 50, 100),), 2)
+    report = PrivacyReport(
+        [releases] * 2, [400, 90], 1e-5, "dp_admm", exact_noise=True, names=["north", "south"], study="a study",
+        study_hash="ab" * 32, version="0.1.0",
+    )  # fmt: skip
     decision = {"format": "dpadmm-decision/1", "decision": "accepted", "at": NOW.isoformat()}
     status = {
         "running": True, "pid": 4194304, "connected": True, "site": "north",
@@ -242,7 +245,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         "json/request": [request.as_bytes()],
         "json/invitation": [invitation.as_bytes()],
         "json/offer": [Offer("north", "ab" * 32, "cd" * 32).as_bytes()],
-        "json/statement": [statement.as_bytes()],
+        "json/privacy-report": [report.to_bytes()],
     }
 
 
@@ -252,7 +255,7 @@ def _description() -> dict[str, Any]:
     training = Training(method=method, noise_multiplier=5.0)
     study = Study(name="counts", schema=Schema((Number("age", (0, 120)), Boolean("smoker"))), training=training)
     released = Released(90, 10.0, 20.0 * np.arange(study.shape[0]) / study.shape[0])
-    return Description(study, released, False, {"epsilon": 1.0, "delta": 1e-5}, {}).as_json()
+    return Description(study, released, False, {"epsilon": 1.0, "delta": 1e-5}).to_dict()
 
 
 def _about(study: Study | None) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_a_total_is_kept_and_nearly_used_up() -> None:
         ["output_perturbation", "objective_perturbation", "admm_dvp"], ["gaussian", "pure"]
     ):
         with case(method, mechanism):
-            total, releases = totals(method=method, mechanism=mechanism, epsilon=0.8)
+            total, releases = totals(method={"name": method, "mechanism": mechanism}, epsilon=0.8)
             assert 0.99 * 0.8 < total <= 0.8
             assert releases.tolist() == [30 if method == "admm_dvp" else 1] * 4
 
@@ -110,7 +110,7 @@ def test_options_that_mean_nothing_here_are_refused(method: str) -> None:
     with pytest.raises(StudyError, match=f"{method} has one round"):
         totals(method=method, epsilon=1.0, participation=0.5)
     with pytest.raises(StudyError, match="pure mechanism has no noise_multiplier"):
-        totals(method=method, noise_multiplier=1.0, mechanism="pure")
+        totals(method={"name": method, "mechanism": "pure"}, noise_multiplier=1.0)
 
 
 def test_the_covering_noise_of_the_pure_form_is_paid_from_its_epsilon() -> None:

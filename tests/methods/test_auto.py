@@ -195,7 +195,7 @@ def test_an_agent_that_is_planned_for_no_round_has_no_release_without_noise() ->
     plan = training.rounds(problem, sizes, np.array([9, 0])).plan(1, 9)
     assert min(gaussian(each).noise_multiplier for each, _ in plan.runs) >= 3.0
     with pytest.raises(StudyError, match="n_releases"):
-        training.changed(noise_multiplier=None, epsilon=1.0).rounds(problem, sizes, np.array([9, 0]))
+        training.with_changes(noise_multiplier=None, epsilon=1.0).rounds(problem, sizes, np.array([9, 0]))
 
 
 @pytest.mark.parametrize("budget", [{"round_epsilon": 0.1}, {"noise_multiplier": 7.0}])
@@ -550,5 +550,5 @@ def test_settings_say_what_is_usual() -> None:
     assert Settings(method="auto", epsilon=1.0).alpha == 1e-6
     assert Settings(method="dp_admm", epsilon=1.0).alpha == 1e-4
     assert Settings(method="auto", epsilon=1.0).n_rounds is None
-    changed = Settings(method="dp_admm", epsilon=1.0).changed(method="auto")
+    changed = Settings(method="dp_admm", epsilon=1.0).with_changes(method="auto")
     assert (changed.alpha, changed.n_rounds) == (1e-6, None)

@@ -128,19 +128,19 @@ def test_bad_numbers_are_named() -> None:
 
 
 def test_the_default_step_is_one_over_the_smoothness() -> None:
-    options = {"method": "dp_sgd", "epsilon": 1.0, "n_agents": 3, "n_rounds": 2, "seed": 1, "alpha": 1e-3}
+    options = {"epsilon": 1.0, "n_agents": 3, "n_rounds": 2, "seed": 1, "alpha": 1e-3}
     given_, left_out = (
-        simulate("synthetic", **options, **rate).outcome.consensus
-        for rate in ({"learning_rate": 1.0 / (0.25 + 1e-3)}, {})
+        simulate("synthetic", method=method, **options).outcome.consensus
+        for method in (DpSgd(learning_rate=1.0 / (0.25 + 1e-3)), DpSgd())
     )
     np.testing.assert_array_equal(given_, left_out)
     with pytest.raises(StudyError, match="learning_rate for the loss hinge"):
-        simulate("synthetic", **options, loss=Hinge().name)
+        simulate("synthetic", method="dp_sgd", **options, loss=Hinge().name)
 
 
 def test_a_sampled_run_is_accounted_as_one() -> None:
     options = {"method": "dp_sgd", "n_agents": 3, "n_rounds": 20, "seed": 1, "delta": 1e-4}
-    sampled = simulate("synthetic", **options, sampling=0.1, epsilon=1.0)
+    sampled = simulate("synthetic", **options | {"method": DpSgd(sampling=0.1)}, epsilon=1.0)
     assert 0.99 < sampled.privacy.epsilon <= 1.0
     assert "PLD" in sampled.privacy.accountant
     same_noise = simulate("synthetic", **options, noise_multiplier=float(sampled.privacy.noise_multiplier[0]))

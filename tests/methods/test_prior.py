@@ -227,7 +227,7 @@ def test_it_costs_nothing(method: str, exact: bool) -> None:
     """The plan, the noise and the report are those of the same run without public rows."""
     world = World.of("binary", 100, 1)
     plain, started = (world.trained(1.0, rows, method=method, exact=exact) for rows in (None, world.public))
-    assert started.privacy.as_json() == plain.privacy.as_json()
+    assert started.privacy.to_dict() == plain.privacy.to_dict()
     rounds = plain.training.planned_rounds
     assert started.training == plain.training
     for agent in range(3):

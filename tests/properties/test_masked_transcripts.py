@@ -163,6 +163,6 @@ def test_until_all_have_answered_masked_answers_and_their_sums_look_uniform() ->
 
 
 def wide_study() -> Any:
-    training = STUDY.training.changed(n_rounds=MANY, noise_multiplier=50.0)
+    training = STUDY.training.with_changes(n_rounds=MANY, noise_multiplier=50.0)
     terms = replace(STUDY, features=tuple(f"x{j}" for j in range(WIDE)), training=training).terms
     return masked_study("wide", {"plan": terms.plan, "statistics": terms.statistics})

@@ -265,8 +265,8 @@ def _review(heard: Heard, site: Site, study: Study) -> None:
     for each in (
         study,
         person_study("logistic", "plain"),
-        replace(study, training=study.training.changed(n_rounds=51)),
-        replace(study, training=study.training.changed(noise_multiplier=0.2)),
+        replace(study, training=study.training.with_changes(n_rounds=51)),
+        replace(study, training=study.training.with_changes(noise_multiplier=0.2)),
         Study(name="no such column", features=("height",), training=bare.training, **_kept(bare)),
         Study(name="ids", features=("id",), training=bare.training, **_kept(bare)),
     ):
@@ -298,7 +298,7 @@ def shaped_study(pair: Neighbours) -> Study:
     """The same columns with the method that asks for other statistics than the gradient."""
     if pair.study.kind != "training" or (pair.study.label and pair.study.label.times):
         return replace(pair.study, name="shaped")
-    return replace(pair.study, name="shaped", training=pair.study.training.changed(method="auto"))
+    return replace(pair.study, name="shaped", training=pair.study.training.with_changes(method="auto"))
 
 
 def _comparable(guard: Guard, study: Study) -> list[tuple[Lattice, Any]]:

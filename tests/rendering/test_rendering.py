@@ -11,7 +11,7 @@ import pytest
 from printed import printed
 
 from dpadmm.cli import console
-from dpadmm.rendering import Cell, Column, Fact, Facts, Message, Renderable, Rendering, Table
+from dpadmm.rendering import Cell, Column, Fact, Facts, Paragraph, Renderable, Rendering, Table
 from dpadmm.rendering.formats import rounded_up
 
 HOSTILE = "\x1b[2J\u202e<script>alert(1)</script>"
@@ -30,10 +30,10 @@ FACTS = Facts(
 def rendering() -> Rendering:
     return Rendering(
         title="A result",
-        body=(FACTS, METHODS, Message("A paragraph."), Message("Stopped early.", key="ended", value=True)),
+        body=(FACTS, METHODS, Paragraph("A paragraph."), Paragraph("Stopped early.", key="ended", value=True)),
         notes=("A note.",),
         warnings=("Check the units.",),
-        verdict=Message("Recommended: train.", "good", "verdict", "recommended"),
+        verdict=Paragraph("Recommended: train.", "good", "verdict", "recommended"),
         next_steps=("dpadmm train study.toml",),
         data={"extra": {1: (1, 2)}},
     )
@@ -69,7 +69,7 @@ def test_facts_with_a_key_are_nested() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_terminal_shows_every_text_in_order(width: int) -> None:
     out = printed(width, lambda: console.show(rendering()))
-    texts = ("A result", "total ε", "0.9813", "4,000", "method", "test error", "auto", "10.0%", "A paragraph.",
+    texts = ("A result", "total ε", "0.9813", "4,000", "method", "error", "auto", "10.0%", "A paragraph.",
              "A note.", "Warning: Check the units.", "Recommended: train.", "dpadmm train study.toml")  # fmt: skip
     places = [out.index(text) for text in texts]
     assert places == sorted(places)
@@ -98,11 +98,11 @@ def test_every_output_is_escaped() -> None:
         (
             Facts((Fact("a", HOSTILE, HOSTILE, note=HOSTILE),), title=HOSTILE),
             Table((Column("a", HOSTILE),), [(HOSTILE,)], title=HOSTILE, caption=HOSTILE),
-            Message(HOSTILE),
+            Paragraph(HOSTILE),
         ),
         (HOSTILE,),
         (HOSTILE,),
-        Message(HOSTILE),
+        Paragraph(HOSTILE),
         (HOSTILE,),
     )
     outputs = (hostile.to_html(), hostile.to_text(), printed(200, lambda: console.show(hostile)))
@@ -125,8 +125,8 @@ def test_a_result_is_shown_in_notebooks() -> None:
 
 
 def test_extend_keeps_the_content_and_adds_to_it() -> None:
-    longer = rendering().extend(Message("More."), notes=["2"], warnings=["3"], next_steps=["4"], data={"more": 5})
-    assert longer.body[-1] == Message("More.")
+    longer = rendering().extend(Paragraph("More."), notes=["2"], warnings=["3"], next_steps=["4"], data={"more": 5})
+    assert longer.body[-1] == Paragraph("More.")
     assert (longer.notes, longer.warnings) == (("A note.", "2"), ("Check the units.", "3"))
     assert longer.next_steps == ("dpadmm train study.toml", "4")
     assert set(longer.data) == {"extra", "more"}

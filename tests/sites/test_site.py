@@ -23,8 +23,8 @@ from dpadmm.errors import DataError, RefusalError, StudyError
 from dpadmm.sites.agent import Agent
 from dpadmm.sites.notify_settings import NotifySettings
 from dpadmm.sites.site import read_site, site_from
+from dpadmm.studies.checks import DEPLOYABLE as METHODS
 from dpadmm.studies.roster import RosterEntry
-from dpadmm.studies.study import DEPLOYABLE as METHODS
 from dpadmm.studies.study import Study
 from dpadmm.trusted.ledger import read_ledger
 from dpadmm.trusted.masking import public_key
@@ -145,7 +145,7 @@ def test_a_site_finds_its_own_key_in_a_roster(folder):
     assert book.collusion_promised == 3 * book.promised > 0
     assert book.collusion_cap == site.policy.collusion_cap > book.cap
     site.dry_run(replace(study, name="another"), book)
-    dearer = replace(study, name="dearer", training=study.training.changed(epsilon=0.4))
+    dearer = replace(study, name="dearer", training=study.training.with_changes(epsilon=0.4))
     with pytest.raises(RefusalError) as caught:  # within the first limit, but not within that if all others collude
         site.dry_run(dearer, book)
     assert caught.value.code == "policy-collusion"

@@ -324,7 +324,7 @@ def test_every_round_has_the_noise_that_was_enrolled_however_late(
 
     monkeypatch.setattr(exact_noise, "discrete_gaussian", counted)
     study = replace(
-        STUDY, allow_missed_rounds=True, training=STUDY.training.changed(noise_multiplier=1e4, n_rounds=5000)
+        STUDY, allow_missed_rounds=True, training=STUDY.training.with_changes(noise_multiplier=1e4, n_rounds=5000)
     )
     rounds = [1, 2, 3, 9, 13, 17, 33, 65, 101, 129, 257, 501, 1001, 1025, 4097, 5000]
     for half in (rounds[:8], rounds[8:]):  # as late after a restart

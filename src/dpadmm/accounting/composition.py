@@ -68,15 +68,21 @@ def tally_epsilon(tally: Tally, delta: float) -> float:
     True
     """
     require_delta(delta)
-    plain = [replace(each, count=each.count * n) for each, n in tally if n and isinstance(each, Release)]
-    others = [(each, n) for each, n in tally if n and not isinstance(each, Release)]
-    n_parts = len(others) + bool(plain)
+    gaussian = tuple((release, n) for release, n in tally if n and isinstance(release, Release))
+    others = [(release, n) for release, n in tally if n and not isinstance(release, Release)]
+    n_parts = len(others) + bool(gaussian)
     if n_parts == 0:
         return 0.0
     share = delta / n_parts
-    total = exact_epsilon(gaussian_mu(plain), share) if plain else 0.0
+    total = exact_epsilon(tally_mu(gaussian), share) if gaussian else 0.0
     total += sum(total_epsilon(each, n, share) for each, n in others)
     return total if n_parts == 1 else total * ROUND_UP
+
+
+def tally_mu(tally: Tally) -> float:
+    """Return ``μ = √(Σ 1/z²)`` of a tally of Gaussian releases; NaN if it has others."""
+    gaussian = [replace(release, count=release.count * n) for release, n in tally if isinstance(release, Release)]
+    return gaussian_mu(gaussian) if len(gaussian) == len(tally) else math.nan
 
 
 def tally_paper_epsilon(tally: Tally, delta: float) -> float:

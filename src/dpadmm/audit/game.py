@@ -45,7 +45,7 @@ from dpadmm.methods.auto import PublicState
 from dpadmm.methods.newton import Inferred
 from dpadmm.queries.preconditioner import Preconditioner
 from dpadmm.studies.roster import RosterEntry
-from dpadmm.studies.settings import Training
+from dpadmm.studies.settings import Training, nest
 from dpadmm.studies.study import Study
 
 N_ROUNDS = 3
@@ -220,9 +220,9 @@ class Game:
         }  # fmt: skip
         options: dict[str, Any] = {}
         if self.method == "dp_admm":
-            training["schedule"] = "constant"
+            training["method.schedule"] = "constant"
         if self.inference:
-            training["inference"] = True
+            training["method.inference"] = True
         if self.method in KINDS:
             training["method"] = KINDS[self.method](**({"weights": WEIGHTS} if self.method == "evaluation" else {}))
         if self.coalition:
@@ -241,7 +241,7 @@ class Game:
             options["classes"] = (-1, 1) if self.loss == "logistic" else None
         return Study(
             name=name,
-            training=Training(**training),
+            training=Training(**nest(training)),
             provenance=dict.fromkeys(self.constants, "assumed"),
             **options,
         )
@@ -280,7 +280,7 @@ def _admm_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, floa
 
 DP_ADMM = Game(
     "dp_admm",
-    {"loss_gradient_bound": 1.0, "rho": RHO, "step_size": STEP_SIZE},
+    {"loss.gradient_bound": 1.0, "method.rho": RHO, "method.step_size": STEP_SIZE},
     (GameRound("gradient", 1.0 / N_ROUNDS, math.cos(ANGLE)),) * N_ROUNDS,
     (
         # A distant point, where unclipped rows would have huge gradients. 39 rows (and 19 below) have the gradient
@@ -334,7 +334,7 @@ def _auto_role(
 
 AUTO = Game(
     "auto",
-    {"loss_gradient_bound": 3.0},  # not used: preconditioned gradients are clipped to norm 1
+    {"loss.gradient_bound": 3.0},  # not used: preconditioned gradients are clipped to norm 1
     (
         GameRound("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
         *(GameRound("preconditioned_gradient", (1.0 - MOMENTS_SHARE) / (N_ROUNDS - 1), 1.0),) * (N_ROUNDS - 1),

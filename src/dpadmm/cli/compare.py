@@ -31,20 +31,24 @@ from dpadmm.cli.console import (
 )
 from dpadmm.cli.console import Row as TableRow
 from dpadmm.cli.simulate_options import (
+    ASSIGNMENTS,
     RUN_OPTIONS,
     about_study,
     add_options,
     check_owners,
-    check_used,
+    merge_settings,
     numbers,
     open_dataset,
     open_study,
     parameters,
+    read_assignments,
 )
 from dpadmm.data import Dataset
 from dpadmm.errors import DIVERGED, StudyError
 from dpadmm.losses import LOSSES
 from dpadmm.methods.prior import Prior
+from dpadmm.parameters.fields import nearest
+from dpadmm.parameters.fields import parameters as parameters_of
 from dpadmm.studies import settings as of_runs
 from dpadmm.studies.settings import Settings, settings_from
 from dpadmm.studies.study import Study
@@ -100,6 +104,8 @@ def compare(
             words = "at least 1" if name == "metrics_every" else "a whole number of at least 1"
             raise StudyError(f"{name} must be {words}, not {count}")
     given = {name: value for name, value in options.items() if value is not None}
+    given = merge_settings(given, read_assignments(given.pop(ASSIGNMENTS, [])))
+    own = given.pop("method", {})
     about = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     check_owners(about, given)
     shared = {**given, "metrics_every": metrics_every}
@@ -112,18 +118,20 @@ def compare(
     if study is None:
         masked = _of_sums(named, shared)
         budgets = _budgets(named, epsilon=epsilon, round_epsilon=round_epsilon)
-        _check(named, budgets, counts, shared, masked)
-        blocks = _runs(named, budgets, agents_of, masked)
+        entries = _entries(["centralized", *named], own)
+        _check(entries, budgets, counts, shared, masked)
+        blocks = _runs(entries, budgets, agents_of, masked)
     else:
         budget = {"epsilon": epsilon, "round_epsilon": round_epsilon}
         base = settings_of(study, shared | {name: value for name, value in budget.items() if value is not None})
         named = list(dict.fromkeys([study.training.method.name, *named]))
+        if own:
+            raise StudyError("the study sets the parameters of its method; leave --set method out")
         blocks, shared = _runs_of_study(study, base, named, shared, agents_of), {}
     if output:
         check_folder(output, overwrite=overwrite)
     runs = list(_settings(blocks, shared, range(seed, seed + repeats)))
     first = runs[0]
-    check_used(given, first, ("loss", "regularizer"))
     dataset = open_dataset(about, first, study)
     rows = _run(dataset, runs, prior=prior, workers=workers, quiet=as_json)
     asked = [row for row in rows if row.method != "centralized"]
@@ -231,35 +239,45 @@ def _budgets(names: list[str], **asked: str | None) -> dict[str, list[float]]:
     return given
 
 
+def _entries(names: list[str], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the methods by name, each with those of the given parameters that it has."""
+    has = {name: {each.name for each in parameters_of(ALL_METHODS[name])} for name in names if name in ALL_METHODS}
+    for key in own:
+        if not any(key in keys for keys in has.values()):
+            known = dict.fromkeys(parameter for keys in has.values() for parameter in sorted(keys))
+            raise StudyError(f"--set: no compared method has a parameter {key!r}; {nearest(key, known)}")
+    return {name: {"name": name, **{k: own[k] for k in own if k in has.get(name, ())}} for name in names}
+
+
 def _check(
-    names: list[str],
+    methods: Mapping[str, dict[str, Any]],
     budgets: Mapping[str, list[float]],
     counts: list[int],
     shared: Mapping[str, Any],
     masked: Mapping[str, Any],
 ) -> None:
     """Check all settings, so that errors name the options."""
-    first = settings_from({**shared, "method": "centralized"}, "options")
+    first = settings_from({**shared, "method": methods["centralized"]}, "options")
     pairs = [(budget, value) for budget, values in budgets.items() for value in values]
-    for name in names:
+    for name, method in methods.items():
         for budget, value in [("epsilon", None)] if name in NOT_PRIVATE else pairs:
-            settings_from({**shared, "method": name, budget: value}, "options")
+            settings_from({**shared, "method": method, budget: value}, "options")
             if masked and _sums_only(name):
-                settings_from({**shared, **masked, "method": name, budget: value}, "options")
+                settings_from({**shared, **masked, "method": method, budget: value}, "options")
     for count in counts:
         replace(first, n_agents=count)
 
 
 def _runs(
-    names: list[str],
+    methods: Mapping[str, dict[str, Any]],
     budgets: Mapping[str, list[float]],
     agents: Mapping[str, list[int]],
     masked: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    private = [name for name in names if name not in NOT_PRIVATE]
-    others = [name for name in names if name in NOT_PRIVATE]
-    optimum = {"method": "centralized", **{name: counts[:1] for name, counts in agents.items()}}
-    of_sums = [name for name in private if masked and _sums_only(name)]
+    private = [method for name, method in methods.items() if name not in NOT_PRIVATE]
+    others = [method for name, method in methods.items() if name in NOT_PRIVATE and name != "centralized"]
+    optimum = {"method": methods["centralized"], **{name: counts[:1] for name, counts in agents.items()}}
+    of_sums = [method for method in private if masked and _sums_only(method["name"])]
     runs = [{"method": private, **agents, **budgets}, {"method": others, **agents}]
     runs.append({"method": of_sums, **agents, **budgets, **masked})
     return [optimum, *(run for run in runs if run["method"])]
@@ -281,7 +299,7 @@ def _runs_of_study(
             del changes["method"]  # with its own parameters
         if name not in NOT_PRIVATE:
             changes["epsilon"] = study.epsilon
-        said = {key: value for key, value in base.changed(**changes).flat().items() if value is not None}
+        said = {key: value for key, value in base.with_changes(**changes).to_dict().items() if value is not None}
         counts = {key: each[:1] if name == "centralized" else each for key, each in agents.items()}
         runs.append({key: said[key] for key in said if key != "n_agents"} | counts)
     return runs

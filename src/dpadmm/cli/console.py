@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from dpadmm.cli import InterruptedRunError as InterruptedRunError
 from dpadmm.errors import StudyError
 from dpadmm.files.atomic import atomic_file
 from dpadmm.parameters.text import printable
-from dpadmm.rendering import Cell, Column, Facts, Message, Rendering
+from dpadmm.rendering import Cell, Column, Facts, Paragraph, Renderable, Rendering
 from dpadmm.rendering import Table as RenderedTable
 
 if TYPE_CHECKING:
@@ -161,6 +162,15 @@ def console_width() -> int:
     return Console().width
 
 
+NO_LEDGER = "Not recorded in a ledger. Further releases from the same rows, including another run, add to this ε."
+EXPERIMENT = "Seeded noise: a reproducible experiment without privacy protection."
+
+
+def privacy_report_path(output: Path) -> Path:
+    """Return ``m.privacy.json`` for ``m.dpadmm`` or ``m.json``."""
+    return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.privacy.json")
+
+
 WEIGHTS = "docs/how-to/weights.md"
 """The page on class weights."""
 
@@ -210,20 +220,21 @@ STYLES = {"bold": "bold", "dim": "dim", "good": "bold green", "warning": "bold y
 """Styles of a rendering on a terminal."""
 
 
-def show(rendering: Rendering, *, as_json: bool = False, quiet: bool = False) -> None:
-    """Print a rendering to standard output: for people, or as JSON."""
+def show(result: Rendering | Renderable, *, as_json: bool = False, quiet: bool = False) -> None:
+    """Print a result to standard output: for people, or as JSON."""
     if as_json:
-        return echo_json(rendering.to_dict())
+        return echo_json(result.to_dict())
     if quiet:
         return None
+    rendering = result.rendering() if isinstance(result, Renderable) else result
     if rendering.title:
         echo(rendering.title, style="bold")
     labels = [fact.label for block in rendering.body if isinstance(block, Facts) for fact in block.facts]
     label_width = max((len(label) for label in labels if label is not None), default=0)
     for block in rendering.body:
         match block:
-            case Message():
-                _show_message(block)
+            case Paragraph():
+                _show_paragraph(block)
             case Facts():
                 columns = [Column("", "")] * 3
                 _print_table(columns, block.shown_rows(), ["left"] * 3, title=block.title, min_width=label_width)
@@ -235,12 +246,12 @@ def show(rendering: Rendering, *, as_json: bool = False, quiet: bool = False) ->
     echo(*rendering.notes, style="dim")
     echo(*(f"Warning: {text}" for text in rendering.warnings), style=STYLES["warning"])
     if rendering.verdict is not None:
-        _show_message(rendering.verdict)
+        _show_paragraph(rendering.verdict)
     return echo_path(*rendering.next_steps)
 
 
-def _show_message(message: Message) -> None:
-    echo(message.text, style=STYLES.get(message.style))
+def _show_paragraph(paragraph: Paragraph) -> None:
+    echo(paragraph.text, style=STYLES.get(paragraph.style))
 
 
 def _print_table(
@@ -262,9 +273,13 @@ def _print_table(
     if caption:
         out.caption = _plain_text(caption, "table.caption")
     n_columns = max(map(len, rows), default=len(columns))
-    for column, align in zip(columns[:n_columns], alignments, strict=False):
+    for i, (column, align) in enumerate(zip(columns[:n_columns], alignments, strict=False)):
         justify: Any = align
-        out.add_column(_plain_text(column.title or ""), justify=justify, overflow="fold", no_wrap=not column.wrap)
+        is_whole, title = align == "right" or not column.wrap, printable(column.title or "")
+        if is_whole:  # only the heading wraps
+            width = max(len(text) for text in (*title.split(), *(row[i].text or "" for row in rows if row), "-"))
+            title = "\n".join(textwrap.wrap(title, width, break_on_hyphens=False))
+        out.add_column(Text(title), justify=justify, overflow="fold", no_wrap=is_whole)
     out.columns[0].min_width = min_width
     for row in rows:
         if row:

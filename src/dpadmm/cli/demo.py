@@ -108,14 +108,14 @@ def _compare(data: Source, output: Path, *, as_json: bool) -> None:
     """Run the paper's main experiment and ``auto`` at the same ε, and write and show the results."""
     check_folder(output, overwrite=True)
     dataset, settings = _choose(data, quiet=as_json)
-    plans = {"optimum": settings.changed(method="centralized", round_epsilon=None)}
+    plans = {"optimum": settings.with_changes(method="centralized", round_epsilon=None)}
     for k, e in product(range(REPEATS), ROUND_EPSILONS):
         paper = replace(settings, seed=(settings.seed or 0) + k, round_epsilon=e)
         total = paper_noise_multiplier(e, settings.delta) / settings.planned_rounds**0.5
         spent = exact_epsilon(1.0 / total, settings.delta)
         own = {"method": "auto", "round_epsilon": None, "epsilon": spent, "alpha": None, "n_rounds": None}
         masked = {**own, "aggregation": "secure", "min_honest_sites": -(-settings.n_agents // 2)}
-        kinds = {"paper": paper, "auto": paper.changed(**own), "secure": paper.changed(**masked)}
+        kinds = {"paper": paper, "auto": paper.with_changes(**own), "secure": paper.with_changes(**masked)}
         plans |= {f"{kind}-{e}-{k + 1}": plan for kind, plan in kinds.items()}
     results, interrupted = run_all(dataset, plans, quiet=as_json)
     optimum, *_ = results.values()
@@ -147,7 +147,7 @@ def _compare(data: Source, output: Path, *, as_json: bool) -> None:
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """Settings of the demo's first budget, as ``dpadmm simulate --config`` takes them."""
-    chosen = {name: value for name, value in settings.flat().items() if value is not None}
+    chosen = {name: value for name, value in settings.to_dict().items() if value is not None}
     return {"data": "adult" if dataset.name == "adult" else "synthetic", "repeats": REPEATS, **chosen}
 
 
@@ -159,7 +159,7 @@ def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
             with waiting("Looking for UCI Adult, which is downloaded once", quiet=quiet):
                 adult = load_adult(seconds=FETCH_SECONDS if source == "auto" else MOST_SECONDS)
             # c_w = 89 and λ/n = 1e-6 are the paper's, tuned on the same rows: for a reproduction only
-            return adult, shared.changed(alpha=1e-6, weight_radius=89.0, test_rows=5222)
+            return adult, shared.with_changes(alpha=1e-6, method={"weight_radius": 89.0}, test_rows=5222)
         except DataError as error:
             if source == "adult":
                 raise

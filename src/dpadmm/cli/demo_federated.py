@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dpadmm.cli.console import echo, epsilon_text, progress_bar, show
 from dpadmm.errors import StudyError
-from dpadmm.rendering import Cell, Fact, Facts, Message, Rendering
+from dpadmm.rendering import Cell, Fact, Facts, Paragraph, Rendering
 
 if TYPE_CHECKING:
     from dpadmm.federation.demo import Summary
@@ -98,8 +98,8 @@ def _rendering(summary: Summary, seconds: float) -> Rendering:
     result = f"Identical to a run in one process, bit by bit: {'yes' if replay.equal else 'NO'}"
     return Rendering(
         title=study.name,
-        body=[Message(shape), Message(noise), Facts(facts)],
-        verdict=Message(result, "good" if replay.equal else "bad", "identical", replay.equal),
+        body=[Paragraph(shape), Paragraph(noise), Facts(facts)],
+        verdict=Paragraph(result, "good" if replay.equal else "bad", "identical", replay.equal),
         data={"sites": summary.n_sites, "rounds": replay.n_rounds},
     )
 

@@ -39,7 +39,9 @@ from dpadmm.planning import plan as planning
 from dpadmm.planning.intervals import forecast_intervals
 from dpadmm.planning.measures import MEASURES, value_text
 from dpadmm.planning.plan import Alternative, Plan
-from dpadmm.studies.study import Study, read_study, study_warnings
+from dpadmm.studies.checks import study_warnings
+from dpadmm.studies.reading import read_study
+from dpadmm.studies.study import Study
 from dpadmm.training.run_folder import check_folder, write_text
 from dpadmm.training.train import with_public_table
 

@@ -32,7 +32,7 @@ from dpadmm.cli.console import (
     write_json,
 )
 from dpadmm.errors import StudyError
-from dpadmm.rendering import Message, Rendering
+from dpadmm.rendering import Paragraph, Rendering
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -248,7 +248,7 @@ def propose(
     from dpadmm.federation.offers import with_roster
     from dpadmm.federation.server.journal import Journal
     from dpadmm.federation.server.process import begin
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     authority = _authority(folder)
     if bool(offers) != (output is not None):
@@ -272,7 +272,7 @@ def propose(
     show(
         Rendering(
             title=study.name,
-            body=[Message(f"Proposed to {len(members)} sites: {', '.join(members)}.{rows}")],
+            body=[Paragraph(f"Proposed to {len(members)} sites: {', '.join(members)}.{rows}")],
             next_steps=[
                 f"Send to every site: {proposed}. The owners compare its hash:",
                 study.hash,
@@ -313,7 +313,7 @@ def run(
     A study file that is not proposed yet is proposed to all sites. Without STUDY, the only unfinished study is run.
     """
     from dpadmm.federation.server.process import Server, begin
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     authority = _authority(folder)
     if study is not None and study.is_file():
@@ -384,7 +384,7 @@ def export(
 
     A study of statistics or of an evaluation gives its results as JSON instead of a model.
     """
-    from dpadmm.cli.train import privacy_report_path
+    from dpadmm.cli.console import privacy_report_path
     from dpadmm.federation.server.journal import Journal, result_of, write_transcript
     from dpadmm.models.model import model_of
 
@@ -406,17 +406,17 @@ def export(
             kind, results = "Results:       ", _results(result)
             write_transcript(journal, transcript)
             write_json(output, results)
-    write(report, result.statement.as_bytes())
+    write(report, result.privacy.to_bytes())
     echo_path(f"{kind} {output}", f"Privacy report: {report}", f"Transcript:     {transcript}")
 
 
 def _results(result: FederatedResult) -> dict[str, Any]:
     """Return the results of a study without a model. Rows may be left out at sites, so not all of them count."""
     from dpadmm.models.description import description_of
-    from dpadmm.models.evaluate import private_evaluation_of
+    from dpadmm.models.private_evaluation import private_evaluation_of
 
     build = description_of if result.study.kind == "statistics" else private_evaluation_of
-    return build(result, all_count=False).as_json()
+    return build(result, all_count=False).to_dict()
 
 
 def _authority(folder: Path) -> Authority:
@@ -429,7 +429,7 @@ def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> P
     """Return the journal of a study by its file, name or hash; without one, that of the only (unfinished) study."""
     from dpadmm.federation.health import command_line
     from dpadmm.federation.server.process import SHORT_HASH, journal_of, journals, overview
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     if study is not None and study.is_file():
         if not (path := journal_of(folder, read_study(study).hash)).exists():
@@ -474,8 +474,8 @@ def _run(server: Server, page_port: int | None) -> None:
         def on_start(run: Coordinator) -> None:
             seen = run.snapshot()
             names = ", ".join(site["name"] for site in seen["sites"])
-            waiting = [] if seen["rounds_done"] else [Message("Waiting for the sites ...")]
-            rounds = Message(f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
+            waiting = [] if seen["rounds_done"] else [Paragraph("Waiting for the sites ...")]
+            rounds = Paragraph(f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
             lines = [seen["study"]["hash"]]
             if page_port is not None:
                 page = resources.enter_context(Page(page_snapshot(server), port=page_port))

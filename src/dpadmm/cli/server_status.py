@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpadmm.federation.health import STATUS, Alarm, ServerStatus, command_line, is_live, read_status
 from dpadmm.federation.server.process import SHORT_HASH, overview
-from dpadmm.rendering import Block, Cell, Column, Message, Rendering, Table
+from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Table
 
 if TYPE_CHECKING:
     from dpadmm.federation.identity.authority import Authority
@@ -39,7 +39,7 @@ def sites_rendering(authority: Authority) -> Rendering:
         Column("expires", "valid until"),
     ]
     if not rows:
-        return Rendering(body=[Message("No sites yet.")], data={"sites": []})
+        return Rendering(body=[Paragraph("No sites yet.")], data={"sites": []})
     notes = [] if contacts else ["Connections are unknown, because dpadmm server start is not running."]
     return Rendering(body=[Table(columns, rows, key="sites")], notes=notes)
 
@@ -56,7 +56,7 @@ def status_rendering(folder: Path, seen: Sequence[Mapping[str, Any]], alarms: Se
         study = study_rendering(seen[0])
         return study.extend(next_steps=[*lines, *alarm_lines], data={**seen[0], **data})
     if not seen:
-        message = Message("No study was proposed yet.")
+        message = Paragraph("No study was proposed yet.")
         return Rendering(
             body=[message], next_steps=[*lines, *alarm_lines], data={"state": "none", "studies": [], **data}
         )
@@ -93,25 +93,25 @@ def _overview_row(study: Mapping[str, Any]) -> tuple[str, ...]:
 
 def study_rendering(seen: Mapping[str, Any]) -> Rendering:
     """Return the state of a study: rounds, sites, and the last warnings."""
-    study, done = seen["study"], seen["rounds_done"]
+    study, done, pace = seen["study"], seen["rounds_done"], _pace(seen["median_seconds"])
     since = f" (since {_date(seen['since'])} UTC)" if seen["since"] else ""
     last = f"; last round {_date(seen['last_round_at'])}" if seen["last_round_at"] else ""
     body: list[Block] = [
-        Message(seen["headline"] + since),
-        Message(f"{done} of {study['n_rounds']} rounds{_pace(seen['median_seconds'])}; quorum: {seen['quorum']} sites"),
-        Message(f"began {_date(seen['begun_at'])}{last} (UTC)"),
-        Message(f"noise multiplier z: {study['noise']}"),
+        Paragraph(seen["headline"] + since),
+        Paragraph(f"{done} of {study['n_rounds']} rounds{pace}; quorum: {seen['quorum']} sites"),
+        Paragraph(f"began {_date(seen['begun_at'])}{last} (UTC)"),
+        Paragraph(f"noise multiplier z: {study['noise']}"),
         _sites_table(seen),
     ]
     if aborted := seen.get("aborted_rounds"):
         rounds = ", ".join(str(each["round"]) for each in aborted)
-        body.append(Message(f"Aborted rounds: {rounds}. Their budget is spent, and their updates are discarded."))
+        body.append(Paragraph(f"Aborted rounds: {rounds}. Their budget is spent, and their updates are discarded."))
     if stalls := seen["stalls"][-MAX_STALLS_SHOWN:]:
         titles = ("stalled by", "round", "start (UTC)", "end (UTC)")
         rows = [(each["site"], each["round"], each["start"][:19], (each["end"] or "open")[:19]) for each in stalls]
         body.append(Table([Column("", title) for title in titles], rows))
     events = [f"{event['at'][:19]} {event['text']}" for event in seen["events"] if event["level"] != "info"][-5:]
-    return Rendering(title=study["name"], body=[*body, *map(Message, events)])
+    return Rendering(title=study["name"], body=[*body, *map(Paragraph, events)])
 
 
 def _sites_table(seen: Mapping[str, Any]) -> Table:

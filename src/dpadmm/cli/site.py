@@ -36,7 +36,8 @@ from dpadmm.parameters.text import printable
 from dpadmm.rendering import Rendering
 from dpadmm.sites.accounts import broken_promises
 from dpadmm.sites.site import Site, read_site
-from dpadmm.studies.study import Study, read_study
+from dpadmm.studies.reading import read_study
+from dpadmm.studies.study import Study
 from dpadmm.trusted.ledger import MARK, LedgerState, read_ledger
 
 if TYPE_CHECKING:

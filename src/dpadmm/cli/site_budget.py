@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-import dpadmm
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian, plan_from_json
 from dpadmm.cli.console import AsJson, echo, echo_path, show, write
@@ -19,13 +18,14 @@ from dpadmm.errors import DataError, StudyError
 from dpadmm.federation.site.lifecycle import participation
 from dpadmm.parameters.checks import require_delta
 from dpadmm.parameters.suggestions import first_of
-from dpadmm.rendering import Block, Cell, Column, Message, Rendering, Row, Table
+from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Row, Table
 from dpadmm.rendering.formats import plural, rounded_down, rounded_up
 from dpadmm.sites.site import Site, read_site
 from dpadmm.trusted.ledger import DATABASE, MARK, START, Account, LedgerState, read_ledger
+from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
-    from dpadmm.accounting.statement import Statement
+    from dpadmm.accounting.report import PrivacyReport
 
 MEANING = (
     "ε is exact. It protects a person with the maximum number of rows, for replace-one neighbours, against anyone who "
@@ -106,13 +106,13 @@ def export(
     if study is None:
         write(output, _exported(state, delta))
         return echo_path(f"Ledger: {output}")
-    from dpadmm.sites.accounts import of_account
+    from dpadmm.sites.accounts import report_of_account
 
     chosen = chosen_study(state, study)
-    report = of_account(chosen, state.accounts[chosen], site=name, version=dpadmm.__version__)
-    write(output, report.as_bytes())
+    report = report_of_account(chosen, state.accounts[chosen], site=name)
+    write(output, report.to_bytes())
     echo_path(f"Privacy report: {output}")
-    if len(state.accounts[chosen].rounds) < sum(release.charged for release in report.groups[0].releases):
+    if len(state.accounts[chosen].rounds) < report.charged_releases.sum():
         echo(_both_charges(state.accounts[chosen], report))
     return None
 
@@ -131,7 +131,7 @@ def backup(
         "Keep it as secret as the table. Restoring it charges all releases that may have been made since. Make a new "
         "backup when a study is accepted or ends, or when a limit changes."
     )
-    body = [Message(f"{state.seq} records, all verified. {note}")]
+    body = [Paragraph(f"{state.seq} records, all verified. {note}")]
     show(Rendering(body=body, next_steps=[f"Backup: {output}"]))
 
 
@@ -153,7 +153,7 @@ def restore(
     """
     from dpadmm.federation.site.decisions import close_unknown, decisions
     from dpadmm.sites import backup as backups
-    from dpadmm.studies.study import read_study
+    from dpadmm.studies.reading import read_study
 
     site = _site(site_file)
     if since and none_since:
@@ -171,7 +171,7 @@ def _restored_rendering(site: Site, restored: Any) -> Rendering:
     paths = [f"Restored: {site.ledger}"]
     paths += [f"The damaged ledger is kept in {restored.kept}"] if restored.kept else []
     if restored.complete:
-        return Rendering(body=[Message("The backup has every record. Nothing more is charged.")], next_steps=paths)
+        return Rendering(body=[Paragraph("The backup has every record. Nothing more is charged.")], next_steps=paths)
     lines = []
     for hash in restored.closed:
         account = state.accounts[hash]
@@ -187,7 +187,7 @@ def _restored_rendering(site: Site, restored: Any) -> Rendering:
     )
     left = rounded_down(policy.epsilon_of(left_in(Fraction(policy.cap), state.promised)))
     lines.append(f"Left for new studies: ε {left} at δ = {policy.delta:g}.")
-    return Rendering(body=list(map(Message, lines)), next_steps=paths)
+    return Rendering(body=list(map(Paragraph, lines)), next_steps=paths)
 
 
 def budget_rendering(folder: Path, state: LedgerState, delta: float) -> Rendering:
@@ -281,7 +281,7 @@ def _exported(state: LedgerState, delta: float) -> bytes:
     for record in state.records:
         chain = record.chain(chain)
         records.append({**record._asdict(), "chain": chain})
-    extra = {"records": records, "how_to_check": HOW_TO_CHECK, "dpadmm_version": dpadmm.__version__}
+    extra = {"records": records, "how_to_check": HOW_TO_CHECK, "dpadmm_version": VERSION}
     return (json.dumps({**summary(state, delta), **extra}, indent=2, allow_nan=False) + "\n").encode()
 
 
@@ -337,14 +337,13 @@ def left_in(whole: Fraction, used: Fraction) -> Fraction:
     return left if left > whole * ROUNDING else Fraction(0)
 
 
-def _both_charges(account: Account, report: Statement) -> str:
+def _both_charges(account: Account, report: PrivacyReport) -> str:
     (group,) = report.groups
-    charged = sum(release.charged for release in group.releases)
     whole, spent = (rounded_up(exact_epsilon(mu, report.delta)) for mu in (group.person_mu, account.spent**0.5))
     return (
-        f"It charges all {charged} planned rounds, ε {whole} for a person at the study's δ = {report.delta:g}, because "
-        f"readers cannot check why a study ended. Your ledger charges the {len(account.rounds)} released rounds, "
-        f"ε {spent}."
+        f"It charges all {report.charged_releases.sum()} planned rounds, ε {whole} for a person at the study's δ = "
+        f"{report.delta:g}, because readers cannot check why a study ended. Your ledger charges the "
+        f"{len(account.rounds)} released rounds, ε {spent}."
     )
 
 

@@ -12,7 +12,7 @@ from dpadmm.federation.health import STATUS, is_live, read_status
 from dpadmm.federation.site.connection import reachable
 from dpadmm.federation.site.decisions import decisions
 from dpadmm.federation.site.lifecycle import CLOSED_TEXT, participation
-from dpadmm.rendering import Block, Cell, Column, Message, Rendering, Row, Table
+from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Row, Table
 from dpadmm.rendering.formats import plural, rounded_down, rounded_up
 from dpadmm.sites.accounts import broken_promises
 from dpadmm.sites.site import Site, counted
@@ -33,33 +33,33 @@ CHECK_RESULTS = {True: "ok", False: "FAILED", None: "-"}
 
 def check_rendering(site: Site, persons: Persons, state: LedgerState | None) -> Rendering:
     """Return the table's rows, the limits and the budget of a site."""
-    body = [*describe_rows(site, persons), *_limits_text(site.policy), Message(_ledger_text(site.policy, state))]
+    body = [*describe_rows(site, persons), *_limits_text(site.policy), Paragraph(_ledger_text(site.policy, state))]
     paths = [f"Table:  {site.table}", f"Ledger: {site.ledger}"]
     paths += [f"Fingerprint of the ledger, verified: {state.fingerprint}"] if state is not None else []
     warnings = _warnings(site, persons, state)
     return Rendering(body=body, warnings=warnings, next_steps=paths, data=_site_figures(site, persons, state))
 
 
-def describe_rows(site: Site, persons: Persons) -> list[Message]:
+def describe_rows(site: Site, persons: Persons) -> list[Paragraph]:
     """Return the number of rows that are used, and why others are not."""
     k = site.policy.unit.rows
     rows = "one row" if k == 1 else f"{k} rows"
     if persons.n_persons is None:
         promise = f"You guarantee that no person has more than {rows}."
-        return [Message(f"{persons.n_rows:,} rows, all used. {promise}")]
+        return [Paragraph(f"{persons.n_rows:,} rows, all used. {promise}")]
     counts = f"{persons.n_rows:,} rows of {persons.n_persons:,} persons; {persons.n_used:,} rows are used."
     if persons.n_used == persons.n_rows:
-        return [Message(f"{counts} No person has more than {rows}.")]
+        return [Paragraph(f"{counts} No person has more than {rows}.")]
     reasons = [
         (persons.n_above, "person has", "persons have", f"more than {rows}"),
         (persons.n_without_id, "row has", "rows have", "no id"),
         (persons.n_ambiguous, "id is", "ids are", "written in different ways (7 and 007)"),
     ]
     causes = "; ".join(f"{counted(n, one, several)} {problem}" for n, one, several, problem in reasons if n)
-    return [Message(counts), Message(f"The other rows are replaced with zeros: {causes}.")]
+    return [Paragraph(counts), Paragraph(f"The other rows are replaced with zeros: {causes}.")]
 
 
-def _limits_text(policy: Policy) -> list[Message]:
+def _limits_text(policy: Policy) -> list[Paragraph]:
     rows = plural(policy.unit.rows, "row")
     lines = [
         f"Limit: ε {policy.epsilon:g} at δ = {policy.delta:g} for each person ({rows}), over all studies.",
@@ -67,7 +67,7 @@ def _limits_text(policy: Policy) -> list[Message]:
         f"{policy.max_rounds:,} rounds per study; at least {policy.min_rows:,} rows.",
         *([_masking_text(policy.masking, policy.delta)] if policy.masking else []),
     ]
-    return list(map(Message, lines))
+    return list(map(Paragraph, lines))
 
 
 def _masking_text(limits: MaskingLimits, delta: float) -> str:
@@ -169,7 +169,8 @@ def status_rendering(seen: dict[str, Any] | None) -> Rendering:
         f"{running}, {'connected' if connected else 'not connected'} to {seen['broker']} ({seen['at']})",
         f"The certificate is valid until {seen['certificate_expires'][:10]}.",
     ]
-    columns = [Column("", title) for title in ("study", "state", "last round", "of", "last request")]
+    titles = ("study", "state", "last round", "of", "last request")
+    columns = [Column("", title, wrap=title != "state") for title in titles]
     rows = [
         (
             study["name"],
@@ -182,7 +183,7 @@ def status_rendering(seen: dict[str, Any] | None) -> Rendering:
     ]
     data = {**seen, "running": live, "connected": connected}
     data["certificate_days_left"] = days_left(seen["certificate_expires"])
-    body: list[Block] = [*map(Message, lines), *([Table(columns, rows)] if rows else [])]
+    body: list[Block] = [*map(Paragraph, lines), *([Table(columns, rows)] if rows else [])]
     return Rendering(title=f"Site {seen['site']}", body=body, data=data)
 
 
@@ -215,7 +216,7 @@ def studies_rendering(site: Site, state: LedgerState | None) -> Rendering:
         rows.append((study.name, study.hash, current, decision.at, cost[0], study.training.planned_rounds, *cost[1:]))
     if not rows:
         return Rendering(
-            body=[Message("No decisions yet.")],
+            body=[Paragraph("No decisions yet.")],
             warnings=list(map(str, problems)),
             next_steps=["To see what a study costs: dpadmm site review STUDY"],
             data={"studies": []},
@@ -247,18 +248,18 @@ def review_rendering(
         loss += f" if at least {study.terms.shares} of the sites in a round are honest; if all other sites collude, ε "
         loss += colluding
     body: list[Block] = [
-        Message(study.hash),
-        Message(describe_releases(study)[0]),
-        Message(f"Noise multiplier z: {study.terms.plan.noise_in_words()}."),
+        Paragraph(study.hash),
+        Paragraph(describe_releases(study)[0]),
+        Paragraph(f"Noise multiplier z: {study.terms.plan.noise_in_words()}."),
         _limits_table(limits, policy),
-        Message(f"{loss}. Σμ² of several studies adds up; ε does not."),
+        Paragraph(f"{loss}. Σμ² of several studies adds up; ε does not."),
     ]
     if study.public_rows is not None:
-        body.append(Message(f"Public rows: {describe_public_rows(study.public_rows)}."))
+        body.append(Paragraph(f"Public rows: {describe_public_rows(study.public_rows)}."))
     if study.roster:
-        body += map(Message, _roster_text(study, site))
+        body += map(Paragraph, _roster_text(study, site))
     if refusal is None:
-        body += map(Message, [*_owner_warnings(study, site, state), _review_result(study, state)])
+        body += map(Paragraph, [*_owner_warnings(study, site, state), _review_result(study, state)])
     reason = {"code": refusal.code, "text": str(refusal)} if refusal else None
     data = {"acceptable": refusal is None, "refusal": reason, "limits": limits, "study": figures(study)}
     return Rendering(
@@ -363,7 +364,7 @@ def accepted_rendering(study: Study, site: Site, state: LedgerState, *, known: b
     ]
     data = {"study": study.hash, "rows": n_rows, "accepted_at": at}
     return Rendering(
-        body=list(map(Message, lines)), data=data | {name: amount(each, policy) for name, each in amounts.items()}
+        body=list(map(Paragraph, lines)), data=data | {name: amount(each, policy) for name, each in amounts.items()}
     )
 
 
@@ -376,7 +377,7 @@ def left_rendering(site: Site, study: str, state: LedgerState, *, already: bool)
         study,
         _charged_text(account, state, site.policy),
     ]
-    return Rendering(body=list(map(Message, lines)))
+    return Rendering(body=list(map(Paragraph, lines)))
 
 
 def declined_text(study: Study, site: Site, state: LedgerState, changed: bool) -> str:

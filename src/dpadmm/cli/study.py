@@ -35,19 +35,11 @@ from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import parameters
 from dpadmm.parameters.suggestions import first_of
+from dpadmm.studies.checks import dotted, study_notes, study_warnings
 from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.settings import REGISTRIES
-from dpadmm.studies.study import (
-    TABLES,
-    Confirmation,
-    Study,
-    confirmations,
-    read_study,
-    study_notes,
-    study_problems,
-    study_warnings,
-    table_parameters,
-)
+from dpadmm.studies.reading import Confirmation, confirmations, read_study, study_problems, table_parameters
+from dpadmm.studies.settings import CHOICES
+from dpadmm.studies.study import TABLES, Study
 
 if TYPE_CHECKING:
     from dpadmm.data.encoded import Survey
@@ -59,7 +51,7 @@ MAX_COLUMNS_SHOWN = 60
 CONFIRM = "Would these values be public for any data set? Edit any that are not, then confirm:"
 GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories", "public-rows": "the public rows"}
 _PROBLEM = re.compile(
-    rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*REGISTRIES, *TABLES))}|provenance|public_rows|study): (.+)"
+    rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*CHOICES, *TABLES))}|provenance|public_rows|study): (.+)"
 )
 
 
@@ -159,8 +151,8 @@ def _new_release(
         )
         text = secured_text(text, *masked) if masked else text
     else:
-        from dpadmm.models.evaluate import evaluation_study
         from dpadmm.models.file import load_model
+        from dpadmm.models.private_evaluation import evaluation_study
 
         assert model is not None
         aggregation = {"aggregation": "secure", "min_honest_sites": masked[0]} if masked else {}
@@ -500,7 +492,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     paper = numbers["epsilon_paper"]
     intercept = ", including an intercept" if settings.intercept else ""
     by_size = " across sites; chosen from rows and budget in one process"
-    origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
+    origin = ", ".join(f"{name}: {text}" for name, text in sorted(dotted(study.provenance).items()))
     model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         ("weights", f"{study.shape[0]} × {study.shape[1]}{intercept}"),

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.accounting.statement import cross_checks, read_statement
+from dpadmm.accounting.verification import verify_report
 from dpadmm.data.datasets.adult import COLUMNS, Row, adult_rows
 from dpadmm.data.schema import Category, Column, Label, Number, Schema
 from dpadmm.errors import DataError, DPADMMError, StudyError
@@ -233,12 +233,12 @@ def _check(summary: Summary, path: Path, sites: dict[str, Site], folder: Path) -
     summary.started -= summary.rounds
     model = folder / "model.dpadmm"
     model_of(result).save(model)
-    measured = evaluate(load_model(model), folder / "held_out.csv").figures
+    measured = evaluate(load_model(model), folder / "held_out.csv").metrics
     summary.accuracy = float(measured["accuracy"] or 0.0)
-    summary.majority_class = float(measured["most_frequent_class"] or 0.0)
-    with atomic_file(folder / "model.statement.json") as out:
-        out.write(result.statement.as_bytes())
-    cross_checks(read_statement(folder / "model.statement.json"))
+    summary.majority_class = float(measured["majority_class_accuracy"] or 0.0)
+    with atomic_file(folder / "model.privacy.json") as out:
+        out.write(result.privacy.to_bytes())
+    verify_report(folder / "model.privacy.json")
     summary.epsilon, summary.epsilon_if_others_collude = (
         result.privacy.epsilon,
         result.privacy.epsilon_if_others_collude,

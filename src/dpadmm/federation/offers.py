@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dpadmm.errors import StudyError
 from dpadmm.federation.identity.private_files import read_fields
 from dpadmm.federation.protocol import check_name
-from dpadmm.studies.study import read_study, study_from
+from dpadmm.studies.reading import read_study, study_from
 
 FORMAT = "dpadmm-offer/1"
 _HEX = re.compile("[0-9a-f]{64}")

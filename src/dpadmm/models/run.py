@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.accounting.report import PrivacyReport
-from dpadmm.accounting.statement import Statement, of_report
+from dpadmm.accounting.report import PrivacyReport, share_equal
 from dpadmm.data import Dataset
 from dpadmm.engine.loop import (
     Averages,
@@ -36,14 +35,15 @@ from dpadmm.methods import Method
 from dpadmm.methods.prior import Prior
 from dpadmm.methods.theory import Constants, constants_of
 from dpadmm.models.model import Model, model_of
+from dpadmm.models.run_rendering import render_run
 from dpadmm.queries.problem import Problem, Rows, Sizes
+from dpadmm.rendering import Renderable, Rendering
 from dpadmm.studies.settings import Settings, Training
 from dpadmm.studies.study import Study
-from dpadmm.version import VERSION
 
 
 @dataclass(frozen=True, repr=False)
-class Result:
+class Result(Renderable):
     """Result of a run, finished or interrupted.
 
     Attributes
@@ -51,9 +51,7 @@ class Result:
     model : Model
         The trained model.
     privacy : PrivacyReport
-        The ε of every agent, planned and spent.
-    statement
-        The privacy report of a study's run, for publication and verification.
+        The privacy loss of every agent.
     trace : Trace
         The paper's measures by round (simulations only).
     weights : array of shape (n_features, n_outputs)
@@ -107,6 +105,10 @@ class Result:
         agents = "one agent" if self.rows.n_agents == 1 else f"{self.rows.n_agents} agents"
         cost = f"ε = {self.privacy.epsilon:.4g}" if self.privacy.private else "no privacy"
         return f"<Result of {self.method.name}: {agents}, {self.outcome.rounds} rounds, {cost}>"
+
+    def rendering(self) -> Rendering:
+        """Return size, method, privacy loss and, for a simulation, the last measures."""
+        return render_run(self)
 
     @property
     def study(self) -> Study:
@@ -176,25 +178,19 @@ class Result:
         by_id = {id(plan): priced(plan, self.noise) for plan in {id(plan): plan for plan in plans}.values()}
         plans = [by_id[id(plan)] for plan in plans]
         return PrivacyReport(
-            tallies(plans, self.outcome.attended, self.outcome.charged_rounds),
-            tallies(plans, self.planned, self.training.planned_rounds),
+            share_equal(
+                tallies(plans, self.planned, self.training.planned_rounds),
+                tallies(plans, self.outcome.attended, self.outcome.charged_rounds),
+                charge_planned=self.interrupted or self.stopped_by_result,
+            ),
+            self.rows.n_rows,
             self.training.delta,
             self.method.name,
-            ended_by_result=self.interrupted or self.stopped_by_result,
             exact_noise=getattr(self.noise, "exact", False),
-            min_honest_sites=self.training.min_honest_sites,
-        )
-
-    @cached_property
-    def statement(self) -> Statement:
-        """Privacy report of a study's run, for others to verify. Raises StudyError without a study."""
-        return of_report(
-            self.privacy,
-            self.n_rows,
-            name=self.study.name,
-            settings_hash=self.study.hash,
-            version=VERSION,
             names=self.names,
+            study=None if self.of_study is None else self.of_study.name,
+            study_hash=None if self.of_study is None else self.of_study.hash,
+            min_honest_sites=self.training.min_honest_sites,
         )
 
     @cached_property
@@ -211,7 +207,7 @@ class Result:
             intercept=settings.intercept,
             clip=settings.clip_rows,
             feature_names=dataset.feature_names if dataset else (),
-            privacy=self.privacy.as_json(),
+            privacy=self.privacy.to_dict(),
             covariance=self.covariance,
             hessian_snr=self.hessian_snr,
         )
@@ -219,7 +215,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Return settings, rounds, final measures and privacy as values that JSON can store."""
         return {
-            "settings": self.training.flat(),
+            "settings": self.training.to_dict(),
             "agents": self.rows.n_agents,
             "rows": len(self.rows.labels),
             "features": self.rows.n_features,
@@ -227,7 +223,7 @@ class Result:
             "interrupted": self.interrupted,
             "seconds": self.seconds,
             "measures": {k: v if np.isfinite(v) else None for k, v in self.trace.last().items()},
-            "privacy": self.privacy.as_json(),
+            "privacy": self.privacy.to_dict(),
         }
 
 

@@ -402,7 +402,7 @@ def run(
     rng, total = np.random.default_rng(seed), int(sizes.sum())
     if isinstance(training.method, Auto):
         chosen, scale = np.array([max(1, round(total * math.sqrt((training.min_honest_sites or 1) / len(sizes))))]), 1.0
-        training = training.changed(aggregation="plain", min_honest_sites=None)
+        training = training.with_changes(aggregation="plain", min_honest_sites=None)
         counts = np.array([min(total, len(pool), max(LEAST_ROWS, int(MOST_POOLED / _entries(pool))))])
     else:
         chosen = stand_ins(sizes, pool.features.shape[1] * problem.loss.n_outputs)
@@ -478,7 +478,8 @@ def outlook(
     """Run every cell of the grid on every fold; ``finished`` is called after each run."""
     made = {}
     for epsilon, rounds in grid.cells:
-        settings = study.training.changed(epsilon=epsilon, round_epsilon=None, noise_multiplier=None, n_rounds=rounds)
+        budget = {"epsilon": epsilon, "round_epsilon": None, "noise_multiplier": None}
+        settings = study.training.with_changes(**budget, n_rounds=rounds)
         made[epsilon, rounds] = reached(study, settings, scenario, sizes, seed=seed, finished=finished)
     optima, plain, guess = [], [], _guess(study, scenario)
     weak = Problem(study.problem.loss, L2(), WEAK)

@@ -113,4 +113,4 @@ def _has_intervals(study: Study, result: Result) -> bool:
     )
     unseen = {each.column for each in found.coefficients if each.unseen}
     told = {each.column for each in found.coefficients if each.interval()}
-    return not found.unknown and told | unseen >= {each.column for each in found.coefficients}
+    return not found.no_intervals_because and told | unseen >= {each.column for each in found.coefficients}

@@ -10,7 +10,7 @@ from dpadmm.rendering.blocks import (
     Column,
     Fact,
     Facts,
-    Message,
+    Paragraph,
     Renderable,
     Rendering,
     Row,
@@ -18,4 +18,4 @@ from dpadmm.rendering.blocks import (
     Table,
 )
 
-__all__ = ["Block", "Cell", "Column", "Fact", "Facts", "Message", "Renderable", "Rendering", "Row", "Style", "Table"]
+__all__ = ["Block", "Cell", "Column", "Fact", "Facts", "Paragraph", "Renderable", "Rendering", "Row", "Style", "Table"]

@@ -1,4 +1,4 @@
-"""The parts of a rendering: messages, facts and tables, with values for programs and texts for people."""
+"""The parts of a rendering: paragraphs, facts and tables, with values for programs and texts for people."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from dpadmm.rendering.formats import number
-from dpadmm.rendering.html import block_html, message_html, table_html
-from dpadmm.rendering.plain import grid_lines, paragraph
+from dpadmm.rendering.html import block_html, paragraph_html, table_html
+from dpadmm.rendering.plain import grid_text, wrap_text
 
 Style = Literal["", "bold", "dim", "good", "warning", "bad"]
 Format = str | Callable[[Any], str] | None
@@ -69,6 +69,8 @@ class Table:
         Name of the list of rows in JSON. Empty for a table that is only shown.
     max_rows : int, optional
         Number of rows to show. JSON has all rows.
+    by_first : bool
+        Whether JSON has an object by the first column instead of a list.
     """
 
     columns: Sequence[Column]
@@ -77,22 +79,22 @@ class Table:
     title: str = ""
     caption: str = ""
     max_rows: int | None = None
+    by_first: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rows as JSON values, by the key of the table."""
         if not self.key:
             return {}
-        return {
-            self.key: [
-                {
-                    column.key: _json(_cell(value).value)
-                    for column, value in zip(self.columns, row, strict=False)
-                    if column.key
-                }
-                for row in self.rows
-                if row
-            ]
-        }
+        rows = [
+            {
+                column.key: _json(_cell(value).value)
+                for column, value in zip(self.columns, row, strict=False)
+                if column.key
+            }
+            for row in self.rows
+            if row
+        ]
+        return {self.key: {row.pop(self.columns[0].key): row for row in rows} if self.by_first else rows}
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -173,7 +175,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Message:
+class Paragraph:
     """A paragraph. With a key it is in JSON: ``value``, or the text if there is no value."""
 
     text: str
@@ -182,11 +184,11 @@ class Message:
     value: Any = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the message as JSON values."""
+        """Return the paragraph as JSON values."""
         return {self.key: self.text if self.value is None else _json(self.value)} if self.key else {}
 
 
-Block = Facts | Table | Message
+Block = Facts | Table | Paragraph
 
 
 @dataclass(frozen=True)
@@ -199,11 +201,11 @@ class Rendering:
     ----------
     title : str
         First line.
-    body : sequence of Facts, Table or Message
+    body : sequence of Facts, Table or Paragraph
         The content.
     notes, warnings : sequence of str
         Sentences after the content.
-    verdict : Message, optional
+    verdict : Paragraph, optional
         The conclusion, if there is one.
     next_steps : sequence of str
         Paths and commands to copy, shown without wrapping.
@@ -215,7 +217,7 @@ class Rendering:
     body: Sequence[Block] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    verdict: Message | None = None
+    verdict: Paragraph | None = None
     next_steps: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
@@ -247,41 +249,41 @@ class Rendering:
 
     def to_html(self) -> str:
         """Return an HTML fragment without scripts, readable on light and dark backgrounds."""
-        parts = [message_html(self.title, "bold")] if self.title else []
+        parts = [paragraph_html(self.title, "bold")] if self.title else []
         for block in self.body:
             match block:
-                case Message():
-                    parts.append(message_html(block.text, block.style))
+                case Paragraph():
+                    parts.append(paragraph_html(block.text, block.style))
                 case Facts():
                     align = ["left"] * 3
                     parts.append(table_html((), _texts(block.shown_rows()), align, block.title, ""))
                 case Table():
                     rows = _texts(block.shown_rows())
                     parts.append(table_html(block.headings, rows, block.alignments, block.title, block.caption))
-        parts += [message_html(text, "dim") for text in self.notes]
-        parts += [message_html(f"Warning: {text}", "warning") for text in self.warnings]
-        parts += [message_html(self.verdict.text, self.verdict.style)] if self.verdict else []
-        parts += [message_html(text, "") for text in self.next_steps]
+        parts += [paragraph_html(text, "dim") for text in self.notes]
+        parts += [paragraph_html(f"Warning: {text}", "warning") for text in self.warnings]
+        parts += [paragraph_html(self.verdict.text, self.verdict.style)] if self.verdict else []
+        parts += [paragraph_html(text, "") for text in self.next_steps]
         return block_html(parts)
 
     def to_text(self, width: int = 100) -> str:
         """Return plain text, with paragraphs wrapped at a width."""
-        parts = [paragraph(self.title, width)] if self.title else []
+        parts = [wrap_text(self.title, width)] if self.title else []
         for block in self.body:
             match block:
-                case Message():
-                    parts.append(paragraph(block.text, width))
+                case Paragraph():
+                    parts.append(wrap_text(block.text, width))
                 case Facts():
                     rows = [[text for text, _ in row] for row in _texts(block.shown_rows())]
-                    parts.append(grid_lines((), rows, ["left"] * 3, block.title))
+                    parts.append(grid_text((), rows, ["left"] * 3, block.title))
                 case Table():
                     rows = [[text for text, _ in row] for row in _texts(block.shown_rows())]
-                    parts.append(grid_lines(block.headings, rows, block.alignments, block.title))
-                    parts += [paragraph(block.caption, width)] if block.caption else []
-        parts += [paragraph(text, width) for text in self.notes]
-        parts += [paragraph(f"Warning: {text}", width) for text in self.warnings]
-        parts += [paragraph(self.verdict.text, width)] if self.verdict else []
-        return "\n".join([*parts, *map(paragraph, self.next_steps)])
+                    parts.append(grid_text(block.headings, rows, block.alignments, block.title))
+                    parts += [wrap_text(block.caption, width)] if block.caption else []
+        parts += [wrap_text(text, width) for text in self.notes]
+        parts += [wrap_text(f"Warning: {text}", width) for text in self.warnings]
+        parts += [wrap_text(self.verdict.text, width)] if self.verdict else []
+        return "\n".join([*parts, *map(wrap_text, self.next_steps)])
 
 
 class Renderable(ABC):

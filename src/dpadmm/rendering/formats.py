@@ -1,9 +1,9 @@
-"""How numbers are shown."""
+"""Formats of numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 
@@ -74,3 +74,27 @@ def rounded_up(epsilon: float) -> str:
 def rounded_down(epsilon: float) -> str:
     """Return a remaining ε with four digits, rounded down, up to a relative error of 1e-9."""
     return f"{math.floor(epsilon * 1e4 * (1.0 + 1e-9)) / 1e4:.4f}"
+
+
+def short_names(names: Sequence[str], max_width: int) -> list[str]:
+    """Return names for the headings of a table: the names, or numbers from 1 if one is wider than ``max_width``.
+
+    Examples
+    --------
+    >>> short_names(["no", "yes"], 5), short_names(["mild", "moderate"], 5)
+    (['no', 'yes'], ['1', '2'])
+    """
+    return list(names) if max(map(len, names)) <= max_width else [str(k + 1) for k in range(len(names))]
+
+
+def interval_text(low: float | None, high: float | None, form: str = ".3g") -> str:
+    """Return an interval whose ends may be missing.
+
+    Examples
+    --------
+    >>> interval_text(0.5, 1.25), interval_text(None, 2.0), interval_text(None, None)
+    ('0.5 to 1.25', 'below 2', 'any')
+    """
+    if low is None or high is None:
+        return f"above {low:{form}}" if low is not None else f"below {high:{form}}" if high is not None else "any"
+    return f"{low:{form}} to {high:{form}}"

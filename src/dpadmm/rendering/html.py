@@ -22,7 +22,7 @@ def block_html(parts: Iterable[str]) -> str:
     return f'<div style="max-width:60em">{"".join(parts)}</div>'
 
 
-def message_html(text: str, style: str) -> str:
+def paragraph_html(text: str, style: str) -> str:
     """Return a paragraph."""
     css = f"margin:0.3em 0;{_STYLES.get(style, '')}"
     return f'<p style="{css}">{_escaped(text)}</p>'
@@ -36,7 +36,7 @@ def table_html(
     caption: str,
 ) -> str:
     """Return a table. Cells are pairs of text and style; an empty row draws a rule above the next row."""
-    parts = [message_html(title, "bold")] if title else []
+    parts = [paragraph_html(title, "bold")] if title else []
     parts.append('<table style="border-collapse:collapse;color:inherit;margin:0.5em 0">')
     if any(headings):
         cells = (
@@ -53,7 +53,7 @@ def table_html(
             parts += [_cell_html(*cell, align) for cell, align in zip(row, alignments, strict=False)]
             parts.append("</tr>")
     parts.append("</tbody></table>")
-    return "".join(parts) + (message_html(caption, "dim") if caption else "")
+    return "".join(parts) + (paragraph_html(caption, "dim") if caption else "")
 
 
 def _cell_html(text: str, style: str, align: str) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dpadmm.parameters.text import printable
 
 
-def paragraph(text: str, width: int | None = None) -> str:
+def wrap_text(text: str, width: int | None = None) -> str:
     """Return escaped text, wrapped at a width if there is one."""
     escaped = printable(text)
     return escaped if width is None else textwrap.fill(escaped, width, break_long_words=False, break_on_hyphens=False)
 
 
-def grid_lines(
+def grid_text(
     headings: Sequence[str], rows: Sequence[Sequence[str]], alignments: Sequence[str], title: str = ""
 ) -> str:
     """Return aligned columns below their headings. An empty row draws a rule."""

@@ -12,7 +12,7 @@ from dpadmm.trusted.ledger import Account, LedgerState
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
 
 if TYPE_CHECKING:
-    from dpadmm.accounting.statement import Statement
+    from dpadmm.accounting.report import PrivacyReport
 
 
 def broken_promises(policy: Policy, state: LedgerState) -> list[str]:
@@ -85,22 +85,29 @@ def _name(hash: str, account: Account) -> str:
 _LEDGER_KEYS = ("name", "method", "plan", "delta", "n_rows", "rows_per_person")
 
 
-def of_account(study: str, account: Account, *, site: str, version: str) -> Statement:
-    """Return the privacy report of one site about one study of its ledger."""
-    from dpadmm.accounting.statement import (  # a site's process does not need it
-        EXACT,
-        AgentGroup,
-        Statement,
-        stated_releases,
-    )
+def report_of_account(study: str, account: Account, *, site: str) -> PrivacyReport:
+    """Return the privacy report of one study in a site's ledger. All planned rounds are charged."""
+    from dpadmm.accounting.report import AgentReleases, PrivacyReport  # an agent does not need it
 
     about = account.about
     if missing := [key for key in _LEDGER_KEYS if key not in about]:
         raise StudyError(f"study {study[:12]} was not enrolled by a guard: the ledger has no {', '.join(missing)}")
     plan, k = plan_from_json(about["plan"]), about["rows_per_person"]
-    group = AgentGroup({site: about["n_rows"]}, k, stated_releases(plan.tally(), plan.tally(account.rounds)))
+    releases = AgentReleases.from_tallies(
+        plan.tally(), plan.tally(account.rounds), charge_planned=True, rows_per_person=k
+    )
+    report = PrivacyReport(
+        [releases],
+        [about["n_rows"]],
+        float(about["delta"]) if type(about["delta"]) is int else about["delta"],
+        about["method"],
+        exact_noise=True,
+        names=[site],
+        study=about["name"],
+        study_hash=study,
+        min_honest_sites=account.shares if account.shares > 1 else None,
+    )
+    report.check_verifiable()
     if not math.isclose(account.reservation.mu_squared, k**2 * float(plan.mu_squared()), rel_tol=1e-9):
         raise StudyError(f"study {study[:12]} reserved another Σμ² than the releases of its plan cost")
-    delta = float(about["delta"]) if type(about["delta"]) is int else about["delta"]
-    min_honest_sites = account.shares if account.shares > 1 else None
-    return Statement(about["name"], study, about["method"], EXACT, delta, (group,), version, min_honest_sites)
+    return report

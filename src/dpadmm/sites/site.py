@@ -22,7 +22,8 @@ from dpadmm.methods import KINDS
 from dpadmm.parameters.fields import check_names, nearest
 from dpadmm.sites.addresses import check_urls
 from dpadmm.sites.notify_settings import NotifySettings, notify_settings
-from dpadmm.studies.study import DEPLOYABLE, Study
+from dpadmm.studies.checks import DEPLOYABLE
+from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import EnrolledStudy, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
 from dpadmm.trusted.policy import MaskingLimits, MaskingTerms, Policy

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.statement import MAX_MU, ROW_GROUPS
+from dpadmm.accounting.report import MAX_MU, ROW_GROUPS
 from dpadmm.engine.method import PATIENCE, RoundResult
 from dpadmm.errors import DPADMMError, ServiceUnavailableError
 from dpadmm.federation.health import contact_status, now_text

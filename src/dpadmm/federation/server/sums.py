@@ -21,7 +21,7 @@ import numpy as np
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.release_plan import gaussian
-from dpadmm.accounting.statement import ROW_GROUPS
+from dpadmm.accounting.report import ROW_GROUPS
 from dpadmm.engine.method import RoundResult
 from dpadmm.engine.noise import pooled_mean
 from dpadmm.federation.protocol import BadMessageError, Kind, Message, digest_of, packed

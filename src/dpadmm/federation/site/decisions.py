@@ -19,7 +19,8 @@ from dpadmm.federation.health import STATUS, now_text, read_status
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
 from dpadmm.files.atomic import atomic_file
 from dpadmm.sites.site import Site
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import PrivateRows
 from dpadmm.trusted.ledger import MARK, LedgerState, read_ledger
 
