@@ -1,4 +1,4 @@
-"""Release plans: rounds that differ, rounds that release nothing, and noise that states no price."""
+"""Release plans: rounds that differ, rounds that release nothing, and noise of unknown cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from looping import case
 from dpadmm.accounting.composition import tally_epsilon, tally_paper_epsilon, total_epsilon
 from dpadmm.accounting.events import PureRelease, Release, SampledRelease, UnpricedRelease
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.release_plan import ReleasePlan, gaussian, plan_from_json
+from dpadmm.accounting.release_plan import ReleasePlan, gaussian
 from dpadmm.errors import StudyError
 from dpadmm.queries import QUERIES, make_query
 
@@ -35,8 +35,8 @@ def test_a_plan_is_the_list_of_its_rounds(releases: list[Release | None], data: 
             wanted[each] += 1
     assert dict(plan.tally(taken)) == wanted
     assert plan.mu_squared() == sum(Fraction((1 / each.noise_multiplier) ** 2) for each in releases if each)
-    assert plan_from_json(plan.as_json()) == plan
-    assert sum(run["rounds"] for run in plan.as_json()) == plan.n_rounds
+    assert ReleasePlan.from_list(plan.to_list()) == plan
+    assert sum(run["rounds"] for run in plan.to_list()) == plan.n_rounds
 
 
 def test_a_round_that_is_not_planned_is_refused() -> None:
@@ -47,21 +47,21 @@ def test_a_round_that_is_not_planned_is_refused() -> None:
 
 def test_a_plan_is_stored_by_runs_of_equal_rounds() -> None:
     plan = ReleasePlan.of([Release(5.0), Release(5.0), None, Release(20.0, statistic="moments")])
-    assert plan.as_json() == [
+    assert plan.to_list() == [
         {"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2},
         {"statistic": None, "noise_multiplier": None, "rounds": 1},
         {"statistic": "moments", "noise_multiplier": 20.0, "rounds": 1},
     ]
-    assert plan_from_json([{"statistic": "gradient", "noise_multiplier": 5, "rounds": 2}]) == ReleasePlan.constant(
-        Release(5.0), 2
-    )
+    assert ReleasePlan.from_list(
+        [{"statistic": "gradient", "noise_multiplier": 5, "rounds": 2}]
+    ) == ReleasePlan.constant(Release(5.0), 2)
     assert ReleasePlan.constant(Release(5.0), 0) == ReleasePlan.of([])
 
 
 def test_the_noise_is_said_once_for_rounds_that_are_alike() -> None:
     five, twenty = Release(5.0), Release(20.0, statistic="moments")
-    assert ReleasePlan.of([five, five]).noise_in_words() == "5.0000"
-    assert ReleasePlan.of([five, five, twenty, twenty, five]).noise_in_words() == (
+    assert ReleasePlan.of([five, five]).describe_noise() == "5.0000"
+    assert ReleasePlan.of([five, five, twenty, twenty, five]).describe_noise() == (
         "5.0000 in rounds 1 to 2 (gradient), 20.0000 in rounds 3 to 4 (moments), 5.0000 in round 5 (gradient)"
     )
 
@@ -105,7 +105,7 @@ def test_only_single_gaussian_releases_can_be_deployed() -> None:
 def test_a_stored_plan_with_odd_values_is_refused() -> None:
     for change in [{"rounds": True}, {"rounds": 1.0}, {"noise_multiplier": "5"}, {"noise_multiplier": True}]:
         with case(change), pytest.raises(StudyError, match="must be numbers"):
-            plan_from_json([{"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2} | change])
+            ReleasePlan.from_list([{"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2} | change])
 
 
 def test_the_list_of_statistics_is_closed() -> None:
@@ -187,9 +187,9 @@ def test_noise_that_states_no_price_leaves_a_run_without_epsilon() -> None:
     report = run(prepared, settings, noise=noise).privacy  # type: ignore[arg-type]
     assert report.epsilon == math.inf
     assert not report.private
-    assert report.accountant == "none: Correlated states no price"
+    assert report.accountant == "none: Correlated has no known privacy cost"
     assert report.to_dict()["epsilon"] is None
-    assert report.as_json()["guarantee"] == "none: the noise source states no price"
+    assert report.to_dict()["guarantee"] == "None: the noise source has no known privacy cost."
 
 
 def test_what_a_round_releases_is_what_is_charged_for_it() -> None:

@@ -161,7 +161,7 @@ def _masked(members: bytes, prepared: bool = True) -> Callable[[Path, Any], Any]
     def act(folder: Path, opened: Any) -> Any:
         with site(folder, open_rows=opened) as guard:
             request = guard.prepare(MASKED.hash, 1, POINT) if prepared else "0" * 64
-            return refusal(guard.masked, MASKED.hash, 1, request, members)
+            return refusal(guard.mask, MASKED.hash, 1, request, members)
 
     return act
 

@@ -462,7 +462,7 @@ def test_how_often_an_old_ledger_was_put_back_is_known_while_it_is_open(tmp_path
 
     assert restores_told() == 0
     with Ledger.open(tmp_path, cap=read_ledger(tmp_path).cap) as ledger:
-        ledger.restored(0.0, about={}, shares=1)
+        ledger.record_restore(0.0, about={}, shares=1)
     assert restores_told() == 1
 
 

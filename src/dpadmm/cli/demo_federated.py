@@ -66,7 +66,7 @@ def _rendering(summary: Summary, seconds: float) -> Rendering:
     assert summary.replay is not None
     replay, study, n_honest = summary.replay, summary.study, summary.study.training.min_honest_sites
     shape = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
-    noise = f"{replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}"
+    noise = f"{replay.n_rounds} rounds; noise multiplier {study.terms.plan.describe_noise()}"
     epsilon, alone = epsilon_text(summary.epsilon), epsilon_text(summary.epsilon_if_others_collude)
     majority = f"{summary.majority_class:.1%}"
     ledgers = (

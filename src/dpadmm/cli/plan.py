@@ -285,7 +285,7 @@ def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", console.rounded_up(costs.epsilon)),
         *console.aggregation_rows(costs),
-        ("noise multiplier z", releases.noise_in_words()),
+        ("noise multiplier z", releases.describe_noise()),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
         ("one agent in a round", f"hears {decimal(costs.bytes_heard)}, says up to {decimal(costs.bytes_said)}"),

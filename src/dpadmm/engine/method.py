@@ -314,7 +314,7 @@ class DeployableMethod(Method[S]):
 
     @final
     def _plan(self, agent: int, runs: list[tuple[str, Floats, int]]) -> ReleasePlan:
-        return ReleasePlan(tuple((self.event(name, float(z[agent])), count) for name, z, count in runs))
+        return ReleasePlan.from_runs((self.event(name, float(z[agent])), count) for name, z, count in runs)
 
     def _runs(self, n_rounds: int) -> list[tuple[str, Floats, int]]:
         """Return runs of consecutive rounds with the same release: statistic, z (n,) and number of rounds."""

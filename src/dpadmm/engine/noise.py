@@ -273,7 +273,7 @@ def priced(plan: ReleasePlan, noise: Noise) -> ReleasePlan:
     """The plan at the prices that the noise source states."""
     state_price = getattr(noise, "price", lambda release: None)
     unpriced = UnpricedRelease(type(noise).__name__)
-    return ReleasePlan(tuple((release and (state_price(release) or unpriced), n) for release, n in plan.runs))
+    return ReleasePlan.from_runs((release and (state_price(release) or unpriced), n) for release, n in plan.runs)
 
 
 def fresh_seed() -> int:

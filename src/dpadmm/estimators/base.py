@@ -329,7 +329,7 @@ class PrivateLinearModel(BaseEstimator):
 
     def _accountants(self) -> Sequence[BudgetAccountant]:
         """Return the accountants to charge: the estimator's own, then the open ones of this and the sending process."""
-        remote = [accountant for accountant in self._sent_from if not accountant.here]
+        remote = [accountant for accountant in self._sent_from if not accountant.is_chargeable]
         if self.accountant is None:
             return [*open_accountants(), *remote]
         if not isinstance(self.accountant, BudgetAccountant):

@@ -53,7 +53,7 @@ class Agent:
 
     def mask(self, round: int, request: str, members: bytes) -> Integers:
         """Return the masked answer to a request. A repeated call returns the same numbers."""
-        answer = self._guard.masked(self._study.hash, round, request, members)
+        answer = self._guard.mask(self._study.hash, round, request, members)
         self._last = max(self._last, round)
         return answer
 

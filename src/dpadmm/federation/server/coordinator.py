@@ -508,7 +508,7 @@ class Coordinator(ABC):
                 "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
                 "delta": delta,
                 "noise_multiplier": study.noise_multiplier,
-                "noise": plan.noise_in_words(),
+                "noise": plan.describe_noise(),
                 "shape": list(study.shape),
             },
             "state": str(state),
