@@ -458,7 +458,7 @@ def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> P
 def _log(form: str) -> logging.Logger:
     from dpadmm.federation.logs import make_log
 
-    return make_log("aggregator", terminal=True, as_json=form == "json")
+    return make_log("server", terminal=True, as_json=form == "json")
 
 
 def _run(server: Server, page_port: int | None) -> None:
