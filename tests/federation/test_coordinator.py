@@ -16,9 +16,8 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.errors import DataError, ServiceUnavailableError, StudyError
 from dpadmm.federation.protocol import Kind, LastContact, Message, digest_of, packed, unpacked
 from dpadmm.federation.server import journal as journals
-from dpadmm.federation.server.coordinator import StudyStoppedError
+from dpadmm.federation.server.coordinator import StudyStoppedError, Uploads
 from dpadmm.federation.server.journal import Journal, JournalError, result_of
-from dpadmm.federation.server.uploads import Uploads
 from dpadmm.matrices.arrays import Floats
 from dpadmm.studies.study import Study
 

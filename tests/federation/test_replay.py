@@ -20,10 +20,9 @@ from dpadmm.errors import DataError
 from dpadmm.federation.local import new_site
 from dpadmm.federation.protocol import unpacked
 from dpadmm.federation.replay import Replay
-from dpadmm.federation.server.coordinator import run_rounds
+from dpadmm.federation.server.coordinator import Uploads, run_rounds
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import coordinator_of
-from dpadmm.federation.server.uploads import Uploads
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder
 from dpadmm.methods.auto import PublicState

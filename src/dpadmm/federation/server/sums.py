@@ -30,9 +30,9 @@ from dpadmm.federation.server.coordinator import (
     Coordinator,
     Member,
     StudyStoppedError,
+    Uploads,
 )
 from dpadmm.federation.server.journal import AbortedRound, Journal, Opening
-from dpadmm.federation.server.uploads import Uploads
 from dpadmm.matrices.arrays import Integers
 from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.masking import bitmap_of, members_of
