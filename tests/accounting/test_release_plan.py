@@ -42,7 +42,7 @@ def test_a_plan_is_the_list_of_its_rounds(releases: list[Release | None], data: 
 
 def test_a_round_that_is_not_planned_is_refused() -> None:
     for round in [0, -1, 4]:
-        with case(round), pytest.raises(StudyError, match=f"has 3 rounds, and no round {round}"):
+        with case(round), pytest.raises(StudyError, match=f"has 3 rounds, but no round {round}"):
             ReleasePlan.constant(Release(5.0), 3).at(round)
 
 
@@ -99,7 +99,7 @@ def test_a_release_without_a_price_has_no_epsilon() -> None:
 
 def test_only_single_gaussian_releases_can_be_deployed() -> None:
     for other in [Release(0.0), Release(5.0, count=2), PureRelease(1.0)]:
-        with case(other), pytest.raises(StudyError, match="one in a round"):
+        with case(other), pytest.raises(StudyError, match="one sum with Gaussian noise per round"):
             gaussian(other)
 
 
@@ -223,7 +223,7 @@ def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
 
     plan = ReleasePlan.constant(Release(5.0), 3)
     for rounds in ([4], [0], [-1, 1], range(1, 5)):
-        with pytest.raises(StudyError, match="the plan has 3 rounds, and others were taken part in"):
+        with pytest.raises(StudyError, match="the plan has 3 rounds, and a round outside of it"):
             plan.tally(rounds)
     assert plan.tally([]) == ((Release(5.0), 0),)
     training = Training(method="dp_admm", epsilon=1.0, n_rounds=3)

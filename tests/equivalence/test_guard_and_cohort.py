@@ -177,7 +177,7 @@ def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempP
     for small, storage in product([0, 250], [np.asarray, csr_array, coded]):
         with case(small, storage), pytest.MonkeyPatch.context() as monkeypatch:
             tmp_path = tmp_path_factory.mktemp("case")
-            monkeypatch.setattr(kernels, "SMALL", small)
+            monkeypatch.setattr(kernels, "MAX_NUMPY_ENTRIES", small)
             for method, weighted in (("dp_admm", True), ("pgd", False)):
                 folder = tmp_path / method
                 check_same_bits(Logistic(), method, "some", storage, folder, monkeypatch, weighted=weighted)

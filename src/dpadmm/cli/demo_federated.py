@@ -43,7 +43,7 @@ def _run(n_sites: int, training: Training, folder: Path, *, quiet: bool) -> Summ
     from dpadmm.federation.demo import demonstrate
 
     log = logging.getLogger("dpadmm.federation.demo")
-    handler = logging.FileHandler(folder / "aggregator.log")
+    handler = logging.FileHandler(folder / "server.log")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Pr
 
 import numpy as np
 
-from dpadmm import kernels
 from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.noise import CohortQuery, LazyAnswers, Noise, SimulatedNoise
@@ -35,9 +34,6 @@ Mechanism = Annotated[
 
 PATIENCE = 10
 """Number of missed rounds after which an agent leaves the mean until it answers again (decision 12)."""
-
-LARGE = 2**18
-"""Size of an array from which threads are used."""
 
 
 @dataclass(frozen=True)
@@ -374,11 +370,7 @@ class ServerSideMethod(DeployableMethod[NoState]):
 
 def consensus_step(uploads: Floats) -> Floats:
     """Return ``w^k = mean_i c_i^k``."""
-    if uploads.size < LARGE or not kernels.can_compile():
-        return np.asarray(np.add.reduce(uploads, axis=0) / len(uploads))
-    from dpadmm.kernels.updates import column_means  # the same bits
-
-    return column_means(uploads)
+    return np.asarray(np.add.reduce(uploads, axis=0) / len(uploads))
 
 
 def zero_models(problem: Problem, sizes: Sizes) -> Floats:
