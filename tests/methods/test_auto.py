@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,12 +27,17 @@ def test_rounds_follow_from_public_sizes_where_nobody_says_how_many() -> None:
         assert found.resolved(problem, PublicSizes(np.array([2]), 20)) is found
         rounds.append(found.n_rounds)
     assert rounds[0] == 13 < rounds[1] < rounds[2] == 103
-    options = {"method": "auto", "epsilon": 3.0, "n_agents": 3, "seed": 1, "test_rows": 0, "metrics_every": 0}
+    options: dict[str, Any] = {
+        "method": "auto",
+        "epsilon": 3.0,
+        "n_agents": 3,
+        "seed": 1,
+        "test_rows": 0,
+        "metrics_every": 0,
+    }
     result = simulate("synthetic", **options)
     mask = np.ones((result.outcome.rounds, 3), dtype=bool)
-    again = simulate(
-        "synthetic", method="auto", epsilon=3.0, n_agents=3, seed=1, participation=mask, test_rows=0, metrics_every=0
-    )
+    again = simulate("synthetic", participation=mask, **options)
     assert again.outcome.rounds == len(mask) != Pgd.default_rounds
     np.testing.assert_allclose(again.weights, result.weights)
 
