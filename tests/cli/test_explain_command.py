@@ -10,8 +10,8 @@ from looping import case
 from mixed_tables import COLUMNS, make_cells, make_study, write_csv
 
 from dpadmm.cli.model import _markdown
-from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Category, Number, Schema
+from dpadmm.data.table import encode_table
 from dpadmm.figures.coefficients import coefficient_figure
 from dpadmm.models.explain import Coefficient, Explanation, explain
 from dpadmm.models.file import load_model

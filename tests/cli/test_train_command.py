@@ -348,7 +348,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a negative seed": (lambda folder: ["--seed", -1], "seed"),
     "an unknown word": (_study(lambda text: text + "\nrounds = 3\n"), "rounds"),
     "bounds the wrong way": (_study(_swapped("[-2.0, 2.0]", "[2.0, -2.0]")), "bounds must rise"),
-    "unconfirmed values": (_study(_swapped(N0, f"{N0}\npublic = false")), "is not confirmed yet that"),
+    "unconfirmed values": (_study(_swapped(N0, f"{N0}\npublic = false")), "are not confirmed as public"),
     "only lists features": (_study(_plain_features), r"needs \[columns\]"),
     "no TOML": (_study(lambda text: "hello"), "study.toml"),
 }  # fmt: skip

@@ -26,8 +26,8 @@ from statistic_cases import all_statistics, parameters_for
 
 from dpadmm.audit import trials
 from dpadmm.audit.run import AuditPlan, run_audit
-from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoder import Report
+from dpadmm.data.table import EncodedTable
 from dpadmm.errors import DataError, StudyError
 from dpadmm.sites import cluster as on_cluster
 from dpadmm.sites.cluster import persons_of

@@ -23,7 +23,7 @@ from dpadmm.cli.console import (
     show_table,
     write,
 )
-from dpadmm.data.encoded import EncodedTable
+from dpadmm.data.table import EncodedTable
 from dpadmm.errors import StudyError
 from dpadmm.models.run import Result
 from dpadmm.planning.intervals import unlikely_intervals

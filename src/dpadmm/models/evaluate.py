@@ -17,9 +17,9 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from dpadmm.accounting.report import privacy_sentence
-from dpadmm.data.cells import NotANumberError, as_numbers
-from dpadmm.data.encoded import encode_labels_of, row_weights_of
+from dpadmm.data.cells import RowError, as_numbers
 from dpadmm.data.encoder import Report, Tally
+from dpadmm.data.labels import LabelColumns, checked_labels
 from dpadmm.data.reader import column_names
 from dpadmm.data.schema import Label
 from dpadmm.errors import DataError
@@ -107,10 +107,12 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
         scores.append(found)
         if weighed is not None:
             cells = None if weighed.weight is None else beside.column(weighed.weight)
-            given, bad = row_weights_of(weighed, truth[-1], cells, Tally())
-            if bad.any():
-                row = first + int(np.argmax(bad)) + 1
-                raise DataError(f"{path}: the weight {weighed.weight!r} of row {row} is negative, infinite or missing")
+            columns = LabelColumns(weighed)
+            given, issues = columns.weights(cells, truth[-1], Tally())
+            try:
+                columns.check(issues, beside.column(column))
+            except RowError as error:
+                raise DataError(f"{path}: {error.message(first)}") from None
             weights.append(given)
     row_weights = np.concatenate(weights) if weighed is not None else None
     return of_scores(model, np.concatenate(truth), np.concatenate(scores), scorer.report, row_weights)
@@ -535,20 +537,18 @@ def _truth(model: Model, cells: Any, column: str, first: int, path: Path, exposu
     """Codes of classes, numbers as they are, or counts as the loss wants them."""
     try:
         if model.task == "count":
-            return encode_labels_of(
-                replace(model.label or Label(column, plain=True), counts=True), cells, first, exposures
-            )
+            return checked_labels(replace(model.label or Label(column, plain=True), counts=True), cells, exposures)
         if model.task != "regression":
             # As a cell says it: 1, not 1.0
             classes = tuple(f"{c:g}" if isinstance(c, float) else str(c) for c in model.class_names)
-            codes = encode_labels_of(Label(column, classes=classes), cells, first)
+            codes = checked_labels(Label(column, classes=classes), cells)
             return (codes + 1.0) / 2.0 if len(model.class_names) == 2 else codes
         numbers = as_numbers(cells, column)
         bad = np.flatnonzero(~np.isfinite(numbers))
         if len(bad):
             raise DataError(f"the label {column!r} of row {first + int(bad[0]) + 1} is missing")
         return numbers
-    except NotANumberError as error:
-        raise DataError(f"{path}: {error.at(first)}") from None
+    except RowError as error:
+        raise DataError(f"{path}: {error.message(first)}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None

@@ -22,10 +22,10 @@ from dpadmm.data.dataset import resolve_classes
 from dpadmm.data.schema import Label, Schema
 from dpadmm.data.schema_file import (
     confirmed,
-    doubted,
     label_as_json,
     rows_from,
     schema_as_json,
+    suspicious_columns,
     unconfirmed,
 )
 from dpadmm.data.schema_file import problems as rows_problems
@@ -219,7 +219,7 @@ class Study:
         self._check_counts()
         self._check_weights()
         numbers = task in ("regression", "count")
-        if self.label is not None and (self.label.bounds is None) == numbers:
+        if self.label is not None and self.label.has_bounds != numbers:
             raise StudyError(
                 f"study: the {training.loss.name} loss requires {'bounds' if numbers else 'classes'} under [label]"
             )
@@ -245,7 +245,7 @@ class Study:
             raise StudyError(f"study: counts start at 0, not {label.bounds[0]:g}; set bounds = [0, maximum]")
         if label.times is not None and not self.training.has_inference:
             raise StudyError("study: times require inference = true under [method]")
-        object.__setattr__(self, "label", replace(label, counts=True))
+        object.__setattr__(self, "label", replace(label.normalized(), counts=True))
 
     def _check_weights(self) -> None:
         """Check that row weights fit the other settings."""
@@ -501,7 +501,7 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
     if table.get("format") != FORMAT:
         return [message.removeprefix("study: ") for message in messages]
     if "columns" in table and "features" not in table:
-        messages += rows_problems(table) or doubted(table)
+        messages += rows_problems(table) or suspicious_columns(table)
     messages += _training_problems(table)
     if isinstance(table.get("provenance"), Mapping):
         messages += problems(table["provenance"], provenance_parameters(), "provenance")
