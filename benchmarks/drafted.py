@@ -43,7 +43,8 @@ from dpadmm.models.evaluate import evaluate
 from dpadmm.queries.problem import Problem, make_rows
 from dpadmm.regularizers import L2
 from dpadmm.studies.drafts import draft_from_table, study_text
-from dpadmm.studies.study import Study, read_study
+from dpadmm.studies.reading import read_study
+from dpadmm.studies.study import Study
 from dpadmm.training.train import encode, prior_from
 
 RUN = ("set", "contender", "agents", "split")
@@ -84,9 +85,10 @@ def as_before(study: Study) -> Study:
     assert study.schema is not None
     columns = [replace(c, center=None, scale=None) if isinstance(c, Number) else c for c in study.schema.columns]
     schema = replace(study.schema, columns=tuple(columns), row_norm=None)
-    classes = {"n_rounds": 200, "rho": 0.01, "weight_radius": 10.0 * math.sqrt(len(study.schema.columns))}
-    training = study.training.changed(method="dp_admm", **({} if study.classes is None else classes))
-    origins: Any = dict.fromkeys(("rho", "weight_radius"), "assumed")
+    radius = 10.0 * math.sqrt(len(study.schema.columns))
+    classes = {"n_rounds": 200, "method": {"name": "dp_admm", "rho": 0.01, "weight_radius": radius}}
+    training = study.training.with_changes(**({"method": "dp_admm"} if study.classes is None else classes))
+    origins: Any = {"method": dict.fromkeys(("rho", "weight_radius"), "assumed")}
     return replace(study, schema=schema, public_rows=None, training=training, provenance=origins)
 
 
@@ -132,7 +134,7 @@ def main() -> None:
                 for run, make in models(name, given.agents, split, Path(folder)):
                     if tuple(map(str, run)) in done or run[1] not in given.contenders:
                         continue
-                    found = evaluate(make(), Path(folder, "test.csv")).figures
+                    found = evaluate(make(), Path(folder, "test.csv")).metrics
                     error = found["rmse"] if "rmse" in found else 1.0 - (found["accuracy"] or 0.0)
                     for out in (file, None):
                         print(*run, f"{error:.5f}", f"{found['loss']:.5f}", sep=",", file=out, flush=True)

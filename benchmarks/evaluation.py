@@ -17,7 +17,8 @@ import numpy as np
 from scipy.special import expit
 
 from dpadmm.accounting.calibration import mu_from_epsilon
-from dpadmm.models.evaluate import auc, measures_of
+from dpadmm.models.evaluate import auc
+from dpadmm.models.private_evaluation import histogram_metrics
 from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
 
 FIGURES = ("accuracy", "auc", "brier", "mean_probability", "calibration_in_the_large", "calibration_slope")
@@ -75,7 +76,7 @@ def coverage(
     for _ in range(repetitions):
         counts = histogram(*population.draw(n_rows, rng)) + noise * rng.standard_normal((2, N_BINS))
         counts += (n_rows - counts.sum()) / counts.size
-        found = measures_of(counts, noise, all_count=True, probabilities=True)
+        found = histogram_metrics(counts, noise, all_count=True, probabilities=True)
         for name in FIGURES:
             if (each := found[name]) is not None:
                 low, high = (

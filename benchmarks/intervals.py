@@ -128,8 +128,7 @@ def repetition(cell: Cell, seed: int) -> dict[str, Any] | None:
     secure = {"aggregation": cell.aggregation, "min_honest_sites": n} if cell.aggregation == "secure" else {}
     training = Training(
         loss=LOSSES[cell.loss],
-        method="auto",
-        inference=True,
+        method={"name": "auto", "inference": True},
         intercept=True,
         epsilon=cell.epsilon,
         delta=1e-5,

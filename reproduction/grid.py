@@ -23,8 +23,8 @@ from msgspec import Meta
 from dpadmm.errors import StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import Count, Parameter, check_names
-from dpadmm.studies.settings import Settings, flat_parameters
-from reproduction.results import grid_digest, settings_columns
+from dpadmm.studies.settings import Settings
+from reproduction.results import SETTINGS, grid_digest, settings_columns, settings_from_columns
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")
@@ -33,7 +33,7 @@ MOST_RUNS = 20_000
 
 _TOP = ("format", "title", *DATA_KEYS, "repeats", "first_seed", "shared", "experiments")
 _SEED = Annotated[int, Meta(ge=0)]
-_SETTINGS = tuple(name for name in flat_parameters(Settings) if name != "seed")
+_SETTINGS = tuple(name for name in SETTINGS if name != "seed")
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,9 @@ def _cells(
     chosen = dict(block)
     every = {**written["shared"], **chosen}
     if "by" in written and every["partition"] != "groups":
-        raise StudyError(f"{where}: by says who owns a row, so partition cannot be {every['partition']!r}")
+        raise StudyError(f"{where}: by names the column of the owners, so partition cannot be {every['partition']!r}")
     if "by" in written and "n_agents" in every:
-        raise StudyError(f"{where}: by says who the agents are; leave n_agents out")
+        raise StudyError(f"{where}: by determines the agents; leave n_agents out")
     timed = _checked(chosen.pop("timed", False), "timed", bool, where)
     repeats = _checked(chosen.pop("repeats", written["repeats"]), "repeats", Count, where)
     repeats = min(repeats, most or repeats)
@@ -181,7 +181,9 @@ def _cells(
     for combination in itertools.product(*lists.values()):
         for seed in seeds:
             try:
-                settings = Settings(**{**written["shared"], **dict(zip(lists, combination, strict=True)), "seed": seed})
+                settings = settings_from_columns(
+                    {**written["shared"], **dict(zip(lists, combination, strict=True)), "seed": seed}
+                )
             except StudyError as error:
                 raise StudyError(f"{where}: {error}") from None
             if settings.metrics_every == 0:
@@ -190,7 +192,7 @@ def _cells(
 
 
 def _shared(table: Any, where: str) -> dict[str, Any]:
-    """Settings that all runs of a grid or of an experiment have unless they say otherwise."""
+    """Settings of all runs of a grid or of an experiment that do not set them."""
     shared = _table(table, "shared", where)
     check_names(shared, _SETTINGS, f"{where}, shared")
     for name, value in shared.items():

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from dpadmm import simulate
 from dpadmm.cli import app
 from dpadmm.queries import QUERIES
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.training import compare
 from reproduction import runner
 from reproduction.__main__ import app as reproduction
@@ -45,17 +45,20 @@ runner.in_processes = compare.in_processes = here  # no processes are started
 
 # help and schema
 shown = run("simulate", "--help")
-for option in ("--loss-scale", "--regularizer-width", "--warm-share", "log_cosh", "smoothed_l1", "warm_sgd"):
-    assert option in shown, option
+for name in ("log_cosh", "smoothed_l1", "warm_sgd"):
+    assert name in shown, name
+for what, name in (("loss", "scale"), ("regularizer", "width"), ("method", "warm_share")):
+    assert f"{what}.{name}" in run("simulate", "--set", f"{what}.?"), name
 schema = json.loads(run("study", "schema"))["properties"]
 for table, name in (("loss", "log_cosh"), ("regularizer", "smoothed_l1"), ("method", "warm_sgd")):
     assert name in [each["properties"]["name"]["const"] for each in schema[table]["oneOf"]]
 
 # simulate and compare
-own = ["--loss", "log_cosh", "--loss-scale", 0.5, "--regularizer", "smoothed_l1", "--regularizer-width", 0.2]
+own = ["--loss", "log_cosh", "--set", "loss.scale=0.5", "--regularizer", "smoothed_l1",
+       "--set", "regularizer.width=0.2"]
 small = ["--data", "synthetic", "-e", 2, "-t", 4, "-n", 3, "--seed", 1]
 said = json.loads(run("simulate", *small, *own, "--json"))["settings"]
-assert (said["loss_scale"], said["regularizer_width"]) == (0.5, 0.2)
+assert (said["loss"]["scale"], said["regularizer"]["width"]) == (0.5, 0.2)
 compared = json.loads(run("compare", "--methods", "dp_admm,warm_sgd", "--data", "synthetic", "-e", 2, "-n", 3,
                           "-t", 4, "--json", "--workers", 1))
 assert {row["method"] for row in compared["rows"]} == {"dp_admm", "warm_sgd", "centralized"}
@@ -63,10 +66,10 @@ assert all(row["status"] == "done" for row in compared["rows"])
 
 # rounds that differ are charged as such, exact noise included
 for exact in (False, True):
-    result = simulate("synthetic", method="warm_sgd", warm_share=0.25, epsilon=2.0, n_rounds=4, n_agents=3, seed=1,
-                      exact_noise=exact)
+    result = simulate("synthetic", method={"name": "warm_sgd", "warm_share": 0.25}, epsilon=2.0, n_rounds=4,
+                      n_agents=3, seed=1, exact_noise=exact)
     assert abs(result.privacy.epsilon - 2.0) < 1e-9
-    ((first, once), (later, thrice)) = result.privacy.planned[0]
+    ((first, once), (later, thrice)) = result.privacy.agents[0].planned
     assert (first.statistic, once, later.statistic, thrice) == ("label_sums", 1, "gradient", 3)
     shares = np.array([1.0 / first.noise_multiplier**2, 3.0 / later.noise_multiplier**2])
     assert np.allclose(shares / shares.sum(), [0.25, 0.75])
@@ -101,13 +104,13 @@ n_rounds = 4
 [privacy]
 epsilon = 5.0
 [provenance]
-loss_scale = "assumed"
+loss.scale = "assumed"
 ''')
 run("study", "check", "study.toml")
 runs = read_study(Path("study.toml")).terms.plan.runs
 assert [release.statistic for release, _ in runs] == ["label_sums", "gradient"]
 run("train", "study.toml", "--data", "table.csv", "--agents", 2, "-o", "m.dpadmm", "--quiet")
-run("verify", "m.statement.json")
+run("verify", "m.privacy.json")
 loss = json.loads(run("evaluate", "m.dpadmm", "--data", "table.csv", "--json"))["loss"]
 assert 0.0 < loss < 1.0
 

@@ -20,16 +20,18 @@ from typing import Any, get_args, get_origin
 from sphinx.application import Sphinx
 
 import dpadmm
-from dpadmm.accounting import statement
+from dpadmm.accounting.report import LIMITATIONS
 from dpadmm.cli import COMMANDS, load_command
 from dpadmm.data.schema import KINDS, Label
 from dpadmm.federation import protocol
 from dpadmm.methods import KINDS as RELEASES
 from dpadmm.parameters.fields import Parameter, parameters, wanted
+from dpadmm.studies.checks import DEPLOYABLE
 from dpadmm.studies.json_schema import ALLOW, HASH, PUBLIC
 from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.settings import REGISTRIES
-from dpadmm.studies.study import DEPLOYABLE, TABLES, Study, table_parameters
+from dpadmm.studies.reading import table_parameters
+from dpadmm.studies.settings import CHOICES
+from dpadmm.studies.study import TABLES, Study
 from dpadmm.trusted import ledger
 
 MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
@@ -236,9 +238,9 @@ def study_file() -> str:
         fields = [_setting(each) for each in parameters(made) if each.name != "name"]
         parts += [f"### `{kind}`", *_paragraphs(made), definitions(fields)]
     parts += ["## `[public_rows]`", *_paragraphs(PublicRows), definitions(map(_setting, parameters(PublicRows)))]
-    for name, registry in REGISTRIES.items():
+    for name, classes in CHOICES.items():
         parts.append(f"## `[{name}]`")
-        for word, made in registry.classes.items():
+        for word, made in classes.items():
             if name != "method" or word in DEPLOYABLE:
                 parts += [f"### `{word}`", _opening(made)]
                 parts.append(definitions(map(_setting, parameters(made))) or "No parameters.")
@@ -313,14 +315,9 @@ def _marked_up(text: str) -> str:
     return "".join(as_code(part) if i % 2 else escaped(part) for i, part in enumerate(parts))
 
 
-def statement_words() -> str:
-    """List the sentences of a privacy report."""
-    parts = [
-        f"- **{escaped(name)}**: {escaped(text)}"
-        for group in (statement.SAMPLERS, statement.TRUST)
-        for name, text in group.items()
-    ]
-    return "\n".join([*parts, f"- **not guaranteed**: {escaped(statement.NOT_GUARANTEED)}"])
+def privacy_report_limitations() -> str:
+    """Quote the limitations that every privacy report states."""
+    return f"> {escaped(LIMITATIONS)}"
 
 
 def ledger_schema() -> str:
@@ -356,7 +353,7 @@ HEADERS = {
     "claim": (
         protocol.CLAIM,
         "magic, version, kind (254), leaving (0 or 1), instance, number of the claim, restores of the ledger, "
-        "records of the ledger, chain of the last record, chain that proves the aggregator's mark",
+        "records of the ledger, chain of the last record, chain that proves the server's mark",
     ),
     "grant": (
         protocol.GRANT,
@@ -400,7 +397,7 @@ def verdicts() -> str:
 
 def subjects() -> str:
     rows = ["| who | publishes to | subscribes to |", "|---|---|---|"]
-    for who, name in (("the aggregator", protocol.AGGREGATOR), ("a site", "NAME")):
+    for who, name in (("the server", protocol.SERVER), ("a site", "NAME")):
         for what, found in (("", protocol.subjects_of(name)), (", signs of life", protocol.beat_subjects_of(name))):
             rows.append(f"| {who}{what} | `{found[0]}` | `{found[1]}` |")
     rows.append(f"| a site, leases | `{protocol.CLAIMS}.NAME` | `{protocol.grants_of('NAME')}` |")
@@ -419,7 +416,7 @@ def limits() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "command-line": command_line,
     "study-file": study_file,
-    "statement-words": statement_words,
+    "privacy-report-limitations": privacy_report_limitations,
     "ledger-schema": ledger_schema,
     "message-kinds": message_kinds,
     "verdicts": verdicts,

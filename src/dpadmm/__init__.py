@@ -63,8 +63,9 @@ if TYPE_CHECKING:
     from dpadmm.models.run import Result
     from dpadmm.queries.problem import Problem, Rows, make_rows
     from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
+    from dpadmm.studies.reading import read_study
     from dpadmm.studies.settings import Settings, Training
-    from dpadmm.studies.study import Study, read_study
+    from dpadmm.studies.study import Study
     from dpadmm.training.simulate import simulate
     from dpadmm.training.train import train
 
@@ -181,7 +182,8 @@ _LAZY_IMPORTS = {
     "dpadmm.queries.problem": ("Problem", "Rows", "make_rows"),
     "dpadmm.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
     "dpadmm.studies.settings": ("Settings", "Training"),
-    "dpadmm.studies.study": ("Study", "read_study"),
+    "dpadmm.studies.reading": ("read_study",),
+    "dpadmm.studies.study": ("Study",),
     "dpadmm.models.run": ("Result",),
     "dpadmm.training.simulate": ("simulate",),
     "dpadmm.training.train": ("train",),

@@ -47,7 +47,7 @@ def check_folder(folder: Path, *, repeats: int = 3) -> None:
     files = {"settings.toml", "trace.csv", "summary.json", "convergence.png", "convergence.svg"}
     runs = [f"{kind}-{e}-{k + 1}" for kind in KINDS for e in ("0.05", "0.1") for k in range(repeats)]
     models = {f"model-{run}.npz" for run in runs}
-    assert names == files | models | {f"statement-{run}.json" for run in runs}
+    assert names == files | models | {f"model-{run}.privacy.json" for run in runs}
     assert (folder / "convergence.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert ElementTree.parse(folder / "convergence.svg").getroot().tag.endswith("svg")
     for name in models:
@@ -151,13 +151,13 @@ def test_a_bad_output_folder(cli, tmp_path):
 @pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize("when", ["optimum", "first run", "second run"])
 def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
-    from dpadmm.baselines import CentralizedRounds
-    from dpadmm.methods import DpAdmmRounds
+    from dpadmm.baselines import Centralized
+    from dpadmm.methods import DpAdmm
 
     method, at = {
-        "optimum": (CentralizedRounds, 1),
-        "first run": (DpAdmmRounds, 1),
-        "second run": (DpAdmmRounds, 105),
+        "optimum": (Centralized, 1),
+        "first run": (DpAdmm, 1),
+        "second run": (DpAdmm, 105),
     }[when]
     original, calls = method.step, 0
 

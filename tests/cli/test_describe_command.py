@@ -12,7 +12,7 @@ from looping import case
 from conftest import Cli
 from dpadmm.files.toml import read_toml
 from dpadmm.models.model import Model
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 
 DICTIONARY = """\
 name,kind,low,high,values,description
@@ -48,7 +48,7 @@ def study(cli: Cli, table: Path) -> Path:
 @pytest.fixture
 def model(table: Path) -> Path:
     columns = {name: about for name, about in COLUMNS.items() if name != "ill"}
-    from dpadmm.studies.study import study_from
+    from dpadmm.studies.reading import study_from
 
     said = {"format": "dpadmm-study/2", "name": "m", "columns": columns, "label": LABEL, "privacy": {"epsilon": 1.0}}
     agreed = study_from(said)
@@ -81,9 +81,9 @@ def test_a_dictionary_becomes_a_statistics_study_and_its_table_is_described(cli:
     assert max(len(line) for line in answer.out.splitlines() if str(table.parent) not in line) <= 80
     assert "This result is (1, 1e-05)-differentially private" in " ".join(answer.out.split())
     assert "ward × ill" in answer.out
-    for name in ("r.json", "r.statement.json", "statistics.png", "statistics.svg"):
+    for name in ("r.json", "r.privacy.json", "statistics.png", "statistics.svg"):
         assert table.with_name(name).exists()
-    cli("verify", table.with_name("r.statement.json")).succeeded()
+    cli("verify", table.with_name("r.privacy.json")).succeeded()
     told = json.loads(out.read_text())
     assert told["columns"][0]["mean"]["value"] == pytest.approx(60.0, abs=5.0 * told["columns"][0]["mean"]["se"])
     assert cli("describe", out, "--json").succeeded().json == told
@@ -122,8 +122,8 @@ def test_mistakes_are_a_sentence_and_nothing_is_written(cli: Cli, table: Path, s
         (("describe", changed('kind = "statistics"', 'kind = "statistic"'), *data), "did you mean 'statistics'?"),
         (("describe", changed("[statistics]", "[evaluation]"), *data), "[evaluation] does not apply to kind"),
         (("describe", changed("[privacy]", "[loss]\nname = 'hinge'\n[privacy]"), *data), "[loss] does not apply"),
-        (("describe", study), "say which table to describe: --data TABLE"),
-        (("describe", plain, *data), 'describe is for studies that say kind = "statistics"'),
+        (("describe", study), "--data is required: name the table to describe"),
+        (("describe", plain, *data), 'describe needs kind = "statistics"'),
         (("describe", study, *data, "--by", "site", "--agents", "2"), "cannot be combined"),
         (("describe", dictionary.with_suffix(".json")), "dict.json"),
         (("train", study, *data), 'kind = "statistics" trains no model; use dpadmm describe'),
@@ -172,14 +172,14 @@ def test_a_model_is_evaluated_under_privacy(cli: Cli, table: Path, model: Path) 
     answer = cli("evaluate", model, "--data", table, "--epsilon", "4", "--by", "site", "-o", out).succeeded()
     assert max(len(line) for line in answer.out.splitlines() if str(table.parent) not in line) <= 80
     assert "(4, 1e-05)-differentially private" in " ".join(answer.out.split())
-    told = json.loads(out.read_text())["figures"]
+    told = json.loads(out.read_text())["metrics"]
     for name in ("accuracy", "auc", "brier"):
         with case(name):
             assert told[name]["value"] == pytest.approx(plain[name], abs=5.0 * told[name]["noise_se"] + 0.01)
             assert 0.0 < told[name]["noise_se"] < told[name]["se"] < 0.1
             assert told[name]["high"] - told[name]["low"] == pytest.approx(3.92 * told[name]["se"], rel=1e-3)
     assert "95% interval" in answer.out
-    cli("verify", out.with_name("e.statement.json")).succeeded()
+    cli("verify", out.with_name("e.privacy.json")).succeeded()
 
 
 def test_an_evaluation_study_for_sites_has_the_models_weights(cli: Cli, table: Path, model: Path) -> None:

@@ -13,5 +13,5 @@ def test_lines_that_made_no_rows_and_columns_of_which_much_was_lost(tmp_path):
     first, second = owner_report.warnings(report, table)
     assert first.startswith("41 lines of the file make 20 rows")
     assert second.startswith("column 'age': 50.0% of the cells were clamped")
-    assert owner_report.as_json(report, table)["warnings"] == [first, second]
+    assert owner_report.to_dict(report, table)["warnings"] == [first, second]
     assert owner_report.warnings(Report(rows=40), table) == []

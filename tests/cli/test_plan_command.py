@@ -9,7 +9,7 @@ from hashlib import sha256
 import planned
 import pytest
 
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dpadmm.cli.plan import other_rounds, show, time_in_words
 from dpadmm.planning.forecast import ForecastGrid, Outlook, Value
 from dpadmm.planning.intervals import Intervals
 from dpadmm.planning.plan import Goal, Plan, costs_of
-from dpadmm.studies.study import study_from
+from dpadmm.studies.reading import study_from
 
 SIZES = np.array([400] * 5)
 GRID = ForecastGrid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))
@@ -111,7 +111,7 @@ def test_rounds_to_compare_depend_on_the_method():
     study = study_from(tomllib.loads(planned.STUDY))
     assert other_rounds(study) == (50, 200, 800)
     for n_rounds, others in [(13, [5, 26]), (40, [5, 20, 80])]:
-        training = study.training.changed(method="auto", n_rounds=n_rounds)
+        training = study.training.with_changes(method="auto", n_rounds=n_rounds)
         assert other_rounds(replace(study, training=training)) == others
 
 

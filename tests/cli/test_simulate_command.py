@@ -28,7 +28,7 @@ from scipy.sparse import csr_array
 
 import dpadmm
 from dpadmm.models.file import load_model
-from dpadmm.studies.settings import flat_parameters
+from dpadmm.parameters.fields import parameters
 from dpadmm.training.run_folder import to_toml
 
 pytestmark = pytest.mark.usefixtures("sketched")  # the figure of `run_folder` is drawn before
@@ -158,7 +158,7 @@ BAD = {
     "directory": (_directory, "is a directory"),
     "no such file": (_words("--data", "nowhere.csv"), "nowhere.csv does not exist"),
     "no such data set": (_words("--data", "adlut"), "no data set and no file 'adlut'.*adult, synthetic"),
-    "no data": (_words(), "say which data"),
+    "no data": (_words(), "no data given"),
     "no label given": (lambda folder: ["--data", _cell("x0", 0.1)(folder)[1]], "label"),
     "unknown label": (lambda folder: [*_cell("x0", 0.1)(folder), "--label", "labl"], "did you mean 'label'"),
     "unknown owner": (lambda folder: [*_cell("x0", 0.1)(folder), "--by", "ownr"], "no column 'ownr'"),
@@ -199,10 +199,10 @@ BAD = {
     "participation": (_words("--data", "synthetic", "--participation", "1.5"), "participation must be"),
     "tolerance": (_words("--data", "synthetic", "--stop-tolerance", "2"), "stop_tolerance must be a number in"),
     "l1 ratio": (
-        _words("--data", "synthetic", "--regularizer", "elastic_net", "--regularizer-l1-ratio", "2"),
+        _words("--data", "synthetic", "--regularizer", "elastic_net", "--set", "regularizer.l1_ratio=2"),
         "l1_ratio",
     ),
-    "owner of a named set": (_words("--data", "synthetic", "--by", "x"), "by is for data files"),
+    "owner of a named set": (_words("--data", "synthetic", "--by", "x"), "by applies to data files"),
     "groups without owner": (_words("--data", "synthetic", "--partition", "groups"), "--by COLUMN"),
     "owner and partition": (_words("--data", "a.csv", "--by", "x", "--partition", "equal"), "leave one of"),
     "classes of a regression": (
@@ -218,17 +218,17 @@ BAD = {
     "unknown name": (_toml('data = "synthetic"\nagnets = 3'), "'agnets'.*did you mean 'n_agents'"),
     "unknown table": (_toml("[privacy]\nepsilon = 1"), "unknown setting 'privacy'"),
     "said twice": (_toml("agents = 3\nn-agents = 4"), "n_agents is set twice"),
-    "text for a number": (_toml('data = "synthetic"\nrho = "big"'), "rho must be a positive number, not 'big'"),
+    "text for a number": (_toml('data = "synthetic"\nmethod.rho = "big"'), "rho must be a positive number, not 'big'"),
     "number for text": (_toml("data = 3"), "data must be text, not 3"),
-    "number for a name": (_toml('data = "synthetic"\nregularizer = 3'), "regularizer 3 does not exist"),
+    "number for a name": (_toml('data = "synthetic"\nregularizer = 3'), "regularizer must be a name, a mapping"),
     "truth for a number": (_toml('data = "synthetic"\ndelta = true'), "delta must be a number.* True"),
     "truth for a count": (_toml('data = "synthetic"\nmetrics_every = true'), "metrics_every must be a whole"),
     "number for truth": (_toml('data = "synthetic"\nintercept = 1'), "intercept must be true or false"),
-    "list for a number": (_toml('data = "synthetic"\nrho = [1]'), "rho must be a positive number"),
-    "list for a name": (_toml('data = "synthetic"\nloss = ["hinge"]'), "loss .* does not exist"),
+    "list for a number": (_toml('data = "synthetic"\nmethod.rho = [1]'), "rho must be a positive number"),
+    "list for a name": (_toml('data = "synthetic"\nloss = ["hinge"]'), "loss must be a name, a mapping or an object"),
     "fraction for a count": (_toml('data = "synthetic"\nmetrics_every = 1.5'), "must be a whole number"),
-    "date for a number": (_toml('data = "synthetic"\nrho = 2020-01-01'), "rho must be a positive number"),
-    "infinity in TOML": (_toml('data = "synthetic"\nrho = inf'), "rho must be a positive number, not inf"),
+    "date for a number": (_toml('data = "synthetic"\nmethod.rho = 2020-01-01'), "rho must be a positive number"),
+    "infinity in TOML": (_toml('data = "synthetic"\nmethod.rho = inf'), "rho must be a positive number, not inf"),
     "text for repeats": (_toml('data = "synthetic"\nrepeats = "2"'), "repeats must be a whole number"),
     "number for classes": (_toml('data = "a.csv"\nclasses = 3'), "classes must be a list"),
     "lists for classes": (_toml('data = "a.csv"\nclasses = [["a"], ["b"]]'), "classes must be a list"),
@@ -253,7 +253,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path_factory: pyt
 
 @pytest.mark.parametrize(("repeats", "named"), [("1", ""), ("2", "run 1 of 2: ")])
 def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(cli, tmp_path, repeats, named):
-    words = ["-d", "synthetic", "--method", "dp_sgd", "--learning-rate", "1e100", "--alpha", "1"]
+    words = ["-d", "synthetic", "--method", "dp_sgd", "--set", "method.learning_rate=1e100", "--alpha", "1"]
     answer = cli("simulate", *words, "-e", "1", "-t", "9", "--repeats", repeats, "-o", tmp_path / "out")
     refused(answer, rf"^dpadmm: {named}dp_sgd diverged in round 4 of 9: .*; use a smaller learning_rate")
     assert list(tmp_path.iterdir()) == []
@@ -342,7 +342,7 @@ def test_overwrite_replaces_the_run_and_keeps_other_files(cli, tmp_path, rows_cs
         "trace.csv",
         "summary.json",
         "model-1.npz",
-        "statement-1.json",
+        "model-1.privacy.json",
     }
 
 
@@ -396,7 +396,7 @@ def test_owners_are_agents(cli, tmp_path):
     words = ["simulate", "-d", path, *BINARY, "--by", "owner", "-e", "1,2,4", "-t", "3"]
     run = cli(*words, "--json").succeeded().json["runs"]["1"]
     assert (run["agents"], run["features"]) == (3, 3)
-    assert run["privacy"]["epsilon_by_agent"] == pytest.approx([1.0, 2.0, 4.0], rel=1e-6)
+    assert [agent["epsilon"] for agent in run["privacy"]["agents"]] == pytest.approx([1.0, 2.0, 4.0], rel=1e-6)
     assert "1.0000 to 4.0000" in cli(*words).succeeded().out
 
 
@@ -445,16 +445,12 @@ def test_values_that_are_not_finite_are_null(cli, tmp_path):
 
 
 CHOSEN = {
-    "method": "dp_admm",
+    "method": {"name": "dp_admm", "rho": 0.3, "weight_radius": 4.0, "schedule": "constant", "step_size": 0.5},
     "n_agents": 4,
     "partition": "unequal",
     "partition_spread": 0.1,
-    "loss": "smoothed_hinge",
-    "loss_width": 0.5,
-    "loss_delta": 0.7,
-    "loss_gradient_bound": 1.5,
-    "regularizer": "elastic_net",
-    "regularizer_l1_ratio": 0.25,
+    "loss": {"name": "smoothed_hinge", "width": 0.5},
+    "regularizer": {"name": "elastic_net", "l1_ratio": 0.25},
     "alpha": 0.002,
     "intercept": True,
     "clip_rows": True,
@@ -462,15 +458,6 @@ CHOSEN = {
     "delta": 0.001,
     "calibration": "exact",
     "n_rounds": 5,
-    "rho": 0.3,
-    "weight_radius": 4.0,
-    "schedule": "constant",
-    "step_size": 0.5,
-    "learning_rate": 0.25,
-    "sampling": 0.5,
-    "mechanism": "pure",
-    "split_regularizer": True,
-    "solver_tolerance": 1e-7,
     "participation": 0.75,
     "average": "tail",
     "stop_tolerance": 1e-9,
@@ -478,39 +465,35 @@ CHOSEN = {
     "metrics_every": 2,
     "seed": 11,
 }
-"""A value other than the default for every setting but the method and the budgets not chosen."""
-
-NOT_ASKED = {
-    *("loss_delta", "loss_gradient_bound", "learning_rate", "sampling"),
-    *("mechanism", "split_regularizer", "solver_tolerance"),
-}
-"""Parameters of what was not chosen: taken from a file, for whoever needs them, and not used; refused on the line."""
+"""A value other than the default for every setting but the budgets not chosen."""
 
 OTHER = {
-    "method": "centralized",
+    "method": {"name": "centralized"},
     "n_agents": 5,
     "partition": "equal",
-    "loss": "logistic",
+    "loss": {"name": "smoothed_hinge", "width": 2.0},
     "regularizer": "l1",
     "epsilon": 3.0,
     "calibration": "paper",
-    "schedule": "theorem",
     "average": "all",
     "seed": 3,
 }
 
 
 def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows_csv):
-    left_out = set(flat_parameters(dpadmm.Settings)) - set(CHOSEN)
-    assert left_out == {"epsilon", "noise_multiplier", "aggregation", "min_honest_sites", "aborted_rounds", "inference"}
+    left_out = {each.name for each in parameters(dpadmm.Settings)} - set(CHOSEN)
+    assert left_out == {"epsilon", "noise_multiplier", "aggregation", "min_honest_sites", "aborted_rounds"}
     about = {"data": str(rows_csv), "label": "label", "classes": ["no", "yes"], "repeats": 2}
     (tmp_path / "chosen.toml").write_text(to_toml({**about, **CHOSEN, "output": str(tmp_path / "a")}))
     from_file = cli("simulate", "-c", tmp_path / "chosen.toml", "--json").succeeded()
     other = {**about, **OTHER, "repeats": 1, "classes": ["yes", "no"], "output": str(tmp_path / "nowhere")}
     (tmp_path / "other.toml").write_text(to_toml(other))
     words = ["--repeats", 2, "--classes", "no,yes", "--output", tmp_path / "b"]
-    for name, value in ((name, value) for name, value in CHOSEN.items() if name not in NOT_ASKED):
-        if isinstance(value, bool):
+    for name, value in CHOSEN.items():
+        if isinstance(value, dict):
+            words += [f"--{name}", value["name"]]
+            words += [word for key in value if key != "name" for word in ("--set", f"{name}.{key}={value[key]}")]
+        elif isinstance(value, bool):
             words += [f"--{name.replace('_', '-')}"]
         else:
             words += [
@@ -520,10 +503,7 @@ def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows
     from_line = cli("simulate", "-c", tmp_path / "other.toml", *words, "--json").succeeded()
     for answer in (from_file, from_line):
         used = answer.json["settings"]
-        assert {name: value for name, value in CHOSEN.items() if name in used} == {
-            name: value for name, value in used.items() if name in CHOSEN
-        }
-        assert CHOSEN.keys() - used.keys() == NOT_ASKED
+        assert {name: used.get(name) for name in CHOSEN} == CHOSEN
     assert numbers(from_file) == numbers(from_line)
     assert len(numbers(from_file)["train_loss_global"]["values"]) == 2
     assert (tmp_path / "a").is_dir()
@@ -531,24 +511,58 @@ def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_file_keeps_the_parameters_of_a_choice_that_the_line_does_not_change(cli, tmp_path):
+    (tmp_path / "s.toml").write_text(
+        'data = "synthetic"\nepsilon = 1.0\nn_rounds = 2\n[method]\nname = "dp_admm"\nrho = 0.3\n'
+    )
+    for words, expected in [
+        ([], {"rho": 0.3, "weight_radius": 10.0}),
+        (["--method", "dp_admm"], {"rho": 0.3, "weight_radius": 10.0}),
+        (["--set", "method.weight_radius=4"], {"rho": 0.3, "weight_radius": 4.0}),
+        (["--method", "dp_sgd", "--set", "method.sampling=0.5"], {"name": "dp_sgd", "sampling": 0.5}),
+    ]:
+        with case(words):
+            used = cli("simulate", "-c", tmp_path / "s.toml", *words, "--json").succeeded().json["settings"]
+            assert used["method"].items() >= expected.items()
+
+
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        ("--loss logistic --loss-delta 0.3", "--loss-delta is an option of the loss huber, and the loss is logistic;"),
-        ("--loss-gradient-bound 1", "of the loss squared and poisson, and the loss is logistic; leave it out, or"),
-        ("--regularizer-l1-ratio 0.5", "of the regularizer elastic_net, and the regularizer is l2; leave it out, or"),
-        ("--method dp_sgd --mechanism pure", "choose --method admm_dvp"),
+        ("--loss logistic --set loss.delta=0.3", "loss: delta is a parameter of huber, not of logistic; remove it"),
+        ("--set loss.gradient_bound=1", "gradient_bound is a parameter of squared, poisson, not of logistic"),
+        ("--set regularizer.l1_ratio=0.5", "l1_ratio is a parameter of elastic_net, not of l2"),
+        ("--loss huber --set loss.dleta=1", "huber has no parameter 'dleta'; did you mean 'delta'? Parameters: delta"),
     ],
 )
-def test_an_option_of_what_was_not_chosen_is_refused_on_the_line(cli, tmp_path, words, said):
+def test_a_parameter_of_what_was_not_chosen_is_refused(cli, tmp_path, words, message):
     answer = cli("simulate", "-d", "synthetic", "-e", "1", "-o", tmp_path / "out", *words.split())
     assert (answer.code, answer.out) == (2, "")
-    assert said in answer.err
+    assert message in answer.err
     assert answer.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    if "--method" not in words:
-        compared = cli("compare", "-d", "synthetic", "-e", "1", "--methods", "dp_admm", *words.split())
-        assert (compared.code, said in compared.err) == (2, True)
+    compared = cli("compare", "-d", "synthetic", "-e", "1", "--methods", "dp_admm", *words.split())
+    assert (compared.code, message in compared.err) == (2, True)
+
+
+def test_bad_assignments_are_reported_at_once(cli):
+    words = ["--set", "method.rho", "--set", "method.step-size=1", "--set", "method.step_size=2", "--set", "rho=1"]
+    answer = cli("simulate", "-d", "synthetic", "-e", "1", *words)
+    assert answer.code == 2
+    assert "--set requires NAME=VALUE, such as loss.delta=0.5, not 'method.rho'" in answer.err
+    assert "--set: method.step_size is set twice" in answer.err
+    answer = cli("simulate", "-d", "synthetic", "-e", "1", "--set", "rho=1", "--set", "method.roh=1")
+    assert "options: unknown setting 'rho'; did you mean 'method.rho'?" in answer.err
+    answer = cli("simulate", "-d", "synthetic", "-e", "1", "--method", "dp_sgd", "--set", "method.mechanism=pure")
+    assert "method: mechanism is a parameter of admm_dvp" in answer.err
+
+
+def test_parameters_of_a_choice_are_listed(cli):
+    answer = cli("simulate", "--method", "dp_admm", "--set", "method.?").succeeded()
+    assert all(name in answer.out for name in ("method.rho", "method.weight_radius", "ADMM penalty parameter"))
+    assert "learning_rate" not in answer.out
+    assert "loss.delta" in cli("simulate", "--set", "loss.?").succeeded().out
+    assert "regularizer.?" in cli("simulate", "--set", "model.?").err
 
 
 def test_dashes_short_names_and_switching_off(cli, tmp_path, rows_csv):
@@ -575,7 +589,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 def test_the_folder_is_complete_and_readable(run_folder):
     assert {path.name for path in run_folder.iterdir()} == {
         *("settings.toml", "trace.csv", "summary.json", "model-1.npz", "model-2.npz"),
-        *("convergence.png", "convergence.svg", "statement-1.json", "statement-2.json"),
+        *("convergence.png", "convergence.svg", "model-1.privacy.json", "model-2.privacy.json"),
     }
     with (run_folder / "trace.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -714,7 +728,7 @@ def test_ctrl_c_keeps_the_rounds_done(command, tmp_path):
     assert summary["interrupted"]
     assert summary["rounds"] == len(rounds)
     assert 0.0 < summary["privacy"]["epsilon"] < 1.0
-    assert summary["privacy"]["n_releases"] == [summary["rounds"]] * 10
+    assert [agent["releases"][0]["released"] for agent in summary["privacy"]["agents"]] == [summary["rounds"]]
     assert np.isfinite(load_model(tmp_path / "out" / "model-1.npz").weights).all()
 
 
@@ -732,16 +746,16 @@ def _rest(screen: int) -> bytes:
 
 def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_csv, monkeypatch):
     """A second one does not wait."""
-    from dpadmm.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmm
 
-    original, presses = DpAdmmRounds.step, {3: 1}
+    original, presses = DpAdmm.step, {3: 1}
 
     def step(self, state, now):
         for _ in range(presses.get(now.number, 0)):
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, state, now)
 
-    monkeypatch.setattr(DpAdmmRounds, "step", step)
+    monkeypatch.setattr(DpAdmm, "step", step)
     words = ["simulate", "-d", rows_csv, *BINARY, *QUICK]
     for done in (3, 2):
         answer = cli(*words)
@@ -751,9 +765,9 @@ def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_c
 
 
 def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, rows_csv, monkeypatch):
-    from dpadmm.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmm
 
-    original, calls = DpAdmmRounds.step, 0
+    original, calls = DpAdmm.step, 0
 
     def step(self, *args, **more):
         nonlocal calls
@@ -762,7 +776,7 @@ def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, r
             raise KeyboardInterrupt
         return original(self, *args, **more)
 
-    monkeypatch.setattr(DpAdmmRounds, "step", step)
+    monkeypatch.setattr(DpAdmm, "step", step)
     words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "5", "-o", tmp_path / "out"]
     answer = cli(*words)
     assert answer.code == 130
@@ -806,7 +820,7 @@ def test_ctrl_c_while_data_is_read(command, tmp_path):
 def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment):
     """Whatever is interrupted, runs that have finished are shown and whole in the folder."""
     import dpadmm.cli.simulate as module
-    from dpadmm.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmm
 
     calls = 0
 
@@ -823,7 +837,7 @@ def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment)
         monkeypatch.setattr(owner, name, wrapper)
 
     if moment.startswith("in"):
-        interrupt_at(DpAdmmRounds, "step", 1 if moment.endswith("1") else 5)
+        interrupt_at(DpAdmm, "step", 1 if moment.endswith("1") else 5)
     elif moment == "between":
         interrupt_at(module, "prepare", 2)
     else:
@@ -861,8 +875,8 @@ def test_a_killed_run_leaves_whole_files(command, tmp_path, rows_csv):
 def test_a_total_says_how_it_was_added_up(cli):
     for words, shown, not_shown in [
         (["--method", "admm_dvp"], "total ε, Rényi bound of objective perturbation", "moments bound"),
-        (["--method", "admm_dvp", "--mechanism", "pure"], "optimal composition of pure ε", "multiplier"),
-        (["--method", "dp_sgd", "--sampling", "0.5"], "privacy loss distribution (PLD)", "moments bound"),
+        (["--method", "admm_dvp", "--set", "method.mechanism=pure"], "optimal composition of pure ε", "multiplier"),
+        (["--method", "dp_sgd", "--set", "method.sampling=0.5"], "privacy loss distribution (PLD)", "moments bound"),
         (["--method", "admm_pvp"], "total ε, exact", "∞"),
     ]:
         with case(words, shown, not_shown):
@@ -899,7 +913,7 @@ def test_a_study_is_simulated_and_its_folder_runs_again_to_the_same_numbers(cli,
         one, two = (load_model(tmp_path / folder / name) for folder in ("out", "again"))
         assert np.array_equal(one.weights, two.weights)
         assert one.predict_table(table).std() > 0.0  # it takes the table's own columns
-    cli("verify", tmp_path / "out" / "statement-1.json").succeeded()
+    cli("verify", tmp_path / "out" / "model-1.privacy.json").succeeded()
 
 
 def test_options_that_a_study_answers_are_refused(cli, tmp_path):
@@ -907,8 +921,8 @@ def test_options_that_a_study_answers_are_refused(cli, tmp_path):
     study.write_text(mixed_tables.to_toml(mixed_tables.make_study()))
     for words, complaint in [
         (["-d", "rows.csv", "-e", "1"], "epsilon is set by the study"),
-        (["-d", "rows.csv", "--label", "price"], "label belongs to the study; leave --label out"),
-        ([], "a study needs rows: add --data TABLE"),
+        (["-d", "rows.csv", "--label", "price"], "the study sets label; leave --label out"),
+        ([], "a study requires rows: add --data TABLE"),
     ]:
         with case(words):
             refused(cli("simulate", study, *words), complaint)

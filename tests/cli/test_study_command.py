@@ -11,7 +11,7 @@ import pytest
 from looping import case
 
 from dpadmm.accounting import exact_epsilon, paper_epsilon
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_show_says_what_is_asked(cli, study_file, columns):
 
 def test_show_says_what_the_paper_s_method_costs(cli, study_file):
     text = study_file.read_text().replace('"auto"', '"dp_admm"')
-    study_file.write_text(text + 'weight_radius = "assumed"\n')
+    study_file.write_text(text + 'method.weight_radius = "assumed"\n')
     study = read_study(study_file)
     z, t, delta = study.noise_multiplier, study.training.n_rounds, study.training.delta
     text = cli("study", "show", study_file).succeeded().out

@@ -1,4 +1,4 @@
-"""``dpadmm train``: from a study and a table to a model and its statement; one sentence for every mistake."""
+"""``dpadmm train``: from a study and a table to a model and its privacy report; one sentence for every mistake."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 
 import dpadmm
 from conftest import Answer, Cli
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.data.schema import Number
 from dpadmm.errors import StudyError
 from dpadmm.models.file import load_model
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import agent_sizes, encode
 
 N_ROWS = 900
@@ -61,20 +61,20 @@ def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, stud
     model, out = tmp_path / "m.dpadmm", tmp_path / "p.csv"
     shown = cli("train", study, "--data", table, "--by", "site", "-o", model).succeeded().out
     assert "900 rows × 40 features, 3 agents with 300 rows each" in shown
-    assert re.search(r"total ε, exact +2\.0000", shown)
+    assert re.search(r"total ε +2\.0000", shown)
     assert "must not be published" in " ".join(shown.split())
     assert "without privacy protection" not in shown
     assert str(model) in shown
-    assert str(tmp_path / "m.statement.json") in shown
-    assert files(tmp_path) == ["m.dpadmm", "m.statement.json", "rows.csv", "study.toml"]
+    assert str(tmp_path / "m.privacy.json") in shown
+    assert files(tmp_path) == ["m.dpadmm", "m.privacy.json", "rows.csv", "study.toml"]
 
     made = load_model(model)
     assert made.study_hash == read_study(study).hash
-    statement = read_statement(tmp_path / "m.statement.json").statement
-    assert statement.as_json() == made.statement
-    assert (statement.sampler, statement.study_hash) == ("exact-discrete-gaussian", made.study_hash)
-    assert statement.groups[0].n_rows == {"a": 300, "b": 300, "c": 300}
-    cli("verify", tmp_path / "m.statement.json").succeeded()
+    report = read_privacy_report(tmp_path / "m.privacy.json")
+    assert report.to_dict() == made.privacy
+    assert (report.noise, report.study_hash) == ("exact-discrete-gaussian", made.study_hash)
+    assert report.members(0) == {"a": 300, "b": 300, "c": 300}
+    cli("verify", tmp_path / "m.privacy.json").succeeded()
 
     cli("predict", model, "--data", table, "-o", out, "--keep", "row name").succeeded()
     written = pa.csv.read_csv(out)
@@ -88,12 +88,12 @@ def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, stud
 def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(
     cli: Cli, tmp_path: Path, table: Path, seed: list[str]
 ) -> None:
-    steep = {"method": "dp_sgd", "learning_rate": 1e100, "alpha": 1.0}
+    steep = {"method": {"name": "dp_sgd", "learning_rate": 1e100}, "alpha": 1.0}
     study = make_study(**QUICK)
     study = replace(
         study,
-        training=study.training.changed(**steep),
-        provenance=dict.fromkeys(("learning_rate", "alpha"), "assumed"),
+        training=study.training.with_changes(**steep),
+        provenance=dict.fromkeys(("method.learning_rate", "alpha"), "assumed"),
     )
     (tmp_path / "study.toml").write_text(to_toml(study))
     answer = cli("train", tmp_path / "study.toml", "--data", table, "-o", tmp_path / "m.dpadmm", "-q", *seed)
@@ -110,7 +110,7 @@ def test_exact_noise_is_never_the_same_and_seeded_noise_is(cli: Cli, tmp_path: P
     assert not np.array_equal(weights(), weights())
     first = weights("--seed", 3, "--agents", 4)
     np.testing.assert_array_equal(first, weights("--seed", 3, "--agents", 4))
-    assert load_model(tmp_path / "m").statement["sampler"]["code"] == "simulated"
+    assert load_model(tmp_path / "m").privacy["noise"] == "simulated"
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m2", "--seed", 3).succeeded()
     assert "without privacy protection" in " ".join(answer.out.split())
 
@@ -121,10 +121,10 @@ def test_rounds_that_were_filled_in_are_said_with_the_hash_of_the_study_as_run(c
         text = to_toml(make_study(method="auto", n_rounds=8))
         given.write_text(text.replace("n_rounds = 8\n", "") if left_out else text)
         shown = cli("train", given, "-d", table, "-o", tmp_path / "m", "--overwrite").succeeded().out
-        statement = read_statement(tmp_path / "m.statement.json").statement
-        assert (statement.study_hash == read_study(given).hash) != left_out
+        report = read_privacy_report(tmp_path / "m.privacy.json")
+        assert (report.study_hash == read_study(given).hash) != left_out
         told = re.search(r"sets no n_rounds; \d+ were chosen.*as in the privacy report:\n(\w+)\n", shown)
-        assert (told and told[1]) == (statement.study_hash if left_out else None)
+        assert (told and told[1]) == (report.study_hash if left_out else None)
 
 
 def test_json_for_machines(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
@@ -144,7 +144,7 @@ def test_json_for_machines(cli: Cli, tmp_path: Path, table: Path, study: Path) -
 def test_quiet_says_nothing(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m", "--quiet").succeeded()
     assert (answer.out, answer.err) == ("", "")
-    assert (tmp_path / "m.statement.json").exists()
+    assert (tmp_path / "m.privacy.json").exists()
 
 
 def test_other_losses_and_parquet(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -189,21 +189,21 @@ def test_a_budget_that_promises_little_is_warned_about(cli: Cli, tmp_path: Path,
 
 
 @pytest.mark.parametrize("method", ["auto", "dp_admm"])
-def test_public_rows_are_a_start_and_the_statement_stays_the_same(
+def test_public_rows_are_a_start_and_the_report_stays_the_same(
     cli: Cli, tmp_path: Path, table: Path, method: str
 ) -> None:
     study, public = tmp_path / "s.toml", write_csv(tmp_path / "public.csv", make_cells(400, seed=1))
     study.write_text(to_toml(make_study(method=method, epsilon=0.3, **QUICK)))
-    losses, weights, statements = [], [], []
+    losses, weights, reports = [], [], []
     for name, words in (("alone", []), ("together", ["--public", public])):
         model = tmp_path / f"{name}.dpadmm"
         found = cli("train", study, "-d", table, "-o", model, "--seed", 3, "--json", *words).succeeded().json
         assert (found["rows"], found["rounds"]) == (N_ROWS, 8)  # of the private table
         losses.append(cli("evaluate", model, "-d", table, "--json").succeeded().json["loss"])
         weights.append(load_model(model).weights)
-        statements.append(read_statement(tmp_path / f"{name}.statement.json").statement.as_json())
+        reports.append((tmp_path / f"{name}.privacy.json").read_bytes())
     assert losses[1] < losses[0]
-    assert statements[0] == statements[1]
+    assert reports[0] == reports[1]
     again = dpadmm.train(study, table, seed=3, public=public)
     np.testing.assert_array_equal(again.weights, weights[1])
     np.testing.assert_array_equal(dpadmm.train(study, table, seed=3).weights, weights[0])
@@ -375,11 +375,11 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_statement_that_is_there_is_not_replaced(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
-    (tmp_path / "m.statement.json").write_text("mine")
+def test_a_privacy_report_that_is_there_is_not_replaced(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
+    (tmp_path / "m.privacy.json").write_text("mine")
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
     assert answer.code == 2
-    assert "m.statement.json already exists" in answer.err
+    assert "m.privacy.json already exists" in answer.err
     assert not (tmp_path / "m.dpadmm").exists()
 
 
@@ -390,7 +390,7 @@ def test_no_row_beyond_the_bounds_is_anybody_else_s_business(cli: Cli, tmp_path:
     study.write_text(to_toml(make_study(schema=tight, **QUICK)))
     cli("train", study, "-d", table, "-o", tmp_path / "m", "-q").succeeded()
     model = load_model(tmp_path / "m")
-    public = json.dumps([model.study, model.statement, model.privacy])
+    public = json.dumps([model.study, model.privacy])
     assert "clamped" not in public
     assert "missing" not in public.replace('"missing": "middle"', "").replace('"missing": "indicator"', "")
 
@@ -425,10 +425,10 @@ def test_ctrl_c_keeps_the_rounds_done_and_charges_all(
     last = shown.decode().strip().splitlines()[-1]
     done = re.search(r"interrupted after (\d+) of 1000000 rounds; the model is in m.dpadmm; all 1000000", last)
     assert done, last
-    (group,) = read_statement(tmp_path / "m.statement.json").statement.groups
+    (group,) = read_privacy_report(tmp_path / "m.privacy.json").groups
     assert [(each.released, each.charged) for each in group.releases] == [(int(done[1]), 1_000_000)]
     assert np.isfinite(load_model(tmp_path / "m.dpadmm").weights).all()
-    assert files(tmp_path) == ["m.dpadmm", "m.statement.json", "rows.csv", "study.toml"]
+    assert files(tmp_path) == ["m.dpadmm", "m.privacy.json", "rows.csv", "study.toml"]
 
 
 def test_ctrl_c_before_the_first_round_leaves_nothing(
@@ -446,7 +446,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(
 def test_the_same_in_python(table: Path, study: Path) -> None:
     by_file, by_object = (dpadmm.train(each, table, n_agents=2, seed=3) for each in (study, read_study(study)))
     assert np.array_equal(by_file.weights, by_object.weights)
-    assert by_file.statement.as_json()["agents"]
+    assert by_file.privacy.to_dict()["agents"]
     assert len(by_file.model.predict_table(table)) == N_ROWS
     assert dpadmm.train(study, table).privacy.exact_noise
 

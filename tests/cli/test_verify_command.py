@@ -1,4 +1,4 @@
-"""``dpadmm verify``: statements of a real guard and of simulated runs, and those that are wrong."""
+"""``dpadmm verify``: privacy reports of a real guard and of simulated runs, and wrong ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 from guards import POLICY, STUDY, Z, consensus, guarded, study
+from reports import agent_releases, counts, study_report
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.statement import SIMULATED, AgentGroup, StatedRelease, Statement, canonical, read_statement
+from dpadmm.accounting.report import SIMULATED, AgentReleases, canonical
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.trusted.unit import PrivacyUnit
 
 
@@ -26,8 +28,8 @@ def site(tmp_path):
 
 @pytest.fixture
 def file(cli, site, tmp_path):
-    path = tmp_path / "statement.json"
-    cli("ledger", "statement", site, STUDY.name, "-o", path).succeeded()
+    path = tmp_path / "report.json"
+    cli("site", "export", STUDY.name, "--ledger", site, "-o", path).succeeded()
     return path
 
 
@@ -50,7 +52,7 @@ def test_help_fits_the_screen(cli):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_right_statement(cli, file, columns):
+def test_a_correct_report(cli, file, columns):
     text = cli("verify", file, columns=columns).succeeded().out
     assert max(len(line) for line in text.splitlines() if str(file) not in line) <= columns
     assert "…" not in text
@@ -63,14 +65,14 @@ def test_a_right_statement(cli, file, columns):
     assert min(shown[4:]) >= epsilon  # a guarantee is not understated
     assert "a person with 2 rows" in text
     assert "All values are correct" in text
-    assert "fresh entropy of the operating system" in one_line(text)
-    assert "nobody" not in text
+    assert "Guarantee: If the agents added this noise" in one_line(text)
+    assert "simulated" not in text
 
 
 def test_as_json(cli, file, site):
     answer = cli("verify", file, "--ledger", site, "--json").succeeded().json
-    assert answer["right"] is True
-    assert answer["protects"] is True
+    assert answer["correct"] is True
+    assert answer["noise"] == "exact-discrete-gaussian"
     assert answer["study"]["hash"] == STUDY.hash
     (agent,) = answer["agents"]
     for check in agent["checks"]:
@@ -84,11 +86,11 @@ def test_as_json(cli, file, site):
 @pytest.mark.parametrize("factor", [0.9, 1.1])
 def test_a_false_figure_is_one_sentence(cli, file, factor):
     document = json.loads(file.read_bytes())
-    true = document["worst"]["epsilon"]["1e-05"]
-    document["worst"]["epsilon"]["1e-05"] *= factor
+    true = document["epsilon_by_delta"]["0.001"]
+    document["epsilon_by_delta"]["0.001"] *= factor
     file.write_bytes(canonical(document))
-    refused(cli("verify", file), "worst.epsilon.1e-05", repr(true), repr(true * factor))
-    refused(cli("verify", file, "--json"), "worst.epsilon.1e-05")
+    refused(cli("verify", file), "epsilon_by_delta.0.001", repr(true), repr(true * factor))
+    refused(cli("verify", file, "--json"), "epsilon_by_delta.0.001")
 
 
 @pytest.mark.parametrize("name", ["study", "hash", "method", "version", "agent", "n_rows", "statistic", "released"])
@@ -121,7 +123,7 @@ def test_what_follows_from_nothing_is_the_word_of_the_signer(cli, file, site, na
 
 
 @pytest.mark.parametrize(
-    "name", ["noise_multiplier", "charged", "rows_per_person", "delta", "min_honest_sites", "sampler"]
+    "name", ["noise_multiplier", "charged", "rows_per_person", "delta", "min_honest_sites", "noise"]
 )
 def test_what_figures_follow_from_cannot_change_alone(cli, file, name):
     document = json.loads(file.read_bytes())
@@ -130,18 +132,18 @@ def test_what_figures_follow_from_cannot_change_alone(cli, file, name):
         case "delta":
             document["delta"] = 1e-6
         case "min_honest_sites":
-            document["aggregation"]["min_honest_sites"] = 3
-        case "sampler":
-            document["sampler"]["code"] = SIMULATED
+            document["min_honest_sites"] = 3
+        case "noise":
+            document["noise"] = SIMULATED
         case "rows_per_person":
             agent[name] = 1
         case _:
             agent["releases"][0][name] *= 2
     file.write_bytes(canonical(document))
-    refused(cli("verify", file), "statement.json")
+    refused(cli("verify", file), "report.json")
 
 
-def test_a_simulated_run_protects_nobody(cli, tmp_path):
+def test_a_simulated_run_has_no_guarantee(cli, tmp_path):
     words = [
         "simulate",
         "--data",
@@ -158,26 +160,27 @@ def test_a_simulated_run_protects_nobody(cli, tmp_path):
     ]
     cli(*words, tmp_path / "run").succeeded()
     for run in "12":
-        path = tmp_path / "run" / f"statement-{run}.json"
+        path = tmp_path / "run" / f"model-{run}.privacy.json"
         answer = cli("verify", path).succeeded()
-        assert "protects nobody" in one_line(answer.out)
+        assert "an experiment without privacy" in one_line(answer.out)
         assert "4 agents" in answer.out
         found = cli("verify", path, "--json").succeeded().json
-        assert found["protects"] is False
+        assert found["noise"] == SIMULATED
         report = json.loads((tmp_path / "run" / "summary.json").read_text())["runs"][run]["privacy"]
-        assert found["worst"]["epsilon"]["1e-05"] == pytest.approx(report["epsilon"], rel=1e-9)
-        assert found["worst"]["epsilon_paper"] == pytest.approx(report["paper_epsilon"], rel=1e-9)
+        assert json.loads(path.read_bytes()) == report
         refused(cli("verify", path, "--ledger", tmp_path), "simulated run")
 
 
 def test_many_groups_and_strange_names_fit_the_screen(cli, tmp_path):
-    def group(name: str, z: float) -> AgentGroup:
-        return AgentGroup({name: 10**9, f"{name}'s": 10**12}, 10**6, (StatedRelease("mean gradient", z, 10**5, 0),))
-
-    groups = (*(group(f"{i} {'städtisch' * 9}", 1e7 + i) for i in range(20)), group("loud", 4e5))
-    groups = (*groups[:-1], replace(groups[-1], n_rows={f"[red]{'städtisch' * 9}": 10**9}))
-    stated = Statement("[b]bold", "ab" * 32, "dp_admm", "exact-discrete-gaussian", 1e-9, groups, "0.1.0")
-    (tmp_path / "many.json").write_bytes(stated.as_bytes())
+    agents, names = list[AgentReleases](), list[str]()
+    for i in range(20):
+        releases = agent_releases(counts(1e7 + i, 10**5, 0, "mean gradient"), k=10**6)
+        agents += [releases] * 2
+        names += [f"{i} {'städtisch' * 9}", f"{i} {'städtisch' * 9}'s"]
+    agents.append(agent_releases(counts(4e5, 10**5, 0, "mean gradient"), k=10**6))
+    names.append(f"[red]{'städtisch' * 9}")
+    made = study_report(*agents, names=names, n_rows=[10**9] * 41, delta=1e-9, study="[b]bold")
+    (tmp_path / "many.json").write_bytes(made.to_bytes())
     answer = cli("verify", tmp_path / "many.json").succeeded()
     assert "and 9 more groups" in answer.out
     assert "[red]" in answer.out
@@ -207,11 +210,15 @@ def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
         ("released", lambda n: n + 1, "5 releases, but the privacy report has 6"),
     ],
 )
-def test_a_statement_that_is_not_the_ledgers(cli, site, file, name, change, words):
-    stated = read_statement(file).statement
-    (group,) = stated.groups
-    release = replace(group.releases[0], **{name: change(getattr(group.releases[0], name))})
-    file.write_bytes(replace(stated, groups=(replace(group, releases=(release,)),)).as_bytes())
+def test_a_report_that_is_not_the_ledgers(cli, site, file, name, change, words):
+    report = read_privacy_report(file)
+    ((_, z, made),) = report.groups[0].gaussian_counts
+    made = (
+        replace(made, release=replace(made.release, noise_multiplier=change(z)))
+        if "noise" in name
+        else replace(made, **{name: change(getattr(made, name))})
+    )
+    file.write_bytes(replace(report, agents=[AgentReleases((made,), 2)]).to_bytes())
     cli("verify", file).succeeded()
     refused(cli("verify", file, "--ledger", site), words)
 
@@ -221,16 +228,16 @@ def test_a_statement_that_is_not_the_ledgers(cli, site, file, name, change, word
     [
         (lambda s: replace(s, study_hash="cd" * 32), "has no study cdcd"),
         (lambda s: replace(s, delta=1e-6), "delta 1e-06, the ledger 1e-05"),
-        (lambda s: replace(s, groups=(replace(s.groups[0], rows_per_person=1),)), "rows_per_person 1"),
-        (lambda s: replace(s, groups=(replace(s.groups[0], n_rows={"a": 9}),)), "n_rows 9, the ledger 8"),
+        (lambda s: replace(s, agents=[replace(s.groups[0], rows_per_person=1)]), "rows_per_person 1"),
+        (lambda s: replace(s, n_rows=[9]), "n_rows 9, the ledger 8"),
         (
-            lambda s: replace(s, groups=(replace(s.groups[0], n_rows={"a": 9, "b": 10}),)),
+            lambda s: replace(s, agents=[*s.agents] * 2, n_rows=[9, 10], names=["a", "b"]),
             "none of its agents matches",
         ),
     ],
 )
 def test_other_terms_than_the_ledgers(cli, site, file, change, words):
-    file.write_bytes(change(read_statement(file).statement).as_bytes())
+    file.write_bytes(change(read_privacy_report(file)).to_bytes())
     refused(cli("verify", file, "--ledger", site), words)
 
 

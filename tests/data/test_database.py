@@ -26,7 +26,7 @@ from dpadmm.federation.site.responder import Responder
 from dpadmm.models.evaluate import evaluate
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.drafts import draft_from_table
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import prior_from, train
 
 STUDY = """
@@ -51,7 +51,7 @@ epsilon = 0.5
 delta = 1e-5
 """
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "{table}"

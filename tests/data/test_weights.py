@@ -16,7 +16,8 @@ from dpadmm.data.survey import survey_table
 from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError, StudyError
 from dpadmm.studies.json_schema import study_schema
-from dpadmm.studies.study import Study, study_from, study_problems
+from dpadmm.studies.reading import study_from, study_problems
+from dpadmm.studies.study import Study
 
 SCHEMA = Schema((Number("age", (0, 100)),))
 BY_COLUMN = Label("ill", classes=("no", "yes"), weight="w", weight_bound=4.0)

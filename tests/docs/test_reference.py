@@ -14,13 +14,13 @@ import dpadmm
 from dpadmm import cli
 from dpadmm.federation import protocol
 from dpadmm.sites.site import SECTIONS
-from dpadmm.studies.study import KEYS
+from dpadmm.studies.reading import KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 SOURCES = sorted((ROOT / "src" / "dpadmm").rglob("*.py"))
 CODE = re.compile("[a-z]+(?:-[a-z]+)+")
-RAISING = ("RefusalError", "refusal_of", "_afford", "_budget", "_one_of", "Limit")
+RAISING = ("RefusalError", "refusal_of", "_require_fit", "_budget", "_one_of", "Limit")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from conftest import Cli
 from dpadmm.planning.forecast import public_scenario, reached
 from dpadmm.planning.measures import figures
 from dpadmm.planning.plan import for_sizes
-from dpadmm.studies.study import read_study
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import encode, prior_from, run_study
 
 MAKE_TABLES = Path(__file__).parents[2] / "docs" / "data" / "make_tables.py"

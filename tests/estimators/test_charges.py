@@ -149,7 +149,7 @@ def test_what_is_charged_is_what_the_noise_of_the_worst_agent_costs(watch: Watch
     assert charged == pytest.approx(epsilon, rel=1e-9)
     told = model.privacy_
     assert (told["epsilon"], told["delta"]) == (pytest.approx(epsilon, rel=1e-6), DELTA)
-    assert max(np.ravel(told["epsilon_by_agent"])) <= charged * (1.0 + 1e-6)
+    assert max(agent["epsilon"] for agent in told["agents"]) <= charged * (1.0 + 1e-6)
 
 
 def test_simulated_noise_is_charged_all_the_same() -> None:

@@ -164,7 +164,7 @@ def test_sparse_rows_and_float32_give_the_same_model() -> None:
 def test_groups_are_the_agents() -> None:
     owners = np.where(np.arange(240) < 60, "north", "south")
     model = DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y, groups=owners)
-    assert len(model.privacy_["epsilon_by_agent"]) == 2
+    assert model.privacy_["n_agents"] == 2
     same = DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y, groups=owners.tolist())
     assert_array_equal(model.coef_, same.coef_)
     assert not np.array_equal(model.coef_, DPADMMClassifier(random_state=1, **PUBLIC, **FEW).fit(X, Y).coef_)
@@ -181,14 +181,14 @@ def test_secure_aggregation_is_simulated_and_says_so() -> None:
     told = model.privacy_
     assert (round(told["epsilon"], 6), told["aggregation"], told["min_honest_sites"]) == (0.5, "secure", 5)
     assert told["noise"].startswith("exact")
-    assert "at least 5 agents of every round are honest" in told["guarantee"]
-    assert told["agents"] == "8 simulated in one process, which has the rows of all agents"
+    assert "at least 5 honest agents in every round" in told["guarantee"]
+    assert told["simulated_agents"] == "8 simulated in one process, which has the rows of all agents"
     mu = 1.0 / total_noise_multiplier(0.5, 1e-5, 1)
     assert told["epsilon_if_others_collude"] == pytest.approx(exact_epsilon(math.sqrt(5.0) * mu, 1e-5))
     two = DPADMMClassifier(0.5, n_agents=2, **PUBLIC, **FEW).fit(X, Y).privacy_
-    assert two["agents"] == "2 simulated in one process, which has the rows of all agents"
+    assert two["simulated_agents"] == "2 simulated in one process, which has the rows of all agents"
     alone = DPADMMClassifier(0.5, **PUBLIC, **FEW).fit(X, Y).privacy_
-    assert (alone["aggregation"], "agents" in alone) == ("plain", False)
+    assert (alone["aggregation"], "simulated_agents" in alone) == ("plain", False)
 
 
 @SEEDED
@@ -243,7 +243,7 @@ def test_table_columns_are_remembered_by_name() -> None:
     table = pandas.DataFrame(X, columns=["age", "dose", "days"])
     model = DPADMMClassifier(**PUBLIC, **FEW).fit(table, pandas.Series(Y), groups=pandas.Series(THREE))
     assert model.feature_names_in_.tolist() == ["age", "dose", "days"]
-    assert len(model.privacy_["epsilon_by_agent"]) == 3
+    assert model.privacy_["n_agents"] == 3
     assert_array_equal(model.predict(table[:7]), model.predict(table)[:7])
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(table[["dose", "age", "days"]])
@@ -354,7 +354,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 def test_a_fit_uses_every_row_for_training_and_measures_nothing_on_them(used: list[Settings]) -> None:
     model = DPADMMClassifier(delta=1e-6, method="dp_admm", rho=0.3, weight_radius=1e-3, **PUBLIC, **FEW).fit(X, Y)
-    assert len(model.privacy_["epsilon_by_agent"]) == 1  # without groups there is one owner
+    assert model.privacy_["n_agents"] == 1  # without groups there is one owner
     (settings,) = used
     assert (settings.n_agents, settings.test_rows, settings.metrics_every) == (1, 0, 0)
     assert (settings.delta, settings.method.rho, settings.method.weight_radius) == (1e-6, 0.3, 1e-3)
@@ -410,7 +410,7 @@ def test_what_is_read_off_the_data_is_warned_about_and_reported() -> None:
             assert [text.split(" (")[0] for text in report["read_off_the_data"]] == words
             assert all(word in report["guarantee"] and word in str(caught[0].message) for word in words)
             quiet = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y).privacy_["guarantee"]
-            assert report["guarantee"].startswith(f"{quiet}; it does not cover")
+            assert report["guarantee"].startswith(f"{quiet} It does not cover")
 
 
 def test_parameters_are_as_they_were() -> None:

@@ -17,7 +17,7 @@ from dpadmm import DPADMMClassifier, DPADMMPoissonRegressor, DPADMMRegressor, Pr
 from dpadmm.errors import StudyError
 from dpadmm.estimators.validation import checked_parameters
 from dpadmm.parameters.fields import parameters
-from dpadmm.studies.settings import Settings, flat_parameters
+from dpadmm.studies.settings import Settings, nested_parameters
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1.0, 1.0, (60, 2))
@@ -51,12 +51,12 @@ IN_A_STUDY = {
     "max_iter": "n_rounds",
     "n_agents": "n_agents",
     "min_honest_sites": "min_honest_sites",
-    "rho": "rho",
-    "weight_radius": "weight_radius",
-    "l1_ratio": "regularizer_l1_ratio",
-    "gradient_bound": "loss_gradient_bound",
+    "rho": "method.rho",
+    "weight_radius": "method.weight_radius",
+    "l1_ratio": "regularizer.l1_ratio",
+    "gradient_bound": "loss.gradient_bound",
     "fit_intercept": "intercept",
-    "inference": "inference",
+    "inference": "method.inference",
     "method": "method",
     "aggregation": "aggregation",
 }
@@ -157,7 +157,7 @@ def test_parameters_are_checked_before_rows_and_stay_as_they_are() -> None:
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "PublicScaler"])
 def test_the_rules_are_those_of_a_study(name: str) -> None:
     own = {each.name: each for each in checked_parameters(ESTIMATORS[name][0])}
-    study = flat_parameters(Settings)
+    study = nested_parameters(Settings)
     compared = own.keys() & IN_A_STUDY.keys()
     assert {"epsilon", "delta"} <= compared
     for parameter in compared - {"method"}:  # estimators have fewer methods

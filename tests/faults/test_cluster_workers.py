@@ -68,7 +68,7 @@ def test_a_study_over_the_broker_with_one_site_on_a_cluster_is_the_run_in_one_pr
 ) -> None:
     study = small_study(12, allow_missed_rounds=False, quorum=None, deadline=None)
     # too little noise to hide a file that is not summed
-    study = replace(study, training=study.training.changed(epsilon=30.0))
+    study = replace(study, training=study.training.with_changes(epsilon=30.0))
     workers.wait_for_workers(2, timeout=60)
     with Federation(tmp_path, study, limit=30.0) as all:
         path, parts = all.sites["c"].path, tmp_path / "c" / "parts"

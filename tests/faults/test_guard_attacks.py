@@ -46,7 +46,9 @@ from dpadmm.errors import DPADMMError, RefusalError
 from dpadmm.losses import Huber, Logistic
 from dpadmm.queries.gradient import Gradient
 from dpadmm.sites.agent import Agent
-from dpadmm.studies.study import provenance_parameters, study_from
+from dpadmm.studies.checks import provenance_parameters
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.settings import nest
 from dpadmm.trusted.guard import Guard
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 from dpadmm.trusted.policy import Terms
@@ -144,7 +146,7 @@ def test_two_guards_on_one_ledger_cannot_both_answer_a_round(folder):
 
 
 def test_rounds_come_one_by_one_and_end(guard):
-    assert refusal(guard.answer, HASH, 2, POINT).code == "round-gap"
+    assert refusal(guard.answer, HASH, 2, POINT).code == "round-missed"
     for round in range(1, ROUNDS + 1):
         guard.answer(HASH, round, POINT)
     before = books(guard)
@@ -259,11 +261,12 @@ def _check_forged(guard: Guard, forged: Forged, name: str, before: tuple[Any, ..
 
 
 OTHER_TRAINING: dict[str, Any] = {
-    "method": "dp_sgd", "loss": "huber", "loss_width": 0.25, "loss_delta": 2.0, "loss_gradient_bound": 3.0,
-    "regularizer": "l1", "regularizer_l1_ratio": 0.25, "alpha": 0.5, "intercept": True, "epsilon": 0.9,
+    "method": "dp_sgd", "loss": "huber", "loss.width": 0.25, "loss.delta": 2.0, "loss.gradient_bound": 3.0,
+    "regularizer": "l1", "regularizer.l1_ratio": 0.25, "alpha": 0.5, "intercept": True, "epsilon": 0.9,
     "round_epsilon": 0.01, "noise_multiplier": Z + 1e-9, "delta": 1e-6, "calibration": "exact",
-    "n_rounds": ROUNDS - 1, "rho": 0.25, "weight_radius": 2.5, "schedule": "constant", "step_size": 0.125,
-    "learning_rate": 0.1, "average": "tail", "inference": True,
+    "n_rounds": ROUNDS - 1, "method.rho": 0.25, "method.weight_radius": 2.5, "method.schedule": "constant",
+    "method.step_size": 0.125,
+    "method.learning_rate": 0.1, "average": "tail", "method.inference": True,
 }  # fmt: skip
 BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
 
@@ -274,13 +277,13 @@ def changed_studies() -> dict[str, Callable[[], Any]]:
     def trained(name: str) -> Any:
         own = DEPLOYABLE_OWNERS.get(name, {})
         spent = dict.fromkeys(BUDGETS) if name in BUDGETS else {}
-        training = STUDY.training.changed(**{**own, **spent, name: OTHER_TRAINING[name]})
+        training = STUDY.training.with_changes(**nest({**own, **spent, name: OTHER_TRAINING[name]}))
         constants = [each.name for each in provenance_parameters()]
         more: dict[str, Any] = {"provenance": {name: "assumed"}} if name in constants else {}
         if training.loss.task == "regression":
             more["classes"] = None
-        if name == "step_size":
-            training, more["provenance"] = training.changed(schedule="constant"), {"step_size": "assumed"}
+        if name == "method.step_size":
+            training, more["provenance"] = training.with_changes(method={"schedule": "constant"}), {name: "assumed"}
         return replace(STUDY, training=training, **more)
 
     changes: dict[str, Callable[[], Any]] = {
@@ -290,7 +293,7 @@ def changed_studies() -> dict[str, Callable[[], Any]]:
         "features, more": lambda: replace(STUDY, features=("x0", "x1", "x2", "x3")),
         "classes": lambda: replace(STUDY, classes=(0, 1)),
         "classes, order": lambda: replace(STUDY, classes=(1, -1)),
-        "provenance": lambda: replace(STUDY, provenance={"rho": "public"}),
+        "provenance": lambda: replace(STUDY, provenance={"method": {"rho": "public"}}),
         "allow_missed_rounds": lambda: replace(STUDY, allow_missed_rounds=True),
     }
     return changes | {name: lambda name=name: trained(name) for name in FIXED}
@@ -307,7 +310,7 @@ def test_a_study_with_anything_changed_is_another_study(guard, name):
     try:
         other = changed_studies()[name]()
     except DPADMMError:
-        assert name == "schedule", "this change should make a study"
+        assert name == "method.schedule", "this change should make a study"
         return
     assert other.hash != HASH
     assert study_from(other.as_json()).hash == other.hash

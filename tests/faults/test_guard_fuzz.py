@@ -35,7 +35,7 @@ LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
 FUZZED = study(n_rounds=4000, noise_multiplier=300.0)
 HASH, ROUNDS = FUZZED.hash, FUZZED.training.n_rounds
-ABOUT_ROUNDS = {"round-forked", "round-old", "round-gap"}
+ABOUT_ROUNDS = {"round-forked", "round-old", "round-missed"}
 MALFORMED = {"study-unknown", "round-over", "request-malformed"}
 
 
@@ -314,7 +314,7 @@ HUGE = [LIMIT, -LIMIT, 1e308, -1e200, 1e154, 5e-324, -2e-310, 0.0, -0.0, 1.0]
 def counted(training):
     """A study of counts: they need a largest one, and a constant column."""
     schema, label = Schema(tuple(Plain(f"x{i}") for i in range(D)), row_norm=1.0), Label("y", bounds=(0, 1))
-    return Study(name="counts", schema=schema, label=label, training=training.changed(intercept=True))
+    return Study(name="counts", schema=schema, label=label, training=training.with_changes(intercept=True))
 
 
 def test_a_point_however_far_is_answered_and_the_answer_fits():
@@ -323,7 +323,7 @@ def test_a_point_however_far_is_answered_and_the_answer_fits():
         with case(loss):
             task = LOSSES[loss].task
             classes = {"binary": (-1, 1), "multiclass": (0, 1, 2)}.get(task)
-            training = STUDY.training.changed(loss=loss, n_rounds=200, noise_multiplier=100.0)
+            training = STUDY.training.with_changes(loss=loss, n_rounds=200, noise_multiplier=100.0)
             far = replace(STUDY, training=training, classes=classes) if task != "count" else counted(training)
             features, labels = rows()
             labels = np.abs(labels) if task in ("multiclass", "count") else labels
@@ -352,7 +352,7 @@ def test_an_agent_that_hears_absurd_numbers_says_some_or_refuses_and_restarts_th
                         said[round] = agent.step(round, words).tobytes()
                     except RefusalError as refused:
                         codes.add(refused.code)
-            assert codes <= {"request-malformed", "round-gap"}
+            assert codes <= {"request-malformed", "round-missed"}
             assert said
             with guarded(folder) as guard:
                 agent = Agent(guard, absurd)

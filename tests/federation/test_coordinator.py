@@ -115,7 +115,7 @@ def test_enough_and_late_is_over(make: Any) -> None:
     assert not table.run.over(9.0)
     assert table.run.over(10.0)
     table.run.close_round(10.0)
-    assert table.run.members["c"].state == "absent"
+    assert table.run.members["c"].state == "missing"
     table.say("a", 1.0)
     assert not table.run.over(0.0)
     table.say("b", 2.0)
@@ -315,7 +315,7 @@ def test_absurd_uploads_stop_the_study_with_a_reason(make: Any) -> None:
 
 
 @pytest.mark.parametrize("k", [11, 2**32 - 1])
-def test_numbers_that_no_statement_can_be_made_of_are_refused_before_they_count(make: Any, k: int) -> None:
+def test_numbers_that_no_privacy_report_allows_are_refused_before_they_count(make: Any, k: int) -> None:
     table = make()
     answer = Message(Kind.PRESENT, ALL.hash, digest=digest_of(table.run.request), n_rows=10, rows_per_person=k)
     table.run.take("a", packed(answer), 1.0)
@@ -323,20 +323,21 @@ def test_numbers_that_no_statement_can_be_made_of_are_refused_before_they_count(
     assert table.journal.sizes() == {}
 
 
-def test_a_site_that_spent_and_was_not_heard_is_in_the_statement(make: Any) -> None:
+def test_a_site_that_spent_and_was_not_heard_is_in_the_privacy_report(make: Any) -> None:
     table = make(SOME)
     table.begin("a", "b", "c")
     for _ in range(ROUNDS):
         table.say("a", 1.0)
         table.say("b", 1.0)
         table.run.close_round(1.0)
-    (group, silent) = sorted(result_of(table.journal).statement.groups, key=lambda each: -len(each.n_rows))
-    assert dict(silent.n_rows) == {"c": 10}
+    privacy = result_of(table.journal).privacy
+    assert privacy.members(1) == {"c": 10}
+    group, silent = privacy.groups
     assert (silent.releases[0].charged, silent.releases[0].released) == (ROUNDS, 0)
     assert group.releases[0].released == ROUNDS
 
 
-def test_a_run_that_ended_early_is_stated_for_all_its_rounds_and_all_rows_of_a_person(make: Any) -> None:
+def test_a_run_that_ended_early_is_reported_for_all_its_rounds_and_all_rows_of_a_person(make: Any) -> None:
     """Of every site with its own numbers: whoever ends a run may have seen why."""
     table = make()
     asked = {"digest": digest_of(table.run.request)}
@@ -349,10 +350,10 @@ def test_a_run_that_ended_early_is_stated_for_all_its_rounds_and_all_rows_of_a_p
     table.run.close_round(0.1)
     result = result_of(table.journal)
     stated = {
-        name: (rows, group.rows_per_person, each.noise_multiplier, each.charged, each.released)
-        for group in result.statement.groups
-        for name, rows in group.n_rows.items()
-        for each in group.releases
+        name: (rows, group.rows_per_person, z, each.charged, each.released)
+        for i, group in enumerate(result.privacy.groups)
+        for name, rows in result.privacy.members(i).items()
+        for _, z, each in group.gaussian_counts
     }
     assert stated == {
         "a": (10, 1, 3.0, ROUNDS, 1),
@@ -361,11 +362,11 @@ def test_a_run_that_ended_early_is_stated_for_all_its_rounds_and_all_rows_of_a_p
     }
     assert result.privacy.charged_releases.tolist() == [ROUNDS] * 3
     assert result.privacy.epsilon == result.privacy.planned_epsilon
-    worst = result.statement.as_json()["worst"]
+    document = result.privacy.to_dict()
     one = exact_epsilon(ROUNDS**0.5 / 3.0, float(ALL.training.delta))
-    assert worst["epsilon"][repr(float(ALL.training.delta))] == pytest.approx(one) == result.privacy.epsilon
+    assert document["epsilon"] == pytest.approx(one) == result.privacy.epsilon
     person = exact_epsilon(3 * ROUNDS**0.5 / 3.0, float(ALL.training.delta))
-    assert worst["epsilon_of_person"] == pytest.approx(person)
+    assert document["epsilon_of_person"] == pytest.approx(person)
 
 
 def test_saying_here_without_answering_holds_nobody_up(make: Any) -> None:
@@ -580,9 +581,7 @@ def test_an_older_journal_is_brought_up_to_date_as_a_whole_and_a_newer_one_is_no
     monkeypatch.setattr(journals, "VERSION_HERE", 3)
     steps = {1: "ALTER TABLE events ADD COLUMN site TEXT; UPDATE events SET site = 'x'", 2: "SELECT broken"}
     monkeypatch.setattr(journals, "MIGRATIONS", steps)
-    with pytest.raises(
-        JournalError, match="written by an older version of dpadmm: to update it: dpadmm aggregator resume"
-    ):
+    with pytest.raises(JournalError, match="written by an older version of dpadmm: to update it: dpadmm server run"):
         Journal.open(path, read_only=True)
     with pytest.raises(JournalError, match="broken"):
         Journal.open(path)

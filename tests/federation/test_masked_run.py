@@ -154,7 +154,7 @@ def test_the_same_bits_of_tables_with_weights_by_column_and_by_class(tmp_path: P
     said = set()
     for label in (plain, replace(heavy, class_weight=None), replace(heavy, weight=None, weight_bound=None), heavy):
         schema = Schema((Number("x", (0, 1)), Number("y", (0, 1))))
-        training = QUICK.training.changed(intercept=True)
+        training = QUICK.training.with_changes(intercept=True)
         study = replace(QUICK, schema=schema, label=label, features=(), classes=None, training=training)
         folder = tmp_path / study.hash
         tables = {name: SiteRows(folder, tmp_path / f"{name}.csv", "ill", ONE_ROW) for name in NAMES}

@@ -19,17 +19,18 @@ from looping import case
 from masked import LOG, key
 
 from conftest import Cli
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.errors import RefusalError, StudyError
-from dpadmm.federation.demo import with_keys
+from dpadmm.federation.local import with_keys
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import FederatedResult, Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.site.responder import Responder
-from dpadmm.methods import EvaluationRelease, StatisticsRelease
+from dpadmm.methods import Auto, EvaluationRelease, StatisticsRelease
 from dpadmm.models.description import description_of
-from dpadmm.models.evaluate import auc, private_evaluation_of
+from dpadmm.models.evaluate import auc
+from dpadmm.models.private_evaluation import private_evaluation_of
 from dpadmm.sites.site import read_site
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training
@@ -41,7 +42,7 @@ from dpadmm.trusted.masking import public_key
 NAMES, N = ("a", "b", "c", "d"), 300
 COLUMNS = (Number("age", (0.0, 100.0)), Category("ward", ("x", "y")))
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "t.csv"
@@ -78,7 +79,7 @@ def evaluation(**more: Any) -> Study:
 
 def masked(study: Study) -> Study:
     roster = tuple(RosterEntry(name, public_key(key(name)).hex()) for name in NAMES)
-    training = study.training.changed(aggregation="secure", min_honest_sites=3)
+    training = study.training.with_changes(aggregation="secure", min_honest_sites=3)
     return replace(study, training=training, max_rows_per_site=500, roster=roster)
 
 
@@ -166,12 +167,12 @@ def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
             assert ill.counts[1] == pytest.approx(4 * (N - 20) / 2, abs=5.0 * ill.noise_se + 60.0)
             (crossed,) = found.tables
             np.testing.assert_allclose(crossed.counts.sum(axis=0), ill.counts, atol=1e-4)
-            (group,) = result.statement.groups
-            assert [each.statistic for each in group.releases] == ["column_sums"]
-            said = sites.folder / "statement.json"
-            said.write_bytes(result.statement.as_bytes())
-            read_statement(said)
-            json.dumps(found.as_json(), allow_nan=False)
+            (group,) = result.privacy.groups
+            assert [each.release.statistic for each in group.releases] == ["column_sums"]
+            said = sites.folder / "report.json"
+            said.write_bytes(result.privacy.to_bytes())
+            read_privacy_report(said)
+            json.dumps(found.to_dict(), allow_nan=False)
             for name in NAMES:
                 account = read_ledger(sites.folder / name / "ledger").accounts[study.hash]
                 assert account.about["method"] == "statistics"
@@ -182,22 +183,22 @@ def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> N
     for study in (evaluation(), masked(evaluation())):
         with case(study.training.aggregation):
             found = private_evaluation_of(run(study, sites), all_count=False)
-            told = found.figures["auc"]
+            told = found.metrics["auc"]
             assert told is not None
             assert told.value == pytest.approx(sites.auc(), abs=4.0 * told.noise_se + 0.01)
             assert found.counts.sum() == pytest.approx(4 * (N - 20), abs=5.0 * found.noise * 40**0.5)
-            json.dumps(found.as_json(), allow_nan=False)
+            json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None:
-    made = Sites(tmp_path, methods='["auto"]')
+    made = Sites(tmp_path, methods='["pgd"]')
     for study in (statistics(), evaluation()):
         with case(study.kind), made.held, pytest.raises(RefusalError, match=f"method {study.kind} .allowed: auto"):
             made._responder("a", study)
 
 
 def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Sites) -> None:
-    study = replace(statistics(), training=statistics().training.changed(epsilon=0.1))
+    study = replace(statistics(), training=statistics().training.with_changes(epsilon=0.1))
     with pytest.raises(StudyError, match=r"counts would have noise of ±[\d,]+ among 1,200 rows"):
         run(study, sites)
     for name in NAMES:
@@ -205,8 +206,8 @@ def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Si
 
 
 def test_intervals_that_noise_would_hide_stop_a_study_before_round_1(tmp_path: Path) -> None:
-    made, like = Sites(tmp_path, methods='["auto"]'), evaluation()
-    training = Training(loss="logistic", inference=True, epsilon=0.1, delta=1e-5, intercept=True)
+    made, like = Sites(tmp_path, methods='["pgd"]'), evaluation()
+    training = Training(loss="logistic", method=Auto(inference=True), epsilon=0.1, delta=1e-5, intercept=True)
     study = Study(name="odds ratios", schema=Schema(COLUMNS), label=like.label, training=training)
     with made.held, pytest.raises(StudyError, match="too much noise to estimate the covariance of 3 columns"):
         run(study, made)
@@ -236,8 +237,8 @@ def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli
         everyone.serve()
         assert everyone.finished() == 0
     out = tmp_path / "counts.json"
-    cli("aggregator", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
-    cli("verify", tmp_path / "counts.statement.json").succeeded()
+    cli("server", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
+    cli("verify", tmp_path / "counts.privacy.json").succeeded()
     told = cli("describe", out).succeeded().out
     assert "small counts: 180 rows, of which about" in told
     assert "if at least 2 of the sites of every round are honest" in " ".join(told.split())

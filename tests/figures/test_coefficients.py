@@ -9,7 +9,7 @@ import pytest
 
 from dpadmm.figures.coefficients import coefficient_figure
 from dpadmm.figures.style import save_figure
-from dpadmm.models.explain import Coefficient, Explanation
+from dpadmm.models.explanation import Coefficient, Explanation
 
 CLEAR = Coefficient("age", "", "per unit", "", 0.1, 0.02, 60.0)
 NOISY = Coefficient("ward", "cost in $ and $", "vs average", "", -0.3, 0.4, 1.0)

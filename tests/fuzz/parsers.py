@@ -19,14 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.cli.simulate_options import from_toml
 from dpadmm.data.archive import read_archive
 from dpadmm.data.database import read_database_table
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import read_status
-from dpadmm.federation.identity.authority import all_approvals, read_settings
+from dpadmm.federation.identity.approvals import all_approvals
 from dpadmm.federation.identity.joining import read_invitation, read_request
+from dpadmm.federation.identity.settings import read_settings
 from dpadmm.federation.offers import read_offer
 from dpadmm.federation.protocol import (
     packed,
@@ -45,8 +46,8 @@ from dpadmm.sites.backup import staged
 from dpadmm.sites.site import read_site
 from dpadmm.studies.drafts.dictionary import draft_from_dictionary
 from dpadmm.studies.drafts.text import study_text
+from dpadmm.studies.reading import confirmations, read_study, study_from, study_problems
 from dpadmm.studies.settings import settings_from
-from dpadmm.studies.study import confirmations, read_study, study_from, study_problems
 from reproduction.grid import read_grid
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -179,7 +180,7 @@ def _lease(read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Reade
 
 
 def _copy(path: Path) -> object:
-    """``dpadmm ledger restore``: a copy, before anything is put in its place."""
+    """``dpadmm site restore``: a copy, before anything is put in its place."""
     return staged(path, path.with_name("staged")).seq
 
 
@@ -197,11 +198,11 @@ READERS: dict[str, Reader] = {
     "toml/study-check": _file("study.toml", _checked),
     "toml/grid": _file("grid.toml", _grid),
     "toml/simulate": _file("simulate.toml", _simulated),
-    "toml/aggregator": _file("aggregator.toml", lambda path: read_settings(path.parent)),
+    "toml/server": _file("server.toml", lambda path: read_settings(path.parent)),
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
-    "json/statement": _file("statement.json", read_statement),
-    "json/description": _file("description.json", lambda path: load_description(path).as_json()),
+    "json/privacy-report": _file("model.privacy.json", read_privacy_report),
+    "json/description": _file("description.json", lambda path: load_description(path).to_dict()),
     "json/request": _file("request.json", read_request),
     "json/invitation": _file("invitation.json", read_invitation),
     "json/offer": _file("offer.json", read_offer),

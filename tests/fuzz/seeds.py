@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dpadmm.accounting.statement import EXACT, AgentGroup, StatedRelease, Statement
+from dpadmm.accounting.events import Release
+from dpadmm.accounting.report import AgentReleases, PrivacyReport, ReleaseCounts
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import make_request
@@ -38,7 +39,7 @@ max_rounds = 1000
 min_rows = 100
 """
 _SITE = """\
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "table.csv"
@@ -89,7 +90,7 @@ name = "huber"
 [privacy]
 noise_multiplier = 20.0
 [provenance]
-rho = "public"
+method.rho = "public"
 """
 _TABLE = 'database = "postgresql://reader@db/x?sslmode=require"\ntable = "public.visits"\norder_by = "visit desc"\n'
 _GRID = """\
@@ -122,8 +123,8 @@ agents = 2
 rounds = 5
 seed = 3
 """
-_AGGREGATOR = """\
-format = "dpadmm-aggregator/1"
+_SERVER = """\
+format = "dpadmm-server/1"
 listen = "0.0.0.0"
 port = 4222
 hosts = ["study.example.org", "192.0.2.7"]
@@ -186,7 +187,7 @@ def _texts() -> dict[str, list[bytes]]:
         "toml/study-check": [_STUDY, _COLUMNS, short, drafted],
         "toml/grid": [_GRID, _GRID.replace("n_agents = 5", "").replace("label", 'by = "h"\nlabel')],
         "toml/simulate": [_SIMULATE],
-        "toml/aggregator": [_AGGREGATOR],
+        "toml/server": [_SERVER],
         "csv/dictionary": [_DICTIONARY],
     }
     return {name: [each.encode() for each in kept] for name, kept in texts.items()}
@@ -215,15 +216,17 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         line.update({name: moment.isoformat() for name, moment in moments.items()})
         line.update(serial="ab" * 16, fingerprint=":".join(["AB"] * 32))
     study = _schema_study()
-    release = StatedRelease("mean gradient", 20.0, 100, 50)
-    groups = (AgentGroup({"north": 400, "south": 90}, 2, (release,)),)
-    statement = Statement("a study", "ab" * 32, "dp_admm", EXACT, 1e-5, groups, "0.1.0")
+    releases = AgentReleases((ReleaseCounts(Release(20.0, statistic="mean gradient"), 100, 50, 100),), 2)
+    report = PrivacyReport(
+        [releases] * 2, [400, 90], 1e-5, "dp_admm", exact_noise=True, names=["north", "south"], study="a study",
+        study_hash="ab" * 32, version="0.1.0",
+    )  # fmt: skip
     decision = {"format": "dpadmm-decision/1", "decision": "accepted", "at": NOW.isoformat()}
     status = {
         "running": True, "pid": 4194304, "connected": True, "site": "north",
         "broker": "tls://study.example.org:4222",
         "certificate_expires": NOW.isoformat(), "at": NOW.isoformat(), "connection_since": NOW.isoformat(),
-        "aggregator_silent": False, "clock_difference": 0.1, "ledger_works": True,
+        "server_silent": False, "clock_difference": 0.1, "ledger_works": True,
         "lease": "held", "contested": False, "problems": [],
         "studies": [{"name": "flu", "hash": "ab" * 32, "state": "active", "reason": None,
                      "last_round": 3, "n_rounds": 100, "asked_at": NOW.isoformat(), "deadline_at": None}],
@@ -242,7 +245,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         "json/request": [request.as_bytes()],
         "json/invitation": [invitation.as_bytes()],
         "json/offer": [Offer("north", "ab" * 32, "cd" * 32).as_bytes()],
-        "json/statement": [statement.as_bytes()],
+        "json/privacy-report": [report.to_bytes()],
     }
 
 
@@ -252,7 +255,7 @@ def _description() -> dict[str, Any]:
     training = Training(method=method, noise_multiplier=5.0)
     study = Study(name="counts", schema=Schema((Number("age", (0, 120)), Boolean("smoker"))), training=training)
     released = Released(90, 10.0, 20.0 * np.arange(study.shape[0]) / study.shape[0])
-    return Description(study, released, False, {"epsilon": 1.0, "delta": 1e-5}, {}).as_json()
+    return Description(study, released, False, {"epsilon": 1.0, "delta": 1e-5}).to_dict()
 
 
 def _about(study: Study | None) -> dict[str, Any]:

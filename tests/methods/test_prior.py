@@ -17,7 +17,8 @@ from dpadmm.engine.noise import ExactNoise, SimulatedNoise
 from dpadmm.errors import DataError
 from dpadmm.losses import Logistic, Loss, Softmax, Squared
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods.auto import PublicState, default_shrink
+from dpadmm.methods.hyperparameters import default_shrink
+from dpadmm.methods.pgd import PublicState
 from dpadmm.methods.prior import CLIPS, FOLDS, MIN_SHRINK, RIDGE, prior_of
 from dpadmm.models.run import Result, run
 from dpadmm.queries.problem import Problem, Rows, make_rows
@@ -227,7 +228,7 @@ def test_it_costs_nothing(method: str, exact: bool) -> None:
     """The plan, the noise and the report are those of the same run without public rows."""
     world = World.of("binary", 100, 1)
     plain, started = (world.trained(1.0, rows, method=method, exact=exact) for rows in (None, world.public))
-    assert started.privacy.as_json() == plain.privacy.as_json()
+    assert started.privacy.to_dict() == plain.privacy.to_dict()
     rounds = plain.training.planned_rounds
     assert started.training == plain.training
     for agent in range(3):

@@ -22,7 +22,8 @@ from dpadmm.models.evaluate import evaluate
 from dpadmm.models.explain import explain
 from dpadmm.models.file import load_model
 from dpadmm.models.model import Model
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 
 SCHEMA = Schema((Number("age", (20, 80)), Boolean("smoker"), Category("ward", ("a", "b"))))
 VISITS = Label("visits", bounds=(0, 30), exposure="years", exposure_bound=5.0)
@@ -31,7 +32,12 @@ TRAINING: dict[str, Any] = {"loss": "poisson", "intercept": True, "epsilon": 8.0
 
 
 def study(label: Label = VISITS, *, inference: bool = True, **more: Any) -> Study:
-    return Study(name="x", schema=SCHEMA, label=label, training={**TRAINING, "inference": inference, **more})
+    return Study(
+        name="x",
+        schema=SCHEMA,
+        label=label,
+        training={**TRAINING, "method": {"name": "auto", "inference": inference}, **more},
+    )
 
 
 @cache
@@ -96,7 +102,7 @@ def test_rates_and_their_ratios_are_those_of_statsmodels(models: dict[str, Model
             assert each.standard_error is not None
             assert known.bse.iloc[place] < each.standard_error < 3.0 * known.bse.iloc[place]
             assert abs(each.coefficient - known.params.iloc[place]) < 4.0 * each.standard_error
-    row = by_name["smoker"].row(ratios=found.ratios)
+    row = by_name["smoker"].to_dict(ratios=found.ratios)
     assert row["rate_ratio_low"] < row["rate_ratio"] == math.exp(by_name["smoker"].coefficient) < row["rate_ratio_high"]
     predicted = models["plain"].predict(frame)
     np.testing.assert_allclose(predicted.mean(), known.predict(x, offset=np.zeros(len(x))).mean(), rtol=0.05)
@@ -104,7 +110,7 @@ def test_rates_and_their_ratios_are_those_of_statsmodels(models: dict[str, Model
 
 def test_deviance_is_that_of_scikit_learn(models: dict[str, Model], table: Path) -> None:
     frame, model = people(), models["plain"]
-    figures = evaluate(model, table).figures
+    figures = evaluate(model, table).metrics
     means = model.predict(frame) * frame.years
     assert figures["deviance"] == pytest.approx(mean_poisson_deviance(frame.visits, means), rel=1e-4)
     explained = d2_tweedie_score(frame.visits / frame.years, model.predict(frame), sample_weight=frame.years, power=1)
@@ -126,7 +132,7 @@ def test_hazards_have_a_level_for_every_interval_and_one_ratio(models: dict[str,
     assert smoker.standard_error is not None
     assert abs(smoker.coefficient - 0.5) < 4.0 * smoker.standard_error
     assert all(each.standard_error for each in found.intercepts)
-    figures = evaluate(model, table).figures
+    figures = evaluate(model, table).metrics
     assert figures["expected"] == pytest.approx(figures["observed"], rel=0.1)
     risk = model.predict(frame)
     rate = np.exp(-1.0 + 0.02 * (frame.age - 50.0) + 0.5 * frame.smoker) / 3.0
@@ -141,7 +147,7 @@ def test_models_of_counts_are_kept_and_exported(models: dict[str, Model], tmp_pa
             again = load_model(model.save(tmp_path / f"{name}.dpadmm"))
             np.testing.assert_array_equal(again.predict(some), model.predict(some))
             assert again.label == model.label
-            assert explain(again).as_json() == explain(model).as_json()
+            assert explain(again).to_dict() == explain(model).to_dict()
             session = onnxruntime.InferenceSession(str(model.to_onnx(tmp_path / f"{name}.onnx")))
             cells = {"age": some[["age"]].to_numpy(), "ward": some[["ward"]].to_numpy().astype(str)}
             cells["smoker"] = np.where(some[["smoker"]], "true", "false")

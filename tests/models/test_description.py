@@ -20,13 +20,14 @@ from dpadmm.models.description import (
     description_of,
     draft_from_statistics,
     load_description,
-    not_negative,
-    with_margins,
+    project_to_total,
+    scale_to_margins,
 )
 from dpadmm.models.run import Result
 from dpadmm.studies.drafts import study_text
+from dpadmm.studies.reading import read_study, study_from
 from dpadmm.studies.settings import Training
-from dpadmm.studies.study import Study, read_study, study_from
+from dpadmm.studies.study import Study
 from dpadmm.training.train import encode, run_study
 
 N = 3000
@@ -64,7 +65,7 @@ def exact(table: Path) -> Description:
     agreed = study()
     rows = encode(agreed, table)
     sums = rows.features.toarray().sum(axis=0, dtype=float)  # type: ignore[union-attr]
-    return Description(agreed, Released(N, 0.0, sums), True, {}, {})
+    return Description(agreed, Released(N, 0.0, sums), True, {})
 
 
 def test_without_noise_it_is_the_plain_description(table: Path) -> None:
@@ -109,7 +110,7 @@ def test_standard_errors_are_true(table: Path) -> None:
     for _ in range(200):
         sums = truth.released.sums + rng.normal(0.0, noise, truth.released.sums.shape)
         for all_count in (True, False):
-            found = Description(agreed, Released(N, noise, sums), all_count, {}, {})
+            found = Description(agreed, Released(N, noise, sums), all_count, {})
             for name in ("age", "ward"):
                 one, other = found.columns[name], truth.columns[name]
                 bin = 5 if name == "age" else 2
@@ -139,15 +140,15 @@ def test_standard_errors_are_true(table: Path) -> None:
 def test_a_file_tells_it_all_again(result: Result, tmp_path: Path) -> None:
     found = description_of(result, all_count=True)
     path = tmp_path / "s.json"
-    path.write_text(json.dumps(found.as_json()))
+    path.write_text(json.dumps(found.to_dict()))
     again = load_description(path)
-    assert again.as_json() == json.loads(path.read_text()) == json.loads(json.dumps(found.as_json()))
+    assert again.to_dict() == json.loads(path.read_text()) == json.loads(json.dumps(found.to_dict()))
     assert found.sentence.startswith("This result is (1, 1e-06)-differentially private for every person with one row")
     assert "in an experiment: the noise was simulated" in found.sentence
 
 
 def test_files_that_are_damaged_are_a_sentence(result: Result, tmp_path: Path) -> None:
-    good = json.loads(json.dumps(description_of(result, all_count=True).as_json()))
+    good = json.loads(json.dumps(description_of(result, all_count=True).to_dict()))
     released = good["released"]
     for said, wrong in (
         ("not a file of private statistics", []),
@@ -180,7 +181,7 @@ def test_too_much_noise_is_refused_before_anything_is_released(table: Path) -> N
         study(epsilon=1.0).check_rows(100)
     with pytest.raises(StudyError, match="noise of ±"):  # each of them adds its own noise
         study(epsilon=0.15).check_rows(*[300] * 10)
-    shared = study(epsilon=0.15).training.changed(aggregation="secure", min_honest_sites=8)
+    shared = study(epsilon=0.15).training.with_changes(aggregation="secure", min_honest_sites=8)
     masked = replace(study(epsilon=0.15), training=shared, max_rows_per_site=300)
     masked.check_rows(*[300] * 10)
 
@@ -210,16 +211,16 @@ def test_drafts_have_centers_and_scales_that_are_marked_as_released(result: Resu
 
 def test_an_sd_that_noise_hides_is_not_given(table: Path) -> None:
     truth = exact(table)
-    found = Description(truth.study, replace(truth.released, noise_std=400.0), True, {}, {})
+    found = Description(truth.study, replace(truth.released, noise_std=400.0), True, {})
     assert found.columns["age"].sd is None
-    assert found.columns["age"].as_json()["sd"] is None
+    assert found.columns["age"].to_dict()["sd"] is None
     draft = draft_from_statistics(found, "ill")
     assert "center" not in (draft.columns[0].about or {})
 
 
 def test_results_of_other_kinds_are_refused(result: Result) -> None:
     plain = Study(name="x", features=("a",), training={"epsilon": 1.0})  # type: ignore[arg-type]
-    with pytest.raises(StudyError, match='is of the kind "training", and not "statistics"'):
+    with pytest.raises(StudyError, match='must be "statistics", not "training"'):
         description_of(replace(result, of_study=plain), all_count=True)
 
 
@@ -229,7 +230,7 @@ def test_the_nearest_counts_that_are_not_negative() -> None:
         for _ in range(20):
             values = rng.normal(3.0, 5.0, size)
             total = float(rng.uniform(1.0, 4.0 * size))
-            found = not_negative(values, total)
+            found = project_to_total(values, total)
             assert found.min() >= 0.0
             assert found.sum() == pytest.approx(total)
             for _ in range(20):  # nobody is nearer
@@ -240,7 +241,7 @@ def test_the_nearest_counts_that_are_not_negative() -> None:
 def test_tables_take_their_margins_even_where_a_line_was_cut() -> None:
     rows, columns = np.array([10.0, 0.0, 5.0]), np.array([9.0, 6.0])
     for table in (np.full((3, 2), -4.0), np.array([[9.0, 1.0], [3.0, -8.0], [0.0, 5.0]])):
-        found = with_margins(table, rows, columns)
+        found = scale_to_margins(table, rows, columns)
         assert found.min() >= 0.0
         np.testing.assert_allclose(found.sum(axis=1), rows, atol=1e-6)
         np.testing.assert_allclose(found.sum(axis=0), columns, atol=1e-6)
@@ -248,7 +249,7 @@ def test_tables_take_their_margins_even_where_a_line_was_cut() -> None:
 
 def test_rounds_share_the_budget_and_say_the_same(table: Path) -> None:
     agreed = study()
-    several = replace(agreed, training=agreed.training.changed(n_rounds=4))
+    several = replace(agreed, training=agreed.training.with_changes(n_rounds=4))
     one, four = (run_study(each, encode(each, table), seed=1) for each in (agreed, several))
     assert four.privacy.epsilon == pytest.approx(one.privacy.epsilon)
     noise = [description_of(each, all_count=True).noise for each in (one, four)]

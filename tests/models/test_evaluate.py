@@ -12,8 +12,9 @@ from sklearn.calibration import calibration_curve
 
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.errors import DataError, StudyError
-from dpadmm.models.evaluate import auc, evaluate, measures_of, of_scores
+from dpadmm.models.evaluate import auc, evaluate, evaluate_scores
 from dpadmm.models.model import Model, Scorer, score_file
+from dpadmm.models.private_evaluation import histogram_metrics
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 with pytest.MonkeyPatch.context() as path:
@@ -51,71 +52,71 @@ def number(loss: str = "squared") -> Model:
 def test_binary_figures_are_scikit_learns() -> None:
     model, scores = binary(), RNG.normal(size=(500, 1)).round(1) + 0.03  # with ties
     truth = (RNG.random(500) < 0.3).astype(float)
-    found, chances = of_scores(model, truth, scores), model.probabilities(scores)
-    assert found.figures["accuracy"] == metrics.accuracy_score(truth, scores[:, 0] > 0.0)
-    assert found.figures["auc"] == pytest.approx(metrics.roc_auc_score(truth, scores[:, 0]), rel=1e-12)
-    assert found.figures["loss"] == pytest.approx(metrics.log_loss(truth, chances), rel=1e-9)
-    assert found.figures["most_frequent_class"] == max(truth.mean(), 1.0 - truth.mean())
+    found, chances = evaluate_scores(model, truth, scores), model.probabilities(scores)
+    assert found.metrics["accuracy"] == metrics.accuracy_score(truth, scores[:, 0] > 0.0)
+    assert found.metrics["auc"] == pytest.approx(metrics.roc_auc_score(truth, scores[:, 0]), rel=1e-12)
+    assert found.metrics["loss"] == pytest.approx(metrics.log_loss(truth, chances), rel=1e-9)
+    assert found.metrics["majority_class_accuracy"] == max(truth.mean(), 1.0 - truth.mean())
     np.testing.assert_array_equal(found.confusion, metrics.confusion_matrix(truth, scores[:, 0] > 0.0))
     observed, predicted = calibration_curve(truth, chances[:, 1], n_bins=10, strategy="quantile")
     np.testing.assert_allclose([each.observed for each in found.bins], observed)
     np.testing.assert_allclose([each.predicted for each in found.bins], predicted)
-    assert found.figures["log_loss"] == found.figures["loss"]
-    assert found.figures["brier"] == pytest.approx(metrics.brier_score_loss(truth, chances[:, 1]))
+    assert found.metrics["log_loss"] == found.metrics["loss"]
+    assert found.metrics["brier"] == pytest.approx(metrics.brier_score_loss(truth, chances[:, 1]))
     counts = np.array([each.rows for each in found.bins])
     assert counts.sum() == 500
-    assert found.figures["calibration_error"] == pytest.approx((counts * abs(observed - predicted)).sum() / 500)
+    assert found.metrics["calibration_error"] == pytest.approx((counts * abs(observed - predicted)).sum() / 500)
 
 
 def test_figures_of_several_classes_are_scikit_learns() -> None:
     model, scores = several(), RNG.normal(size=(500, 3))
     truth = RNG.integers(3, size=500).astype(float)
-    found, chances = of_scores(model, truth, scores), model.probabilities(scores)
-    assert found.figures["accuracy"] == metrics.accuracy_score(truth, scores.argmax(axis=1))
-    assert found.figures["auc"] == pytest.approx(
+    found, chances = evaluate_scores(model, truth, scores), model.probabilities(scores)
+    assert found.metrics["accuracy"] == metrics.accuracy_score(truth, scores.argmax(axis=1))
+    assert found.metrics["auc"] == pytest.approx(
         metrics.roc_auc_score(truth, chances, multi_class="ovr", average="macro"), rel=1e-12
     )
-    assert found.figures["loss"] == pytest.approx(metrics.log_loss(truth, chances), rel=1e-9)
+    assert found.metrics["loss"] == pytest.approx(metrics.log_loss(truth, chances), rel=1e-9)
     np.testing.assert_array_equal(found.confusion, metrics.confusion_matrix(truth, scores.argmax(axis=1)))
-    assert found.figures["log_loss"] == found.figures["loss"]
-    assert found.figures["brier"] == pytest.approx(np.square(chances - np.eye(3)[truth.astype(int)]).sum(axis=1).mean())
+    assert found.metrics["log_loss"] == found.metrics["loss"]
+    assert found.metrics["brier"] == pytest.approx(np.square(chances - np.eye(3)[truth.astype(int)]).sum(axis=1).mean())
     assert [each.rows for each in found.bins] == [50] * 10  # top-label: of the likeliest class
     assert all(each.low <= each.predicted <= each.high for each in found.bins)
     right = truth == scores.argmax(axis=1)
     observed, predicted = calibration_curve(right, chances.max(axis=1), n_bins=10, strategy="quantile")
     np.testing.assert_allclose([each.observed for each in found.bins], observed)
-    assert found.figures["calibration_error"] == pytest.approx(np.abs(observed - predicted).mean())
+    assert found.metrics["calibration_error"] == pytest.approx(np.abs(observed - predicted).mean())
 
 
 def test_figures_of_numbers_are_scikit_learns() -> None:
     model, scores = number(), RNG.normal(size=(300, 1)) / 2.0
     truth = RNG.uniform(-5.0, 60.0, 300)
-    found, predicted = of_scores(model, truth, scores), 25.0 * scores[:, 0] + 25.0
-    assert found.figures["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, predicted))
-    assert found.figures["mae"] == pytest.approx(metrics.mean_absolute_error(truth, predicted))
-    assert found.figures["r2"] == pytest.approx(metrics.r2_score(truth, predicted))
+    found, predicted = evaluate_scores(model, truth, scores), 25.0 * scores[:, 0] + 25.0
+    assert found.metrics["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, predicted))
+    assert found.metrics["mae"] == pytest.approx(metrics.mean_absolute_error(truth, predicted))
+    assert found.metrics["r2"] == pytest.approx(metrics.r2_score(truth, predicted))
     residuals = np.clip(truth, 0.0, 50.0) / 25.0 - 1.0 - scores[:, 0]
-    assert found.figures["loss"] == pytest.approx((residuals**2).mean() / 2.0)
+    assert found.metrics["loss"] == pytest.approx((residuals**2).mean() / 2.0)
 
 
 def test_a_loss_is_that_of_the_study() -> None:
     scores, truth = np.array([[0.9], [0.2]]), np.array([1.0, 0.0])
-    hinge = of_scores(binary("hinge"), truth, scores)
-    assert hinge.figures["loss"] == pytest.approx((0.1 + 1.2) / 2.0)
-    assert [hinge.figures[name] for name in ("log_loss", "brier", "calibration_error")] == [None] * 3
+    hinge = evaluate_scores(binary("hinge"), truth, scores)
+    assert hinge.metrics["loss"] == pytest.approx((0.1 + 1.2) / 2.0)
+    assert [hinge.metrics[name] for name in ("log_loss", "brier", "calibration_error")] == [None] * 3
     assert not hinge.bins
-    assert of_scores(number("huber"), np.array([25.0, 50.0]), scores).figures["loss"] == pytest.approx(
+    assert evaluate_scores(number("huber"), np.array([25.0, 50.0]), scores).metrics["loss"] == pytest.approx(
         (0.3 * (0.9 - 0.15) + 0.3 * (0.8 - 0.15)) / 2.0
     )
     unknown = Model(np.ones((2, 1)), "regression", "huber")
-    assert of_scores(unknown, np.zeros(2), scores).figures["loss"] is None
+    assert evaluate_scores(unknown, np.zeros(2), scores).metrics["loss"] is None
 
 
 def test_what_does_not_exist_is_none() -> None:
     assert auc(np.array([True, True]), np.array([0.1, 0.2])) is None
-    assert of_scores(binary(), np.ones(3), np.ones((3, 1))).figures["auc"] is None
-    assert of_scores(several(), np.zeros(3), RNG.normal(size=(3, 3))).figures["auc"] is None
-    assert of_scores(number(), np.full(3, 7.0), RNG.normal(size=(3, 1))).figures["r2"] is None
+    assert evaluate_scores(binary(), np.ones(3), np.ones((3, 1))).metrics["auc"] is None
+    assert evaluate_scores(several(), np.zeros(3), RNG.normal(size=(3, 3))).metrics["auc"] is None
+    assert evaluate_scores(number(), np.full(3, 7.0), RNG.normal(size=(3, 1))).metrics["r2"] is None
 
 
 # --- tables ------------------------------------------------------------------------------------------------
@@ -134,10 +135,10 @@ def test_a_table_gives_the_figures_of_its_scores(tmp_path: Path) -> None:
     truth = np.array([1.0, 0.0, 0.0] * 30)
     assert (found.n_rows, found.confusion.sum()) == (90, 90)
     (scored,) = score_file(Scorer(binary()), path)
-    again = of_scores(binary(), truth, scored[0])
-    assert found.figures == again.figures
+    again = evaluate_scores(binary(), truth, scored[0])
+    assert found.metrics == again.metrics
     assert found.report.columns["x"].clamped > 0
-    assert np.mean(binary().predict_table(path) == np.where(truth, "yes", "no")) == found.figures["accuracy"]
+    assert np.mean(binary().predict_table(path) == np.where(truth, "yes", "no")) == found.metrics["accuracy"]
     other = evaluate(binary(), write(tmp_path / "u.csv", ["yes", "no"] * 9, "other"), label="other")
     assert other.n_rows == 18
 
@@ -196,7 +197,7 @@ def test_figures_of_a_histogram_are_those_of_the_scores() -> None:
     """Of bins' middles, the Brier score would be 0.001 and more too large."""
     for population in POPULATIONS:
         right, counts = truth(population), histogram(*population.draw(1_000_000, np.random.default_rng(0)))
-        found = measures_of(counts, 0.0, all_count=True, probabilities=True)
+        found = histogram_metrics(counts, 0.0, all_count=True, probabilities=True)
         for figure, near in (("accuracy", 1e-12), ("auc", 2e-3), ("brier", 3e-4), ("mean_probability", 2e-3)):
             with case(population.name, figure):
                 assert found[figure] is not None
@@ -205,7 +206,7 @@ def test_figures_of_a_histogram_are_those_of_the_scores() -> None:
 
 def test_without_noise_the_interval_of_a_slope_is_that_of_a_large_sample() -> None:
     counts = histogram(*Population("", 0.0, 1.5, 0.2, 0.8).draw(200_000, np.random.default_rng(3)))
-    slope = measures_of(counts, 0.0, all_count=True, probabilities=True)["calibration_slope"]
+    slope = histogram_metrics(counts, 0.0, all_count=True, probabilities=True)["calibration_slope"]
     assert slope is not None
     assert slope.noise_se == 0.0
     assert slope.low == pytest.approx(slope.value - 1.96 * slope.se, abs=0.02 * slope.se)
@@ -215,7 +216,7 @@ def test_without_noise_the_interval_of_a_slope_is_that_of_a_large_sample() -> No
 def test_a_slope_that_noise_hides_has_no_end_on_one_side_or_both() -> None:
     counts = histogram(*Population("", 0.0, 0.2, 0.0, 1.0).draw(300, np.random.default_rng(3)))
     found = [
-        measures_of(counts + 12.0 * rng.standard_normal(counts.shape), 12.0, all_count=False, probabilities=True)
+        histogram_metrics(counts + 12.0 * rng.standard_normal(counts.shape), 12.0, all_count=False, probabilities=True)
         for rng in map(np.random.default_rng, range(12))
     ]
     slopes = [each["calibration_slope"] for each in found]

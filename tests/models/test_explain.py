@@ -17,10 +17,11 @@ from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import OTHER, Boolean, Category, Interaction, Label, Number, Ordinal, Plain, Schema
 from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError
-from dpadmm.models.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, Coefficient, alike, explain
+from dpadmm.models.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, explain
+from dpadmm.models.explanation import Coefficient, alike
 from dpadmm.models.file import load_model
 from dpadmm.models.model import Model, model_of
-from dpadmm.studies.study import study_from
+from dpadmm.studies.reading import study_from
 from dpadmm.training.train import run_study
 
 
@@ -89,7 +90,7 @@ def test_coefficients_times_values_are_the_scores():
     for loss, intercept, schema in product(["logistic", "hinge", "softmax", "huber"], [True, False], [SCHEMA, CROSSED]):
         with case(loss, intercept, len(schema.terms)):
             model, cells = random_model(loss, schema=schema, intercept=intercept), within_bounds(make_cells(60, seed=8))
-            found = explain(model).as_json()
+            found = explain(model).to_dict()
             outputs = [each["class"] for each in found["intercept"]]
             slopes = {(each["column"], each["value"] or "", each["class"]): each["coefficient"]
                       for each in found["coefficients"]}  # fmt: skip
@@ -160,7 +161,7 @@ def test_rows_that_are_shortened_are_told():
         (Schema((Plain("a"), Plain("b"))), "row_norm 1;"),
     ]:
         with case(schema, said):
-            told = explain(random_model("logistic", schema=schema)).shortened
+            told = explain(random_model("logistic", schema=schema)).clipping
             assert said in told
             assert bool(told) == bool(said)
 
@@ -173,8 +174,8 @@ def test_features_without_a_schema():
         ("feature 2", pytest.approx(0.96)),
     ]
     assert found.intercepts[0].coefficient == pytest.approx(0.5 * 0.28)
-    assert found.unknown == NO_INTERVAL
-    assert "a norm of 1" in found.shortened
+    assert found.no_intervals_because == NO_INTERVAL
+    assert "a norm of 1" in found.clipping
     assert found.score == "score of 1 against -1"
 
 
@@ -205,9 +206,9 @@ def test_a_model_from_its_file_is_explained_as_it_was(trained):
 def test_without_a_release_for_it_there_is_no_noise_error(trained):
     model, _ = trained
     found = explain(model)
-    assert found.unknown == NO_INTERVAL
+    assert found.no_intervals_because == NO_INTERVAL
     assert {each.standard_error for each in (*found.coefficients, *found.intercepts)} == {None}
-    assert found.as_json()["no_intervals_because"] == found.unknown
+    assert found.to_dict()["no_intervals_because"] == found.no_intervals_because
 
 
 def test_standard_errors_are_in_the_units_of_columns_and_label_and_in_the_file(trained, tmp_path):
@@ -215,7 +216,7 @@ def test_standard_errors_are_in_the_units_of_columns_and_label_and_in_the_file(t
     model = replace(model, covariance=np.diag(np.arange(1.0, 1.0 + len(model.weights)) ** 2), hessian_snr=3.0)
     found = explain(load_model(model.save(tmp_path / "m.dpadmm")))
     assert found == explain(model)
-    assert not found.unknown
+    assert not found.no_intervals_because
     n0 = next(each for each in found.coefficients if each.name == "n0")
     assert n0.standard_error == pytest.approx(0.96 / SCHEMA.scale * (2.0 / 4.0) * 50.0)
     low, high = n0.interval()
@@ -243,20 +244,20 @@ def test_standard_errors_are_those_of_models_with_fresh_errors(loss):
 
 def test_why_there_are_no_intervals():
     model = random_model("logistic")
-    asked = replace(model, study={"method": {"name": "auto", "inference": True}})
-    assert explain(model).unknown == NO_INTERVAL
-    assert explain(asked).unknown == NO_LAST_RELEASE
+    asked = replace(model, study={"method": {"name": "newton"}})
+    assert explain(model).no_intervals_because == NO_INTERVAL
+    assert explain(asked).no_intervals_because == NO_LAST_RELEASE
     for hessian_snr in (
         0.5,
         0.9,
         1e-9,
     ):  # directions below the noise are left out: the rest is no measure of what lacks
-        assert explain(replace(asked, hessian_snr=hessian_snr)).unknown == NOT_CLEAR
+        assert explain(replace(asked, hessian_snr=hessian_snr)).no_intervals_because == NOT_CLEAR
     assert "times" not in NOT_CLEAR
     assert "dpadmm plan forecasts the number of rows needed" in NOT_CLEAR
     with pytest.raises(DataError, match="intervals are not available: they need a separate release"):
         model.conf_int()
-    assert "No intervals: they need a separate release" in model.summary()
+    assert "No confidence intervals: they need a separate release" in model.summary()
     assert model.summary().splitlines()[1] == "privacy unknown"
     known = replace(model, privacy={"epsilon": 3.0, "delta": 1e-5, "noise": "exact"})
     assert known.summary().splitlines()[1] == "ε = 3 at δ = 1e-05"
@@ -273,12 +274,12 @@ def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
     covariance = np.eye(d) - np.outer(silent, silent)
     covariance[3], covariance[:, 3] = 0.0, 0.0  # no row has another value
     found = explain(replace(model, covariance=covariance, hessian_snr=2.0))
-    assert not found.unknown
+    assert not found.no_intervals_because
     told, other = {each.name: each for each in (*found.coefficients, *found.intercepts)}, f"ward={OTHER}"
     assert told[other].interval() is None
     assert told[other].p_value is None
     assert all(told[name].standard_error > 0.0 for name in told if name != other)
-    assert told["age"].row(ratios="odds ratio")["odds_ratio"] == pytest.approx(math.exp(told["age"].coefficient))
+    assert told["age"].to_dict(ratios="odds ratio")["odds_ratio"] == pytest.approx(math.exp(told["age"].coefficient))
     frame = replace(model, covariance=covariance, hessian_snr=2.0).to_frame()
     assert len(frame) == len(told)
     assert frame["odds_ratio_high"].isna().sum() == 1
@@ -290,9 +291,9 @@ def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
     hidden = covariance.copy()
     hidden[4, 5:], hidden[5:, 4] = 0.0, 0.0
     hidden[4:6, 4:6] = 1.0  # of age and b only the sum is known
-    assert "too much noise" in explain(replace(model, covariance=hidden, hessian_snr=2.0)).unknown
+    assert "too much noise" in explain(replace(model, covariance=hidden, hessian_snr=2.0)).no_intervals_because
     text = replace(model, covariance=covariance, hessian_snr=2.0).summary()
-    for word in ("coef", "std err", "P>|z|", "[0.025", "0.975]", "odds ratio", "age (per unit)", "privacy noise"):
+    for word in ("estimate", "std. error", "95% interval", "odds ratio", "per unit", "privacy noise"):
         assert word in text
 
 
@@ -323,7 +324,7 @@ def test_directions_in_which_products_sum_to_their_columns_are_no_obstacle():
     covariance[:, np.diag(moment) < 1e-9] = 0.0
     model = Model(np.ones((d, 1)), "binary", "logistic", intercept=True, schema=schema, feature_names=schema.features)
     found = explain(replace(model, covariance=covariance, hessian_snr=2.0))
-    assert not found.unknown
+    assert not found.no_intervals_because
     assert {each.name for each in found.coefficients if each.interval() is None} == {
         name for name in (each.name for each in found.coefficients) if name.endswith(("sex=other", " × other"))
         and not name.startswith("age")
@@ -331,7 +332,7 @@ def test_directions_in_which_products_sum_to_their_columns_are_no_obstacle():
     assert {each.per for each in found.coefficients if each.column == "age × ward"} == {"per unit, vs average"}
     value, vectors = np.linalg.eigh(covariance)
     hidden = covariance - value[-1] * np.outer(vectors[:, -1], vectors[:, -1])
-    assert "too much noise" in explain(replace(model, covariance=hidden, hessian_snr=2.0)).unknown
+    assert "too much noise" in explain(replace(model, covariance=hidden, hessian_snr=2.0)).no_intervals_because
 
 
 def test_an_effect_that_depends_on_another_column_is_found(tmp_path):
@@ -349,7 +350,7 @@ def test_an_effect_that_depends_on_another_column_is_found(tmp_path):
             "label": {"column": "ill", "classes": ["no", "yes"]},
             "columns": {**columns, "age": {"kind": "number", "bounds": [20, 80], "knots": [50]}},
             "interactions": [["dose", "sex"]],
-            "method": {"name": "auto", "inference": True},
+            "method": {"name": "newton"},
             "privacy": {"epsilon": 5.0, "delta": 1e-6},
         }
     )

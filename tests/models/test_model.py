@@ -25,7 +25,8 @@ from dpadmm.models.file import FORMAT, load_model
 from dpadmm.models.model import Model, model_of
 from dpadmm.models.run import Result
 from dpadmm.parameters.fields import hash_of
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 from dpadmm.training.train import run_study
 from dpadmm.version import VERSION
 
@@ -221,7 +222,7 @@ def _write(path: Path, about: object, **arrays: object) -> Path:
 GOOD = {
     "format": FORMAT, "task": "binary", "loss": "logistic", "classes": None, "intercept": False,
     "clip": False, "feature_names": [], "privacy": {}, "version": "0.1.0", "schema": None, "label": None, "study": {},
-    "study_hash": "", "statement": {},
+    "study_hash": "",
 }  # fmt: skip
 
 
@@ -348,7 +349,7 @@ def test_a_study_s_model_keeps_all_that_is_public(trained: tuple[Study, Result, 
     assert again.study == json.loads(json.dumps(study.as_json()))
     assert again.study_hash == study.hash
     assert study_from(again.study).hash == study.hash
-    assert again.statement == result.statement.as_json()
+    assert again.privacy == result.privacy.to_dict()
     np.testing.assert_array_equal(again.predict_table(table), made.predict_table(table))
 
 
@@ -421,7 +422,6 @@ def test_files_whose_parts_do_not_fit_are_refused(tmp_path_factory: pytest.TempP
         {"study": STUDY | {"name": "another"}},
         {"study": [1]},
         {"study_hash": None},
-        {"statement": "text"},
         {"version": 2},
         {"loss": ["logistic"]},
         {"feature_names": [1, 2, 3]},

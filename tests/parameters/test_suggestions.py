@@ -6,10 +6,10 @@ from looping import case
 
 from dpadmm import Settings
 from dpadmm.parameters.suggestions import near_name, unknown_name
-from dpadmm.studies.settings import flat_parameters
-from dpadmm.studies.study import KEYS as STUDY
+from dpadmm.studies.reading import KEYS as STUDY
+from dpadmm.studies.settings import nested_parameters
 
-SETTINGS = tuple(flat_parameters(Settings))
+SETTINGS = tuple(nested_parameters(Settings))
 COLUMNS = (
     *("age", "sex", "income", "severity", "smoker", "blood_group", "stage", "diagnosis", "score", "hospital"),
     *("patient_id", "systolic_bp", "weight", "height"),
@@ -25,10 +25,10 @@ def test_a_mistake_finds_its_name():
         ("agents", SETTINGS, "n_agents"),
         ("noise_multplier", SETTINGS, "noise_multiplier"),
         ("noise", SETTINGS, "noise_multiplier"),
-        ("learning", SETTINGS, "learning_rate"),
+        ("learning_rate", SETTINGS, "method.learning_rate"),
         ("alpa", SETTINGS, "alpha"),
         ("regulariser", SETTINGS, "regularizer"),
-        ("radius", SETTINGS, "weight_radius"),
+        ("weight_radius", SETTINGS, "method.weight_radius"),
         ("max_iter", SETTINGS, "n_rounds"),
         ("random_state", SETTINGS, "seed"),
         ("data_norm", STUDY, "row_norm"),

@@ -20,7 +20,7 @@ from dpadmm.planning.plan import (
     least_epsilon,
     with_n_rounds,
 )
-from dpadmm.studies.study import study_from
+from dpadmm.studies.reading import study_from
 
 GRID = ForecastGrid((0.5, 1.0, 2.0), (10, 20), (1.0, 20))
 

@@ -52,7 +52,7 @@ class Analyst:
         if action == "enrol" or not self.open:
             self.number += 1
             asked = {"noise_multiplier": chance.choice(MULTIPLIERS), "n_rounds": chance.randint(1, 6)}
-            study = replace(STUDY, name=f"study {self.number}", training=STUDY.training.changed(**asked))
+            study = replace(STUDY, name=f"study {self.number}", training=STUDY.training.with_changes(**asked))
             guard.enrol(study)
             self.open.append((study, 0))
             return

@@ -29,7 +29,7 @@ from dpadmm.data.table import EncodedTable
 from dpadmm.engine.noise import ExactNoise
 from dpadmm.losses import LOSSES, Logistic, Softmax
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmmRounds
+from dpadmm.methods import DpAdmm, DpSgd
 from dpadmm.queries.problem import make_rows
 from dpadmm.studies.study import Study
 from dpadmm.training.simulate import run_prepared as run
@@ -97,8 +97,8 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
     result = run_study(study, table, seed=seed, observers=[seen])
     assert result.n_rows == SIZES
     planned = np.full(len(SIZES), ROUNDS)
-    method = study.training.rounds(study.problem, result.rows, planned, seed=0)
-    assert isinstance(method, DpAdmmRounds)
+    method = study.training.build(study.problem, result.rows, planned)
+    assert isinstance(method, DpAdmm)
     return standard(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
 
 
@@ -122,7 +122,7 @@ def simulated(loss: str, **more: Any) -> Floats:
         **more,
     )
     method = result.settings.rounds(result.problem, result.rows, np.full(len(SIZES), ROUNDS), seed=0)
-    assert isinstance(method, DpAdmmRounds)
+    assert isinstance(method, DpAdmm)
     return standard(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
 
 
@@ -236,7 +236,7 @@ def test_noise_of_guards_is_whole_and_independent_between_rounds_studies_sites_a
             STUDY,
             name=name,
             features=tuple(f"x{j}" for j in range(240)),
-            training=STUDY.training.changed(n_rounds=8),
+            training=STUDY.training.with_changes(n_rounds=8),
         )
         for name in ("one", "another")
     ]
@@ -333,10 +333,10 @@ def test_noise_of_the_other_methods_differs_from_round_to_round_and_run_to_run()
             runs = []
             for _ in range(2):
                 seen = Watcher()
-                more: dict[str, Any] = {"learning_rate": 1.0, "sampling": 0.5 if kind == "samples" else 1.0}
+                sampled = DpSgd(learning_rate=1.0, sampling=0.5 if kind == "samples" else 1.0)
                 simulate(
                     (features, labels),
-                    method=method,
+                    method=sampled if method == "dp_sgd" else method,
                     noise_multiplier=10.0,
                     delta=DELTA,
                     n_rounds=ROUNDS,
@@ -347,12 +347,11 @@ def test_noise_of_the_other_methods_differs_from_round_to_round_and_run_to_run()
                     metrics_every=0,
                     exact_noise="exact" in kind,
                     observers=[seen],
-                    **(more if method == "dp_sgd" else {}),
                 )
                 models = np.array([np.zeros_like(seen.consensus[0]), *seen.consensus])
                 moves = np.diff(models, axis=0)[:, None]
                 if method == "dp_sgd":
-                    moves /= 10.0 * 2.0 / 20 / more["sampling"]
+                    moves /= 10.0 * 2.0 / 20 / sampled.sampling
                     check_scale(moves)
                 else:
                     moves /= moves.std()

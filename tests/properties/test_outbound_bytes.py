@@ -22,6 +22,7 @@ from neighbours import LIMIT, LONG, Seen, allowed_steps, steps_between, watched
 from scipy.sparse import csr_array
 
 from dpadmm.sites.agent import Agent
+from dpadmm.studies.settings import nest
 from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.guard import Guard
@@ -56,10 +57,10 @@ ODD_LABELS = {"squared": LIMIT, "huber": -1e300, "softmax": 2.0, "logistic": -1.
 @cache
 def study_of(loss: str, method: str = "dp_admm", **changes: Any) -> Study:
     training = {"loss": loss, "method": method, "noise_multiplier": 5.0, "n_rounds": len(POINTS), **changes}
-    step = {"learning_rate": 0.5} if method == "dp_sgd" else {}
+    step = {"method.learning_rate": 0.5} if method == "dp_sgd" else {}
     return replace(
         STUDY,
-        training={**training, **step, "delta": 1e-5},
+        training=nest({**training, **step, "delta": 1e-5}),
         classes=CLASSES[loss],
         provenance=dict.fromkeys(step, "assumed"),
     )
@@ -210,10 +211,10 @@ def test_what_a_ledger_shows_and_exports_differs_in_hashes_of_salt_and_uploads_a
             played(folder, study, neighbour)
             exported = tmp_path / "ledger.json"
             shown = [
-                cli("ledger", "show", folder).succeeded().out,
-                cli("ledger", "show", folder, "--json").succeeded().out,
-                cli("ledger", "verify", folder).succeeded().out,
-                cli("ledger", "export", folder, "--output", exported).succeeded().out,
+                cli("site", "budget", "--ledger", folder).succeeded().out,
+                cli("site", "budget", "--ledger", folder, "--json").succeeded().out,
+                cli("site", "budget", "--ledger", folder).succeeded().out,
+                cli("site", "export", "--ledger", folder, "--output", exported).succeeded().out,
                 exported.read_text(),
             ]
             about = read_ledger(folder).accounts[study.hash].about

@@ -135,7 +135,7 @@ def test_training_on_a_file_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: 
             model = model_of(result)
             about = (model.task, model.classes, model.feature_names, model.weights.shape, model.privacy)
         facts = (result.names, result.n_rows, np.shape(seen), result.outcome.rounds)
-        public = (result.statement.as_bytes(), result.privacy.as_json(), facts, about)
+        public = (result.privacy.to_bytes(), facts, about)
         return public, seen[0]
 
     one, other = (world(lambda table=table: run(table)) for table in tables)
@@ -206,7 +206,7 @@ def test_a_simulation_with_exact_noise_tells_of_a_row_by_noisy_sums_alone(data: 
         rows, model = result.rows, result.model
         facts = (rows.n_rows.tolist(), rows.n_features, result.outcome.rounds, result.iterations)
         shapes = (result.outcome.released.shape, model.weights.shape, sorted(result.trace.columns))
-        public = (result.privacy.as_json(), result.settings, result.constants, facts, shapes, model.privacy)
+        public = (result.privacy.to_dict(), result.settings, result.constants, facts, shapes, model.privacy)
         return repr(public), None
 
     one, other = world(lambda: run(x, y)), world(lambda: run(x2, y2))

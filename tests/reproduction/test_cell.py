@@ -24,7 +24,7 @@ def bench():
 
 def lines(bench, **changes):
 
-    return bench.run(Cell("small", SETTINGS.changed(**changes))).to_pylist()
+    return bench.run(Cell("small", SETTINGS.with_changes(**changes))).to_pylist()
 
 
 def test_lines_are_what_simulate_measures(bench):
@@ -64,7 +64,7 @@ def test_the_bound_is_the_theorems(bench, regularizer, theorem):
 
 
 def test_no_bound_where_the_theorem_does_not_speak(bench):
-    for changes in ({"schedule": "constant"}, {"participation": 0.5}):
+    for changes in ({"method": {"schedule": "constant"}}, {"participation": 0.5}):
         assert {line["bound"] for line in lines(bench, **changes)} == {None}
 
 
@@ -76,7 +76,7 @@ def test_no_privacy_is_null(bench):
 
 
 def test_a_run_that_diverges_leaves_its_reason(bench):
-    (line,) = lines(bench, method="dp_sgd", learning_rate=1e9, alpha=1.0, n_rounds=100)
+    (line,) = lines(bench, method={"name": "dp_sgd", "learning_rate": 1e9}, alpha=1.0, n_rounds=100)
     assert (line["status"], line["round"], line["test_error_global"]) == ("refused", 0, None)
     assert line["reason"].startswith("dp_sgd diverged in round ")
 

@@ -53,12 +53,14 @@ def test_a_timed_run_is_another_cell():
 
 
 def test_keys_name_settings_and_nothing_else():
-    settings = Settings(epsilon=1.0, weight_radius=89.0, seed=1)
+    settings = Settings(epsilon=1.0, method={"weight_radius": 89.0}, seed=1)
     key = Cell("adult", settings).key
-    assert key == Cell("adult", settings.changed(weight_radius=89, epsilon=1)).key  # as TOML may write it
+    assert (
+        key == Cell("adult", settings.with_changes(method={"weight_radius": 89}, epsilon=1)).key
+    )  # as TOML may write it
     assert len(key) == 16
     others = {"epsilon": 2.0, "n_agents": 7, "seed": 2, "delta": 0.1, "average": "tail", "intercept": True}
-    changed = {Cell("adult", settings.changed(**{name: value})).key for name, value in others.items()}
+    changed = {Cell("adult", settings.with_changes(**{name: value})).key for name, value in others.items()}
     assert len(changed | {key, Cell("iris", settings).key, Cell("adult", settings, timed=True).key}) == 9
 
 
@@ -159,7 +161,7 @@ def test_the_paper_grid_is_the_paper():
     ]
     for cell in grid.cells():
         settings = cell.settings
-        assert (settings.n_rounds, settings.flat().get("rho", 0.1), settings.test_rows) == (100, 0.1, 5222)
+        assert (settings.n_rounds, getattr(settings.method, "rho", 0.1), settings.test_rows) == (100, 0.1, 5222)
     for name, regularizer, radius in (("fig1", "l1", 23.0), ("fig4", "l2", 89.0)):
         settings = [cell.settings for cell in named[name]]
         assert {(s.regularizer.name, s.alpha) for s in settings} == {(regularizer, 1e-6)}

@@ -11,7 +11,7 @@ from looping import case
 
 from dpadmm.errors import StudyError
 from dpadmm.studies.drafts import confirmed_text
-from dpadmm.studies.study import confirmations, study_from, study_problems
+from dpadmm.studies.reading import confirmations, study_from, study_problems
 
 MANY = """
 format = "dpadmm-study/2"
@@ -176,7 +176,7 @@ def test_whatever_is_no_study_has_a_problem_and_no_traceback() -> None:
     ("changes", "words"),
     [
         ({"format": "dpadmm-study/1", "colour": 3}, [r'format must be "dpadmm-study/2"']),
-        ({"loss": {"name": "logistic", "foo": 3}}, ["loss: unknown setting 'foo'; there are none here"]),
+        ({"loss": {"name": "logistic", "foo": 3}}, ["loss: logistic has no parameter 'foo', and no parameters at all"]),
         ({"loss": {"name": "logistic", "delta": 0.5}}, ["loss: delta is a parameter of huber, not of logistic"]),
         ({"method": {"name": "dp_sgd", "rho": 0.5}}, ["method: rho is a parameter of dp_admm, admm.* not of dp_sgd"]),
         (

@@ -21,7 +21,8 @@ from dpadmm.data.table import encode_table
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.studies.drafts import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.studies.drafts.table import round_bounds
-from dpadmm.studies.study import Study, study_from, study_problems
+from dpadmm.studies.reading import study_from, study_problems
+from dpadmm.studies.study import Study
 
 N = 60
 COLUMNS: dict[str, list[Any]] = {

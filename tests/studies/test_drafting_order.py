@@ -10,7 +10,7 @@ from looping import case
 
 from dpadmm.studies.drafts import draft_from_table, study_text
 from dpadmm.studies.drafts.table import grade_hint, in_order
-from dpadmm.studies.study import study_from
+from dpadmm.studies.reading import study_from
 
 
 def test_scales():

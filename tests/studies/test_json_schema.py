@@ -13,8 +13,9 @@ from looping import case
 from dpadmm.data.schema_file import KINDS
 from dpadmm.errors import StudyError
 from dpadmm.studies.json_schema import study_schema
-from dpadmm.studies.settings import REGISTRIES, Training, flat_parameters
-from dpadmm.studies.study import TABLES, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.settings import CHOICES, Training, nested_parameters
+from dpadmm.studies.study import TABLES
 
 TEMPLATE = tomllib.loads(files("dpadmm.studies").joinpath("templates", "study.toml").read_text(encoding="utf-8"))
 PLAIN = {"format": "dpadmm-study/2", "name": "x", "features": ["a", "b"], "privacy": {"epsilon": 1.0}}
@@ -48,7 +49,7 @@ GOOD = {
     "classes of a number": changed(PLAIN, classes=None, loss={"name": "squared"}),
     "none": changed(PLAIN, method={"name": "dp_sgd", "learning_rate": None}),
     "adjacency": changed(PLAIN, adjacency="replace-one"),
-    "provenance": changed(PLAIN, provenance={"rho": "assumed"}),
+    "provenance": changed(PLAIN, provenance={"method": {"rho": "assumed"}}),
     "public rows": changed(TEMPLATE, public_rows={"file": "sample.csv", "sha256": "0" * 64, "public": True}),
 }
 BAD = {
@@ -80,7 +81,7 @@ BAD = {
     "a number below its least": changed(PLAIN, "privacy", delta=0),
     "true for a number": changed(PLAIN, method={"name": "dp_admm", "rho": True}),
     "format": changed(PLAIN, format="dpadmm-study/1"),
-    "origin": changed(PLAIN, provenance={"rho": "tuned"}),
+    "origin": changed(PLAIN, provenance={"method": {"rho": "tuned"}}),
     "origin of what": changed(PLAIN, provenance={"epsilon": "public"}),
     "row norm": changed(TEMPLATE, row_norm=0),
     "allow_missed_rounds": changed(PLAIN, allow_missed_rounds="no"),
@@ -130,13 +131,13 @@ def test_it_is_laxer_where_json_schema_has_no_words() -> None:
 
 def test_defaults_and_words_come_from_the_classes() -> None:
     properties = study_schema()["properties"]
-    known = flat_parameters(Training)
+    known = nested_parameters(Training)
     for table, names in TABLES.items():
         said = properties[table]["properties"]
         assert sorted(said) == sorted(names)
         assert all(each.get("default") == known[name].default for name, each in said.items())
     assert properties["training"]["properties"]["alpha"]["description"].startswith("λ/n")
-    for what, registry in REGISTRIES.items():
-        assert [each["properties"]["name"]["const"] for each in properties[what]["oneOf"]] == list(registry.classes)
+    for what, classes in CHOICES.items():
+        assert [each["properties"]["name"]["const"] for each in properties[what]["oneOf"]] == list(classes)
     kinds = study_schema()["$defs"]["column"]["oneOf"]
     assert [each["properties"]["kind"]["const"] for each in kinds] == list(KINDS)

@@ -13,7 +13,7 @@ from looping import case
 from dpadmm.errors import DataError, StudyError
 from dpadmm.studies.drafts import confirmed_text, draft_from_table, study_text
 from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.study import confirmations, read_study, study_from, study_problems
+from dpadmm.studies.reading import confirmations, read_study, study_from, study_problems
 
 ROWS = b"age,ill\n50,no\n60,yes\n"
 SHA = sha256(ROWS).hexdigest()

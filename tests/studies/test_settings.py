@@ -15,39 +15,32 @@ from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Huber, SmoothedHinge, Softmax, Squared
 from dpadmm.parameters.fields import check_names, choices, nearest, parameters, wanted
 from dpadmm.regularizers import REGULARIZERS, ElasticNet
-from dpadmm.studies.settings import (
-    BUDGETS,
-    REGISTRIES,
-    Settings,
-    Training,
-    flat_parameters,
-    settings_from,
-)
+from dpadmm.studies.settings import BUDGETS, CHOICES, Settings, Training, nest, nested_parameters, settings_from
 
-KNOWN = flat_parameters(Settings)
+KNOWN = nested_parameters(Settings)
 OWNERS = {
-    f"{registry.prefix}{own.name}": {what: name}
-    for what, registry in REGISTRIES.items()
-    for name, made in registry.classes.items()
-    for own in parameters(made)
+    f"{what}.{own.name}": {what: name}
+    for what, classes in CHOICES.items()
+    for name, cls in classes.items()
+    for own in parameters(cls)
 }
 """A parameter, and one of the choices that have it."""
 
 NUMBERS = [n for n, each in KNOWN.items() if each.base is float and n not in BUDGETS]
 WHOLE = [name for name, each in KNOWN.items() if each.base is int]
 FLAGS = [name for name, each in KNOWN.items() if each.base is bool]
-NAMES = [name for name, each in KNOWN.items() if each.base is str]
+NAMES = [name for name, each in KNOWN.items() if each.base is str or name in CHOICES]
 
 
 def made(**changes: Any) -> Settings:
     method = ALL_METHODS.get(str(changes.get("method")))
     if not set(BUDGETS) & set(changes) and (method is None or method.private):
         changes["epsilon"] = 1.0
-    return Settings(**changes)
+    return Settings(**nest(changes))
 
 
 def refused(name: str, value: Any) -> str:
-    with pytest.raises(StudyError, match=rf"\b{name}\b") as caught:
+    with pytest.raises(StudyError, match=name.replace(".", r"[.:] ?")) as caught:
         made(**{**OWNERS.get(name, {}), name: value})
     return str(caught.value)
 
@@ -55,7 +48,7 @@ def refused(name: str, value: Any) -> str:
 def test_every_setting_is_tested_here_and_has_help() -> None:
     assert {*NUMBERS, *WHOLE, *FLAGS, *NAMES, *BUDGETS} == set(KNOWN)
     assert all(each.help for each in KNOWN.values())
-    assert {"rho", "loss_delta", "regularizer_l1_ratio", "weight_radius", "delta"} <= set(NUMBERS)
+    assert {"method.rho", "loss.delta", "regularizer.l1_ratio", "method.weight_radius", "delta"} <= set(NUMBERS)
 
 
 def test_bad_numbers() -> None:
@@ -69,9 +62,9 @@ def test_zero_where_a_positive_number_is_needed() -> None:
     zero = [
         name
         for name in NUMBERS
-        if "at least 0" not in wanted(KNOWN[name].kind) and name not in ("regularizer_l1_ratio", "aborted_rounds")
+        if "at least 0" not in wanted(KNOWN[name].kind) and name not in ("regularizer.l1_ratio", "aborted_rounds")
     ]
-    assert {"rho", "loss_width", "participation", "stop_tolerance", "delta"} <= set(zero)
+    assert {"method.rho", "loss.width", "participation", "stop_tolerance", "delta"} <= set(zero)
     for name in zero:
         refused(name, 0.0)
 
@@ -79,8 +72,8 @@ def test_zero_where_a_positive_number_is_needed() -> None:
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
-        ("participation", 1.1), ("sampling", 1.1), ("delta", 1.0), ("delta", 1.5), ("stop_tolerance", 1.0),
-        ("regularizer_l1_ratio", 1.1), ("loss_delta", 1e101), ("loss_gradient_bound", 1e101),
+        ("participation", 1.1), ("method.sampling", 1.1), ("delta", 1.0), ("delta", 1.5), ("stop_tolerance", 1.0),
+        ("regularizer.l1_ratio", 1.1), ("loss.delta", 1e101), ("loss.gradient_bound", 1e101),
     ],
 )  # fmt: skip
 def test_numbers_beyond_their_range(name: str, bad: float) -> None:
@@ -160,73 +153,87 @@ def test_unknown_settings_suggest_the_nearest() -> None:
 @pytest.mark.parametrize("budget", [np.array(0.5), np.float32(0.5), np.array([0.5, 0.25]), [np.float64(0.5)], (1, 2)])
 def test_numpy_values_become_plain_ones(budget: Any) -> None:
     settings = Settings(
-        epsilon=budget, n_agents=np.int64(2), rho=np.float32(0.5), seed=np.uint8(3), intercept=np.True_,
+        epsilon=budget, n_agents=np.int64(2), method={"rho": np.float32(0.5)}, seed=np.uint8(3), intercept=np.True_,
         loss=np.str_("logistic"),
     )  # fmt: skip
-    said = json.loads(json.dumps(settings.flat(), allow_nan=False))
+    said = json.loads(json.dumps(settings.to_dict(), allow_nan=False))
     assert said["n_agents"] == 2
+    assert said["method"]["rho"] == 0.5
     assert said["intercept"] is True
     assert np.array_equal(said["epsilon"], budget)
-    again = settings_from(settings.flat())
+    again = settings_from(settings.to_dict())
     assert again == settings
     assert hash(again) == hash(settings)
 
 
 def test_losses_and_regularizers_get_their_parameters() -> None:
     given = {
-        "loss_width": 0.3, "loss_delta": 0.4, "loss_gradient_bound": 5.0, "regularizer_l1_ratio": 0.7,
-        "epsilon": 1.0,
+        "smoothed_hinge": {"width": 0.3}, "huber": {"delta": 0.4}, "squared": {"gradient_bound": 5.0},
     }  # fmt: skip
     expected = {
         "smoothed_hinge": SmoothedHinge(0.3), "huber": Huber(0.4), "squared": Squared(5.0),
         "softmax": Softmax(4),
     }  # fmt: skip
     for name in LOSSES:
-        problem = settings_from(given | {"loss": name}).problem(4)
+        problem = settings_from({"loss": {"name": name, **given.get(name, {})}, "epsilon": 1.0}).problem(4)
         assert problem.loss.name == name
         assert problem.loss == expected.get(name, problem.loss)
     assert {loss.name for loss in LOSS_CASES} == set(LOSSES)
     for name in REGULARIZERS:
-        assert settings_from(given | {"regularizer": name}).problem(2).regularizer.name == name
-    elastic = settings_from(given | {"regularizer": "elastic_net", "alpha": 0.25}).problem(2)
+        assert settings_from({"regularizer": name, "epsilon": 1.0}).problem(2).regularizer.name == name
+    elastic = made(regularizer={"name": "elastic_net", "l1_ratio": 0.7}, alpha=0.25).problem(2)
     assert elastic.regularizer == ElasticNet(0.7)
     assert elastic.alpha == 0.25
     assert {each.name for each in REGULARIZER_CASES} == set(REGULARIZERS)
 
 
-def test_a_parameter_goes_to_the_methods_that_have_it() -> None:
+def test_a_parameter_belongs_to_the_methods_that_have_it() -> None:
     given = {"rho": 0.3, "solver_tolerance": 0.5, "learning_rate": 2.0, "mechanism": "pure"}
     for name, method in ALL_METHODS.items():
-        chosen = made(method=name, **given).method
         own = {each.name for each in parameters(method)}
-        assert {key: getattr(chosen, key) for key in own & given.keys()} == {
-            key: value for key, value in given.items() if key in own
-        }
+        for key, value in given.items():
+            budget = {"epsilon": 1.0} if method.private else {}
+            if key in own:
+                assert getattr(Settings(method={"name": name, key: value}, **budget).method, key) == value
+            else:
+                with pytest.raises(StudyError, match=f"method: {key} is a parameter of .*, not of {name}; remove it"):
+                    Settings(method={"name": name, key: value}, **budget)
 
 
-def test_names_and_objects_are_the_same() -> None:
-    by_name = made(loss="huber", loss_delta=0.5, regularizer="elastic_net", method="dp_sgd", learning_rate=2.0)
+def test_names_tables_and_objects_are_the_same() -> None:
+    by_name = made(
+        loss={"name": "huber", "delta": 0.5}, regularizer="elastic_net",
+        method={"name": "dp_sgd", "learning_rate": 2.0},
+    )  # fmt: skip
     by_object = made(loss=Huber(0.5), regularizer=ElasticNet(), method=ALL_METHODS["dp_sgd"](learning_rate=2.0))
     assert by_name == by_object
-    assert by_name.changed(loss_delta=0.25).loss == Huber(0.25)
-    assert by_name.changed(loss="logistic").flat()["loss"] == "logistic"
-    assert "loss_delta" not in by_name.changed(loss="logistic").flat()
+    assert by_name.with_changes(loss={"delta": 0.25}).loss == Huber(0.25)
+    assert by_name.with_changes(loss="logistic").to_dict()["loss"] == {"name": "logistic"}
+    assert made(method={"rho": 0.25}).method == ALL_METHODS["dp_admm"](rho=0.25)
+    assert by_name.with_changes(method={"sampling": 0.5}).method.learning_rate == 2.0
 
 
-def test_no_two_settings_share_a_name() -> None:
-    """A method's parameter stands beside the settings of a run, so it must not be called as one of them."""
-    own = {each.name for each in parameters(Settings)}
-    assert not own & OWNERS.keys()
+def test_all_problems_are_reported_at_once_with_the_valid_names() -> None:
+    with pytest.raises(StudyError) as caught:
+        Settings(epsilom=1.0, method={"name": "dp_admm", "roh": 0.2, "step_size": -1.0}, loss="hube", alpha=-1.0)
+    for words in (
+        "settings: unknown setting 'epsilom'; did you mean 'epsilon'?",
+        "dp_admm has no parameter 'roh'; did you mean 'rho'? Parameters: rho, weight_radius, schedule, step_size",
+        "method: step_size must be a positive number, not -1.0",
+        "loss: 'hube' does not exist; did you mean 'huber'?",
+        "alpha must be a number of at least 0, not -1.0",
+    ):
+        assert words in str(caught.value)
+    with pytest.raises(StudyError, match=r"unknown setting 'rho'; did you mean 'method\.rho'\?"):
+        made(rho=0.2)
+    with pytest.raises(StudyError, match="none given; min_honest_sites requires aggregation"):
+        Settings(min_honest_sites=3)
+
+
+def test_parameters_have_one_type_and_help() -> None:
     for name, each in KNOWN.items():
-        defaults = {
-            getattr(parameter, "default", None)
-            for registry in REGISTRIES.values()
-            for made_ in registry.classes.values()
-            for parameter in parameters(made_)
-            if f"{registry.prefix}{parameter.name}" == name
-        }
-        assert len(defaults) <= 1, f"{name} has several defaults"
-        assert each.base in (bool, int, float, str)
+        assert each.help or name in CHOICES, name
+        assert name in CHOICES or each.base in (bool, int, float, str), name
         assert each.base is not str or choices(each.kind), name
 
 
@@ -259,10 +266,5 @@ def test_an_own_loss_is_checked_when_it_is_given() -> None:
         with pytest.raises(StudyError, match=words):
             made(loss=loss)
     for what, other in (("regularizer", Huber()), ("method", Huber())):
-        with pytest.raises(StudyError, match=f"{what} Huber is no"):
+        with pytest.raises(StudyError, match=f"{what} Huber is not"):
             made(**{what: other})
-
-
-def test_parameters_of_an_object_are_given_to_it() -> None:
-    with pytest.raises(StudyError, match="loss is an object; pass delta to its constructor"):
-        made(loss=Huber(0.5), loss_delta=0.7)

@@ -22,9 +22,12 @@ from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.errors import StudyError
 from dpadmm.losses import Huber, Logistic
 from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.methods import Auto, DpAdmm, DpAdmmRounds
-from dpadmm.studies.settings import Training
-from dpadmm.studies.study import DEPLOYABLE, FORMAT, Study, provenance_parameters, read_study, study_from
+from dpadmm.methods import DpAdmm, Pgd
+from dpadmm.queries.problem import PublicSizes
+from dpadmm.studies.checks import DEPLOYABLE, provenance_parameters
+from dpadmm.studies.reading import read_study, study_from
+from dpadmm.studies.settings import Training, nest
+from dpadmm.studies.study import FORMAT, Study
 from studies import DEPLOYABLE_OWNERS, FIXED, tables
 
 CONSTANTS = [each.name for each in provenance_parameters() if each.name in FIXED]
@@ -52,14 +55,14 @@ delta = 1e-6
 """
 
 OTHER = {
-    "inference": True,
+    "method.inference": True,
     "method": "dp_sgd",
     "loss": "hinge",
-    "loss_width": 2.0,
-    "loss_delta": 2.0,
-    "loss_gradient_bound": 1.0,
+    "loss.width": 2.0,
+    "loss.delta": 2.0,
+    "loss.gradient_bound": 1.0,
     "regularizer": "none",
-    "regularizer_l1_ratio": 0.25,
+    "regularizer.l1_ratio": 0.25,
     "alpha": 0.5,
     "intercept": True,
     "epsilon": 0.5,
@@ -68,11 +71,11 @@ OTHER = {
     "delta": 1e-3,
     "calibration": "exact",
     "n_rounds": 7,
-    "rho": 0.2,
-    "weight_radius": 3.0,
-    "schedule": "constant",
-    "step_size": 0.5,
-    "learning_rate": 0.5,
+    "method.rho": 0.2,
+    "method.weight_radius": 3.0,
+    "method.schedule": "constant",
+    "method.step_size": 0.5,
+    "method.learning_rate": 0.5,
     "average": "all",
 }
 """Another value of every setting that a study fixes."""
@@ -86,7 +89,7 @@ ODD = [
 
 
 def changed(training=None, **parts):
-    """With other settings, by their flat names, or with other parts."""
+    """With other settings, by their dotted names, or with other parts."""
     if training is None:
         return study_from({**BASE, **parts})
     bare = {name: value for name, value in BASE.items() if name != "privacy"}
@@ -112,7 +115,7 @@ def test_what_is_agreed_on():
     assert trained(intercept=True).shape == (3, 1)
     assert changed(classes=[1, 2, 3], training={"epsilon": 1.0, "loss": "softmax"}).shape == (2, 3)
     assert study.terms.hash == study.hash
-    assert study.terms.plan.n_rounds == study.training.n_rounds == DpAdmm.usual_rounds
+    assert study.terms.plan.n_rounds == study.training.n_rounds == DpAdmm.default_rounds
     total = exact_epsilon(math.sqrt(study.terms.plan.n_rounds) / study.noise_multiplier, 1e-6)
     assert 0.999 < total <= 1.0
 
@@ -127,15 +130,31 @@ def test_it_goes_round_by_json_and_toml(tmp_path):
     assert again.terms == study.terms
 
 
-def test_the_hash_pins_the_planned_rounds_where_nobody_said_how_many(monkeypatch):
+def test_a_study_without_rounds_is_open_until_the_sizes_are_known():
     study = trained(method="auto")
-    kept, agreed = json.dumps(study.as_json()), study.hash
+    assert study.training.is_open
     assert study.training.n_rounds is None
-    assert agreed == trained(method="auto", n_rounds=Auto.usual_rounds).hash
-    monkeypatch.setattr(Auto, "usual_rounds", 2 * Auto.usual_rounds)  # a later version
-    assert trained(method="auto").hash != agreed
-    again = study_from(json.loads(kept))
-    assert (again.hash, again.terms) == (agreed, study.terms)
+    again = study_from(json.loads(json.dumps(study.as_json())))
+    assert again.training.is_open
+    assert again.hash == study.hash
+    with pytest.raises(StudyError, match="leaves the number of rounds open; choose it: dpadmm plan study"):
+        study.check_concrete()
+    for n_rows, n_rounds in ((50, 13), (10**6, 103)):
+        training = study.training.resolved(study.problem, PublicSizes(np.full(4, n_rows), study.shape[0]))
+        assert (training.method.name, training.n_rounds) == ("pgd", n_rounds)
+
+
+def test_a_study_with_rounds_has_a_concrete_method_which_its_hash_pins():
+    study = trained(method="auto", n_rounds=25)
+    study.check_concrete()
+    assert study.training.method == Pgd()
+    assert study.as_json()["method"] == {"name": "pgd"}
+    assert study.terms.method == "pgd"
+    assert study.hash == trained(method="pgd").hash == trained(method="pgd", n_rounds=25).hash
+    inferring = trained(method={"name": "auto", "inference": True})
+    inferring.check_concrete()
+    assert inferring.as_json()["method"] == {"name": "newton"}
+    assert inferring.hash == trained(method="newton", n_rounds=5).hash
 
 
 @given(
@@ -161,7 +180,7 @@ def test_any_study_goes_round(features, classes, method, epsilon, delta, n_round
 def test_the_hash_is_the_same_in_every_process_and_order():
     backwards = {name: BASE[name] for name in reversed(BASE)}
     backwards["privacy"] = dict(reversed(BASE["privacy"].items()))
-    code = f"from dpadmm.studies.study import study_from; print(study_from({backwards!r}).hash)"
+    code = f"from dpadmm.studies.reading import study_from; print(study_from({backwards!r}).hash)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "1"},
@@ -175,7 +194,7 @@ def test_the_hash_is_the_same_in_every_process_and_order():
 
 
 def test_what_means_the_same_has_the_same_hash():
-    default = Training(method="dp_admm", epsilon=1).flat()
+    default = Training(method="dp_admm", epsilon=1).to_dict()
     written_out = {k: v for k, v in default.items() if v is not None and k not in ("epsilon", "delta")}
     same = [
         changed(training={"epsilon": 1, "delta": 1e-6}),
@@ -202,8 +221,8 @@ def test_every_part_changes_the_hash():
         changed(features=["age", "fever", "x"]).hash,
         changed(classes=["yes", "no"]).hash,
         changed(allow_missed_rounds=True).hash,
-        changed(provenance={"rho": "public"}).hash,
-        changed(provenance={"rho": "assumed"}).hash,
+        changed(provenance={"method": {"rho": "public"}}).hash,
+        changed(provenance={"method.rho": "assumed"}).hash,
     }
     assert len(hashes) == 8
     assert set(OTHER) == set(FIXED)
@@ -340,7 +359,10 @@ def test_a_constant_needs_an_origin(name):
         ({"loss": [1]}, "loss must be a table"),
         ({"loss": {"delta": 1.0}}, "loss: name is missing"),
         ({"loss": {"name": "huber", "width": 1.0}}, "loss: width is a parameter of smoothed_hinge, not of huber"),
-        ({"method": {"name": "dp_sgd", "sampling": 0.5}, "provenance": {"sampling": "public"}}, "agents release sums"),
+        (
+            {"method": {"name": "dp_sgd", "sampling": 0.5}, "provenance": {"method": {"sampling": "public"}}},
+            "agents release sums",
+        ),
         ({"provenance": {"n_rounds": "public"}}, "unknown setting 'n_rounds'"),
         ({"allow_missed_rounds": 1}, "allow_missed_rounds must be"),
         ({"allow_mised_rounds": True}, "did you mean 'allow_missed_rounds'"),
@@ -391,7 +413,7 @@ def test_whatever_is_written_there_is_a_study_or_one_sentence(place):
             table = {key: each for key, each in table.items() if key != "privacy"}
             table |= tables({**budget, **owned(place, **{place: value})})
         elif place == "origin":
-            table["provenance"] = {"rho": value}
+            table["provenance"] = {"method": {"rho": value}}
         elif place == "class":
             table["classes"] = [value, "b"]
         else:
@@ -484,12 +506,15 @@ def test_a_study_holds_nothing_but_what_its_file_says():
     assert same.hash == Study(name="s", features=("x",), training={"method": "dp_admm", "epsilon": 1.0}).hash
 
 
-def test_a_setting_of_what_was_not_chosen_is_refused_in_a_study_and_checked_anywhere():
-    for name, value in (("mechanism", "pure"), ("loss_delta", 0.5), ("learning_rate", 0.1)):
-        with pytest.raises(StudyError, match=f"method, loss and regularizer have no setting {name}"):
-            Study(name="s", features=("x",), training={"epsilon": 1.0, name: value})
-    with pytest.raises(StudyError, match="loss_delta must be a number"):
-        Training(epsilon=1.0, loss_delta="nonsense")
+def test_a_setting_of_what_was_not_chosen_is_refused():
+    for name, value in (("method.mechanism", "pure"), ("loss.delta", 0.5), ("method.learning_rate", 0.1)):
+        what, _, own = name.partition(".")
+        with pytest.raises(StudyError, match=rf"{what}: {own} is a parameter of .*, not of (auto|logistic); remove it"):
+            Study(name="s", features=("x",), training=nest({"epsilon": 1.0, name: value}))
+    with pytest.raises(StudyError, match=r"training: unknown setting 'rho'; did you mean 'method\.rho'\?"):
+        Study(name="s", features=("x",), training={"epsilon": 1.0, "rho": 0.2})
+    with pytest.raises(StudyError, match="loss: delta must be a number"):
+        Training(epsilon=1.0, loss={"name": "huber", "delta": "nonsense"})
 
 
 @pytest.mark.parametrize("kind", ["nothing in round 2", "nine kinds", "a short plan"])
@@ -499,7 +524,7 @@ def test_a_plan_that_a_site_could_not_finish_or_state_is_refused(kind, monkeypat
         "nine kinds": ReleasePlan.of([*(Release(5.0 + k) for k in range(9)), Release(5.0)]),
         "a short plan": ReleasePlan.constant(Release(5.0), 9),
     }
-    monkeypatch.setattr(DpAdmmRounds, "plan", lambda self, agent, n_rounds: plans[kind])
+    monkeypatch.setattr(DpAdmm, "plan", lambda self, agent, n_rounds: plans[kind])
     with pytest.raises(StudyError, match="must release something in every round, and at most 8 different kinds"):
         Study(name="s", features=("x",), training={"method": "dp_admm", "noise_multiplier": 5.0, "n_rounds": 10})
 

@@ -14,7 +14,8 @@ from looping import case
 from dpadmm.data.schema import KINDS, Boolean, Category, Column, Label, Number, Ordinal, Plain, Schema
 from dpadmm.errors import StudyError
 from dpadmm.sites.site import read_site
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 
 TOML = """
 format = "dpadmm-study/2"
@@ -129,7 +130,7 @@ def test_a_site_encodes_its_table_by_the_study_s_schema(tmp_path: Path) -> None:
         "who,smoker,age,ward,outcome\n1,yes,60,surgery,no\n1,no,60,3,yes\n2,,240,attic,yes\n"
     )
     (tmp_path / "site.toml").write_text(
-        'format = "dpadmm-site/1"\nledger = "ledger"\n[data]\ntable = "table.csv"\nlabel = "outcome"\n'
+        'format = "dpadmm-site/2"\nledger = "ledger"\n[data]\ntable = "table.csv"\nlabel = "outcome"\n'
         '[person]\ncolumn = "who"\nrows = 1\n[limits]\nepsilon = 1.0\ndelta = 1e-6\nmethods = ["dp_admm"]\n'
         'losses = ["logistic"]\nmax_rounds = 100\nmin_rows = 2\n'
     )
@@ -193,7 +194,9 @@ def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
         *(Label("ill", bounds=(0.0, 1.0), exposure=name, exposure_bound=b) for name in "tu" for b in (1.0, 2.0)),
         *(Label("ill", exposure="t", times=times) for times in ((1.0,), (1.0, 2.0), (1.0, 3.0))),
     ):
-        counts = of_columns(MADE).training.changed(loss="poisson", intercept=True, inference=True)
+        counts = of_columns(MADE).training.with_changes(
+            loss="poisson", intercept=True, method={"name": "auto", "inference": True}
+        )
         changed[f"{label}"] = replace(of_columns(MADE, Label("ill", bounds=(0, 1))), label=label, training=counts)
     for bounds in ((0.0, 1.0), (0.0, 2.0)):
         changed[f"label {bounds}"] = of_columns(MADE, Label("ill", bounds=bounds))

@@ -14,8 +14,9 @@ from dpadmm.errors import StudyError
 from dpadmm.parameters.text import printable, text_problems
 from dpadmm.studies.json_schema import study_schema
 from dpadmm.studies.public_rows import PublicRows
+from dpadmm.studies.reading import study_from, study_problems
 from dpadmm.studies.roster import RosterEntry
-from dpadmm.studies.study import FORMAT, Study, study_from, study_problems
+from dpadmm.studies.study import FORMAT, Study
 
 HOSTILE = {
     "clear the screen": "a\x1b[2J",
@@ -85,7 +86,7 @@ def test_the_walk_finds_the_strings_of_a_study() -> None:
         ("roster", FIRST, "name"),
         ("public_rows", "file"),
         ("statistics", "tables", FIRST, FIRST),
-        ("provenance", "rho"),
+        ("provenance", "method", "rho"),
         ("method", "name"),
     } <= PLACES
 
@@ -152,8 +153,8 @@ STUDIES = {
         name="x",
         schema=COLUMNS,
         label=Label("ill", classes=("no", "yes"), weight="survey", weight_bound=2.0, class_weight={"no": 1, "yes": 2}),
-        training={**TRAINING, "method": "dp_admm", "rho": 0.2},
-        provenance={"rho": "assumed"},
+        training={**TRAINING, "method": {"name": "dp_admm", "rho": 0.2}},
+        provenance={"method": {"rho": "assumed"}},
     ),
     "counts": Study(
         name="x",

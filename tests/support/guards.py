@@ -51,7 +51,7 @@ STUDY = Study(
 
 def study(**training: Any) -> Study:
     """The small study with other settings; ``study(n_rounds=3)``."""
-    return replace(STUDY, training=STUDY.training.changed(**training))
+    return replace(STUDY, training=STUDY.training.with_changes(**training))
 
 
 def rows(seed: int = 0, n_rows: int = M, d: int = D) -> tuple[Floats, Floats]:

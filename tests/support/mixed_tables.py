@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from dpadmm.data.schema import Boolean, Category, Column, Label, Number, Ordinal, Schema
-from dpadmm.studies.settings import REGISTRIES
+from dpadmm.studies.checks import dotted
+from dpadmm.studies.settings import CHOICES
 from dpadmm.studies.study import TABLES, Study
 
 GRADES = ("low", "middle", "high")
@@ -111,6 +112,6 @@ def to_toml(study: Study) -> str:
     for column in about["columns"]:
         lines.append(f"[columns.{json.dumps(column.pop('name'))}]")
         lines += [f"{k} = {json.dumps(v)}" for k, v in column.items() if v not in (None, [])]
-    for table in (*REGISTRIES, *TABLES, "provenance"):
-        lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in about[table].items())]
+    for table in (*CHOICES, *TABLES, "provenance"):
+        lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in dotted(about[table]).items())]
     return "\n".join(lines) + "\n"

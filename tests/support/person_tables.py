@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dpadmm.data.schema import Boolean, Category, Label, Number, Ordinal, Schema
 from dpadmm.methods import EvaluationRelease, StatisticsRelease
-from dpadmm.studies.settings import Training
+from dpadmm.studies.settings import Training, nest
 from dpadmm.studies.study import Study
 
 Cell = Any
@@ -56,7 +56,7 @@ LABELS = {
     "poisson": Label("outcome", bounds=(0.0, 10.0), exposure="note", exposure_bound=5.0),
     "poisson with times": Label("outcome", exposure="note", times=(1.0, 2.5, 5.0)),
 }
-BOUNDS = {"squared": {"loss_gradient_bound": 0.5}, "huber": {"loss_delta": 0.2}}
+BOUNDS = {"squared": {"loss.gradient_bound": 0.5}, "huber": {"loss.delta": 0.2}}
 ROUNDS = 6
 
 
@@ -71,7 +71,7 @@ def person_study(
     weighted: bool = False,
 ) -> Study:
     """A study of such tables; a small bound of the gradient makes every row move as far as a row may."""
-    step = {"learning_rate": 0.5} if method == "dp_sgd" else {}
+    step = {"method.learning_rate": 0.5} if method == "dp_sgd" else {}
     constants = {**BOUNDS.get(loss, {}), **step}
     training = {"loss": loss, "method": method, "intercept": intercept, **constants}
     label = LABELS[loss]
@@ -84,7 +84,7 @@ def person_study(
         columns = {"features": names, "classes": LABELS[loss].classes}
     return Study(
         name="persons",
-        training={**training, "noise_multiplier": 20.0, "n_rounds": ROUNDS, "delta": 1e-5},
+        training=nest({**training, "noise_multiplier": 20.0, "n_rounds": ROUNDS, "delta": 1e-5}),
         provenance=dict.fromkeys(constants, "assumed"),
         allow_missed_rounds=allow_missed_rounds,
         **columns,
@@ -94,7 +94,8 @@ def person_study(
 @cache
 def person_counts(label: str, schema: str = "mixed", *, inference: bool = True) -> Study:
     """Counts of such tables, or survival."""
-    training = {"loss": "poisson", "intercept": True, "method": "auto", "inference": inference or "times" in label}
+    method = {"name": "auto", "inference": inference or "times" in label}
+    training = {"loss": "poisson", "intercept": True, "method": method}
     return Study(
         name="counts of events",
         training={**training, "noise_multiplier": 20.0, "n_rounds": ROUNDS, "delta": 1e-5},

@@ -1,4 +1,4 @@
-"""The one maker of studies' tables: settings by their flat names, as the tables of a study's file.
+"""Tables of study files from settings with dotted names.
 
 The method is the paper's, unless another one is named.
 """
@@ -9,47 +9,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpadmm.parameters.fields import parameters
-from dpadmm.studies.settings import PRIVACY, REGISTRIES, Training, flat_parameters
+from dpadmm.studies.settings import CHOICES, PRIVACY, Training, nest, nested_parameters
 
 DEPLOYABLE_OWNERS: dict[str, dict[str, str]] = {
-    f"{registry.prefix}{own.name}": {what: name}
-    for what, registry in REGISTRIES.items()
-    for name, made in reversed(list(registry.classes.items()))
-    if getattr(made, "deployable", True)
-    for own in parameters(made)
+    f"{what}.{own.name}": {what: name}
+    for what, classes in CHOICES.items()
+    for name, cls in reversed(list(classes.items()))
+    if getattr(cls, "deployable", True)
+    for own in parameters(cls)
 }
-"""Parameter -> the choice that has it, such as loss_delta -> {"loss": "huber"}; of what agents can answer for."""
+"""Parameter -> the choice that has it, such as loss.delta -> {"loss": "huber"}; of deployable methods."""
 
 FIXED = [
-    *(name for name in flat_parameters(Training) if name in DEPLOYABLE_OWNERS and name != "sampling"),
+    *(name for name in nested_parameters(Training) if name in DEPLOYABLE_OWNERS and name != "method.sampling"),
     *(each.name for each in parameters(Training) if each.name not in ("aggregation", "min_honest_sites")),
 ]
 """Every setting that a study fixes; those of secure aggregation need each other, and are tried together."""
 
 
 def tables(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"loss": "huber", "loss_delta": 0.5, "epsilon": 1.0}`` -> ``[loss]`` and ``[privacy]``."""
-    out: dict[str, Any] = {}
-    for name, value in settings.items():
-        place, key = _place(name)
-        out.setdefault(place, {})[key] = value
-    out.setdefault("method", {"name": "dp_admm"})
-    for what in set(out) & set(REGISTRIES):
-        if "name" not in out[what]:
-            out[what]["name"] = next(
-                (DEPLOYABLE_OWNERS[name][what] for name in settings if what in DEPLOYABLE_OWNERS.get(name, ())),
-                None,
-            )
+    """``{"loss": "huber", "loss.delta": 0.5, "epsilon": 1.0}`` -> ``[loss]`` and ``[privacy]``."""
+    out: dict[str, Any] = {"method": {"name": "dp_admm"}}
+    for name, value in nest(settings).items():
+        if name in CHOICES and isinstance(value, Mapping):
+            owners = (DEPLOYABLE_OWNERS.get(f"{name}.{key}", {}).get(name) for key in value)
+            owner = next(filter(None, owners), None)
+            out[name] = {"name": owner} | value if owner else value
+        elif name in CHOICES:
+            out[name] = {"name": value}
+        else:
+            out.setdefault("privacy" if name in PRIVACY else "training", {})[name] = value
     return out
-
-
-def _place(name: str) -> tuple[str, str]:
-    if name in REGISTRIES:
-        return name, "name"
-    if name in PRIVACY:
-        return "privacy", name
-    owner = DEPLOYABLE_OWNERS.get(name)
-    if owner is None:
-        return "training", name
-    (what,) = owner
-    return what, name.removeprefix(REGISTRIES[what].prefix)

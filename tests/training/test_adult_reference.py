@@ -39,8 +39,8 @@ def test_dp_admm_as_published(
     """Splits so many that the limits are two standard errors; with less noise they differ less."""
     runs = [
         simulate(
-            adult, round_epsilon=round_epsilon, weight_radius=89.0, rho=0.1, n_rounds=100, metrics_every=100,
-            seed=seed, **PAPER,
+            adult, round_epsilon=round_epsilon, method={"weight_radius": 89.0, "rho": 0.1}, n_rounds=100,
+            metrics_every=100, seed=seed, **PAPER,
         )
         for seed in range(splits)
     ]  # fmt: skip
@@ -64,7 +64,13 @@ def test_the_floor(adult: Dataset) -> None:
     ("splits", "chosen", "loss", "error", "local"),
     [
         (2, {"method": "admm"}, (0.378, 0.004), (0.176, 0.010), None),
-        (2, {"method": "dp_sgd", "learning_rate": 0.1, "round_epsilon": 0.05}, (0.555, 0.004), (0.250, 0.010), None),
+        (
+            2,
+            {"method": {"name": "dp_sgd", "learning_rate": 0.1}, "round_epsilon": 0.05},
+            (0.555, 0.004),
+            (0.250, 0.010),
+            None,
+        ),
         (4, {"method": "dp_sgd", "average": "tail", "round_epsilon": 0.05}, (0.425, 0.010), (0.203, 0.015), None),
         (4, {"method": "dp_sgd", "average": "tail", "round_epsilon": 0.1}, (0.411, 0.006), (0.194, 0.012), None),
         (2, {"method": "admm_pvp", "round_epsilon": 0.05}, (0.58, 0.11), (0.21, 0.02), (1.314, 0.04)),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpadmm import simulate
 from dpadmm.accounting.events import PureRelease
-from dpadmm.accounting.statement import read_statement
+from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.engine.metrics import Trace
 from dpadmm.errors import DataError
 from dpadmm.files.atomic import atomic_file
@@ -90,25 +90,25 @@ def test_only_new_models_are_written(result, tmp_path):
 
 
 def test_leftovers_of_an_earlier_run(tmp_path):
-    kept = {"model-1.npz", "statement-1.json", "mine.npz", "mine.svg", "mine.json"}
-    for name in (*kept, "model-2.npz", "statement-2.json", "convergence.svg"):
+    kept = {"model-1.npz", "model-1.privacy.json", "mine.npz", "mine.svg", "mine.json"}
+    for name in (*kept, "model-2.npz", "model-2.privacy.json", "convergence.svg"):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path, ["1"])
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-def test_a_statement_for_every_run_with_gaussian_noise(result, tmp_path):
+def test_a_privacy_report_for_every_run_with_gaussian_noise(result, tmp_path):
     write_run(tmp_path, {"1": result, "2": interrupted(result, result.trace)}, how={})
-    stated = [read_statement(tmp_path / f"statement-{name}.json").statement for name in "12"]
-    assert stated[0] == stated[1]
-    (group,) = stated[0].groups
-    assert list(group.n_rows.values()) == result.rows.n_rows.tolist()
+    first, second = (read_privacy_report(tmp_path / f"model-{name}.privacy.json") for name in "12")
+    assert first.to_bytes() == second.to_bytes()
+    (group,) = first.groups
+    assert list(first.members(0).values()) == result.rows.n_rows.tolist()
     assert group.mu == pytest.approx(result.privacy.mu.max())
-    assert stated[0].sampler == "simulated"
+    assert first.noise == "simulated"
     pure = replace(result.method, noise_multiplier=np.ones(3))
     object.__setattr__(pure, "event", lambda query, noise_multiplier: PureRelease(0.1))
     write_run(tmp_path, {"1": replace(result, method=pure)}, how={})
-    assert [path.name for path in tmp_path.glob("statement-*")] == ["statement-2.json"]
+    assert [path.name for path in tmp_path.glob("*.privacy.json")] == ["model-2.privacy.json"]
 
 
 def test_a_run_without_measures_has_an_empty_trace_with_a_header(result, tmp_path):

@@ -28,7 +28,7 @@ def test_without_test_rows_it_is_training_with_the_same_seed(table: Path, method
     trained = train(study, table, seed=7)
     simulated = simulate(study, table, n_agents=1, test_rows=0, seed=7)
     np.testing.assert_allclose(simulated.weights, trained.weights, rtol=1e-6, atol=1e-9)  # rows in another order
-    assert simulated.statement == trained.statement
+    assert simulated.privacy.to_bytes() == trained.privacy.to_bytes()
     assert simulated.model.predict_table(table).shape == (N_ROWS,)  # by its own columns
     assert len(simulated.trace) == study.training.planned_rounds
 

@@ -18,6 +18,7 @@ from dpadmm.accounting import exact_epsilon, exact_round_noise_multiplier, paper
 from dpadmm.engine.loop import RoundView
 from dpadmm.engine.minimizer import minimizer
 from dpadmm.errors import DataError, DivergenceError, StudyError
+from dpadmm.methods import DpAdmm, DpSgd
 from dpadmm.models.run import Result
 
 BINARY = synthetic("binary", n_rows=600, n_features=6, seed=1)
@@ -46,8 +47,8 @@ def same(one: Result, two: Result) -> bool:
 
 def test_a_run_that_diverges_gives_no_model() -> None:
     for changes in [
-        {"method": "dp_sgd", "learning_rate": 1e6, "alpha": 1.0, "epsilon": 1.0},
-        {"schedule": "constant", "step_size": 1e6, "alpha": 10.0, "average": "tail"},
+        {"method": DpSgd(learning_rate=1e6), "alpha": 1.0, "epsilon": 1.0},
+        {"method": DpAdmm(schedule="constant", step_size=1e6), "alpha": 10.0, "average": "tail", "epsilon": 1.0},
         {"method": "output_perturbation", "noise_multiplier": 1e308, "alpha": 1e-300},
     ]:
         with case(changes), pytest.raises(DivergenceError, match=r"diverged in round \d+ of \d+: .*; use a "):
@@ -138,7 +139,7 @@ def test_a_planned_absence_is_calibrated_per_agent() -> None:
     plan[3:, 1] = plan[:8, 4] = False
     result = run(participation=plan)
     assert result.privacy.n_releases.tolist() == [12, 3, 12, 12, 4]
-    assert [n for ((_, n),) in result.privacy.planned] == [12, 3, 12, 12, 4]
+    assert [n for ((_, n),) in (agent.planned for agent in result.privacy.agents)] == [12, 3, 12, 12, 4]
     np.testing.assert_allclose(result.privacy.epsilon_by_agent, 1.0, rtol=1e-9)
     np.testing.assert_allclose(result.privacy.noise_multiplier**2, result.privacy.noise_multiplier[1] ** 2
                                * np.array([4, 1, 4, 4, 4 / 3]), rtol=1e-9)  # fmt: skip
@@ -375,7 +376,7 @@ def test_settings_and_changes() -> None:
     assert simulate(BINARY, settings=base, n_rounds=3).outcome.rounds == 3
     with pytest.raises(StudyError, match="unknown setting 'n_round'; did you mean 'n_rounds'"):
         simulate(BINARY, settings=base, n_round=3)
-    with pytest.raises(StudyError, match="did you mean 'weight_radius'"):
+    with pytest.raises(StudyError, match=r"did you mean 'method\.weight_radius'"):
         run(weight_radus=3.0)
 
 
@@ -391,18 +392,18 @@ def test_summaries_are_json() -> None:
         {"noise_multiplier": 0.0},
         {"noise_multiplier": [0.0, 1.0, 2.0, 3.0, 4.0]},
         {"method": "centralized"},
-        {"epsilon": np.array([1.0, 2.0, 3.0, 4.0, 5.0]), "rho": np.float32(0.5), "n_rounds": np.int64(3)},
+        {"epsilon": np.array([1.0, 2.0, 3.0, 4.0, 5.0]), "method": {"rho": np.float32(0.5)}, "n_rounds": np.int64(3)},
         {"epsilon": np.float64(2.0), "seed": np.int32(4), "metrics_every": 0},
         {"round_epsilon": 0.5, "participation": np.float64(0.5), "intercept": np.bool_(True)},
         {"participation": np.ones((12, 5), dtype=int)},
-        {"method": "dp_sgd", "noise_multiplier": 1e300, "learning_rate": 1.0},  # finite, but no norm is
+        {"method": DpSgd(learning_rate=1.0), "noise_multiplier": 1e300},  # finite, but no norm is
     ]:
         with case(changes):
             result = run(**changes)
             said = json.loads(json.dumps(result.summary(), allow_nan=False))
             assert said["agents"] == 5
             assert said["settings"]["seed"] == result.settings.seed
-            assert said["privacy"]["n_releases"] == result.privacy.n_releases.tolist()
+            assert sum(len(agent["n_rows"]) for agent in said["privacy"]["agents"]) == result.rows.n_agents
             assert (None in said["measures"].values()) == (changes.get("noise_multiplier") == 1e300)
             assert (said["privacy"]["epsilon"] is None) == (not result.privacy.private)
 
@@ -412,7 +413,7 @@ def test_a_saved_model_carries_its_privacy(tmp_path: Any) -> None:
 
     result = run()
     again = load_model(result.model.save(tmp_path / "m"))
-    assert again.privacy == result.privacy.as_json()
+    assert again.privacy == result.privacy.to_dict()
     np.testing.assert_array_equal(again.predict(BINARY.features), result.model.predict(BINARY.features))
 
 
@@ -434,7 +435,7 @@ def test_a_model_predicts_from_lists_too() -> None:
 def test_exact_noise_trains_and_is_named_in_the_report() -> None:
     result = simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1, exact_noise=True)
     again = simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1, exact_noise=True)
-    assert "exact discrete Gaussian" in result.model.privacy["noise"]
+    assert result.model.privacy["noise"] == "exact-discrete-gaussian"
     assert not np.array_equal(result.model.weights, again.model.weights)  # a seed names no exact noise
     assert result.privacy.epsilon == simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1).privacy.epsilon
 

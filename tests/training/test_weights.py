@@ -20,13 +20,15 @@ from typer.testing import CliRunner
 
 from dpadmm import Dataset, simulate
 from dpadmm.cli import app
+from dpadmm.data import table as table_module
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.engine.noise import ExactNoise, SimulatedNoise
 from dpadmm.errors import DataError
 from dpadmm.losses.poisson import coded as counted
 from dpadmm.matrices.clipping import clip_rows, with_intercept
-from dpadmm.models.evaluate import evaluate, evaluation_study
+from dpadmm.models.evaluate import evaluate
 from dpadmm.models.explain import explain
+from dpadmm.models.private_evaluation import evaluation_study
 from dpadmm.models.run import run
 from dpadmm.planning.forecast import public_scenario, synthetic_scenarios
 from dpadmm.queries.problem import Rows, make_rows
@@ -40,6 +42,8 @@ from reproduction.results import data_stamp
 COLUMNS = tuple("abcd")
 SCHEMA = Schema(tuple(Number(name, (-1, 1)) for name in COLUMNS))
 ILL = Label("ill", classes=("no", "yes"))
+
+INFERENCE = {"name": "auto", "inference": True}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,7 @@ def weighted(column: str = "w", **more: Any) -> Label:
 
 @pytest.mark.filterwarnings("ignore:Confidence intervals. unlikely")
 def test_weights_at_the_bound_are_none_to_the_last_bit(path: Path) -> None:
-    for training in ({}, {"inference": True}, {"method": "dp_admm", "n_rounds": 8}, {"n_rounds": 8, "epsilon": 0.05}):
+    for training in ({}, {"method": INFERENCE}, {"method": "dp_admm", "n_rounds": 8}, {"n_rounds": 8, "epsilon": 0.05}):
         for agents in (1, 3):
             with case(training, agents):
                 one, other = (
@@ -86,10 +90,10 @@ def test_class_weights_find_the_rare_class(path: Path) -> None:
                 model = train(study(label, method=method), path, seed=1).model
                 said = evaluate(model, path)
                 found[label.weighted] = float(np.mean(np.diag(said.confusion) / said.confusion.sum(axis=1)))
-                assert ("balanced_accuracy" in said.figures) == ("weighted_accuracy" in said.figures) == label.weighted
+                assert ("balanced_accuracy" in said.metrics) == ("weighted_accuracy" in said.metrics) == label.weighted
             assert found[False] < 0.6
             assert found[True] > least
-            assert said.figures["balanced_accuracy"] == pytest.approx(found[True])
+            assert said.metrics["balanced_accuracy"] == pytest.approx(found[True])
 
 
 def test_small_weights_cost_auto_no_more_than_so_few_rows_would(path: Path) -> None:
@@ -102,7 +106,7 @@ def test_small_weights_cost_auto_no_more_than_so_few_rows_would(path: Path) -> N
         with case(epsilon):
             plain, small = (
                 np.mean([
-                    evaluate(train(study(label, epsilon=epsilon), table, seed=k).model, table).figures["auc"] or 0.0
+                    evaluate(train(study(label, epsilon=epsilon), table, seed=k).model, table).metrics["auc"] or 0.0
                     for k in range(3)
                 ])
                 for label in (ILL, light)
@@ -131,7 +135,7 @@ def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels_fo
     for loss, family in families.items():
         with case(loss):
             rows, labels, weights = rows_of(loss)
-            training = Training(loss=loss, inference=True, noise_multiplier=1e-6, n_rounds=8, intercept=True)
+            training = Training(loss=loss, method=INFERENCE, noise_multiplier=1e-6, n_rounds=8, intercept=True)
             label = Label("y", bounds=(0, 20)) if loss == "poisson" else None
             problem = replace(training.problem(2 if loss == "logistic" else 0, label), weighted=True)
             held = make_rows(
@@ -170,7 +174,7 @@ def test_without_noise_the_optimum_is_that_of_scikit_learn_with_its_penalty() ->
 def test_intervals_of_weighted_rows_cover_at_least_what_they_say() -> None:
     """Rows are drawn by their weights' inverse from a population that they then stand for; ω has a mean of .4."""
     truth, covered, widths = np.array([2.0, -1.0, 0.5, 0.0, 1.0]), [], []
-    training = Training(inference=True, epsilon=4.0, n_rounds=5, intercept=True)
+    training = Training(method=INFERENCE, epsilon=4.0, n_rounds=5, intercept=True)
     problem = replace(training.problem(2), weighted=True)
     for seed in range(60):
         rng = np.random.default_rng([7, seed])
@@ -198,7 +202,7 @@ def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Pat
     rows = path.read_text().splitlines()[:301]
     rows[5] = rows[5].rpartition(",")[0].rpartition(",")[0] + ",-1,4"
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
-    limits = 'epsilon = 8.0\ndelta = 1e-5\nmethods = ["auto"]\nlosses = ["logistic"]\nmax_rounds = 50\nmin_rows = 2'
+    limits = 'epsilon = 8.0\ndelta = 1e-5\nmethods = ["pgd"]\nlosses = ["logistic"]\nmax_rounds = 50\nmin_rows = 2'
     (tmp_path / "site.toml").write_text(
         f'format = "{FORMAT}"\nledger = "ledger"\n[data]\ntable = "t.csv"\nlabel = "ill"\n'
         f"[person]\nrows = 1\n[limits]\n{limits}\n"
@@ -213,7 +217,7 @@ def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Pat
     assert np.array_equal(held.features[others], known.features)
     assert not held.features[4].any()
     (said,) = [each for each in site.rows.warnings(agreed) if "weight" in each]
-    assert said == "1 of 300 rows have no label or weight that the study knows; they count as rows of zeros."
+    assert said == "1 of 300 rows have an unknown label or weight; they count as rows of zeros."
 
 
 def test_another_weight_is_another_table_to_a_guard(path: Path) -> None:
@@ -278,7 +282,7 @@ def test_simulate_and_public_rows_take_weights_too(path: Path) -> None:
     assert priors[1].means[-1] < 0.5 * priors[0].means[-1]  # the constant, times weights
     assert (priors[1].weights[-1] > priors[0].weights[-1]).all()  # the rare class counts for more
     public = train(study(label), path, public=_other(path), seed=1).model
-    assert evaluate(public, path).figures["balanced_accuracy"] > 0.7  # type: ignore[operator]
+    assert evaluate(public, path).metrics["balanced_accuracy"] > 0.7  # type: ignore[operator]
 
 
 def _other(path: Path) -> Path:
@@ -310,19 +314,19 @@ def test_forecasts_weigh_rows_as_training_does(path: Path) -> None:
 
 def test_explanations_and_evaluations_say_that_rows_were_weighted(path: Path, tmp_path: Path) -> None:
     label = weighted(class_weight={"yes": 12.0, "no": 1.0})
-    for training, words in (({}, False), ({"inference": True, "epsilon": 30.0}, True)):
+    for training, words in (({}, False), ({"method": INFERENCE, "epsilon": 30.0}, True)):
         model = train(study(label, **training), path, seed=1).model
         said = explain(model)
         assert said.weights.startswith("Rows were weighted by w (up to 4) and by class (no 1, yes 12): coefficients")
         assert "shift the intercept" in said.weights
         assert ("sampling weights" in said.weights) == words
-        assert said.weights in said.summary()
-        assert said.as_json()["weights"] == said.weights
+        assert said.weighting in said.to_dict()["notes"]
+        assert said.to_dict()["weights"] == said.weighting
     assert explain(train(study(), path, seed=1).model).weights == ""
     rest = path.with_name("without.csv")
     lines = [line.rpartition(",")[0].rpartition(",")[0] for line in path.read_text().splitlines()]
     rest.write_text("\n".join(lines) + "\n")
-    assert "weighted_accuracy" not in evaluate(model, rest).figures  # which has no weights
+    assert "weighted_accuracy" not in evaluate(model, rest).metrics  # which has no weights
     evaluated = evaluation_study(model, "later", epsilon=1.0)
     assert evaluated.label == ILL  # a histogram counts rows
     bad = path.with_name("bad.csv")

@@ -1,222 +1,509 @@
-"""What a run gave away: the total guarantee of every agent, and the paper's bound where it applies."""
+"""The privacy report of a run: the releases of every agent, their privacy loss, and one JSON form.
+
+The inputs are releases, numbers of rows, δ and the kind of noise. Every ε is computed from them. Reports with Gaussian
+noise only can be written to a file that others verify (``verification.py``). Equal reports have equal bytes, so a file
+can be signed.
+
+If the result of a run may have decided its length, all planned releases are charged.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from dpadmm.accounting.calibration import round_epsilon_from_noise
-from dpadmm.accounting.composition import accountant_of, tally_epsilon, tally_paper_epsilon
-from dpadmm.accounting.events import PureRelease, Release, UnpricedRelease
-from dpadmm.accounting.gaussian import exact_epsilon, gaussian_mu
-from dpadmm.accounting.release_plan import Tally
+from dpadmm.accounting.composition import accountant_of, tally_epsilon, tally_mu, tally_paper_epsilon
+from dpadmm.accounting.events import AnyRelease, ObjectiveRelease, PureRelease, Release, SampledRelease, UnpricedRelease
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.release_plan import MAX_RELEASES, Tally
+from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.rendering import Fact, Facts, Paragraph, Renderable, Rendering
+from dpadmm.rendering.formats import number_range, rounded_up
+from dpadmm.version import VERSION
 
-GUARANTEE = (
-    "with secret, exact noise of this size: for any one row of an agent replaced by any other (number of "
-    "rows public), against everyone who sees all messages of this one run"
+FORMAT = "dpadmm-privacy-report/1"
+EXACT, SIMULATED, NO_NOISE = "exact-discrete-gaussian", "simulated", "none"
+PLAIN, SECURE = "plain", "secure"
+
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
+ROW_GROUPS = (2, 3, 4)
+MAX_AGENTS, MAX_GROUPS = 100_000, 5_000
+MAX_MU = 1000.0
+
+_GUARANTEE = (
+    "Anyone who sees all messages of this run can distinguish two tables of an agent that differ in one row at most as "
+    "well as (ε, δ)-differential privacy allows, for every ε and δ in this report. Numbers of rows are public."
 )
-SIMULATED = "simulated floating-point noise from a seed: an experiment, not a protection"
-EXACT = "exact discrete Gaussian noise, from the operating system's entropy for every release"
+_EXACT = "If the agents added this noise, the following holds."
+_SIMULATED = "None, because simulated noise can be reproduced. With secret, exact noise the following would hold."
+_SECURE = (
+    "This requires at least {} honest agents in every round, which keep their keys and their shares of the noise "
+    "secret, and unbroken masks (X25519, AES-256), which is a computational assumption. If all other agents collude, "
+    "epsilon_if_others_collude applies."
+)
+LIMITATIONS = (
+    "Other runs on the same rows, and rows of the same person at other agents, add to the privacy loss and are not "
+    "included. Neither is anything that leaves an agent in another way. That the agents followed this report is taken "
+    "on trust from its signer."
+)
+_MECHANISMS = {
+    Release: "Gaussian",
+    SampledRelease: "sampled Gaussian",
+    ObjectiveRelease: "objective perturbation",
+    PureRelease: "pure",
+    UnpricedRelease: "unknown",
+}
+_HASH, _VERSION = re.compile("[0-9a-f]{16,128}"), re.compile(r"[0-9A-Za-z.+\-]{1,40}")
 
 
 @dataclass(frozen=True)
-class PrivacyReport:
-    """The privacy spent by every agent.
+class ReleaseCounts:
+    """A release, and how many of its rounds are charged, known to be released, and planned."""
 
-    Attributes
-    ----------
-    released : sequence of n tallies
-        What each agent released, in the rounds that it took part in.
-    planned : sequence of n tallies
-        What it would have released in all rounds that its noise was calibrated for.
-    delta : float
-    method : str
-        Name of the method; ``centralized`` releases rows' optimum without noise.
-    ended_by_result : bool
-        The run's length depended on what it released (a stop rule, or somebody who watched and interrupted).
-        Then fewer rounds do not cost less: the guarantee that holds is that of all rounds planned.
-    exact_noise : bool
-        The noise was that of deployed agents, and not simulated.
-    min_honest_sites : int, optional
-        With secure aggregation, h: ε holds where so many agents of every round are honest.
+    release: AnyRelease
+    charged: int
+    released: int
+    planned: int
+
+
+@dataclass(frozen=True)
+class AgentReleases:
+    """The releases of an agent, and the maximum number of rows per person.
+
+    Agents with equal releases share one instance.
     """
 
-    released: Sequence[Tally]
-    planned: Sequence[Tally]
-    delta: float
-    method: str
-    ended_by_result: bool = False
-    exact_noise: bool = False
-    min_honest_sites: int | None = None
+    releases: tuple[ReleaseCounts, ...]
+    rows_per_person: int = 1
+
+    @classmethod
+    def from_tallies(
+        cls, planned: Tally, released: Tally, *, charge_planned: bool, rows_per_person: int = 1
+    ) -> AgentReleases:
+        """Combine two tallies of one plan. Charge the planned rounds, or only the released ones."""
+        counts = dict(released)
+        releases = (
+            ReleaseCounts(release, n if charge_planned else counts.get(release, 0), counts.get(release, 0), n)
+            for release, n in planned
+        )
+        return cls(tuple(releases), rows_per_person)
+
+    @cached_property
+    def charged(self) -> Tally:
+        """Releases and the numbers of rounds charged."""
+        return tuple((each.release, each.charged) for each in self.releases)
+
+    @cached_property
+    def planned(self) -> Tally:
+        """Releases and the planned numbers of rounds."""
+        return tuple((each.release, each.planned) for each in self.releases)
+
+    @cached_property
+    def mu(self) -> float:
+        """Gaussian-DP parameter ``μ = √(Σ 1/z²)`` of one row. inf without noise, NaN for other mechanisms."""
+        return tally_mu(self.charged)
 
     @property
-    def charged(self) -> Sequence[Tally]:
-        """What every agent is charged for: its releases, or all planned where the result ended the run."""
-        return self.planned if self.ended_by_result else self.released
+    def person_mu(self) -> float:
+        """``k·μ``: the parameter of a person with the maximum number of rows."""
+        return self.rows_per_person * self.mu
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier z of all releases; NaN if they differ or have none. 0 means no noise."""
+        found = {
+            each.release.noise_multiplier
+            if isinstance(each.release, Release | SampledRelease | ObjectiveRelease)
+            else math.nan
+            for each in self.releases
+        }
+        return float(found.pop()) if len(found) == 1 else math.nan
+
+    @property
+    def gaussian_counts(self) -> list[tuple[str, float, ReleaseCounts]]:
+        """Statistic, noise multiplier and counts of every release. StudyError for other mechanisms."""
+        found = []
+        for each in self.releases:
+            if not isinstance(each.release, Release):
+                raise StudyError(f"releases of the kind {type(each.release).__name__}; {_ONLY_GAUSSIAN}")
+            if each.release.noise_multiplier == 0.0:
+                raise StudyError(f"releases without noise; {_ONLY_GAUSSIAN}")
+            found.append((each.release.statistic, float(each.release.noise_multiplier), each))
+        return found
+
+
+_ONLY_GAUSSIAN = "only reports with Gaussian noise can be written to a file"
+
+
+def share_equal(
+    planned: Sequence[Tally], released: Sequence[Tally], *, charge_planned: bool, rows_per_person: Sequence[int] = ()
+) -> list[AgentReleases]:
+    """Return the releases of every agent from its tallies. Agents with equal tallies share one instance.
+
+    Most agents share the same tally objects. These are compared by identity, so a million agents take a second.
+    """
+    by_identity: dict[tuple[int, int, int], AgentReleases] = {}
+    by_value: dict[AgentReleases, AgentReleases] = {}
+    agents = []
+    for plan, tally, k in zip(planned, released, rows_per_person or [1] * len(planned), strict=True):
+        identity = id(plan), id(tally), k
+        if identity not in by_identity:
+            agent = AgentReleases.from_tallies(plan, tally, charge_planned=charge_planned, rows_per_person=k)
+            by_identity[identity] = by_value.setdefault(agent, agent)
+        agents.append(by_identity[identity])
+    return agents
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyReport(Renderable):
+    """The privacy loss of a run, for every agent.
+
+    Parameters
+    ----------
+    agents : sequence of AgentReleases
+        The releases of every agent. Equal agents should share one instance.
+    n_rows : sequence of int
+        Number of rows of every agent. Public.
+    delta : float
+        δ of the study.
+    method : str
+        Name of the method.
+    exact_noise : bool
+        Whether the noise was that of a deployment. Otherwise it was simulated.
+    names : sequence of str
+        Names of the agents. Default: 1, 2, ...
+    study, study_hash : str, optional
+        Name and hash of the study, if there was one.
+    min_honest_sites : int, optional
+        Number of honest agents per round that secure aggregation assumes.
+    version : str
+        Version of dpadmm that made the releases.
+    """
+
+    agents: Sequence[AgentReleases]
+    n_rows: Sequence[int] | Integers
+    delta: float
+    method: str
+    exact_noise: bool = False
+    names: Sequence[str] = ()
+    study: str | None = None
+    study_hash: str | None = None
+    min_honest_sites: int | None = None
+    version: str = VERSION
+
+    # --- agents and groups of equal agents
+
+    @cached_property
+    def _group_index(self) -> dict[AgentReleases, int]:
+        distinct = {id(agent): agent for agent in self.agents}.values()
+        return {agent: i for i, agent in enumerate(dict.fromkeys(distinct))}
+
+    @property
+    def groups(self) -> tuple[AgentReleases, ...]:
+        """The distinct releases of agents, in order of first appearance."""
+        return tuple(self._group_index)
+
+    @cached_property
+    def group_of_agent(self) -> Integers:
+        """Position in ``groups`` of every agent."""
+        index = {id(agent): agent for agent in self.agents}
+        positions = {key: self._group_index[agent] for key, agent in index.items()}
+        return np.fromiter((positions[id(agent)] for agent in self.agents), np.int64, len(self.agents))
+
+    def _by_agent(self, calculate: Callable[[AgentReleases], float]) -> Floats:
+        return np.array([calculate(group) for group in self.groups], float)[self.group_of_agent]
 
     @property
     def n_releases(self) -> Integers:
-        """Rounds in which each agent released something."""
-        return _each(self.released, _rounds).astype(np.int64)
+        """Number of rounds in which each agent released something."""
+        return self._by_agent(lambda agent: sum(each.released for each in agent.releases)).astype(np.int64)
 
     @property
     def charged_releases(self) -> Integers:
-        """Rounds that each agent is charged for."""
-        return _each(self.charged, _rounds).astype(np.int64)
+        """Number of rounds that each agent is charged for."""
+        return self._by_agent(lambda agent: sum(each.charged for each in agent.releases)).astype(np.int64)
 
-    @cached_property
+    @property
     def noise_multiplier(self) -> Floats:
-        """z of every agent; 0 means no noise, NaN that its rounds have no single such number."""
-        return _each(self.planned, _noise_multiplier)
-
-    @cached_property
-    def accountant(self) -> str:
-        """How the rounds were added up."""
-        releases = [release for tally in _distinct(self.planned) for release, _ in tally]
-        return ", ".join(dict.fromkeys(map(accountant_of, releases)))
+        """Noise multiplier z of every agent; NaN if its releases differ or have none."""
+        return self._by_agent(lambda agent: agent.noise_multiplier)
 
     @property
     def mu(self) -> Floats:
-        """Gaussian-DP parameter ``μ_i = √(Σ 1/z²)`` of every agent; inf without noise.
+        """Gaussian-DP parameter of every agent, for one row."""
+        return self._by_agent(lambda agent: agent.mu)
 
-        NaN where rounds are not plain Gaussian releases.
-        """
-        return _each(self.charged, _mu)
+    @property
+    def epsilon_by_agent(self) -> Floats:
+        """Total ε of every agent, for one row."""
+        return self._epsilons[self.group_of_agent]
+
+    def members(self, group: int) -> dict[str, int]:
+        """Return the numbers of rows of the agents in a group, by name."""
+        positions = np.flatnonzero(self.group_of_agent == group).tolist()
+        return {self.names[i] if self.names else str(i + 1): int(self.n_rows[i]) for i in positions}
+
+    # --- privacy loss of the worst agent
+
+    @cached_property
+    def _epsilons(self) -> Floats:
+        return self._totals([group.charged for group in self.groups])
+
+    def _totals(self, tallies: Sequence[Tally]) -> Floats:
+        """Return the total ε of each tally: one search for all with Gaussian noise."""
+        mu = np.array([tally_mu(tally) for tally in tallies])
+        totals, is_gaussian = np.empty(len(tallies)), ~np.isnan(mu)
+        if is_gaussian.any():
+            totals[is_gaussian] = exact_epsilon(mu[is_gaussian], self.delta)
+        for i in np.flatnonzero(~is_gaussian).tolist():
+            totals[i] = tally_epsilon(tallies[i], self.delta)
+        return totals
 
     @property
     def private(self) -> bool:
-        """Whether every agent that said something added noise of a known price."""
-        return bool(np.isfinite(self.epsilon_by_agent).all())
-
-    @cached_property
-    def epsilon_by_agent(self) -> Floats:
-        """Total ε of every agent at δ."""
-        return self._totals(self.charged)
+        """Whether every release had noise with a known privacy cost."""
+        return bool(np.isfinite(self._epsilons).all())
 
     @property
     def epsilon(self) -> float:
-        """Total ε of the agent that gave away most; inf without noise."""
-        return float(self.epsilon_by_agent.max())
-
-    @property
-    def epsilon_if_others_collude(self) -> float:
-        """Total ε where all other agents work with the aggregator: only the own share of the noise is left."""
-        if self.min_honest_sites is None:
-            return self.epsilon
-        return float(exact_epsilon(math.sqrt(self.min_honest_sites) * float(self.mu.max()), self.delta))
+        """Total ε of the agent with the largest privacy loss, for one row; inf without noise."""
+        return float(self._epsilons.max())
 
     @cached_property
     def planned_epsilon(self) -> float:
-        """What ``epsilon`` would be had every agent taken part in all rounds planned for it."""
-        return float(self._totals(self.planned).max())
+        """Total ε if every agent had participated in all rounds that its noise was calibrated for."""
+        return float(self._totals([group.planned for group in self.groups]).max())
+
+    @property
+    def epsilon_if_others_collude(self) -> float:
+        """Total ε of a person if all other agents collude: only the agent's own share of the noise remains."""
+        if self.min_honest_sites is None:
+            return self.epsilon
+        return float(exact_epsilon(max(map(self._mu_if_others_collude, self.groups)), self.delta))
+
+    def _mu_if_others_collude(self, agent: AgentReleases) -> float:
+        return agent.person_mu * math.sqrt(self.min_honest_sites or 1)
 
     @cached_property
     def paper_epsilon(self) -> float:
-        """The paper's moments bound ε̄ for the same releases: the worst agent's.
+        """The paper's moments bound ε̄ of the worst agent.
 
-        NaN where it does not apply: rounds with different noise, or that are not plain Gaussian releases.
+        NaN where it does not apply: different noise multipliers, or releases that are not Gaussian.
         """
-        found = {tally_paper_epsilon(tally, self.delta) for tally in _distinct(self.charged)}
-        return float("nan") if any(np.isnan(each) for each in found) else max(found)
+        bounds = [tally_paper_epsilon(group.charged, self.delta) for group in self.groups]
+        return math.nan if any(map(math.isnan, bounds)) else max(bounds)
 
     @cached_property
     def round_epsilon(self) -> float:
-        """ε of one round of the agent with the least noise: the paper's ``√(2 ln(1.25/δ))/z``, or a pure ε.
+        """ε of one round with the least noise: the paper's ``√(2 ln(1.25/δ))/z``, or ε of pure releases.
 
-        inf beyond 1, where the classical theorem proves nothing; NaN for rounds that are neither.
+        inf above 1, where the classical theorem does not apply. NaN for other releases.
         """
-        releases = [release for tally in _distinct(self.planned) for release, _ in tally]
+        releases = self._planned_releases
         if not releases:
             return 0.0
         pure = [release.epsilon for release in releases if isinstance(release, PureRelease)]
         if len(pure) == len(releases):
             return float(max(pure))
-        plain = [release.noise_multiplier for release in releases if isinstance(release, Release)]
-        if len(plain) < len(releases):
-            return float("nan")
-        classical = float(np.max(round_epsilon_from_noise(np.array(plain), self.delta)))
-        return classical if classical <= 1.0 + 1e-9 else float("inf")
-
-    def _totals(self, tallies: Sequence[Tally]) -> Floats:
-        mu = _each(tallies, _mu)
-        plain = ~np.isnan(mu)
-        out = np.empty(len(tallies))
-        if plain.any():
-            values, which = np.unique(mu[plain], return_inverse=True)
-            out[plain] = exact_epsilon(values, self.delta)[which]
-        if not plain.all():
-            out[~plain] = _each(
-                [tally for tally, is_plain in zip(tallies, plain, strict=True) if not is_plain],
-                lambda tally: tally_epsilon(tally, self.delta),
-            )
-        return out
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; None where there is no finite number, or none of that kind."""
-
-        def plain(value: float) -> float | None:
-            return float(value) if np.isfinite(value) else None
-
-        unpriced = any(isinstance(r, UnpricedRelease) for tally in _distinct(self.charged) for r, _ in tally)
-        why_none = "the noise source states no price" if unpriced else "rows were used without noise"
-        return {
-            "private": self.private,
-            "epsilon": plain(self.epsilon),
-            "delta": self.delta,
-            **self._aggregation(),
-            "planned_epsilon": plain(self.planned_epsilon),
-            "paper_epsilon": plain(self.paper_epsilon),
-            "round_epsilon": plain(self.round_epsilon),
-            "epsilon_by_agent": _finite(self.epsilon_by_agent),
-            "noise_multiplier": _finite(self.noise_multiplier),
-            "n_releases": self.n_releases.tolist(),
-            "charged_releases": self.charged_releases.tolist(),
-            "accountant": self.accountant,
-            "guarantee": self._guarantee if self.private else f"none: {why_none}",
-            "noise": (EXACT if self.exact_noise else SIMULATED) if np.any(self.noise_multiplier) else "none",
-            "method": self.method,
-        }
-
-    def _aggregation(self) -> dict[str, Any]:
-        if self.min_honest_sites is None:
-            return {"aggregation": "plain"}
-        return {
-            "aggregation": "secure",
-            "min_honest_sites": self.min_honest_sites,
-            "epsilon_if_others_collude": self.epsilon_if_others_collude,
-        }
+        gaussian = [release.noise_multiplier for release in releases if isinstance(release, Release)]
+        if len(gaussian) < len(releases):
+            return math.nan
+        classical = float(np.max(round_epsilon_from_noise(np.array(gaussian), self.delta)))
+        return classical if classical <= 1.0 + 1e-9 else math.inf
 
     @property
-    def _guarantee(self) -> str:
-        return (
-            GUARANTEE
-            if self.min_honest_sites is None
-            else f"{GUARANTEE}; {aggregation_in_words(self.min_honest_sites)}"
+    def accountant(self) -> str:
+        """The composition theorems that were used."""
+        return ", ".join(dict.fromkeys(map(accountant_of, self._planned_releases)))
+
+    @property
+    def _planned_releases(self) -> list[AnyRelease]:
+        return list(dict.fromkeys(each.release for group in self.groups for each in group.releases))
+
+    # --- the JSON form
+
+    @property
+    def noise(self) -> str:
+        """Kind of noise: ``exact-discrete-gaussian``, ``simulated`` or ``none``."""
+        if all(group.noise_multiplier == 0.0 for group in self.groups):
+            return NO_NOISE
+        return EXACT if self.exact_noise else SIMULATED
+
+    @property
+    def guarantee(self) -> str:
+        """The guarantee in words."""
+        if not self.private:
+            unpriced = any(isinstance(release, UnpricedRelease) for release in self._planned_releases)
+            reason = "the noise source has no known privacy cost" if unpriced else "rows were used without noise"
+            return f"None: {reason}."
+        secure = [] if self.min_honest_sites is None else [_SECURE.format(self.min_honest_sites)]
+        return " ".join([_EXACT if self.exact_noise else _SIMULATED, _GUARANTEE, *secure])
+
+    def rendering(self) -> Rendering:
+        """Return a summary for people: the loss of the agent with the largest ε, the noise and the guarantee."""
+        has_bound = not math.isnan(self.paper_epsilon)
+        facts = [Fact("", "total ε", self.epsilon, rounded_up, "exact" if has_bound else self.accountant)]
+        if self.min_honest_sites is not None:
+            note = f"above: at least {self.min_honest_sites} agents in every round are honest"
+            facts.append(Fact("", "  if all other agents collude", self.epsilon_if_others_collude, rounded_up, note))
+        if has_bound:
+            facts.append(Fact("", "total ε, paper's moments bound", self.paper_epsilon, rounded_up))
+        facts.append(Fact("", "δ", float(self.delta), "g"))
+        z = [group.noise_multiplier for group in self.groups]
+        if not any(map(math.isnan, z)):
+            facts.append(Fact("", "noise multiplier z", number_range(z)))
+        facts.append(Fact("", "noise", self.noise))
+        study = "" if self.study is None else f", study {self.study}"
+        return Rendering(
+            f"Privacy loss of {self.method}{study}, for a person with one row",
+            [Facts(facts), Paragraph(self.guarantee)],
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return inputs and derived values as JSON values; None where a value is infinite or does not apply.
 
-def aggregation_in_words(min_honest_sites: int) -> str:
-    """What ε and ``epsilon_if_others_collude`` rest on, with secure aggregation."""
-    return (
-        f"where at least {min_honest_sites} agents of every round are honest, and as long as the masks of the sums are "
-        "secret (which is computational); epsilon_if_others_collude is what holds if all others work together"
-    )
+        Above 100,000 agents, ``n_rows`` of each group is None.
+        """
+        figures = self._figures()
+        lists_rows = len(self.agents) <= MAX_AGENTS
+        sizes = Counter(self.group_of_agent.tolist())
+        return {
+            "format": FORMAT,
+            "dpadmm_version": self.version,
+            "study": None if self.study_hash is None else {"name": self.study, "hash": self.study_hash},
+            "method": self.method,
+            "neighbours": "replace-one",
+            "noise": self.noise,
+            "aggregation": PLAIN if self.min_honest_sites is None else SECURE,
+            "min_honest_sites": self.min_honest_sites,
+            "delta": float(self.delta),
+            "private": self.private,
+            **_worst(figures),
+            "round_epsilon": _finite(self.round_epsilon),
+            "accountant": self.accountant,
+            "n_agents": len(self.agents),
+            "agents": [
+                {
+                    "n_agents": sizes[i],
+                    "n_rows": self.members(i) if lists_rows else None,
+                    "rows_per_person": group.rows_per_person,
+                    "releases": list(map(_release_to_dict, group.releases)),
+                    **values,
+                }
+                for i, (group, values) in enumerate(zip(self.groups, figures, strict=True))
+            ],
+            "guarantee": self.guarantee,
+            "limitations": LIMITATIONS,
+        }
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file. Raise StudyError for a report that cannot be verified."""
+        self.check_verifiable()
+        return canonical(self.to_dict())
+
+    @property
+    def deltas(self) -> tuple[float, ...]:
+        """Further values of δ for which the report has ε."""
+        return tuple(delta for delta in DELTAS if delta != self.delta)
+
+    def _figures(self) -> list[dict[str, Any]]:
+        """Return the values derived for every group, from one search for all ε."""
+        planned = self._totals([group.planned for group in self.groups])
+        points = [*((1, delta) for delta in self.deltas), *((rows, self.delta) for rows in ROW_GROUPS)]
+        deltas = np.array([*(delta for _, delta in points), self.delta, self.delta], float)
+        mu = [
+            [*(rows * group.mu for rows, _ in points), group.person_mu, self._mu_if_others_collude(group)]
+            for group in self.groups
+        ]
+        is_gaussian = [not math.isnan(group.mu) for group in self.groups]
+        epsilons = exact_epsilon(np.nan_to_num(np.array(mu), nan=0.0, posinf=np.inf), deltas).tolist()
+        split = len(self.deltas)
+        return [
+            {
+                "epsilon": _finite(self._epsilons[i]),
+                "planned_epsilon": _finite(planned[i]),
+                "paper_epsilon": _finite(tally_paper_epsilon(group.charged, self.delta)),
+                "epsilon_by_delta": _table(self.deltas, row[:split]) if is_gaussian[i] else None,
+                "epsilon_by_rows": _table(ROW_GROUPS, row[split:-2]) if is_gaussian[i] else None,
+                "epsilon_of_person": _finite(row[-2]) if is_gaussian[i] and group.rows_per_person > 1 else None,
+                "epsilon_if_others_collude": (
+                    _finite(row[-1]) if is_gaussian[i] and self.min_honest_sites is not None else None
+                ),
+            }
+            for i, (group, row) in enumerate(zip(self.groups, epsilons, strict=True))
+        ]
+
+    def check_verifiable(self) -> None:
+        """Raise StudyError for a report that cannot be a file: other noise than Gaussian, or values out of range."""
+        _check_text("method", self.method)
+        _check_number("delta", self.delta, 1e-30, 0.5)
+        _check_form("version", self.version, _VERSION)
+        if (self.study is None) != (self.study_hash is None):
+            raise StudyError("a privacy report has both name and hash of the study, or neither")
+        if self.study_hash is not None:
+            _check_text("the name of the study", self.study)
+            _check_form("hash", self.study_hash, _HASH)
+        if not 1 <= len(self.agents) <= MAX_AGENTS or len(self.groups) > MAX_GROUPS:
+            limits = f"1 to {MAX_AGENTS} agents in at most {MAX_GROUPS} groups of equal releases"
+            raise StudyError(f"a privacy report has {limits}, not {len(self.agents)} in {len(self.groups)}")
+        names = list(self.names) or list(map(str, range(1, len(self.agents) + 1)))
+        if not len(set(names)) == len(names) == len(self.agents) == len(self.n_rows):
+            raise StudyError("two agents of the privacy report have the same name, or one lacks its name or rows")
+        for name, n_rows in zip(names, self.n_rows, strict=True):
+            _check_text("the name of an agent", name)
+            _check_count("n_rows", n_rows, 1, 10**12)
+        if self.min_honest_sites is not None:
+            _check_count("min_honest_sites", self.min_honest_sites, 2, 10**6)
+        for i, group in enumerate(self.groups):
+            members = np.flatnonzero(self.group_of_agent == i).tolist()
+            try:
+                self._check_group(group, min(int(self.n_rows[j]) for j in members))
+            except StudyError as error:
+                raise StudyError(f"agent {names[members[0]]}: {error}") from None
+
+    def _check_group(self, group: AgentReleases, least_rows: int) -> None:
+        counts = group.gaussian_counts
+        if not 1 <= len(counts) <= MAX_RELEASES:
+            raise StudyError(f"{len(counts)} different releases; a privacy report has 1 to {MAX_RELEASES}")
+        for statistic, z, each in counts:
+            _check_text("statistic", statistic)
+            _check_number("noise_multiplier", z, 1e-3, 1e9)
+            _check_count("planned", each.planned, 0, 10**8)
+            _check_count("charged", each.charged, 0, each.planned)
+            _check_count("released", each.released, 0, each.charged)
+        _check_count("rows_per_person", group.rows_per_person, 1, least_rows)
+        largest = max(group.mu * max(ROW_GROUPS), group.person_mu, self._mu_if_others_collude(group))
+        if largest > MAX_MU:
+            raise StudyError(f"μ above {MAX_MU:g} for four rows, a person or one share of the noise: no protection")
+
+
+def canonical(document: Any) -> bytes:
+    """Return the only valid bytes of a document: sorted keys, two spaces, UTF-8, a final line break, no NaN."""
+    try:
+        text = json.dumps(document, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+        return f"{text}\n".encode()
+    except UnicodeEncodeError:
+        raise StudyError("a name in the privacy report has characters that no text file can contain") from None
 
 
 def privacy_sentence(privacy: Mapping[str, Any]) -> str:
-    """What a paper says beside a result, from :meth:`PrivacyReport.as_json`; whatever a file says of itself."""
+    """Return the sentence for a publication, from :meth:`PrivacyReport.to_dict` or an untrusted file."""
     epsilon, delta = privacy.get("epsilon"), privacy.get("delta")
     if not (isinstance(epsilon, int | float) and isinstance(delta, int | float)):
         return "This result is not differentially private."
     simulated = "" if privacy.get("noise") == EXACT else " (in an experiment: the noise was simulated)"
     min_honest_sites = privacy.get("min_honest_sites")
-    aggregation = f", if at least {min_honest_sites} of the sites of every round are honest" if min_honest_sites else ""
+    aggregation = f", if at least {min_honest_sites} sites in every round are honest" if min_honest_sites else ""
     return (
         f"This result is ({math.ceil(1e4 * epsilon - 1e-9) / 1e4:g}, {delta:g})-differentially private for every "
         f"person with one row{aggregation}: exact Gaussian accounting, one row replaced, numbers of rows "
@@ -224,35 +511,75 @@ def privacy_sentence(privacy: Mapping[str, Any]) -> str:
     )
 
 
-def _finite(values: Floats) -> list[float | None]:
-    """Every number, or None; agents with the same share one object: 10⁶ of them would take 24 MB."""
-    distinct, which = np.unique(values, return_inverse=True)
-    known = np.array([value if math.isfinite(value) else None for value in distinct.tolist()], dtype=object)
-    found: list[float | None] = known[which].tolist()
-    return found
+def _release_to_dict(counts: ReleaseCounts) -> dict[str, Any]:
+    values = {name: _finite(value) for name, value in asdict(counts.release).items()}
+    per_round = values.pop("count", 1)
+    rounds = {"charged": counts.charged, "released": counts.released, "planned": counts.planned}
+    return {
+        "mechanism": _MECHANISMS[type(counts.release)],
+        **values,
+        **{name: int(per_round * n) for name, n in rounds.items()},
+    }
 
 
-def _distinct(tallies: Sequence[Tally]) -> list[Tally]:
-    """Each tally once; most agents share the very same one, and to compare them would take long."""
-    return list(dict.fromkeys({id(tally): tally for tally in tallies}.values()))
+def _worst(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the largest of every derived value; None if it is missing for an agent."""
+
+    def largest(name: str) -> Any:
+        values = [row[name] for row in figures]
+        if None in values:
+            return None
+        if isinstance(values[0], Mapping):
+            return {key: _largest(value[key] for value in values) for key in values[0]}
+        return max(values)
+
+    persons = [row["epsilon_of_person"] for row in figures]
+    if any(person is not None for person in persons):
+        single = [row["epsilon"] for row in figures]
+        persons = [one if person is None else person for person, one in zip(persons, single, strict=True)]
+    return {name: largest(name) for name in figures[0]} | {"epsilon_of_person": _largest(persons)}
 
 
-def _each(tallies: Sequence[Tally], calculate: Callable[[Tally], float]) -> Floats:
-    """``calculate`` of every agent, once for agents with the same tally."""
-    known = {tally: calculate(tally) for tally in _distinct(tallies)}
-    by_place = {id(tally): known[tally] for tally in {id(tally): tally for tally in tallies}.values()}
-    return np.array([by_place[id(tally)] for tally in tallies], dtype=float)
+def _largest(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if None in known else max(each for each in known if each is not None)
 
 
-def _rounds(tally: Tally) -> int:
-    return sum(n for _, n in tally)
+def _table(keys: Sequence[float], values: Sequence[float]) -> dict[str, float | None]:
+    return dict(zip(map(repr, keys), map(_finite, values), strict=True))
 
 
-def _mu(tally: Tally) -> float:
-    plain = [replace(each, count=each.count * n) for each, n in tally if isinstance(each, Release)]
-    return gaussian_mu(plain) if len(plain) == len(tally) else float("nan")
+def _finite(value: Any) -> Any:
+    """Return a plain number or text; None for infinity and NaN."""
+    if isinstance(value, str):
+        return value
+    plain = value.item() if isinstance(value, np.generic) else value
+    return plain if math.isfinite(plain) else None
 
 
-def _noise_multiplier(tally: Tally) -> float:
-    found = {getattr(release, "noise_multiplier", float("nan")) for release, _ in tally}
-    return float(found.pop()) if len(found) == 1 else float("nan")
+def _check_text(name: str, value: Any) -> None:
+    if type(value) is not str or not 1 <= len(value) <= 200 or not value.isprintable():
+        raise StudyError(f"{name} must be 1 to 200 printable characters, not {shortened(value)}")
+
+
+def _check_form(name: str, value: Any, form: re.Pattern[str]) -> None:
+    if type(value) is not str or not form.fullmatch(value):
+        raise StudyError(f"{name} must match {form.pattern}, not {shortened(value)}")
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    if not isinstance(value, float) or not low <= value <= high:
+        raise StudyError(f"{name} must be a number from {low:g} to {high:g}, not {shortened(value)}")
+
+
+def _check_count(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise StudyError(f"{name} must be a whole number from {low:g} to {high:g}, not {shortened(value)}")
+
+
+def shortened(value: Any) -> str:
+    """Return an untrusted value as a short text for an error message."""
+    if isinstance(value, list | dict):
+        return f"a {'list' if isinstance(value, list) else 'table'}"
+    text = ascii(value) if not isinstance(value, int) or abs(value) < 10**40 else "a huge number"
+    return text if len(text) <= 60 else f"{text[:60]}…"

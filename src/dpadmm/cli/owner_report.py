@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpadmm.cli.console import echo, show_table
+from dpadmm.cli import console
 from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.reader import line_warnings
+from dpadmm.rendering import Column, Paragraph, Rendering, Table
 
 OWNER_ONLY = "For the owner of the table only: these counts carry no noise and must not be published."
 MAX_COLUMNS_SHOWN = 20
@@ -29,19 +30,22 @@ def warnings(report: Report, path: Path) -> list[str]:
     ]
 
 
-def as_json(report: Report, path: Path) -> dict[str, Any]:
+def to_dict(report: Report, path: Path) -> dict[str, Any]:
     columns = {name: dict(vars(tally)) for name, tally in report.columns.items()}
     counts = {"rows": report.rows, "clipped": report.clipped, "columns": columns}
     return {"note": OWNER_ONLY, **counts, "warnings": warnings(report, path)}
 
 
-def show(report: Report, path: Path) -> None:
-    """Show columns with changed cells, and warnings."""
-    n_changed = show_counts(report.columns, report.rows)
-    echo(*describe_clipping(report))
-    if n_changed or report.clipped:
-        echo(OWNER_ONLY, style="dim")
-    echo(*(f"Warning: {sentence}" for sentence in warnings(report, path)), style="bold")
+def describe(report: Report, path: Path) -> Rendering:
+    """Return columns with changed cells, clipped rows and warnings."""
+    table = counts_table(report.columns, report.rows)
+    clipping = describe_clipping(report)
+    return Rendering(
+        body=[*([table] if table else []), *map(Paragraph, clipping)],
+        notes=[OWNER_ONLY] if table or clipping else [],
+        warnings=warnings(report, path),
+        data={"owner_only": to_dict(report, path)},
+    )
 
 
 def describe_clipping(report: Report) -> list[str]:
@@ -55,18 +59,27 @@ def describe_clipping(report: Report) -> list[str]:
     ]
 
 
+def counts_table(columns: Mapping[str, Tally], rows: int) -> Table | None:
+    """Return a table of the columns with changed cells; None if there are none."""
+    changed = {name: counts for name, tally in columns.items() if any(counts := vars(tally).values())}
+    if not changed:
+        return None
+    more = len(changed) - MAX_COLUMNS_SHOWN
+
+    def text(count: int) -> str:
+        return f"{count:,} ({count / rows:.1%})" if count else "0"
+
+    return Table(
+        (Column("", "cells of column"), *(Column("", kind, text) for kind in vars(Tally()))),
+        [(name, *counts) for name, counts in changed.items()],
+        caption=f"and {more} more columns; use --json for all" if more > 0 else "",
+        max_rows=MAX_COLUMNS_SHOWN,
+    )
+
+
 def show_counts(columns: Mapping[str, Tally], rows: int) -> int:
     """Show a table of the columns with changed cells, and return their number."""
-    changed = {name: counts for name, each in columns.items() if any(counts := vars(each).values())}
-    more = len(changed) - MAX_COLUMNS_SHOWN
-    if changed:
-        show_table(
-            ("cells of column", *vars(Tally())),
-            [
-                (name, *(f"{count:,} ({count / rows:.1%})" if count else "0" for count in counts))
-                for name, counts in list(changed.items())[:MAX_COLUMNS_SHOWN]
-            ],
-            fold=[0],
-            caption=f"and {more} more columns; use --json for all" if more > 0 else None,
-        )
-    return len(changed)
+    table = counts_table(columns, rows)
+    if table is not None:
+        console.show(Rendering(body=[table]))
+    return len(table.rows) if table is not None else 0

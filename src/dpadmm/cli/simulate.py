@@ -16,7 +16,7 @@ from typer import Option
 from dpadmm.baselines import ALL_METHODS
 from dpadmm.cli import console, simulate_options
 from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, number_range, show_table
-from dpadmm.cli.simulate_options import RUN_OPTIONS, from_toml, numbers
+from dpadmm.cli.simulate_options import ASSIGNMENTS, RUN_OPTIONS, from_toml, merge_settings, numbers, read_assignments
 from dpadmm.data import Dataset
 from dpadmm.engine.noise import fresh_seed
 from dpadmm.errors import DivergenceError, StudyError
@@ -41,11 +41,14 @@ def simulate(
     With a STUDY, its settings on a table (--data), tested on rows that are held out.
     """
     on_line = {name: value for name, value in options.items() if value is not None}
-    given = _line_wins(on_line, from_toml(config)) if config else on_line
+    assignments = on_line.pop(ASSIGNMENTS, [])
+    if simulate_options.show_parameters(assignments, on_line):
+        return
+    on_line = merge_settings(on_line, read_assignments(assignments))
+    given = _override(from_toml(config), on_line) if config else on_line
     about_run = {name: given.pop(name) for name in list(given) if name in RUN_OPTIONS}
     study, prior = simulate_options.open_study(about_run)
     settings = _settings(given, about_run, study)
-    simulate_options.check_used(on_line, settings)
     repeats = about_run.get("repeats", 1)
     if type(repeats) is not int or repeats < 1:
         raise StudyError(f"repeats must be a whole number of at least 1, not {repeats!r}")
@@ -129,15 +132,16 @@ def run_all(
     return results, interrupted
 
 
-def _line_wins(line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's options with the line's on top; what the line says in another way goes out of the file."""
+def _override(file: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the file's options, overridden by those of the command line and without those they replace."""
     replaced: set[str] = set()
-    method = ALL_METHODS.get(line.get("method", ""))
+    choice = line.get("method", "")
+    method = ALL_METHODS.get(str(choice.get("name") if isinstance(choice, Mapping) else choice))
     if (method and not method.private) or any(name in line for name in BUDGETS):
         replaced.update(BUDGETS)
     if "by" in line:
         replaced.add("partition")
-    return {**{name: value for name, value in file.items() if name not in replaced}, **line}
+    return merge_settings({name: value for name, value in file.items() if name not in replaced}, line)
 
 
 def _settings(given: Mapping[str, Any], about_run: Mapping[str, Any], study: Study | None) -> Settings:

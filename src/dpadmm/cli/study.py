@@ -31,23 +31,15 @@ from dpadmm.cli.console import (
     write,
 )
 from dpadmm.data.schema import Category, Column, Interaction, Number, Ordinal, Schema
-from dpadmm.errors import DPADMMError, StudyError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import parameters
 from dpadmm.parameters.suggestions import first_of
+from dpadmm.studies.checks import dotted, study_notes, study_warnings
 from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.settings import REGISTRIES
-from dpadmm.studies.study import (
-    TABLES,
-    Confirmation,
-    Study,
-    confirmations,
-    read_study,
-    study_notes,
-    study_problems,
-    study_warnings,
-    table_parameters,
-)
+from dpadmm.studies.reading import Confirmation, confirmations, read_study, study_problems, table_parameters
+from dpadmm.studies.settings import CHOICES, Training
+from dpadmm.studies.study import TABLES, Study
 
 if TYPE_CHECKING:
     from dpadmm.data.survey import Survey
@@ -59,7 +51,7 @@ MAX_COLUMNS_SHOWN = 60
 CONFIRM = "Would these values be public for any data set? Edit any that are not, then confirm:"
 GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories", "public-rows": "the public rows"}
 _PROBLEM = re.compile(
-    rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*REGISTRIES, *TABLES))}|provenance|public_rows|study): (.+)"
+    rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*CHOICES, *TABLES))}|provenance|public_rows|study): (.+)"
 )
 
 
@@ -159,8 +151,8 @@ def _new_release(
         )
         text = secured_text(text, *masked) if masked else text
     else:
-        from dpadmm.models.evaluate import evaluation_study
         from dpadmm.models.file import load_model
+        from dpadmm.models.private_evaluation import evaluation_study
 
         assert model is not None
         aggregation = {"aggregation": "secure", "min_honest_sites": masked[0]} if masked else {}
@@ -300,13 +292,11 @@ def check(
 
 
 def _public_rows_problems(study: Study) -> list[str]:
-    """Return the problems of a study's public rows."""
-    from dpadmm.training.train import prior_from
-
+    """Return a problem if the public table is not the declared one. Its rows were checked when it was drafted."""
     assert study.public_rows is not None
     try:
-        prior_from(study, study.public_rows.verified())
-    except DPADMMError as error:
+        study.public_rows.verified()
+    except DataError as error:
         return [f"public_rows: {error}"]
     return []
 
@@ -455,7 +445,7 @@ def figures(study: Study) -> dict[str, Any]:
         "lipschitz": float(study.problem.loss.lipschitz),
         "noise_multiplier": study.noise_multiplier,
         "n_rounds": terms.plan.n_rounds,
-        "plan": terms.plan.as_json(),
+        "plan": terms.plan.to_list(),
         "delta": terms.delta,
         "epsilon_exact": exact_epsilon(math.sqrt(mu_squared), terms.delta),
         "epsilon_if_others_collude": exact_epsilon(math.sqrt(terms.shares * mu_squared), terms.delta),
@@ -500,8 +490,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
     paper = numbers["epsilon_paper"]
     intercept = ", including an intercept" if settings.intercept else ""
-    by_size = " across sites; chosen from rows and budget in one process"
-    origin = ", ".join(f"{name}: {text}" for name, text in sorted(study.provenance.items()))
+    origin = ", ".join(f"{name}: {text}" for name, text in sorted(dotted(study.provenance).items()))
     model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
         ("weights", f"{study.shape[0]} × {study.shape[1]}{intercept}"),
@@ -511,8 +500,8 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     return [
         *_describe_rows(study),
         *(model if study.kind == "training" else [("kind", study.kind), *_describe_statistics(study)]),
-        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_describe_quorum(study)}"),
-        ("noise multiplier z", study.terms.plan.noise_in_words()),
+        ("rounds", f"{_describe_rounds(settings)}{_describe_quorum(study)}"),
+        ("noise multiplier z", study.terms.plan.describe_noise()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
         *([("secure aggregation", _describe_sites(study))] if settings.min_honest_sites is not None else []),
@@ -520,6 +509,12 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         *([("constants", origin or "default")] if study.kind == "training" else []),
         *([("public rows", describe_public_rows(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def _describe_rounds(settings: Training) -> str:
+    if settings.is_open:
+        return f"chosen from rows and budget (the noise below is for {settings.planned_rounds})"
+    return str(settings.planned_rounds)
 
 
 def _describe_statistics(study: Study) -> list[tuple[str, str]]:
@@ -543,7 +538,7 @@ def _describe_sites(study: Study) -> str:
     limit = "" if study.max_rows_per_site is None else f", at most {study.max_rows_per_site:,} rows each"
     names = [site.name for site in study.roster]
     sites = f"{len(names)} sites{limit}: {first_of(names)}"
-    without = f"no roster yet (dpadmm aggregator roster){limit}"
+    without = f"no roster yet (dpadmm server propose --offer){limit}"
     return f"at least {study.training.min_honest_sites} honest; {sites if names else without}"
 
 

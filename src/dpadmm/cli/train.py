@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from typer import Option
 
 from dpadmm.cli import InterruptedRunError, console, owner_report
 from dpadmm.cli.console import (
+    EXPERIMENT,
+    NO_LEDGER,
     AsJson,
     NoPublic,
     Quiet,
-    Row,
     StudyFile,
     TableFile,
     check_free,
     chosen_public,
     echo,
-    echo_json,
-    echo_path,
-    show_table,
+    privacy_report_path,
     write,
 )
-from dpadmm.data.table import EncodedTable
 from dpadmm.errors import StudyError
-from dpadmm.models.run import Result
 from dpadmm.planning.intervals import unlikely_intervals
-from dpadmm.studies.study import read_study, study_warnings
+from dpadmm.studies.checks import study_warnings
+from dpadmm.studies.reading import read_study
 from dpadmm.training.train import agent_sizes, encode, prior_from, run_study, with_public_table
-
-NO_LEDGER = "Not recorded in a ledger. Further releases from the same rows, including another run, add to this ε."
-EXPERIMENT = "Seeded noise: a reproducible experiment without privacy protection."
 
 
 def train(
@@ -86,72 +81,37 @@ def train(
         )
     if not result.outcome.rounds:
         raise KeyboardInterrupt
-    write(report_file, result.statement.as_bytes())
+    write(report_file, result.privacy.to_bytes())
     result.model.save(output)
-    public_rows = None if public_table is None or prior is None else {"file": str(public_table), "rows": prior.n_rows}
-    if as_json:
-        echo_json({**_to_dict(result, rows, data, output), "public_rows": public_rows})
-    elif not quiet:
-        _show(result, rows, data, output)
-        if result.study.hash != study.hash:
-            rounds = f"The study sets no n_rounds; {result.training.planned_rounds} were chosen."
-            echo_path(f"{rounds} Hash of the study as run, as in the privacy report:", result.study.hash)
-        if public_table is not None and prior is not None:
-            echo(
-                f"Initialised from {prior.n_rows:,} public rows of {public_table.name}, down-weighted where the "
-                "private data disagree. They do not affect ε."
-            )
+    rendering = result.rendering()
+    rendering = replace(rendering, warnings=[f"{text}." for text in study_warnings(study, sum(result.n_rows))])
+    counts = owner_report.describe(rows.report, data)
+    rendering = rendering.extend(
+        *counts.body,
+        notes=[*counts.notes, NO_LEDGER if result.privacy.exact_noise else EXPERIMENT],
+        warnings=counts.warnings,
+        next_steps=[f"Model:          {output}", f"Privacy report: {report_file}"],
+        data={
+            "model": str(output),
+            "privacy_report": str(report_file),
+            "owner_only": counts.data["owner_only"],
+            "public_rows": None,
+        },
+    )
+    if public_table is not None and prior is not None:
+        text = f"Initialised from {prior.n_rows:,} public rows of {public_table.name}, down-weighted where the private"
+        public_rows = {"file": str(public_table), "rows": prior.n_rows}
+        rendering = rendering.extend(
+            notes=[f"{text} data disagree. They do not affect ε."], data={"public_rows": public_rows}
+        )
+    if result.study.hash != study.hash:
+        rounds = f"The study sets no n_rounds; {result.training.planned_rounds} were chosen."
+        steps = [f"{rounds} Hash of the study as run, as in the privacy report:", result.study.hash]
+        rendering = rendering.extend(next_steps=steps)
+    console.show(rendering, as_json=as_json, quiet=quiet)
     if result.interrupted:
         planned = result.training.planned_rounds
         raise InterruptedRunError(
             f"interrupted after {result.outcome.rounds} of {planned} rounds; the model is in {output}; all {planned} "
             "rounds are charged, because the decision to stop may depend on the result"
         )
-
-
-def privacy_report_path(output: Path) -> Path:
-    """Return ``m.statement.json`` for ``m.dpadmm`` or ``m.json``."""
-    return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.statement.json")
-
-
-def _to_dict(result: Result, rows: EncodedTable, data: Path, output: Path) -> dict[str, Any]:
-    worst = result.statement.as_json()["worst"]
-    names = list(result.names) or [str(i + 1) for i in range(len(result.n_rows))]
-    return {
-        "study": {"name": result.study.name, "hash": result.study.hash},
-        "model": str(output),
-        "statement": str(privacy_report_path(output)),
-        "noise": "exact" if result.privacy.exact_noise else "simulated",
-        "epsilon": worst["epsilon"][repr(float(result.privacy.delta))],
-        "epsilon_paper": worst["epsilon_paper"],
-        "epsilon_if_others_collude": worst["epsilon_if_others_collude"],
-        "delta": result.privacy.delta,
-        "agents": dict(zip(names, result.n_rows, strict=True)),
-        "rows": sum(result.n_rows),
-        "rounds": result.outcome.rounds,
-        "interrupted": result.interrupted,
-        "owner_only": owner_report.as_json(rows.report, data),
-    }
-
-
-def _show(result: Result, table: EncodedTable, data: Path, output: Path) -> None:
-    values = _to_dict(result, table, data, output)
-    study, count = result.study, len(result.n_rows)
-    agents = f"{count} agents with {console.number_range(result.n_rows, ',d')} rows each" if count > 1 else "one agent"
-    echo(f"{study.name}: {sum(result.n_rows):,} rows × {len(study.features)} features, {agents}")
-    model = f"{study.training.loss.name} loss, {study.training.regularizer.name} regularizer"
-    echo(f"{study.training.method.name}, {model}, {result.outcome.rounds} rounds")
-    rows: list[Row] = [
-        ("total ε, exact", console.rounded_up(values["epsilon"])),
-        *console.aggregation_rows(result.privacy),
-    ]
-    if values["epsilon_paper"] is not None:
-        rows.append(("total ε, paper's moments bound", console.rounded_up(values["epsilon_paper"])))
-    rows.append(("δ", f"{result.privacy.delta:g}"))
-    rows.append(("noise multiplier z", study.terms.plan.noise_in_words()))
-    show_table(("privacy loss of a person with one row", ""), rows)
-    echo(*(f"Warning: {warning}." for warning in study_warnings(study, sum(result.n_rows))))
-    owner_report.show(table.report, data)
-    exact = result.privacy.exact_noise
-    echo(NO_LEDGER if exact else EXPERIMENT, style=None if exact else "bold")
-    echo_path(f"Model:          {output}", f"Privacy report: {privacy_report_path(output)}")

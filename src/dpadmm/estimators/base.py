@@ -30,7 +30,8 @@ from dpadmm.estimators.validation import positive
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import row_norms
 from dpadmm.methods.prior import Prior, prior_of
-from dpadmm.models.explain import CONSERVATIVE, Explanation, in_units
+from dpadmm.models.explain import in_units
+from dpadmm.models.explanation import CONSERVATIVE, Explanation
 from dpadmm.models.model import Model
 from dpadmm.models.run import Result, check_min_honest_sites
 from dpadmm.parameters.fields import Count, Delta, Honest, Positive, Rounds, Share, nearest
@@ -227,6 +228,14 @@ class PrivateLinearModel(BaseEstimator):
         max_weight = positive("weight_max", weights.max() if self.weight_max is None else self.weight_max)
         return np.minimum(weights / max_weight, 1.0), max_weight, leaks
 
+    def _method(self) -> dict[str, Any]:
+        """Return the method with those of the estimator's parameters that it has."""
+        if self.method == "auto":
+            return {"name": "auto", "inference": self.inference}
+        if self.inference:
+            raise StudyError(f"{self.method} does not support inference; use auto, or remove inference")
+        return {"name": self.method, "rho": self.rho, "weight_radius": self.weight_radius}
+
     def _settings(self, n_rows: int, encoding: Encoding, strength: float, half: float, **loss: Any) -> Settings:
         """Return the settings of the fit. ``strength`` is the penalty in the units of the rows, times ``n_rows``."""
         seed = self.random_state
@@ -236,13 +245,10 @@ class PrivateLinearModel(BaseEstimator):
             epsilon=self.epsilon,
             delta=self.delta,
             intercept=self.fit_intercept,
-            method=self.method,
+            method=self._method(),
             n_rounds=self.max_iter,
             aggregation=self.aggregation,
             min_honest_sites=self.min_honest_sites,
-            inference=self.inference,
-            rho=self.rho,
-            weight_radius=self.weight_radius,
             clip_rows=True,
             test_rows=0,
             metrics_every=0,
@@ -254,9 +260,9 @@ class PrivateLinearModel(BaseEstimator):
         prepared = prepare(dataset, settings)
         problem, rows = prepared.problem, prepared.rows
         check_min_honest_sites(settings.min_honest_sites, rows.n_agents)
-        settings = settings.with_rounds(problem, rows)
+        settings = settings.resolved(problem, rows)
         n_rounds = settings.planned_rounds
-        method = settings.rounds(problem, rows, np.full(rows.n_agents, n_rounds))
+        method = settings.build(problem, rows, np.full(rows.n_agents, n_rounds))
         if self.random_state is None:
             try:
                 for release, _ in method.plan(0, n_rounds).runs:  # all agents have the same
@@ -283,7 +289,7 @@ class PrivateLinearModel(BaseEstimator):
             X, y = validated(self, *public[:2], reset=False)
             weights = None if max_weight is None else np.minimum(as_weights(public[2], X) / max_weight, 1.0)
             dataset = encode(X, y, weights=weights)
-            prepared = prepare(dataset, settings.changed(partition="equal", n_agents=1))
+            prepared = prepare(dataset, settings.with_changes(partition="equal", n_agents=1))
             return prior_of(prepared.problem, prepared.rows)
         except ValueError as error:
             raise DataError(f"public: {error}") from None
@@ -295,9 +301,9 @@ class PrivateLinearModel(BaseEstimator):
             noise = ExactNoise() if self.random_state is None else None
             result = run_prepared(prepared, settings, noise=noise, prior=prior)
         self.n_iter_, self._weighted = result.outcome.rounds, prepared.problem.weighted
-        self.privacy_ = with_leak_notice(result.privacy.as_json(), leaks)
+        self.privacy_ = with_leak_notice(result.privacy.to_dict(), leaks)
         if (n := len(result.n_rows)) > 1:
-            self.privacy_["agents"] = f"{n} simulated in one process, which has the rows of all agents"
+            self.privacy_["simulated_agents"] = f"{n} simulated in one process, which has the rows of all agents"
         return result
 
     def _warn(self, leaks: Sequence[str]) -> None:
@@ -323,7 +329,7 @@ class PrivateLinearModel(BaseEstimator):
 
     def _accountants(self) -> Sequence[BudgetAccountant]:
         """Return the accountants to charge: the estimator's own, then the open ones of this and the sending process."""
-        remote = [accountant for accountant in self._sent_from if not accountant.here]
+        remote = [accountant for accountant in self._sent_from if not accountant.is_chargeable]
         if self.accountant is None:
             return [*open_accountants(), *remote]
         if not isinstance(self.accountant, BudgetAccountant):
@@ -378,7 +384,7 @@ def _is_in_search() -> bool:
 
 def with_leak_notice(report: dict[str, Any], leaks: Sequence[str]) -> dict[str, Any]:
     """Return a privacy report that lists the values it does not cover."""
-    notice = f"; it does not cover values inferred from the data: {', '.join(leaks)}" if leaks else ""
+    notice = f" It does not cover values inferred from the data: {', '.join(leaks)}." if leaks else ""
     return report | {"guarantee": report["guarantee"] + notice, "read_off_the_data": list(leaks)}
 
 

@@ -381,9 +381,7 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
             encoding,
             strength=float(self.alpha) / max_weight,
             half=half,
-            loss=self.loss,
-            loss_gradient_bound=self.gradient_bound,
-            loss_delta=self.gradient_bound,
+            loss={"name": self.loss, "delta" if self.loss == "huber" else "gradient_bound": self.gradient_bound},
             **partition_settings(groups, self.n_agents),
         )
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dpadmm.figures.style import GREY, Look, dress, kinds, legend, new_figure, plain_text
-from dpadmm.models.explain import Coefficient, Explanation, alike
+from dpadmm.models.explanation import Coefficient, Explanation, alike
 
 LONGEST = 44
 """Characters of a name that are shown."""
@@ -25,7 +25,8 @@ def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Fig
 
     If the exponentials are ratios, the axis and the numbers at the right show ratios.
     """
-    known = [each for each in explanation.coefficients if explanation.unknown or each.standard_error is not None]
+    reason = explanation.no_intervals_because
+    known = [each for each in explanation.coefficients if reason or each.standard_error is not None]
     shown = known[:top]
     figure = new_figure(7.2, MARGIN + PER_ROW * max(len(shown), 3))
     axes = figure.subplots()
@@ -39,7 +40,7 @@ def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Fig
         axes, title=plain_text(_short(title)), x=f"change of: {explanation.score}\n(over the whole range of the column)"
     )
     axes.grid(visible=False, axis="y")
-    ratios = bool(explanation.ratios) and not explanation.unknown and bool(shown)
+    ratios = bool(explanation.ratios) and not reason and bool(shown)
     if ratios and (ticks := _ratio_ticks(*axes.get_xlim())):
         axes.set_xticks([math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
         axes.set_xlabel(f"ratio of the {explanation.score.removeprefix('log ')}\n(over the whole range of the column)")
@@ -48,7 +49,7 @@ def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Fig
     for output, look in looks.items():
         if output:
             axes.plot(nothing, nothing, look.marker, color=look.color, label=plain_text(output))
-    if not explanation.unknown:
+    if not reason:
         axes.errorbar(nothing, nothing, xerr=nothing, color=GREY, capsize=2.5,
                       label="95% confidence interval")  # fmt: skip
         axes.plot(nothing, nothing, "o", color=GREY, markerfacecolor="white",

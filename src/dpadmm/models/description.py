@@ -1,21 +1,20 @@
 """Private statistics as tables: consistent counts, means, quantiles and two-way tables, with standard errors.
 
-All of it is post-processing of one release (:class:`Released`) and public numbers. Counts of a column add up to the
-number of rows, and the margins of a two-way table to the counts of its columns; this is linear, so that standard errors
-stay exact: the noise of every count is independent and has the same σ. What is then below 0 is cut: counts are the
-nearest ones that are not negative and have the same total, and tables are scaled to their margins. Their errors are at
-most those that are given, over all bins together, since the truth is not negative either
-(docs/decisions/0021-statistics.md).
+Everything is computed from one release (:class:`Released`) and public numbers. The counts of a column add up to the
+number of rows, and the margins of a two-way table to the counts of its columns. This adjustment is linear and the noise
+of the counts is independent with the same σ, so standard errors are exact. Negative counts are then projected to the
+nearest non-negative counts with the same total, and tables are scaled to their margins. This does not increase the
+total error, because the true counts are not negative (docs/decisions/0021-statistics.md).
 
-``noise_se`` counts the privacy noise alone, as for a statement about these very rows; ``se`` also that they are a
-sample.
+``noise_se`` is the standard error of the privacy noise, for conclusions about these rows. ``se`` includes sampling
+variation.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,25 +28,30 @@ from dpadmm.data.schema_file import RELEASED, schema_as_json
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
 from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import Released, ReleaseRounds, StatisticsRelease
+from dpadmm.methods import Released, ReleaseMethod, StatisticsRelease
 from dpadmm.models.file import require_texts
 from dpadmm.models.model import Finished
 from dpadmm.parameters.suggestions import first_of, unknown_name
+from dpadmm.rendering import Block, Cell, Column, Paragraph, Renderable, Rendering, Row, Table
+from dpadmm.rendering.formats import percent
 from dpadmm.studies.drafts import Draft, DraftColumn
-from dpadmm.studies.study import Study, study_from
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 
-FORMAT = "dpadmm-description/1"
+FORMAT = "dpadmm-description/2"
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Quantiles that are given."""
+"""Levels of the quantiles."""
 
-CLEAR = 2.0
-"""Standard errors that a variance is above 0, where a standard deviation is given."""
+MIN_VARIANCE_ERRORS = 2.0
+"""Number of standard errors by which a variance must exceed 0 for a standard deviation."""
 
-LARGEST = 10**12
+MAX_NUMBER = 10**12
+MAX_VALUES_SHOWN, MAX_COLUMNS_SHOWN = 12, 7
+"""Values of a column, and columns of a two-way table, that are shown."""
 
 
 class Estimate(NamedTuple):
-    """A number, the standard error of its privacy noise, and that which counts the sample too."""
+    """A number with the standard error of its privacy noise, and with sampling variation."""
 
     value: float
     noise_se: float
@@ -56,10 +60,10 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ColumnSummary:
-    """What is known of a column: counts by bin, missing cells last; of numbers also moments and quantiles.
+    """Counts of a column by bin, with missing cells last. Numbers also have moments and quantiles.
 
-    Moments and quantiles are of cells that are not missing, clamped to the bounds; with ``transform`` log, mean and
-    standard deviation are those of ln(x). ``sd`` is None where noise hides it.
+    Moments and quantiles are of the non-missing cells, clamped to the bounds. With a log transform, mean and standard
+    deviation are those of ln(x). ``sd`` is None if the noise is too large.
     """
 
     bins: Counts
@@ -78,13 +82,13 @@ class ColumnSummary:
         return float(self.counts[-1])
 
     @property
-    def rows(self) -> float:
-        """Cells that are not missing."""
-        return float(self.counts[:-1].sum())
+    def is_log(self) -> bool:
+        """Whether moments are those of the logarithm."""
+        return isinstance(self.bins.column, Number) and self.bins.column.transform == "log"
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         bins = zip(self.bins.labels, self.counts.tolist(), strict=True)
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "name": self.name,
             "kind": self.bins.column.kind,
             "count_noise_se": self.noise_se,
@@ -92,14 +96,14 @@ class ColumnSummary:
             "missing": self.missing,
         }
         if self.quantiles is not None and self.mean is not None and isinstance(self.bins.column, Number):
-            found |= {
+            values |= {
                 "edges": list(self.bins.edges),
-                "moments_of": "ln(x)" if self.bins.column.transform == "log" else "x",
+                "moments_of": "ln(x)" if self.is_log else "x",
                 "mean": self.mean._asdict(),
                 "sd": self.sd and self.sd._asdict(),
-                "quantiles": [{"level": level, **each._asdict()} for level, each in self.quantiles.items()],
+                "quantiles": [{"level": level, **estimate._asdict()} for level, estimate in self.quantiles.items()],
             }
-        return found
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +114,7 @@ class TwoWay:
     counts: Floats
     noise_se: float
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         one, other = self.pair
         return {
             "rows": one.name,
@@ -123,17 +127,16 @@ class TwoWay:
 
 
 @dataclass(frozen=True, eq=False)
-class Description:
-    """The result of a statistics study.
+class Description(Renderable):
+    """Result of a statistics study.
 
-    ``all_count``: no row can be silent, as in one process; else how many count is estimated from the release.
+    ``all_count``: no row is silenced, as in one process. Otherwise the number of rows that count is estimated.
     """
 
     study: Study
     released: Released
     all_count: bool
     privacy: Mapping[str, Any]
-    statement: Mapping[str, Any]
 
     @cached_property
     def noise(self) -> float:
@@ -147,21 +150,21 @@ class Description:
 
     @cached_property
     def _parts(self) -> list[tuple[Any, Floats]]:
-        """What was released of each column and table, in counts."""
+        """The release of each column and table, in counts."""
         assert self.study.encoding is not None
-        found, first = [], 0
-        for each in self.study.encoding.columns:
-            width = len(each.features)
-            found.append((each, self.released.sums[first : first + width] * self._unit))
+        parts, first = [], 0
+        for part in self.study.encoding.columns:
+            width = len(part.features)
+            parts.append((part, self.released.sums[first : first + width] * self._unit))
             first += width
-        return found
+        return parts
 
     @cached_property
     def total(self) -> Estimate:
-        """Rows that count: all, or by the counts of all columns, each weighted by its noise."""
+        """Number of rows that count: all, or the mean over the columns, weighted by their noise."""
         if self.all_count:
             return Estimate(float(self.released.n_rows), 0.0, 0.0)
-        sums = [(float(noisy.sum()), len(noisy)) for each, noisy in self._parts if isinstance(each, Counts)]
+        sums = [(float(noisy.sum()), len(noisy)) for part, noisy in self._parts if isinstance(part, Counts)]
         weight = sum(1.0 / size for _, size in sums)
         value = sum(total / size for total, size in sums) / weight
         error = self.noise / math.sqrt(weight)
@@ -170,35 +173,36 @@ class Description:
     @cached_property
     def columns(self) -> dict[str, ColumnSummary]:
         """Every column, by its name."""
-        moments = {each.column.name: noisy for each, noisy in self._parts if isinstance(each, NumberMoments)}
-        found = {}
+        moments = {part.column.name: noisy for part, noisy in self._parts if isinstance(part, NumberMoments)}
+        columns = {}
         for bins, noisy in self._parts:
             if isinstance(bins, Counts):
                 size = len(noisy)
-                even = noisy + (self.total.value - noisy.sum()) / size
-                counts = not_negative(even, self.total.value)
+                adjusted = noisy + (self.total.value - noisy.sum()) / size
+                counts = project_to_total(adjusted, self.total.value)
                 error = math.hypot(self.noise * math.sqrt(1.0 - 1.0 / size), self.total.noise_se / size)
-                told = self._of_number(bins, counts, error, moments[bins.name]) if bins.name in moments else ()
-                found[bins.name] = ColumnSummary(bins, counts, error, *told)
-        return found
+                estimates = self._estimates(bins, counts, error, moments[bins.name]) if bins.name in moments else ()
+                columns[bins.name] = ColumnSummary(bins, counts, error, *estimates)
+        return columns
 
     @cached_property
     def tables(self) -> list[TwoWay]:
         """Every two-way table, with the margins of :attr:`columns`."""
-        found = []
-        for each, noisy in self._parts:
-            if isinstance(each, Crossed):
-                one, other = (self.columns[bins.name] for bins in each.pair)
+        tables = []
+        for part, noisy in self._parts:
+            if isinstance(part, Crossed):
+                one, other = (self.columns[bins.name] for bins in part.pair)
                 a, b = len(one.counts), len(other.counts)
                 inside = (1.0 - 1.0 / a) * (1.0 - 1.0 / b)
                 error = math.hypot(self.noise * math.sqrt(inside), one.noise_se / b, other.noise_se / a)
-                found.append(TwoWay(each.pair, with_margins(noisy.reshape(a, b), one.counts, other.counts), error))
-        return found
+                counts = scale_to_margins(noisy.reshape(a, b), one.counts, other.counts)
+                tables.append(TwoWay(part.pair, counts, error))
+        return tables
 
-    def _of_number(
+    def _estimates(
         self, bins: Counts, counts: Floats, count_error: float, moments: Floats
     ) -> tuple[Estimate, Estimate | None, dict[float, Estimate]]:
-        """Mean, standard deviation and quantiles of a number."""
+        """Return mean, standard deviation and quantiles of a number."""
         assert isinstance(bins.column, Number)
         (low, high), n = bins.column.ends, max(float(counts[:-1].sum()), 1.0)
         half, middle = (high - low) / 2.0, (high + low) / 2.0
@@ -209,39 +213,51 @@ class Description:
         sample = math.sqrt(max(variance, 0.0) / n)
         mean = Estimate(middle + half * x, half * x_error, half * math.hypot(x_error, sample))
         sd = None
-        if variance > CLEAR * error:
+        if variance > MIN_VARIANCE_ERRORS * error:
             root = math.sqrt(variance)
-            by_noise = error / (2.0 * root)
-            sd = Estimate(half * root, half * by_noise, half * math.hypot(by_noise, root / math.sqrt(2.0 * n)))
+            noise_se = error / (2.0 * root)
+            sd = Estimate(half * root, half * noise_se, half * math.hypot(noise_se, root / math.sqrt(2.0 * n)))
         return mean, sd, self._quantiles(bins, counts[:-1], n)
 
     def _quantiles(self, bins: Counts, counts: Floats, n: float) -> dict[float, Estimate]:
-        """By the line through the cumulated counts at the edges; errors by how far a share of rows moves it."""
-        edges, reached = np.array(bins.edges), np.concatenate([[0.0], np.cumsum(counts)]) / n
-        steps = np.arange(len(reached))
-        noise = self.noise * np.sqrt(steps * (1.0 - steps / (len(reached) + 1.0))) / n
+        """Return quantiles by linear interpolation of the cumulative counts; errors follow from its slope."""
+        edges, cumulative = np.array(bins.edges), np.concatenate([[0.0], np.cumsum(counts)]) / n
+        steps = np.arange(len(cumulative))
+        noise = self.noise * np.sqrt(steps * (1.0 - steps / (len(cumulative) + 1.0))) / n
 
         def value(level: float) -> float:
-            return float(np.interp(np.clip(level, 0.0, 1.0), reached, edges))
+            return float(np.interp(np.clip(level, 0.0, 1.0), cumulative, edges))
 
-        found = {}
+        quantiles = {}
         for level in LEVELS:
-            by_noise = float(np.interp(value(level), edges, noise))
-            both = math.hypot(by_noise, math.sqrt(level * (1.0 - level) / n))
-            errors = [(value(level + each) - value(level - each)) / 2.0 for each in (by_noise, both)]
-            found[level] = Estimate(value(level), *errors)
-        return found
+            noise_se = float(np.interp(value(level), edges, noise))
+            total_se = math.hypot(noise_se, math.sqrt(level * (1.0 - level) / n))
+            errors = [(value(level + error) - value(level - error)) / 2.0 for error in (noise_se, total_se)]
+            quantiles[level] = Estimate(value(level), *errors)
+        return quantiles
 
     @property
     def sentence(self) -> str:
-        """What to say beside the numbers."""
+        """The guarantee and the noise, in two sentences."""
         return (
             f"{privacy_sentence(self.privacy)} Every count has noise of standard deviation {self.noise:,.1f}; standard "
             "errors include it."
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain values; :func:`load_description` takes the file back."""
+    def rendering(self) -> Rendering:
+        """Return a table of numbers, a table of other columns, and the two-way tables."""
+        rows = f"{self.released.n_rows:,} rows"
+        if not self.all_count:
+            rows += f", of which about {self.total.value:,.0f} ± {self.total.noise_se:,.0f} count"
+        numbers = [column for column in self.columns.values() if column.mean is not None]
+        others = [column for column in self.columns.values() if column.mean is None]
+        body: list[Block] = [_number_table(numbers)] if numbers else []
+        body += [_value_table(others, self.total.value)] if others else []
+        body += [_two_way_block(table) for table in self.tables]
+        return Rendering(title=f"{self.study.name}: {rows}", body=body, notes=[self.sentence])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of a results file, which :func:`load_description` reads."""
         return {
             "format": FORMAT,
             "name": self.study.name,
@@ -249,8 +265,8 @@ class Description:
             "rows_that_count": self.total._asdict(),
             "noise_of_a_count": self.noise,
             "privacy_sentence": self.sentence,
-            "columns": [each.as_json() for each in self.columns.values()],
-            "tables": [each.as_json() for each in self.tables],
+            "columns": [column.to_dict() for column in self.columns.values()],
+            "tables": [table.to_dict() for table in self.tables],
             "study": self.study.as_json(),
             "released": {
                 "n_rows": self.released.n_rows,
@@ -259,65 +275,112 @@ class Description:
                 "all_count": self.all_count,
             },
             "privacy": dict(self.privacy),
-            "statement": dict(self.statement),
         }
 
 
+def _number_table(columns: Sequence[ColumnSummary]) -> Table:
+    """Return moments and quartiles of numbers."""
+    headings = [
+        Column("", "number"),
+        Column("", "missing", ",.0f"),
+        Column("", "mean", ".4g"),
+        Column("", "± se", ".2g"),
+    ]
+    headings += [Column("", "sd", ".3g"), *(Column("", name, ".4g") for name in ("25%", "median", "75%"))]
+    rows = []
+    for column in columns:
+        assert column.mean is not None
+        assert column.quantiles is not None
+        sd = Cell(text="hidden") if column.sd is None else column.sd.value
+        quartiles = [column.quantiles[level].value for level in (0.25, 0.5, 0.75)]
+        name = f"{column.name}{' (ln)' * column.is_log}"
+        rows.append((name, column.missing, column.mean.value, column.mean.se, sd, *quartiles))
+    has_log = any(column.is_log for column in columns)
+    return Table(headings, rows, caption="Columns marked ln: mean and sd of the logarithm." if has_log else "")
+
+
+def _value_table(columns: Sequence[ColumnSummary], total: float) -> Table:
+    """Return counts and shares of values: all, or the most frequent of many."""
+    headings = [Column("", "column and value"), Column("", "rows", ",.0f"), Column("", "± noise", ",.0f")]
+    rows: list[Row] = []
+    for column in columns:
+        pairs = list(zip(column.bins.labels, column.counts.tolist(), strict=True))
+        shown = pairs
+        if len(pairs) > MAX_VALUES_SHOWN:
+            shown = sorted(pairs[:-1], key=lambda pair: -pair[1])[: MAX_VALUES_SHOWN - 1]
+        rows += [(), (Cell(text=column.name, style="bold"),)]
+        rows += [(f"  {label}", count, column.noise_se, count / total) for label, count in shown]
+        if len(shown) < len(pairs):
+            rows.append((f"  and {len(pairs) - len(shown)} more values",))
+    return Table([*headings, Column("", "share", percent)], rows[1:])
+
+
+def _two_way_block(table: TwoWay) -> Block:
+    """Return the counts, or their number if there are too many to show."""
+    one, other = table.pair
+    noise = f"± {table.noise_se:,.0f}"
+    if len(other.labels) > MAX_COLUMNS_SHOWN or len(one.labels) > 3 * MAX_VALUES_SHOWN:
+        return Paragraph(f"{one.name} × {other.name}: {table.counts.size:,} cells, in the file ({noise}).")
+    headings = [Column("", f"{one.name} × {other.name}"), *(Column("", label, ",.0f") for label in other.labels)]
+    rows = [(label, *counts) for label, counts in zip(one.labels, table.counts.tolist(), strict=True)]
+    return Table(headings, rows, caption=f"Each cell {noise} (noise).")
+
+
 def released_by(result: Finished, kind: str) -> Released:
-    """What a run of a study of this kind released."""
+    """Return the release of a study of this kind."""
     if result.study.kind != kind:
-        raise StudyError(f'the study is of the kind "{result.study.kind}", and not "{kind}"')
-    method: ReleaseRounds = result.method
+        raise StudyError(f'the kind of the study must be "{kind}", not "{result.study.kind}"')
+    method: ReleaseMethod = result.method
     return method.released(result.broadcast)
 
 
 def description_of(result: Finished, *, all_count: bool) -> Description:
-    """The description that a run gives: nothing of the rows is in it but what was released."""
+    """Return the description from the run of a statistics study. It contains released values only."""
     released = released_by(result, StatisticsRelease.name)
     if result.study.schema is None:
         raise StudyError("statistics of a table need [columns] with public bounds and values")
-    return Description(result.study, released, all_count, result.privacy.as_json(), result.statement.as_json())
+    return Description(result.study, released, all_count, result.privacy.to_dict())
 
 
 def load_description(path: Path) -> Description:
-    """A description from the file that ``dpadmm describe`` or ``aggregator export`` wrote."""
+    """Read a file that ``dpadmm describe`` or an export of a study wrote."""
     try:
-        table = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         raise DataError(f"{path}: not a file of private statistics (JSON)") from None
-    return description_from(table, str(path))
+    return description_from(content, str(path))
 
 
-def description_from(table: Any, where: str) -> Description:
-    """A description from its JSON; the numbers of the release are in it, and all others are computed again."""
-    if not isinstance(table, Mapping) or table.get("format") != FORMAT:
+def description_from(content: Any, where: str) -> Description:
+    """Return the description from its JSON: the release is read, and everything else is recomputed."""
+    if not isinstance(content, Mapping) or content.get("format") != FORMAT:
         raise DataError(f'{where}: not a file of private statistics: format must be "{FORMAT}"')
     try:
-        study, said = study_from(table["study"], where), table["released"]
-        sums = np.array(said["sums"], dtype=float)
-        n_rows, noise = said["n_rows"], float(said["noise_std"])
-        good = study.kind == StatisticsRelease.name and study.schema is not None and sums.shape == (study.shape[0],)
-        good = good and type(n_rows) is int and 1 <= n_rows <= LARGEST and type(said["all_count"]) is bool
-        good = good and bool((np.abs(sums) <= LARGEST).all()) and 0.0 <= noise <= LARGEST
-        if not good or not all(isinstance(table[name], Mapping) for name in ("privacy", "statement")):
+        study, release = study_from(content["study"], where), content["released"]
+        sums = np.array(release["sums"], dtype=float)
+        n_rows, noise = release["n_rows"], float(release["noise_std"])
+        valid = study.kind == StatisticsRelease.name and study.schema is not None and sums.shape == (study.shape[0],)
+        valid = valid and type(n_rows) is int and 1 <= n_rows <= MAX_NUMBER and type(release["all_count"]) is bool
+        valid = valid and bool((np.abs(sums) <= MAX_NUMBER).all()) and 0.0 <= noise <= MAX_NUMBER
+        if not valid or not isinstance(content["privacy"], Mapping):
             raise ValueError
-        require_texts({name: table[name] for name in ("privacy", "statement")}, where)
+        require_texts({"privacy": content["privacy"]}, where)
     except DPADMMError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise DataError(f"{where}: damaged; its numbers are not those of a statistics study") from None
     released = Released(n_rows, noise, sums)
-    return Description(study, released, said["all_count"], table["privacy"], table["statement"])
+    return Description(study, released, release["all_count"], content["privacy"])
 
 
-MOST_MISSING = 0.05
-"""A larger share of missing cells gets a feature of its own in a draft."""
+MAX_MISSING = 0.05
+"""Share of missing cells above which a draft adds an indicator."""
 
 
 def draft_from_statistics(description: Description, label: str) -> Draft:
-    """A draft of a study that predicts a column: public bounds and values, centers and scales from the release.
+    """Return a draft that predicts a column: public bounds and values, with centers and scales from the release.
 
-    What comes from the release is marked with the hash of its study. It is public, since it was paid for.
+    Values from the release are marked with the hash of its study. They are public, and their ε has been charged.
     """
     study = description.study
     assert study.schema is not None
@@ -332,14 +395,14 @@ def draft_from_statistics(description: Description, label: str) -> Draft:
         about["classes"] = ("false", "true")
     elif isinstance(target, Category | Ordinal):
         about["classes"] = target.values
-    told = schema_as_json(study.schema)["columns"]
-    columns = [_drafted(description.columns[each["name"]], each, study.hash) for each in told if each["name"] != label]
-    paid = f"centers and scales come from a private release, whose ε adds to this study's. {description.sentence}"
-    return Draft(tuple(columns), about, study.name, comments=(paid.rstrip("."),))
+    settings = [column for column in schema_as_json(study.schema)["columns"] if column["name"] != label]
+    columns = [_draft_column(description.columns[column["name"]], column, study.hash) for column in settings]
+    comment = f"centers and scales come from a private release, whose ε adds to this study's. {description.sentence}"
+    return Draft(tuple(columns), about, study.name, comments=(comment.rstrip("."),))
 
 
-def _drafted(known: ColumnSummary, about: dict[str, Any], study: str) -> DraftColumn:
-    """A column as a study has it, with what was released of it."""
+def _draft_column(known: ColumnSummary, about: dict[str, Any], study: str) -> DraftColumn:
+    """Return the settings of a column, with center and scale from the release."""
     kept = {key: tuple(value) if isinstance(value, list) else value for key, value in about.items()}
     kept = {key: value for key, value in kept.items() if value not in (None, (), "none", "middle") and key != "name"}
     n, notes = known.counts.sum(), []
@@ -351,53 +414,53 @@ def _drafted(known: ColumnSummary, about: dict[str, Any], study: str) -> DraftCo
             if count < 2.0 * known.noise_se
         ]
         notes += [f"hardly any rows, or none: {first_of(rare)}"] if rare else []
-        notes += [f"{other / n:.0%} of the rows have none of the values"] if other > MOST_MISSING * n else []
+        notes += [f"{other / n:.0%} of the rows have none of the values"] if other > MAX_MISSING * n else []
         return DraftColumn(known.name, kept, "; ".join(notes))
     if "bins" not in kept:
         if known.sd is None:
-            notes.append("noise hides its standard deviation, so that it has bounds alone")
+            notes.append("too much noise for a standard deviation, so only bounds are set")
         else:
             kept |= {
-                "center": _shortened(known.mean.value, known.mean.se),
-                "scale": _shortened(known.sd.value, known.sd.se),
+                "center": _rounded(known.mean.value, known.mean.se),
+                "scale": _rounded(known.sd.value, known.sd.se),
             }
             kept[RELEASED] = study
-    if known.missing > MOST_MISSING * n and known.missing > 2.0 * known.noise_se:
+    if known.missing > MAX_MISSING * n and known.missing > 2.0 * known.noise_se:
         kept["missing"] = "indicator"
         notes.append(f"about {known.missing / n:.0%} of the cells are missing")
     return DraftColumn(known.name, kept, "; ".join(notes))
 
 
-def _shortened(value: float, error: float) -> float:
-    """A number with the digits that its error leaves it."""
+def _rounded(value: float, error: float) -> float:
+    """Round a number to the digits that its error allows."""
     digits = 1 - math.floor(math.log10(error)) if error > 0.0 else 6
     return round(value, digits)
 
 
-def not_negative(values: Floats, total: float) -> Floats:
-    """The nearest numbers that are at least 0 and add up to a total.
+def project_to_total(values: Floats, total: float) -> Floats:
+    """Return the nearest numbers that are at least 0 and add up to a total.
 
     Examples
     --------
-    >>> not_negative(np.array([6.0, 5.0, -1.0]), 10.0).tolist()
+    >>> project_to_total(np.array([6.0, 5.0, -1.0]), 10.0).tolist()
     [5.5, 4.5, 0.0]
     """
-    falling = np.sort(values)[::-1]
-    over = (np.cumsum(falling) - total) / np.arange(1, len(values) + 1)
-    cut = over[np.flatnonzero(falling > over)[-1]]
-    return np.asarray(np.maximum(values - cut, 0.0))
+    descending = np.sort(values)[::-1]
+    excess = (np.cumsum(descending) - total) / np.arange(1, len(values) + 1)
+    shift = excess[np.flatnonzero(descending > excess)[-1]]
+    return np.asarray(np.maximum(values - shift, 0.0))
 
 
-def with_margins(table: Floats, rows: Floats, columns: Floats) -> Floats:
-    """A table with these margins: shifted to them, cut at 0, and scaled by rows and columns in turn."""
+def scale_to_margins(table: Floats, rows: Floats, columns: Floats) -> Floats:
+    """Return a table with these margins: shifted, clipped at 0, then scaled by rows and columns in turn."""
     a, b = table.shape
     shifted = table + ((rows - table.sum(axis=1)) / b)[:, None] + (columns - table.sum(axis=0)) / a
     shifted += (table.sum() - rows.sum()) / (a * b)
-    least = np.outer(rows, columns) / max(rows.sum(), 1e-300) * 1e-9  # where a whole line was cut
-    found = np.maximum(shifted, least)
+    minimum = np.outer(rows, columns) / max(rows.sum(), 1e-300) * 1e-9  # for a row or column that was clipped entirely
+    scaled = np.maximum(shifted, minimum)
     for _ in range(200):
-        found *= (rows / np.maximum(found.sum(axis=1), 1e-300))[:, None]
-        found *= columns / np.maximum(found.sum(axis=0), 1e-300)
-        if np.abs(found.sum(axis=1) - rows).max() <= 1e-9 * max(rows.sum(), 1.0):
+        scaled *= (rows / np.maximum(scaled.sum(axis=1), 1e-300))[:, None]
+        scaled *= columns / np.maximum(scaled.sum(axis=0), 1e-300)
+        if np.abs(scaled.sum(axis=1) - rows).max() <= 1e-9 * max(rows.sum(), 1.0):
             break
-    return np.asarray(found)
+    return np.asarray(scaled)

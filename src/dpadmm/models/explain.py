@@ -18,24 +18,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from dpadmm.data.schema import OTHER, Boolean, Category, Column, Interaction, Number, Ordinal, Plain, Schema
-from dpadmm.errors import DataError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT
+from dpadmm.models.explanation import (
+    AGAINST_AVERAGE,
+    CONSERVATIVE,
+    MISSING,
+    PER_DOUBLING,
+    PER_STEP,
+    PER_UNIT,
+    TRUE_FALSE,
+    Coefficient,
+    Explanation,
+)
 from dpadmm.models.model import Model
-
-PER_UNIT, PER_DOUBLING, PER_STEP = "per unit", "per doubling", "per step"
-TRUE_FALSE, AGAINST_AVERAGE, MISSING = "if true", "vs average", "if missing"
-LEVEL = 0.95
-WIDE = 1000.0
-"""Range of a column from which tables show the change per power of ten units."""
 
 NO_INTERVAL = (
     "they need a separate release, because the effect of noise on a coefficient depends on the covariance of the "
@@ -51,224 +53,6 @@ NOT_CLEAR = (
 
 BATCH_SIZE = 256
 """Number of coefficients computed at a time."""
-
-
-@dataclass(frozen=True)
-class Coefficient:
-    """Change of the score per unit (``per``) of a column, or for a category, a bin or a missing value.
-
-    Attributes
-    ----------
-    column, value, per : str
-        The column; its category, bin or ``missing`` (else empty); the unit of the change.
-    output : str
-        Class whose score changes, if there is one score per class.
-    coefficient : float
-        The change.
-    standard_error : float, optional
-        Standard error from sampling and privacy noise. None without a release, or if the rows contain no information
-        about this coefficient.
-    span : float
-        Range of the value.
-    unseen : bool
-        Whether no public row had the value, according to the study.
-    """
-
-    column: str
-    value: str
-    per: str
-    output: str
-    coefficient: float
-    standard_error: float | None
-    span: float
-    unseen: bool = False
-
-    @property
-    def name(self) -> str:
-        """The column, with the value if there is one."""
-        return f"{self.column}={self.value}" if self.value else self.column
-
-    @property
-    def effect(self) -> float:
-        """Change of the score over the whole range of the column."""
-        return self.coefficient * self.span
-
-    @property
-    def in_table(self) -> Coefficient:
-        """The coefficient for display: for a column with a wide range, per 100, per 10,000, and so on.
-
-        The unit is the power of ten between a hundredth and a tenth of the range, so that ratios visibly differ from 1.
-        """
-        if self.per != PER_UNIT or self.span < WIDE:
-            return self
-        unit = 10.0 ** (math.floor(math.log10(self.span)) - 1)
-        error = None if self.standard_error is None else self.standard_error * unit
-        value, span = self.coefficient * unit, self.span / unit
-        return replace(self, per=f"per {unit:,.0f}", coefficient=value, standard_error=error, span=span)
-
-    def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
-        """Return the confidence interval (low, high), or None without a standard error."""
-        if self.standard_error is None:
-            return None
-        margin = float(ndtri(0.5 + 0.5 * level)) * self.standard_error
-        return self.coefficient - margin, self.coefficient + margin
-
-    @property
-    def p_value(self) -> float | None:
-        """Two-sided p-value of the hypothesis that the coefficient is 0."""
-        if not self.standard_error:
-            return None
-        return float(2.0 * ndtr(-abs(self.coefficient) / self.standard_error))
-
-    def row(self, *, ratios: str) -> dict[str, Any]:
-        """Return values by name. ``ratios`` is the name of the exponential of the coefficient; empty for none."""
-        low, high = self.interval() or (None, None)
-        row = {
-            "column": self.column,
-            "value": self.value or None,
-            "class": self.output or None,
-            "per": self.per,
-            "coefficient": self.coefficient,
-            "standard_error": self.standard_error,
-            "low": low,
-            "high": high,
-            "p_value": self.p_value,
-        }
-        if ratios:
-            name = ratios.replace(" ", "_")
-            logs = {name: self.coefficient, f"{name}_low": low, f"{name}_high": high}
-            row |= {name: None if value is None else ratio(value) for name, value in logs.items()}
-        return row
-
-    def as_json(self, *, ratios: str) -> dict[str, Any]:
-        return {**self.row(ratios=ratios), "effect_over_range": self.effect, "unseen": self.unseen}
-
-
-def ratio(logarithm: float) -> float | None:
-    """Return the ratio of odds, rates or hazards; None if it overflows."""
-    return math.exp(logarithm) if logarithm < 700.0 else None
-
-
-def ratio_text(logarithm: float) -> str:
-    """Format a ratio with three digits, or more if it is close to 1. Empty if it overflows.
-
-    Examples
-    --------
-    >>> ratio_text(0.405), ratio_text(-3.5e-05), ratio_text(0.0), ratio_text(800.0)
-    ('1.5', '0.999965', '1', '')
-    """
-    value, distance = ratio(logarithm), abs(math.expm1(min(logarithm, 1.0)))
-    if value is None:
-        return ""
-    return f"{value:.{1 - math.floor(math.log10(distance))}f}" if 1e-12 < distance < 0.005 else f"{value:.3g}"
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Coefficients of a model, sorted by their effect over the range of the column, with unseen values last.
-
-    Attributes
-    ----------
-    score : str
-        The quantity that the coefficients change.
-    coefficients, intercepts : tuple of Coefficient
-        The coefficients.
-    unknown : str
-        Reason why there are no intervals. Empty if there are.
-    shortened : str
-        Note about clipped rows. Empty if none are clipped.
-    ratios : str
-        Name of the exponentials: odds, rate or hazard ratio. Empty for none.
-    weights : str
-        Note about the weights of rows. Empty without weights.
-    """
-
-    score: str
-    coefficients: tuple[Coefficient, ...]
-    intercepts: tuple[Coefficient, ...]
-    unknown: str
-    shortened: str
-    ratios: str = ""
-    weights: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "score": self.score,
-            "intercept": [each.row(ratios="") for each in self.intercepts],
-            "coefficients": [each.as_json(ratios=self.ratios) for each in self.coefficients],
-            "confidence": LEVEL,
-            "no_intervals_because": self.unknown or None,
-            **({"weights": self.weights} if self.weights else {}),
-        }
-
-    def to_frame(self) -> Any:
-        """Return a tidy pandas data frame with the column names of R's broom, one row per coefficient."""
-        try:
-            from pandas import DataFrame
-        except ImportError:
-            raise DataError("a data frame needs pandas: pip install pandas") from None
-        lines = (*self.coefficients, *self.intercepts)
-        return DataFrame([_tidy(line, line.row(ratios=self.ratios)) for line in lines])
-
-    def conf_int(self, level: float = LEVEL) -> dict[str, tuple[float, float] | None]:
-        """Return the confidence interval of each coefficient; None if the rows contain no information about it."""
-        if self.unknown:
-            raise DataError(f"intervals are not available: {self.unknown}")
-        if not 0.0 < level < 1.0:
-            raise DataError(f"level must be between 0 and 1, not {level!r:.60}")
-        return {line.name: line.interval(level) for line in (*self.coefficients, *self.intercepts)}
-
-    def summary(self, about: Sequence[str] = ()) -> str:
-        """Return a text table of estimates with standard errors, p-values and 95% intervals."""
-        header = ["", "coef", "std err", "z", "P>|z|", "[0.025", "0.975]", *([self.ratios] if self.ratios else [])]
-        lines = [header]
-        for each in (line.in_table for line in (*self.coefficients, *self.intercepts)):
-            cells = [f"{each.name} ({each.per})" if each.per else each.name, f"{each.coefficient:.4g}"]
-            ends, p = each.interval(), each.p_value
-            if ends is not None and each.standard_error and p is not None:
-                cells += [f"{each.standard_error:.3g}", f"{each.coefficient / each.standard_error:.3f}", f"{p:.3f}"]
-                cells += [f"{end:.4g}" for end in ends]
-            else:
-                cells += [""] * 5
-            lines.append([*cells, *([ratio_text(each.coefficient) if each.per else ""] if self.ratios else [])])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = [
-            "  ".join(f"{cell:<{width}}" if j == 0 else f"{cell:>{width}}" for j, (cell, width) in
-                      enumerate(zip(line, widths, strict=True))).rstrip()
-            for line in lines
-        ]  # fmt: skip
-        rule = "=" * max(map(len, text))
-        notes = [f"No intervals: {self.unknown}."] if self.unknown else [COUNTED]
-        notes += [self.weights] if self.weights else []
-        return "\n".join([f"Effects on: {self.score}", *about, rule, text[0], "-" * len(rule), *text[1:], rule, *notes])
-
-
-def _tidy(line: Coefficient, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a row with the names of broom, and z."""
-    names = {"coefficient": "estimate", "standard_error": "std_error", "low": "conf_low", "high": "conf_high"}
-    z = line.coefficient / line.standard_error if line.standard_error else None
-    values = {"term": line.name} | {names.get(name, name): value for name, value in row.items()}
-    position = list(values).index("std_error") + 1
-    return dict([*list(values.items())[:position], ("statistic", z), *list(values.items())[position:]])
-
-
-def alike(value: float, low: float, high: float) -> tuple[str, str, str]:
-    """Format an estimate and its interval with the same number of decimals: two, or more for a narrow interval."""
-    if not all(map(math.isfinite, (value, low, high))):
-        return f"{value:.3g}", f"{low:.3g}", f"{high:.3g}"
-    usual = 2 if abs(value) < 10.0 else 1 if abs(value) < 100.0 else 0
-    width = max(high - low, 1e-6)
-    decimals = max(usual, min(6, -math.floor(math.log10(width))))
-    return f"{value:.{decimals}f}", f"{low:.{decimals}f}", f"{high:.{decimals}f}"
-
-
-COUNTED = (
-    "Standard errors and 95% intervals include sampling variation and privacy noise, for the model without a penalty."
-)
-CONSERVATIVE = (
-    "Weights ω, from 0 to 1 relative to their bound, are sampling weights: a row is one observation. Standard errors "
-    "use ω instead of ω², so they are conservative, the more so the smaller the weights are relative to the bound."
-)
 
 
 class _Term(NamedTuple):
@@ -300,12 +84,12 @@ def explain(model: Model) -> Explanation:
     if model.intercept:
         constant[-1] = INTERCEPT / share  # all rows are multiplied by the share below
     outputs, classes = _outputs(model)
-    unknown = unknown_because(model, schema)
+    reason = why_no_intervals(model, schema)
 
     def coefficients(terms: list[_Term], rows: Floats, shift: float = 0.0, interval: int = 0) -> list[Coefficient]:
         rows = rows * (share * scale)
         values = rows @ model.weights @ np.roll(outputs, interval, axis=1).T + shift
-        errors = np.full(values.shape, None) if unknown else standard_errors(model, rows, interval)
+        errors = np.full(values.shape, None) if reason else standard_errors(model, rows, interval)
         return [
             Coefficient(term.column, term.value, term.per, name, value, error, term.span, term.unseen)
             for name, of_class, errors_of_class in zip(classes, values.T.tolist(), errors.T.tolist(), strict=True)
@@ -324,24 +108,24 @@ def explain(model: Model) -> Explanation:
             for interval, (name, value) in enumerate(_constants(model))
             for line in coefficients([_Term(name, value, "", 1.0, 0, 1.0)], constant[None], shift, interval)
         ),
-        unknown=unknown,
-        shortened=_clipping_note(model),
-        weights=_weights(model),
+        no_intervals_because=reason,
+        clipping=_clipping_note(model),
+        weighting=_weighting_note(model),
         ratios=_ratios(model),
     )
 
 
 def in_units(model: Model, rows: Floats, names: Sequence[str], *, shift: float = 0.0) -> Explanation:
     """Return the coefficients that are given combinations (d, n_weights) of the weights; the last is the intercept."""
-    unknown = unknown_because(model, Schema(tuple(map(Plain, names[:-1])), row_norm=1.0))
+    reason = why_no_intervals(model, Schema(tuple(map(Plain, names[:-1])), row_norm=1.0))
     values = rows @ model.weights[:, 0]
     values[-1] += shift
-    errors = [None] * len(rows) if unknown else standard_errors(model, rows)[:, 0].tolist()
+    errors = [None] * len(rows) if reason else standard_errors(model, rows)[:, 0].tolist()
     lines = [
         Coefficient(name, "", PER_UNIT * (name is not names[-1]), "", value, error, 1.0)
         for name, value, error in zip(names, values.tolist(), errors, strict=True)
     ]
-    return Explanation(_score(model), tuple(lines[:-1]), (lines[-1],), unknown, "", _ratios(model))
+    return Explanation(_score(model), tuple(lines[:-1]), (lines[-1],), reason, ratios=_ratios(model))
 
 
 def standard_errors(model: Model, rows: Floats, interval: int = 0) -> Any:
@@ -360,14 +144,14 @@ def standard_errors(model: Model, rows: Floats, interval: int = 0) -> Any:
     return errors[:, None]
 
 
-def unknown_because(model: Model, schema: Schema) -> str:
+def why_no_intervals(model: Model, schema: Schema) -> str:
     """Return the reason why there are no intervals. Empty if there are.
 
     Directions without information do not matter if all categories (or bins) of a column increase by as much as the
     intercept decreases, because no coefficient depends on them.
     """
     if model.covariance is None:
-        is_requested = bool(model.study.get("method", {}).get("inference")) or model.hessian_snr > 0.0
+        is_requested = model.study.get("method", {}).get("name") == "newton" or model.hessian_snr > 0.0
         if not is_requested:
             return NO_INTERVAL
         return NOT_CLEAR if model.hessian_snr else NO_LAST_RELEASE
@@ -462,8 +246,9 @@ def _terms(column: Column, first: int) -> tuple[list[_Term], Floats]:
         counts = np.append(np.ones(len(names) - 1), 1.0 if len(names) == 2 else 0.0)
         average = counts / counts.sum()
         against = slice(first, first + len(names)), average
+        unseen = column.unseen if isinstance(column, Category) else ()
         return [
-            _Term(column.name, name, AGAINST_AVERAGE, 1.0, place, 1.0, against, name in getattr(column, "unseen", ()))
+            _Term(column.name, name, AGAINST_AVERAGE, 1.0, place, 1.0, against, name in unseen)
             for place, name in enumerate(names, first)
         ], average
     slope, offset, span, per = _line(column)
@@ -529,7 +314,7 @@ def _score(model: Model) -> str:
     return f"{words} of {model.class_names[-1]!s} against {model.class_names[0]!s}"
 
 
-def _weights(model: Model) -> str:
+def _weighting_note(model: Model) -> str:
     """Return the note about weights of rows. Empty without weights."""
     label = model.label
     if label is None or not label.weighted:

@@ -29,7 +29,7 @@ from dpadmm.parameters.fields import for_json
 from dpadmm.parameters.suggestions import first_of
 from dpadmm.parameters.text import text_problems
 
-FORMAT = "dpadmm-model/2"
+FORMAT = "dpadmm-model/3"
 
 MAX_BYTES = 2**30
 
@@ -68,7 +68,6 @@ def save_model(model: Model, path: Path) -> Path:
         "label": None if model.label is None else label_as_json(model.label),
         "study": dict(model.study),
         "study_hash": model.study_hash,
-        "statement": dict(model.statement),
     }
     require_texts(about, f"{path} was not written")
     buffer = io.BytesIO()
@@ -184,7 +183,6 @@ def _model_from(about: dict[str, Any], arrays: dict[str, Floats]) -> Model:
         schema=schema,
         label=_label(about["label"], counts=about["task"] == "count"),
         study=_a(dict, about["study"]),
-        statement=_a(dict, about["statement"]),
         hessian_snr=float(_a(float, about.get("clearance", 0.0))),
         version=_a(str, about["version"]),
     )

@@ -33,7 +33,6 @@ from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
     from dpadmm.accounting.report import PrivacyReport
-    from dpadmm.accounting.statement import Statement
     from dpadmm.studies.study import Study
 
 PROBABILITIES = ("logistic", "softmax")
@@ -79,8 +78,6 @@ class Model:
         Columns and label of the study. With them the model accepts tables and predicts in the units of the label.
     study : mapping
         The study, as JSON values. Empty without a study.
-    statement : mapping
-        The publishable privacy report, as JSON values. Empty without a study.
     covariance : array of shape (n_features, n_features), optional
         Covariance of the weights, from sampling and privacy noise, if the study requested intervals (one score).
     hessian_snr : float
@@ -107,7 +104,6 @@ class Model:
     schema: Schema | None = None
     label: Label | None = None
     study: Mapping[str, Any] = field(default_factory=dict)
-    statement: Mapping[str, Any] = field(default_factory=dict)
     covariance: Floats | None = None
     hessian_snr: float = 0.0
     version: str = VERSION
@@ -334,15 +330,13 @@ class Finished(Protocol):
 
     @property
     def privacy(self) -> PrivacyReport: ...
-    @property
-    def statement(self) -> Statement: ...
 
 
 def model_of(result: Finished) -> Model:
     """Return the model of a study's run. It contains released values only."""
     study = result.study
     loss = study.problem.loss
-    hessian_snr, covariance = result.method.inferred(result.broadcast)
+    covariance = result.method.covariance(result.broadcast)
     return Model(
         weights=result.weights,
         task=loss.task,
@@ -351,13 +345,12 @@ def model_of(result: Finished) -> Model:
         intercept=study.training.intercept,
         clip=study.schema is None,
         feature_names=study.features,
-        privacy=result.privacy.as_json(),
+        privacy=result.privacy.to_dict(),
         schema=study.schema,
         label=study.label,
         study=study.as_json(),
-        statement=result.statement.as_json(),
-        covariance=covariance,
-        hessian_snr=hessian_snr,
+        covariance=None if covariance is None else covariance.matrix,
+        hessian_snr=0.0 if covariance is None else covariance.hessian_snr,
     )
 
 

@@ -1,20 +1,20 @@
-"""Fields of frozen dataclasses that say once what their values must be.
+"""Parameters as annotated fields of frozen dataclasses.
 
-``rho: Annotated[Positive, "Penalty ρ."] = 0.1`` is all there is to say about a parameter: its check, the
-sentence for a wrong value, an option's help, a column's type and the JSON Schema are read from it. msgspec
-does the checking.
+``rho: Annotated[Positive, "Penalty ρ."] = 0.1`` declares a parameter once. Its check, error message, help text,
+column type and JSON Schema are derived from the annotation. msgspec checks the values.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache, wraps
 from hashlib import sha256
 from importlib import import_module
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -33,12 +33,12 @@ Rounds = Annotated[int, Meta(ge=1, le=10**6)]
 Honest = Annotated[int, Meta(ge=2, le=10**6)]
 
 NOT_IN_FILE = {"file": False}
-"""Metadata of a dataclass's field that no file, option or keyword sets."""
+"""Metadata of a dataclass field that is not a parameter."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A field: its name, its type with all constraints, its default (or MISSING), and a line of help."""
+    """A parameter: name, type with constraints, default (or MISSING), and one line of help."""
 
     name: str
     kind: Any
@@ -47,111 +47,150 @@ class Parameter:
 
     @property
     def base(self) -> type:
-        """The plain type of a single value: bool, int, float or str."""
-        plain = [each for each in _members(self.kind) if each is not NoneType]
-        return next((each for each in plain if isinstance(each, type)), str)
+        """The type of a single value without constraints: bool, int, float or str."""
+        types = [member for member in _members(self.kind) if member is not NoneType]
+        return next((member for member in types if isinstance(member, type)), str)
 
     @property
     def listed(self) -> bool:
-        """Whether it may be a list of values."""
-        return any(get_origin(each) is tuple for each in _members(self.kind))
+        """Whether the value may be a list."""
+        return any(get_origin(member) is tuple for member in _members(self.kind))
 
     def single(self) -> Parameter:
-        """The same for one value alone, where it may also be a list of values."""
+        """Return the parameter without lists of values."""
         if not self.listed:
             return self
-        members = tuple(each for each in get_args(self.kind) if get_origin(each) is not tuple)
-        return replace(self, kind=Union[members])  # noqa: UP007  # of types that are known when it runs
+        members = tuple(member for member in get_args(self.kind) if get_origin(member) is not tuple)
+        return replace(self, kind=Union[members])  # noqa: UP007  # the types are known at run time only
 
     def checked(self, value: object, where: str = "") -> Any:
-        """The value as Python's own; refused in a sentence that begins with ``where``."""
+        """Return the value as a Python value. Raise StudyError, starting with ``where``, if it is invalid."""
         value = plain(value)
         try:
-            found = msgspec.convert(value, self.kind)
-            if _finite(found):
-                return found + 0.0 if isinstance(found, float) else found  # −0.0 is 0.0
+            converted = msgspec.convert(value, self.kind)
+            if _is_finite(converted):
+                return converted + 0.0 if isinstance(converted, float) else converted  # −0.0 becomes 0.0
         except (msgspec.ValidationError, OverflowError, UnicodeError):
             pass
         near = near_name(value, choices(self.kind)) if isinstance(value, str) else None
         hint = f"; did you mean {near!r}?" if near else ""
-        raise StudyError(f"{where}{self.name} must be {wanted(self.kind)}, not {shown(value)}{hint}")
+        raise StudyError(f"{where}{self.name} must be {wanted(self.kind)}, not {_format_value(value)}{hint}")
 
     def json_schema(self) -> dict[str, Any]:
-        """What an editor should know of it."""
-        made = msgspec.json.schema(self.kind)
+        """Return the JSON Schema of the value."""
+        schema = msgspec.json.schema(self.kind)
         if self.default is not MISSING and self.default is not None:
-            made["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
-        return {**made, "description": self.help} if self.help else made
+            schema["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
+        return {**schema, "description": self.help} if self.help else schema
 
 
-_FOUND: dict[type, tuple[Parameter, ...]] = {}
+def parameters(cls: type) -> tuple[Parameter, ...]:
+    """Return the parameters of a dataclass in the order of its fields; none for other classes."""
+    return _parameters(cls)
 
 
-def parameters(made: type) -> tuple[Parameter, ...]:
-    """The fields of a dataclass that can be set from outside, in their order; none of another class."""
-    if made not in _FOUND:
-        _FOUND[made] = tuple(_parameters(made)) if is_dataclass(made) else ()
-    return _FOUND[made]
+@cache
+def _parameters(cls: Any) -> tuple[Parameter, ...]:
+    return tuple(_collect(cls)) if is_dataclass(cls) else ()
 
 
-def _parameters(made: Any) -> Iterator[Parameter]:
-    hints = get_type_hints(made, include_extras=True)
-    for each in fields(made):
-        if each.metadata.get("file", True):
-            kind, text = _split(hints[each.name])
-            yield Parameter(each.name, kind, each.default, text)
+def _collect(cls: Any) -> Iterator[Parameter]:
+    hints = get_type_hints(cls, include_extras=True)
+    for field in fields(cls):
+        if field.metadata.get("file", True):
+            kind, help = _split(hints[field.name])
+            yield Parameter(field.name, kind, field.default, help)
 
 
 def registered(package: str, *files: str, having: str) -> dict[str, Any]:
-    """The classes of a package's files by their ``name``: those with a member ``having``, in the files' order."""
-    found: dict[str, Any] = {}
+    """Return the classes in a package's files by ``name``, in the order of the files.
+
+    A class is registered if it has a ``name`` and the attribute ``having``.
+    """
+    classes: dict[str, Any] = {}
     for module in (import_module(f"{package}.{file}") for file in files):
-        for each in vars(module).values():
-            own = getattr(each, "__module__", "") == module.__name__ and hasattr(each, having)
-            if own and hasattr(each, "name") and found.setdefault(each.name, each) is not each:
-                raise ValueError(f"{package} has two classes of the name {each.name!r}")
-    return found
+        for item in vars(module).values():
+            is_own = getattr(item, "__module__", "") == module.__name__ and hasattr(item, having)
+            if is_own and hasattr(item, "name") and classes.setdefault(item.name, item) is not item:
+                raise ValueError(f"{package} has two classes with the name {item.name!r}")
+    return classes
 
 
-def check(made: Any) -> None:
-    """Check every field of a frozen dataclass that has a ``name``; for its ``__post_init__``."""
-    for each in parameters(type(made)):
-        object.__setattr__(made, each.name, each.checked(getattr(made, each.name), f"{made.name}: "))
+C = TypeVar("C", bound=type)
 
 
-def chosen(what: str, registry: Mapping[str, type], given: object) -> Any:
-    """An object of a registry's classes from its name; an object of any other class is taken as it is."""
-    if not isinstance(given, str | type) and isinstance(getattr(given, "name", None), str):
-        return given
-    if isinstance(given, type):
-        raise StudyError(f"{what} must be a name or an object, such as {given.__name__}(), and not a class")
-    if not isinstance(given, str) or given not in registry:
-        raise StudyError(f"{what} {given!r:.60} does not exist; {nearest(str(given), registry)}")
-    return registry[given]()
+def convert_arguments(convert: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> Callable[[C], C]:
+    """Return a decorator for dataclasses that replaces the constructor's arguments by ``convert(cls, arguments)``."""
+
+    def decorate(cls: C) -> C:
+        init: Any = cls.__init__  # type: ignore[misc]  # the constructor of exactly this class
+        names = [field.name for field in fields(cls) if field.init]
+
+        @wraps(init)
+        def converting_init(self: Any, *args: Any, **given: Any) -> None:
+            positional = dict(zip(names, args, strict=False))
+            if len(args) > len(names) or positional.keys() & given.keys():
+                init(self, *args, **given)  # raises TypeError
+            init(self, **convert(cls, positional | given))
+
+        cls.__init__ = converting_init  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
+def _checked_arguments(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
+    values, problems = dict(given), []
+    for parameter in parameters(cls):
+        if parameter.name in given:
+            try:
+                values[parameter.name] = parameter.checked(given[parameter.name], f"{cls.name}: ")
+            except StudyError as error:
+                problems.append(str(error))
+    raise_problems(problems)
+    return values
+
+
+def check_fields(cls: C) -> C:
+    """Decorate a dataclass that has a ``name``: check its parameters and convert them to Python values."""
+    return convert_arguments(_checked_arguments)(cls)
+
+
+def check(instance: Any) -> None:
+    """Check the parameters of a frozen dataclass that has a ``name``; for its ``__post_init__``."""
+    for parameter in parameters(type(instance)):
+        value = parameter.checked(getattr(instance, parameter.name), f"{instance.name}: ")
+        object.__setattr__(instance, parameter.name, value)
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """Raise one StudyError with all problems, if there are any."""
+    if problems:
+        raise StudyError("; ".join(problems))
 
 
 def problems(table: Mapping[str, Any], known: Iterable[Parameter], where: str) -> list[str]:
-    """A sentence for every unknown name and every wrong value of a table."""
-    by_name, found = {each.name: each for each in known}, []
+    """Return a message for each unknown name and each invalid value of a table."""
+    by_name, messages = {parameter.name: parameter for parameter in known}, []
     for name, value in table.items():
         try:
             check_names([name], by_name, where)
             by_name[name].checked(value, f"{where}: ")
         except StudyError as error:
-            found.append(str(error))
-    return found
+            messages.append(str(error))
+    return messages
 
 
 def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Refuse unknown names, with the nearest known one."""
+    """Raise StudyError for unknown names, with the most similar known ones."""
     known = list(known)
-    for name in given:
-        if name not in known:
-            raise StudyError(f"{where}: unknown setting {name!r:.60}; {nearest(name, known)}")
+    raise_problems(
+        [f"{where}: unknown setting {name!r:.60}; {nearest(name, known)}" for name in given if name not in known]
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'did you mean ...?' or the list of what there is."""
+    """Return 'did you mean ...?', or the list of known names."""
     known = sorted(known)
     near = near_name(name, known)
     if not known:
@@ -160,12 +199,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def choices(kind: Any) -> list[str]:
-    """The texts that a value may be, where there is a list of them."""
-    return [each for kind in _members(kind) if get_origin(kind) is Literal for each in get_args(kind)]
+    """Return the possible values of a parameter that is one of several words."""
+    return [word for kind in _members(kind) if get_origin(kind) is Literal for word in get_args(kind)]
 
 
 def wanted(kind: Any) -> str:
-    """What a value of this type must be, in words.
+    """Describe the valid values of a type.
 
     Examples
     --------
@@ -177,24 +216,24 @@ def wanted(kind: Any) -> str:
     from msgspec import inspect
 
     info = inspect.type_info(kind)
-    words = dict.fromkeys(_words(each) for each in getattr(info, "types", (info,)))
-    return " or ".join(each for each in words if each)
+    descriptions = dict.fromkeys(_describe(member) for member in getattr(info, "types", (info,)))
+    return " or ".join(filter(None, descriptions))
 
 
-def _words(info: Any) -> str:
+def _describe(info: Any) -> str:
     match type(info).__name__:
         case "VarTupleType":
             return "a list of such"
         case "IntType":
             return "a whole number" + ("" if info.ge is None else f" of at least {info.ge}")
         case "FloatType":
-            return _number_words(info)
+            return _describe_number(info)
         case "StrType" if info.pattern is not None:
             return f"text like {info.pattern.strip('^$')}"
     return {"BoolType": "true or false", "StrType": "text", "NoneType": ""}[type(info).__name__]
 
 
-def _number_words(info: Any) -> str:
+def _describe_number(info: Any) -> str:
     low, high = (info.gt if info.ge is None else info.ge), (info.lt if info.le is None else info.le)
     if high is not None:
         left, right = "[" if info.ge is not None else "(", "]" if info.le is not None else ")"
@@ -204,62 +243,61 @@ def _number_words(info: Any) -> str:
     return "a finite number"
 
 
-def shown(value: object) -> str:
-    """A value in a sentence; Python does not write out whole numbers of thousands of digits."""
+def _format_value(value: object) -> str:
     try:
         return f"{value!r:.60}"
-    except ValueError:
+    except ValueError:  # Python does not format integers with thousands of digits
         return "a huge number"
 
 
 def plain(value: object) -> object:
-    """Python's own numbers, text and tuples in place of NumPy's and of lists, so that settings are values."""
+    """Convert NumPy values to Python values, and lists to tuples."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    return tuple(plain(each) for each in value) if isinstance(value, list | tuple) else value
+    return tuple(plain(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def for_json(value: Any) -> Any:
-    """The same value for JSON: NaN and infinities become null, NumPy's values Python's."""
+    """Convert a value for JSON: NaN and infinities become null, NumPy values Python values."""
     if value is None or isinstance(value, str | int):
         return value
-    if isinstance(value, float):  # most values: before the slower checks
+    if isinstance(value, float):  # the most frequent type, before the slower checks
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): for_json(each) for key, each in value.items()}
+        return {str(key): for_json(item) for key, item in value.items()}
     if isinstance(value, np.generic | np.ndarray):
         return for_json(value.tolist())
     if isinstance(value, Sequence):
-        return [for_json(each) for each in value]
+        return [for_json(item) for item in value]
     raise TypeError(f"JSON cannot hold a {type(value).__name__}")
 
 
 def hash_of(document: Any) -> str:
-    """SHA-256 of the canonical JSON: sorted keys, no spaces, ASCII."""
+    """Return the SHA-256 digest of the canonical JSON: sorted keys, no spaces, ASCII."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return sha256(text.encode("ascii")).hexdigest()
 
 
-def _finite(value: object) -> bool:
+def _is_finite(value: object) -> bool:
     if isinstance(value, tuple):
-        return bool(value) and all(map(_finite, value))
+        return bool(value) and all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 
 
 def _split(hint: Any) -> tuple[Any, str]:
-    """A type with its constraints, and the help that stands beside them."""
+    """Return a type with its constraints, and the help text of the annotation."""
     if get_origin(hint) is not Annotated:
         return hint, ""
     inner, *notes = get_args(hint)
-    text = next((each for each in notes if isinstance(each, str)), "")
-    rest = [each for each in notes if not isinstance(each, str)]
-    return (Annotated[inner, *rest] if rest else inner), text
+    help = next((note for note in notes if isinstance(note, str)), "")
+    constraints = [note for note in notes if not isinstance(note, str)]
+    return (Annotated[inner, *constraints] if constraints else inner), help
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types of a union, without their constraints."""
+    """Return the members of a union without their constraints."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) in (Union, UnionType):
-        return [each for member in get_args(kind) for each in _members(member)]
+        return [member for item in get_args(kind) for member in _members(item)]
     return [kind]

@@ -1,6 +1,6 @@
-"""An owner's table, as a study wants it: whose rows are used, and what their cells become.
+"""The rows of an owner's table in the encoding of a study.
 
-Whether a study can be encoded depends on the table's columns, not on its cells.
+Only the table's columns, not its cells, decide whether a study can be encoded.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 
 @dataclass(frozen=True)
 class SiteRows:
-    """A table, its column of labels, and whose rows go together.
-
-    ``path`` is the ``site.toml`` that says so, for messages.
-    """
+    """A table with its label column and privacy unit. ``path`` is the ``site.toml``, for error messages."""
 
     path: Path
     table: Path
     label: str | None
     unit: PrivacyUnit
     _reports: dict[str, tuple[Report, Persons]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By study: what its encoding reported, so that remarks do not encode the table again."""
+    """Reports of the encodings, by study, so that ``warnings`` does not encode the table again."""
 
     def persons(self) -> Persons:
-        """Whose rows there are: for the owner only."""
+        """Return the persons in the table: for the owner only."""
         label = () if self.label is None else (self.label,)
         try:
             n_rows, codes, spellings = read_owners(self.table, self.unit.column, label)
@@ -46,11 +43,11 @@ class SiteRows:
         return self.unit.persons(None if codes is None else Ids(codes, spellings), n_rows)
 
     def opened(self, study: Study) -> PrivateRows:
-        """The rows as a guard holds them."""
+        """Return the encoded rows for a guard."""
         return CheckedRows(self.encoded(study))
 
     def encoded(self, study: Study) -> ProtectedRows:
-        """Features with the constant column if there is one, and labels; as many rows as the file has."""
+        """Return features (with a constant column if there is an intercept) and labels of all rows of the file."""
         encoded = self.encoded_table(study)
         ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
         rows = protect(encoded.features, encoded.labels, self.unit, ids, owned=True, row_weights=encoded.row_weights)
@@ -58,54 +55,56 @@ class SiteRows:
         return rows
 
     def warnings(self, study: Study) -> list[str]:
-        """What of the table a study cannot use: for the owner only, since it depends on the rows."""
+        """Return warnings about rows that a study cannot use: for the owner only, because they depend on the rows."""
         if study.hash not in self._reports:
             self._encode(study)
         report, persons = self._reports[study.hash]
-        told = self.line_warnings(report.rows)
+        warnings = self.line_warnings(report.rows)
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
-            what = "label or weight" if study.label is not None and study.label.weight is not None else "label"
-            told.append(f"{rows} have no {what} that the study knows; they count as rows of zeros.")
+            column = "label or weight" if study.label is not None and study.label.weight is not None else "label"
+            warnings.append(f"{rows} have an unknown {column}; they count as rows of zeros.")
         if report.label.unknown == report.rows:
-            told.append("NO row has a label that the study knows: enrolled as it is, it spends your budget on nothing.")
+            warnings.append("NO row has a label of this study: participation would spend your budget on nothing.")
         if persons.n_without_id or persons.n_ambiguous:
             without = counted(persons.n_without_id, "row has", "rows have")
             ambiguous = counted(persons.n_ambiguous, "id is", "ids are")
-            told.append(
+            warnings.append(
                 f"{without} no id, and {ambiguous} written in different ways; such rows count as rows of zeros."
             )
-        doubts = {"clamped": "; the same units?", "unknown": "; the same spelling?", "missing": ""}
-        for kind, doubt in doubts.items():
-            many = ", ".join(f"{name!r} {n:,}" for name, n in report.frequent_issues(kind).items())
-            if many:
-                told.append(f"of {report.rows:,} cells {kind} in columns {many}{doubt}")
-        return told
+        hints = {"clamped": "; the same units?", "unknown": "; the same spelling?", "missing": ""}
+        for kind, hint in hints.items():
+            counts = ", ".join(f"{name!r} {n:,}" for name, n in report.frequent_issues(kind).items())
+            if counts:
+                warnings.append(f"of {report.rows:,} cells {kind} in columns {counts}{hint}")
+        return warnings
 
     def line_warnings(self, n_rows: int) -> list[str]:
-        """Where lines of the file became no rows."""
+        """Return warnings about lines of the file that contain no row."""
         return line_warnings(self.table, n_rows)
 
     def survey(self, study: Study) -> Survey | None:
-        """What a study makes of the table's cells, for the owner only; None for files without columns."""
+        """Return counts of the table's cells in a study's encoding, for the owner only; None without named columns."""
         return survey_table(self.table, *self._schema(study)) if has_named_columns(self.table) else None
 
     def _encode(self, study: Study) -> None:
-        """Make a report of what a study makes of the table."""
+        """Store the report of a study's encoding."""
         self.encoded(study)
 
     def encoded_table(self, study: Study) -> EncodedTable:
-        """The table before anything is silenced."""
+        """Return the encoded table before rows are zeroed."""
         for role, column in (("label", self.label), ("person", self.unit.column)):
             if column in study.features:
-                raise DataError(f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature")
+                raise DataError(f"{self.path}: {column!r} is the {role} column, but the study uses it as a feature")
         schema, label = self._schema(study)
         person = self.unit.column
         if label is not None and label.column == person:
-            raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as the label")
+            raise DataError(f"{self.path}: {person!r} is the person column, but the study uses it as the label")
         if label is not None and person is not None and person in (label.exposure, label.weight):
-            # Numbers are read as such, and ids as they are written
-            raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as numbers of rows")
+            # numbers are parsed, but ids are compared as text
+            raise DataError(
+                f"{self.path}: {person!r} is the person column, but the study uses it as exposure or weight"
+            )
         intercept = study.training.intercept
         try:
             return encode_table(self.table, schema, label, by=person, intercept=intercept, invalid_as_missing=True)
@@ -121,7 +120,7 @@ class SiteRows:
             raise DataError(f"{self.path}: data.label is missing: the column of {self.table} to predict")
         loss = study.problem.loss
         if loss.n_outputs == 2:
-            raise DataError("for two classes take the loss logistic; softmax is for three or more")
+            raise DataError("for two classes, use the loss logistic; softmax is for three or more")
         classes: Any = study.classes or ((-1, 1) if loss.task == "binary" else None)
         label = Label(self.label or "labels", classes=classes, plain=classes is None, counts=loss.task == "count")
         return plain_schema(study.features), label

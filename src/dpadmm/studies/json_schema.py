@@ -17,10 +17,12 @@ from dpadmm.methods import KINDS as RELEASES
 from dpadmm.methods import StatisticsRelease
 from dpadmm.parameters.fields import Parameter, parameters
 from dpadmm.parameters.text import MAX_TEXT, PATTERN
+from dpadmm.studies.checks import provenance_parameters
 from dpadmm.studies.public_rows import PublicRows
+from dpadmm.studies.reading import table_parameters
 from dpadmm.studies.roster import roster_schema
-from dpadmm.studies.settings import REGISTRIES
-from dpadmm.studies.study import ADJACENCY, FORMAT, TABLES, TRAINING, Study, provenance_parameters, table_parameters
+from dpadmm.studies.settings import CHOICES
+from dpadmm.studies.study import ADJACENCY, FORMAT, TABLES, TRAINING, Study
 
 PUBLIC = {
     "const": True,
@@ -56,9 +58,9 @@ def study_schema() -> dict[str, Any]:
             "description": "Pairs of columns whose effects depend on each other.",
         },
         "row_norm": {"type": ["number", "null"], "minimum": ROW_NORMS[0], "maximum": ROW_NORMS[1]},
-        **{name: _choice(registry.classes) for name, registry in REGISTRIES.items()},
+        **{name: _choice(classes) for name, classes in CHOICES.items()},
         **{name: _object(_properties(table_parameters(name))) for name in (*TABLES, *RELEASES)},
-        "provenance": _object(_properties(provenance_parameters())),
+        "provenance": _provenance(),
         "public_rows": _object({**_properties(parameters(PublicRows)), "public": PUBLIC}, ["sha256"]),
         "intercept_value": {"const": INTERCEPT},
         "roster": roster_schema(),
@@ -96,6 +98,15 @@ def _with_text_limits(schema: Any) -> Any:
     if isinstance(schema.get("additionalProperties"), dict):
         limited["propertyNames"] = limits
     return limited
+
+
+def _provenance() -> dict[str, Any]:
+    """Return the schema of ``[provenance]``, with a table for the constants of each choice."""
+    properties: dict[str, Any] = {}
+    for entry in provenance_parameters():
+        what, _, name = entry.name.rpartition(".")
+        (properties.setdefault(what, _object({}))["properties"] if what else properties)[name] = entry.json_schema()
+    return _object(properties)
 
 
 def _choice(classes: Mapping[str, type]) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """Settings of a run: ``Training`` for studies, and its subclass ``Settings`` for simulations.
 
-Settings have the same names in Python, in files and as command-line options. Losses, regularizers and methods own their
-parameters: ``loss="huber", loss_delta=0.5`` means ``loss=Huber(delta=0.5)``, and ``rho=0.2`` is passed to the method.
-All settings are public. None of them is inferred from private rows.
+Settings have the same names in Python, in files and on the command line. Losses, regularizers and methods own their
+parameters: ``loss="huber"``, ``loss={"name": "huber", "delta": 0.5}`` and ``loss=Huber(delta=0.5)`` are valid. All
+settings are public. None of them is inferred from private rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from msgspec import Meta
@@ -21,8 +22,7 @@ from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Logistic, Loss, Poisson
 from dpadmm.losses.base import check_loss
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods import Auto, DpAdmm, Method, MethodSettings
-from dpadmm.methods.setup import Setup
+from dpadmm.methods import Auto, DpAdmm, Method, MethodChoice, Newton, PrivacyBudget
 from dpadmm.parameters.fields import (
     Count,
     Delta,
@@ -32,10 +32,13 @@ from dpadmm.parameters.fields import (
     Positive,
     Probability,
     Rounds,
-    check_names,
-    chosen,
+    convert_arguments,
+    nearest,
     parameters,
+    problems,
+    raise_problems,
 )
+from dpadmm.parameters.suggestions import near_name
 from dpadmm.queries.problem import Problem, Sizes
 from dpadmm.regularizers import L2, REGULARIZERS, Regularizer
 
@@ -45,48 +48,150 @@ BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
 PRIVACY = (*BUDGETS, "delta", "calibration", "aggregation", "min_honest_sites")
 """Keys of ``[privacy]`` in a study file."""
 
-
-@dataclass(frozen=True)
-class Registry:
-    """Classes by name. Each of their parameters is a setting with the name ``prefix + parameter``."""
-
-    classes: Mapping[str, Any]
-    prefix: str
-    help: str
-    check: Callable[[Any], None]
-    """Raises StudyError if an object of an unregistered class lacks the required interface."""
+CHOICES: Mapping[str, Mapping[str, Any]] = {"method": ALL_METHODS, "loss": LOSSES, "regularizer": REGULARIZERS}
+"""Settings whose values are objects with parameters, and the classes of these objects by name."""
 
 
-def _check_kind(kind: type, what: str) -> Callable[[Any], None]:
-    def check(instance: Any) -> None:
-        if not isinstance(instance, kind):
-            raise StudyError(
-                f"{what} {type(instance).__name__} is not a {kind.__name__}; see CONTRIBUTING.md for the interface"
-            )
+def choice_problems(what: str, entries: Mapping[str, Any]) -> list[str]:
+    """Return a message for each problem of a mapping with the ``name`` of a choice and its parameters."""
+    classes, name = CHOICES[what], entries.get("name")
+    if not isinstance(name, str) or name not in classes:
+        message = f"{name!r:.60} does not exist" if "name" in entries else "name is missing"
+        return [f"{what}: {message}; {nearest(str(name), classes)}"]
+    known = {parameter.name: parameter for parameter in parameters(classes[name])}
+    messages = []
+    for key in entries.keys() - known.keys() - {"name"}:
+        owners = [other for other, cls in classes.items() if key in {own.name for own in parameters(cls)}]
+        if owners:
+            messages.append(f"{what}: {key} is a parameter of {', '.join(owners)}, not of {name}; remove it")
+        else:
+            near = near_name(key, known)
+            hint = f"; did you mean {near!r}? Parameters:" if near else "; parameters:"
+            listed = f"{hint} {', '.join(known)}" if known else ", and no parameters at all"
+            messages.append(f"{what}: {name} has no parameter {key!r:.60}{listed}")
+    return messages + problems({key: entries[key] for key in known if key in entries}, known.values(), what)
 
-    return check
+
+def build_choice(what: str, given: object, current: Any) -> Any:
+    """Return the loss, regularizer or method for a name, a mapping or an object.
+
+    A mapping without ``name`` changes parameters of ``current``.
+    """
+    if isinstance(given, str):
+        given = {"name": given}
+    if isinstance(given, Mapping):
+        raise_problems(choice_problems(what, {"name": current.name, **given}))
+        own = {str(key): value for key, value in given.items() if key != "name"}
+        return CHOICES[what][given["name"]](**own) if "name" in given else replace(current, **own)
+    if isinstance(given, type):
+        raise StudyError(f"{what} must be a name or an object, such as {given.__name__}(), and not a class")
+    if type(given) not in CHOICES[what].values():
+        _check_interface(what, given)
+    return given
 
 
-REGISTRIES: Mapping[str, Registry] = {
-    "method": Registry(ALL_METHODS, "", "Training method.", _check_kind(MethodSettings, "method")),
-    "loss": Registry(LOSSES, "loss_", "Loss.", check_loss),
-    "regularizer": Registry(REGULARIZERS, "regularizer_", "Regularizer.", _check_kind(Regularizer, "regularizer")),
-}
+def _check_interface(what: str, given: Any) -> None:
+    """Raise StudyError if an object of an unregistered class lacks the required interface."""
+    kinds: Mapping[str, type] = {"method": MethodChoice, "regularizer": Regularizer}
+    if not isinstance(getattr(given, "name", None), str):
+        raise StudyError(f"{what} must be a name, a mapping or an object, not {given!r:.60}")
+    if what == "loss":
+        check_loss(given)
+    elif not isinstance(given, kinds[what]):
+        kind = kinds[what].__name__
+        raise StudyError(f"{what} {type(given).__name__} is not a {kind}; see CONTRIBUTING.md for the interface")
 
 
-@dataclass(frozen=True, init=False)
+def nested_parameters(settings: type[Training]) -> Mapping[str, Parameter]:
+    """Return all parameters by name: own settings, and ``loss.delta`` for the parameters of choices."""
+    return _nested_parameters(cast(Any, settings))
+
+
+@cache
+def _nested_parameters(settings: Any) -> Mapping[str, Parameter]:
+    named: dict[str, Parameter] = {}
+    for parameter in parameters(settings):
+        named[parameter.name] = parameter
+        for cls in CHOICES.get(parameter.name, {}).values():
+            for own in parameters(cls):
+                named.setdefault(f"{parameter.name}.{own.name}", own)
+    return named
+
+
+def name_problems(given: Iterable[str], settings: type[Training], where: str) -> list[str]:
+    """Return a message with a suggestion for each name that is not a setting."""
+    own = [parameter.name for parameter in parameters(settings)]
+    nested = nested_parameters(settings)
+    by_last_part = {name.rpartition(".")[2]: name for name in nested}
+    messages = []
+    for name in given:
+        if name not in own:
+            near = near_name(name, own) or near_name(name, nested)
+            near = near or by_last_part.get(near_name(name, by_last_part) or "")
+            hint = f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(own))}"
+            messages.append(f"{where}: unknown setting {name!r:.60}; {hint}")
+    return messages
+
+
+def nest(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest dotted names, as in ``--set loss.delta=0.5``.
+
+    Examples
+    --------
+    >>> nest({"loss": "huber", "loss.delta": 0.5, "epsilon": 1.0})
+    {'loss': {'name': 'huber', 'delta': 0.5}, 'epsilon': 1.0}
+    """
+    nested: dict[str, Any] = {}
+    for name, value in given.items():
+        what, _, key = name.partition(".")
+        if what not in CHOICES or (not key and not isinstance(value, str | Mapping)):
+            nested[name] = value
+            continue
+        entries = value if isinstance(value, Mapping) else {key or "name": value}
+        nested[what] = {**nested.get(what, {}), **entries}
+    return nested
+
+
+def _normalize(cls: type[Training], given: dict[str, Any]) -> dict[str, Any]:
+    """Check each setting, build the choices, and fill in the defaults of the method."""
+    values: dict[str, Any] = {}
+    messages = name_problems(given, cls, cls.__name__.lower())
+    for parameter in parameters(cls):
+        name, default = parameter.name, parameter.default
+        value = given.get(name, default)
+        try:
+            values[name] = build_choice(name, value, default) if name in CHOICES else parameter.checked(value)
+        except StudyError as error:
+            messages.append(str(error))
+    raise_problems(messages)
+    method = values["method"]
+    if values["alpha"] is None:
+        values["alpha"] = method.concrete().default_alpha
+    if not (isinstance(method, Auto) and method.is_open(values["epsilon"], values["n_rounds"])):
+        values["n_rounds"] = values["n_rounds"] or method.concrete().default_rounds
+    return values
+
+
+@convert_arguments(_normalize)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """Model, method and privacy budget of a study.
 
     Examples
     --------
-    >>> training = Training(loss="huber", loss_delta=0.5, method="dp_admm", rho=0.2, epsilon=1.0)
+    >>> training = Training(loss={"name": "huber", "delta": 0.5}, method="dp_admm", epsilon=1.0)
     >>> training.loss, training.method.rho, training.delta
-    (Huber(delta=0.5), 0.2, 1e-05)
+    (Huber(delta=0.5), 0.1, 1e-05)
     """
 
-    loss: Loss = field(default=Logistic())
-    regularizer: Regularizer = field(default=L2())
+    if TYPE_CHECKING:  # the constructor also accepts names and mappings
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    loss: Annotated[Loss, "Loss: a name, or a table with its name and parameters."] = field(default=Logistic())
+    regularizer: Annotated[Regularizer, "Regularizer: a name, or a table with its name and parameters."] = field(
+        default=L2()
+    )
     alpha: Annotated[
         NotNegative | None, "λ/n: weight of the regularizer relative to the mean loss (default: 1e-4; auto: 1e-6)."
     ] = None
@@ -115,7 +220,9 @@ class Training:
         Honest | None,
         "With secure aggregation: minimum number of honest agents in every round. A smaller number means more noise.",
     ] = None
-    method: MethodSettings = field(default=Auto())
+    method: Annotated[MethodChoice, "Training method: a name, or a table with its name and parameters."] = field(
+        default=Auto()
+    )
     n_rounds: Annotated[
         Rounds | None,
         "Number of rounds t (default: 100; auto: chosen from the number of rows and the budget).",
@@ -125,74 +232,71 @@ class Training:
         "Model: the consensus of the last round, or its mean over all rounds or over the second half.",
     ] = "last"
 
-    def __init__(self, **given: Any) -> None:
-        known = flat_parameters(type(self))
-        check_names(given, known, type(self).__name__.lower())
-        for name in given.keys() - {parameter.name for parameter in parameters(type(self))}:
-            known[name].checked(given[name])  # checked even if the chosen method does not have it
-        for parameter in parameters(type(self)):
-            value = given.get(parameter.name, parameter.default)
-            if parameter.name in REGISTRIES:
-                object.__setattr__(self, parameter.name, _build_choice(parameter.name, value, given))
-            else:
-                object.__setattr__(self, parameter.name, parameter.checked(value))
-        if self.alpha is None:
-            object.__setattr__(self, "alpha", self.method.usual_alpha)
-        if self.n_rounds is None and (not self.method.rounds_by_size or self.epsilon is None):
-            object.__setattr__(self, "n_rounds", self.method.usual_rounds)
-        self._check_budget()
-        self._check_aggregation()
-        if given.get("inference") and not isinstance(self.method, Auto):
-            raise StudyError(f"{self.method.name} does not support inference; use auto, or remove inference")
-        if self.has_inference and self.average != "last":
-            raise StudyError('inference requires average = "last"')
+    def __post_init__(self) -> None:
+        raise_problems(list(self._problems()))
 
-    def _check_aggregation(self) -> None:
-        if self.aggregation == "plain":
-            if self.min_honest_sites is not None:
-                raise StudyError('min_honest_sites requires aggregation = "secure"; remove it')
-            return
+    def _problems(self) -> Iterator[str]:
+        """Yield a message for each conflict between settings."""
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if not self.method.private and given:
+            yield f"the {self.method.name} method is not private; remove {given[0]}"
+        if self.method.private and len(given) != 1:
+            yield (
+                "set exactly one of epsilon (total), round_epsilon and noise_multiplier (0 = no privacy); "
+                f"{' and '.join(given) if given else 'none'} given"
+            )
+        if self.aggregation == "secure":
+            yield from self._secure_aggregation_problems()
+        elif self.min_honest_sites is not None:
+            yield 'min_honest_sites requires aggregation = "secure"; remove it'
+        if self.has_inference and self.average != "last":
+            yield 'inference requires average = "last"'
+
+    def _secure_aggregation_problems(self) -> Iterator[str]:
         if self.min_honest_sites is None:
-            raise StudyError(
+            yield (
                 "secure aggregation requires min_honest_sites, the number of agents in a round that do not collude "
-                "with the "
-                "server; ε holds only if there are at least that number"
+                "with the server; ε holds only if there are at least that number"
             )
         if not self.method.sums_only:
             supported = ", ".join(name for name, method in ALL_METHODS.items() if method.sums_only)
-            raise StudyError(
+            yield (
                 f"{self.method.name} does not support secure aggregation, because it uses the answer of each agent; "
                 f'use {supported}, or aggregation = "plain"'
             )
         if self.noise_multiplier == 0.0 or any(isinstance(getattr(self, name), tuple) for name in BUDGETS):
-            raise StudyError("secure aggregation requires one budget above 0 for all agents")
-
-    def _check_budget(self) -> None:
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if not self.method.private and given:
-            raise StudyError(f"the {self.method.name} method is not private; remove {given[0]}")
-        if self.method.private and len(given) != 1:
-            raise StudyError(
-                "set exactly one of epsilon (total), round_epsilon and noise_multiplier (0 = no privacy); "
-                f"{' and '.join(given) if given else 'none'} given"
-            )
+            yield "secure aggregation requires one budget above 0 for all agents"
 
     @property
     def has_inference(self) -> bool:
         """Whether the method estimates intervals."""
-        return isinstance(self.method, Auto) and self.method.inference
+        return isinstance(self.method.concrete(), Newton)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of rounds depends on the sizes of the agents; see :meth:`resolved`."""
+        return self.n_rounds is None
 
     @property
     def planned_rounds(self) -> int:
         """Number of rounds: ``n_rounds``, or 1 for methods of one round."""
-        return 1 if self.method.one_round else self.n_rounds or self.method.usual_rounds
+        return 1 if self.method.one_round else self.n_rounds or self.method.concrete().default_rounds
 
-    def with_rounds(self, problem: Problem, sizes: Sizes) -> Self:
-        """Return a copy whose unset number of rounds is chosen from public sizes and the budget."""
-        if self.n_rounds is not None:
+    def concrete(self) -> Self:
+        """Return a copy with the method that ``auto`` selects, unless the number of rounds is open."""
+        if self.is_open or not isinstance(self.method, Auto):
             return self
-        planned = np.full(sizes.n_agents, self.planned_rounds)
-        return self.changed(n_rounds=self.method.best_rounds(self._setup(problem, sizes, planned, 0)))
+        return self.with_changes(method=self.method.concrete(), n_rounds=self.n_rounds)
+
+    def resolved(self, problem: Problem, sizes: Sizes) -> Self:
+        """Return a copy with a concrete method and number of rounds, chosen from public sizes and the budget.
+
+        Planning, simulation, training and estimators all call this function, so the same sizes give the same rounds.
+        """
+        if not (self.is_open and isinstance(self.method, Auto)):
+            return self.concrete()
+        budget = self.budget(np.full(sizes.n_agents, self.planned_rounds))
+        return self.with_changes(n_rounds=self.method.n_rounds(problem, sizes, budget)).concrete()
 
     def check_intercept(self) -> None:
         """Raise StudyError if a count model has no intercept.
@@ -215,49 +319,54 @@ class Training:
         weighted = label is not None and label.weighted
         return Problem(loss, self.regularizer, float(self.alpha or 0.0), weighted, self.intercept)
 
-    def rounds(self, problem: Problem, sizes: Sizes, planned: Integers, *, seed: int = 0) -> Method[Any]:
+    def build(self, problem: Problem, sizes: Sizes, planned: Integers) -> Method[Any]:
         """Return the method with noise calibrated to the ``planned`` (n,) rounds of each agent."""
-        return self.method.rounds(self._setup(problem, sizes, planned, seed))
+        return self.method.concrete().build(problem, sizes, self.budget(planned))
 
-    def _setup(self, problem: Problem, sizes: Sizes, planned: Integers, seed: int) -> Setup:
-        budget = {name: getattr(self, name) for name in PRIVACY}
-        return Setup(problem=problem, sizes=sizes, planned=planned, n_rounds=self.planned_rounds, seed=seed, **budget)
+    def budget(self, planned: Integers) -> PrivacyBudget:
+        """Return the privacy budget of agents with ``planned`` (n,) rounds each."""
+        keys = (*BUDGETS, "delta", "calibration", "min_honest_sites")
+        given = {name: getattr(self, name) for name in keys}
+        return PrivacyBudget(planned=planned, n_rounds=self.planned_rounds, **given)
 
-    def changed(self, **given: Any) -> Self:
-        """Return a copy with some settings changed, by their flat names."""
-        check_names(given, flat_parameters(type(self)), type(self).__name__.lower())
-        own = {parameter.name: getattr(self, parameter.name) for parameter in parameters(type(self))}
-        if "method" in given:  # another method has its own defaults
-            usual = {"n_rounds": self.method.usual_rounds, "alpha": self.method.usual_alpha}
-            own |= {name: None for name, value in usual.items() if own[name] == value}
-        for what, registry in REGISTRIES.items():
-            choice = chosen(what, registry.classes, given.get(what, own[what]))
-            flat_names = _flat_names(registry, choice)
-            changes = {name: given.pop(flat) for name, flat in flat_names.items() if flat in given}
-            given[what] = replace(choice, **changes) if changes else choice
-        return type(self)(**{**own, **given})
+    def with_changes(self, **changes: Any) -> Self:
+        """Return a copy with some settings changed. ``method={"rho": 0.2}`` changes a parameter of the same method."""
+        settings = {own.name: getattr(self, own.name) for own in fields(self)}
+        if "method" in changes:  # another method has its own defaults
+            method = self.method.concrete()
+            defaults = {"n_rounds": method.default_rounds, "alpha": method.default_alpha}
+            settings |= {name: None for name, value in defaults.items() if settings[name] == value}
+        for what in CHOICES.keys() & changes.keys():
+            changes[what] = build_choice(what, changes[what], settings[what])
+        return type(self)(**settings | changes)
 
-    def flat(self) -> dict[str, Any]:
-        """Return all settings by flat name; method, loss and regularizer as their names."""
-        settings: dict[str, Any] = {}
-        for parameter in parameters(type(self)):
-            value = getattr(self, parameter.name)
-            if parameter.name not in REGISTRIES:
-                settings[parameter.name] = value
-                continue
-            settings[parameter.name] = value.name
-            flat_names = _flat_names(REGISTRIES[parameter.name], value)
-            settings |= {flat: getattr(value, name) for name, flat in flat_names.items()}
-        return settings
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings as plain values, with a name and parameters for each choice."""
+        return {
+            parameter.name: choice_to_dict(getattr(self, parameter.name))
+            if parameter.name in CHOICES
+            else getattr(self, parameter.name)
+            for parameter in parameters(type(self))
+        }
 
 
-@dataclass(frozen=True, init=False)
+def choice_to_dict(choice: Any) -> dict[str, Any]:
+    """Return the name and the parameters of a loss, regularizer or method."""
+    return {"name": choice.name, **{own.name: getattr(choice, own.name) for own in parameters(type(choice))}}
+
+
+@convert_arguments(_normalize)
+@dataclass(frozen=True, kw_only=True)
 class Settings(Training):
     """Settings of a simulation: :class:`Training`, plus partition, participation and metrics."""
 
-    method: Annotated[
-        MethodSettings, "Training method. Default: dp_admm, the method of the paper; in a study: auto."
-    ] = field(default=DpAdmm())
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    method: Annotated[MethodChoice, "Training method. Default: dp_admm, the method of the paper; in a study: auto."] = (
+        field(default=DpAdmm())
+    )
     n_agents: Annotated[Count, "Number of agents; ignored with partition = groups."] = 10
     partition: Annotated[
         Literal["equal", "unequal", "label_skewed", "groups"],
@@ -282,10 +391,10 @@ class Settings(Training):
         "Seed of the split, the participation and the noise (default: random).",
     ] = None
 
-    def _check_aggregation(self) -> None:
-        super()._check_aggregation()
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.aborted_rounds and self.aggregation == "plain":
-            raise StudyError('aborted_rounds requires aggregation = "secure"; remove it')
+            yield 'aborted_rounds requires aggregation = "secure"; remove it'
 
 
 def settings_from(table: Mapping[str, Any], where: str = "settings") -> Settings:
@@ -296,52 +405,5 @@ def settings_from(table: Mapping[str, Any], where: str = "settings") -> Settings
     >>> settings_from({"epsilon": 1.0, "n_agents": 5}).n_agents
     5
     """
-    check_names(table, flat_parameters(Settings), where)
+    raise_problems(name_problems(table, Settings, where))
     return Settings(**table)
-
-
-_FLAT: dict[type, dict[str, Parameter]] = {}
-
-
-def flat_parameters(settings: type[Training]) -> dict[str, Parameter]:
-    """Return all parameters by flat name: own fields, and those of every registered class."""
-    if settings not in _FLAT:
-        _FLAT[settings] = _collect_parameters(settings)
-    return _FLAT[settings]
-
-
-def _collect_parameters(settings: type[Training]) -> dict[str, Parameter]:
-    collected: dict[str, Parameter] = {}
-    for parameter in parameters(settings):
-        if parameter.name not in REGISTRIES:
-            collected[parameter.name] = parameter
-            continue
-        registry = REGISTRIES[parameter.name]
-        names = tuple(registry.classes)
-        help = f"{parameter.help or registry.help} One of {', '.join(names)}."
-        collected[parameter.name] = Parameter(parameter.name, Literal[names], parameter.default.name, help)
-        owners: dict[str, dict[str, list[str]]] = {}  # flat name -> help text -> classes
-        for name, own in ((cls.name, own) for cls in registry.classes.values() for own in parameters(cls)):
-            flat = f"{registry.prefix}{own.name}"
-            meanings = owners.setdefault(flat, {})
-            meanings.setdefault(own.help, []).append(name)
-            help = " ".join(f"{text} ({', '.join(names)})" for text, names in meanings.items())
-            collected[flat] = replace(own, name=flat, help=help)
-    return collected
-
-
-def _flat_names(registry: Registry, choice: object) -> dict[str, str]:
-    """Return the flat name of each parameter of a loss, regularizer or method."""
-    return {parameter.name: f"{registry.prefix}{parameter.name}" for parameter in parameters(type(choice))}
-
-
-def _build_choice(what: str, value: object, given: Mapping[str, Any]) -> Any:
-    """Return the method, loss or regularizer, with its parameters from ``given``."""
-    registry = REGISTRIES[what]
-    choice = chosen(what, registry.classes, value)
-    if type(choice) not in registry.classes.values():
-        registry.check(choice)
-    changes = {name: given[flat] for name, flat in _flat_names(registry, choice).items() if flat in given}
-    if changes and not isinstance(given.get(what, ""), str):
-        raise StudyError(f"{what} is an object; pass {next(iter(changes))} to its constructor")
-    return replace(choice, **changes) if changes else choice

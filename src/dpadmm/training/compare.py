@@ -39,7 +39,7 @@ DONE, REFUSED = "done", "refused"
 
 _BUDGETS = ("epsilon", "round_epsilon")
 _PARTITION = ("seed", "n_agents", "partition", "partition_spread", "intercept", "clip_rows", "test_rows")
-_COMPILED_BY = ("method", "loss", "regularizer", "mechanism")
+_COMPILED_BY = ("method", "loss", "regularizer")
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ class PreparedRuns:
 
     def warm_up(self, settings: Settings, *, n_rounds: int | None = 2) -> None:
         """Run once before the first run of each kind, so that compilation is not in the times; None: all rounds."""
-        flat = settings.flat()
-        kind = tuple(str(flat.get(name)) for name in _COMPILED_BY)
+        kind = tuple(repr(getattr(settings, name)) for name in _COMPILED_BY)
         if kind in self._warm:
             return
         self._warm.add(kind)
@@ -199,10 +198,9 @@ def _rows(runs: Iterable[tuple[Settings, _Outcome]]) -> list[ComparisonRow]:
     groups: dict[tuple[Any, ...], list[_Outcome]] = {}
     deltas: dict[tuple[Any, ...], float] = {}
     for settings, outcome in runs:
-        flat = settings.flat()
-        budget = next((name for name in _BUDGETS if flat.get(name) is not None), None)
-        asked = flat[budget] if budget else None
-        key = (settings.method.name, outcome.n_agents, budget, asked, flat.get("min_honest_sites"))
+        budget = next((name for name in _BUDGETS if getattr(settings, name) is not None), None)
+        asked = getattr(settings, budget) if budget else None
+        key = (settings.method.name, outcome.n_agents, budget, asked, settings.min_honest_sites)
         groups.setdefault(key, []).append(outcome)
         deltas[key] = settings.delta
     rows = [_row(key, outcomes, deltas[key]) for key, outcomes in groups.items()]

@@ -4,7 +4,7 @@
 ``trace.csv``      one line per run and measured round
 ``summary.json``   settings, measures at the end, privacy, versions
 ``model-*.npz``    the trained models
-``statement-*.json``  what each run would have cost in privacy, for ``dpadmm verify``; Gaussian noise only
+``model-*.privacy.json``  the privacy report of each run with Gaussian noise, for ``dpadmm verify``
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import dpadmm
-from dpadmm.accounting.statement import Statement, canonical, of_report
 from dpadmm.engine.metrics import spread
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.atomic import atomic_file
@@ -62,36 +60,26 @@ def write_run(
     write_text(folder / "summary.json", json.dumps(summary(runs, how, extra), indent=2, allow_nan=False))
     for name in runs if new is None else new:
         runs[name].model.save(folder / f"model-{name}.npz")
-        _write_statement(folder / f"statement-{name}.json", runs[name])
+        _write_privacy_report(folder / f"model-{name}.privacy.json", runs[name])
 
 
 def remove_leftovers(folder: Path, runs: Iterable[str]) -> None:
-    """Remove the models, statements and figures of an earlier run, so that none stays beside the new ones."""
-    kept = {file for name in runs for file in (f"model-{name}.npz", f"statement-{name}.json")}
-    for pattern in ("model-*.npz", "statement-*.json", "convergence.*"):
+    """Remove models, privacy reports and figures of earlier runs."""
+    kept = {file for name in runs for file in (f"model-{name}.npz", f"model-{name}.privacy.json")}
+    for pattern in ("model-*.npz", "model-*.privacy.json", "convergence.*"):
         for path in folder.glob(pattern):
             if path.name not in kept:
                 path.unlink()
 
 
-def _write_statement(path: Path, result: Result) -> None:
+def _write_privacy_report(path: Path, result: Result) -> None:
     try:
-        statement = result.statement if result.of_study else _statement(result)
-    except StudyError:  # no noise, or of a kind that a statement has no words for
+        content = result.privacy.to_bytes()
+    except StudyError:  # no noise, or other noise than Gaussian
         path.unlink(missing_ok=True)
     else:
         with atomic_file(path) as out:
-            out.write(statement.as_bytes())
-
-
-def _statement(result: Result) -> Statement:
-    return of_report(
-        result.privacy,
-        result.rows.n_rows.tolist(),
-        name=f"simulation of {result.training.method.name}",
-        settings_hash=sha256(canonical(used_settings(result))).hexdigest(),
-        version=dpadmm.__version__,
-    )
+            out.write(content)
 
 
 def finished(runs: Iterable[Result]) -> list[Result]:
@@ -130,7 +118,7 @@ def end_values(runs: Iterable[Result]) -> dict[str, list[float]]:
 
 def used_settings(result: Result) -> dict[str, Any]:
     """The settings of a run that are set, in a form that TOML can hold."""
-    return {name: for_json(value) for name, value in result.training.flat().items() if value is not None}
+    return {name: for_json(value) for name, value in result.training.to_dict().items() if value is not None}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -139,7 +127,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """A flat table as TOML: strings, numbers, booleans and lists of them.
+    """A table as TOML: strings, numbers, booleans, lists of them, and one level of inline tables.
 
     Examples
     --------
@@ -150,8 +138,15 @@ def to_toml(table: Mapping[str, Any]) -> str:
     """
     # JSON's strings, numbers, lists, true and false are TOML's too, but for two things: TOML knows no
     # surrogate pairs, and DEL must be escaped
-    lines = (f"{name} = {json.dumps(for_json(value), ensure_ascii=False)}\n" for name, value in table.items())
+    lines = (f"{name} = {_toml_value(value)}\n" for name, value in table.items())
     return "".join(lines).replace("\x7f", "\\u007f")
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        entries = (f"{name} = {_toml_value(item)}" for name, item in value.items() if item is not None)
+        return f"{{{', '.join(entries)}}}"
+    return json.dumps(for_json(value), ensure_ascii=False)
 
 
 def _trace_csv(runs: Mapping[str, Result]) -> str:

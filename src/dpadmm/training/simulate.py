@@ -34,9 +34,10 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.prior import Prior
 from dpadmm.models.model import Model
 from dpadmm.models.run import Result, run
-from dpadmm.parameters.fields import check_names, parameters
-from dpadmm.studies.settings import Settings, Training, flat_parameters, settings_from
-from dpadmm.studies.study import Study, read_study
+from dpadmm.parameters.fields import parameters, raise_problems
+from dpadmm.studies.reading import read_study
+from dpadmm.studies.settings import Settings, Training, name_problems, settings_from
+from dpadmm.studies.study import Study
 from dpadmm.training.preparation import DataSource, PreparedData, as_dataset, prepare, seed_of
 from dpadmm.training.train import encode, prior_from, with_public_table
 
@@ -66,8 +67,8 @@ def simulate(
         of its file) sets the model, method, budget and columns; its rows are in ``table``, and ``changes`` may only
         set agents, participation, test rows and measurements.
     table : path, Dataset or (features, labels), optional
-        The rows of a study: a file, data frame or Arrow table with its columns, or rows in its encoding, for example the
-        ``dataset`` of an earlier result. Numeric labels are scaled to −1 … 1, and so are the errors in the trace.
+        The rows of a study: a file, data frame or Arrow table with its columns, or rows in its encoding, for example
+        the ``dataset`` of an earlier result. Numeric labels are scaled to −1 … 1, and so are the errors in the trace.
     settings : Settings, optional
         Base settings, to which ``changes`` are applied.
     classes : sequence, optional
@@ -94,7 +95,8 @@ def simulate(
         Whether Ctrl-C ends the run and returns the rounds so far. If False, KeyboardInterrupt is raised.
     **changes
         Parameters of :class:`dpadmm.Settings`, such as ``epsilon=1.0, n_agents=100``. ``loss``, ``regularizer`` and
-        ``method`` are names or instances, including your own classes.
+        ``method`` are names, tables such as ``{"name": "huber", "delta": 0.5}``, or instances, including your own
+        classes.
 
     Returns
     -------
@@ -183,7 +185,7 @@ def run_prepared(
     If ``noise`` is not given, it is simulated from the seed. With a ``study``, the resulting model accepts tables.
     """
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
-    settings = settings.with_rounds(problem, rows)
+    settings = settings.resolved(problem, rows)
     if settings.method.one_round and settings.participation < 1.0:
         raise StudyError(
             f"{settings.method.name} has one round, so participation must be 1, not {settings.participation}"
@@ -211,7 +213,7 @@ def run_prepared(
         max_rows_per_site=study.max_rows_per_site if study else None,
     )
     if study is not None:
-        study = replace(study, training=study.training.changed(n_rounds=settings.n_rounds))
+        study = replace(study, training=study.training.with_changes(n_rounds=settings.n_rounds))
     return replace(result, trace=metrics.trace, dataset=prepared.dataset, of_study=study, names=prepared.names)
 
 
@@ -220,7 +222,7 @@ def settings_of(study: Study, given: Mapping[str, Any]) -> Settings:
 
     ``given`` may set agents, participation, test rows, measurements and the seed. The study sets the rest.
     """
-    check_names(given, flat_parameters(Settings), "a simulated study")
+    raise_problems(name_problems(given, Settings, "a simulated study"))
     fixed = settings_fixed_by(study)
     for name in given:
         if name in fixed:
@@ -231,7 +233,7 @@ def settings_of(study: Study, given: Mapping[str, Any]) -> Settings:
 
 def settings_fixed_by(study: Study) -> set[str]:
     """Return the names of the settings that a study sets."""
-    return {*study.training.flat(), "clip_rows"}
+    return {*study.training.to_dict(), "clip_rows"}
 
 
 def rows_of(study: Study, table: Table, *, by: str | None = None) -> Dataset | tuple[Any, Any]:
@@ -267,8 +269,8 @@ def _study(data: object, table: object, **others: object) -> Study | None:
 def _settings(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
     if settings is None:
         return settings_from(changes, "simulate()")
-    check_names(changes, flat_parameters(Settings), "simulate()")
-    return settings.changed(**changes)
+    raise_problems(name_problems(changes, Settings, "simulate()"))
+    return settings.with_changes(**changes)
 
 
 def _participation(settings: Settings, plan: ArrayLike | None, n_agents: int, seed: int) -> Participation | None:

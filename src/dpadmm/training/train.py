@@ -31,7 +31,8 @@ from dpadmm.models.run import Result, run
 from dpadmm.planning.intervals import unlikely_intervals
 from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.studies.public_rows import PublicRows
-from dpadmm.studies.study import TRAINING, Study, read_study
+from dpadmm.studies.reading import read_study
+from dpadmm.studies.study import TRAINING, Study
 
 
 def train(
@@ -69,8 +70,8 @@ def train(
     Returns
     -------
     Result
-        ``result.model`` is the trained :class:`~dpadmm.Model`. ``result.statement`` is the privacy report of the
-        run, and ``result.privacy`` has the ε of every agent.
+        ``result.model`` is the trained :class:`~dpadmm.Model`. ``result.privacy`` is the privacy report of the
+        run, with the ε of every agent.
 
     Raises
     ------

@@ -22,9 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpadmm.accounting.release_plan import Tally
-from dpadmm.accounting.report import PrivacyReport
-from dpadmm.accounting.statement import EXACT, AgentGroup, Statement, stated_releases
+from dpadmm.accounting.report import PrivacyReport, share_equal
 from dpadmm.engine.loop import Averages, RoundView
 from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.federation.health import command_line
@@ -32,8 +30,8 @@ from dpadmm.files.atomic import atomic_file
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import DeployableMethod
 from dpadmm.methods.prior import Prior
-from dpadmm.studies.study import Study, study_from
-from dpadmm.version import VERSION
+from dpadmm.studies.reading import study_from
+from dpadmm.studies.study import Study
 
 FAMILY, VERSION_HERE = "dpadmm-journal/", 1
 FORMAT = f"{FAMILY}{VERSION_HERE}"
@@ -106,7 +104,7 @@ class Event(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A round that waits for a site's answer; ``end`` is None until it arrives."""
+    """A round without a site's answer; ``end`` is None until the answer arrives."""
 
     id: int
     site: str
@@ -124,7 +122,7 @@ class Journal(AbstractContextManager["Journal"]):
         about = dict(database.execute("SELECT name, value FROM about"))
         if (version := _version(path, about.get("format"))) != VERSION_HERE:
             newer = version > VERSION_HERE
-            resume = command_line("aggregator", "resume", path.parent.name, "--folder", path.absolute().parents[2])
+            resume = command_line("server", "run", path.parent.name, "--folder", path.absolute().parents[2])
             action = "install that version" if newer else f"to update it: {resume}"
             raise JournalError(f"{path}: written by {'a newer' if newer else 'an older'} version of dpadmm: {action}")
         try:
@@ -144,6 +142,7 @@ class Journal(AbstractContextManager["Journal"]):
 
         ``prior`` is computed from the study's public rows. It is stored so that a restart does not need their file.
         """
+        study.check_concrete()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
         new.unlink(missing_ok=True)
@@ -410,7 +409,6 @@ class FederatedResult:
     study: Study
     weights: Floats
     privacy: PrivacyReport
-    statement: Statement
     rounds_done: int
 
     method: DeployableMethod[Any]
@@ -433,24 +431,27 @@ def result_of(journal: Journal) -> FederatedResult:
         averages(RoundView(done, rounds, consensus, consensus, 0.0))
     names = [name for name in journal.members if name in sites]
     plan = study.terms.plan
-    planned = plan.tally()
-    arrived = {name: plan.tally(answered.get(name, ())) for name in names}
-    members: dict[tuple[int, Tally], dict[str, int]] = {}
-    for name in names:
-        n_rows, k = sites[name]
-        members.setdefault((k, arrived[name]), {})[name] = n_rows
-    groups = tuple(AgentGroup(rows, k, stated_releases(planned, released)) for (k, released), rows in members.items())
-    delta = float(study.training.delta)
-    released, whole = [arrived[name] for name in names], [planned] * len(names)
-    min_honest_sites = study.training.min_honest_sites
+    agents = share_equal(
+        [plan.tally()] * len(names),
+        [plan.tally(answered.get(name, ())) for name in names],
+        charge_planned=True,
+        rows_per_person=[sites[name][1] for name in names],
+    )
     privacy = PrivacyReport(
-        released, whole, delta, method.name, ended_by_result=True, exact_noise=True, min_honest_sites=min_honest_sites
+        agents,
+        [sites[name][0] for name in names],
+        float(study.training.delta),
+        method.name,
+        exact_noise=True,
+        names=names,
+        study=study.name,
+        study_hash=study.hash,
+        min_honest_sites=study.training.min_honest_sites,
     )
     return FederatedResult(
         study=study,
         weights=averages.model(study.training.average, consensus),
         privacy=privacy,
-        statement=Statement(study.name, study.hash, method.name, EXACT, delta, groups, VERSION, min_honest_sites),
         rounds_done=done,
         method=method,
         broadcast=sent,

@@ -17,7 +17,8 @@ from typing import Any
 from dpadmm.data.schema_file import problems
 from dpadmm.errors import StudyError
 from dpadmm.studies.drafts.draft import Draft, DraftColumn
-from dpadmm.studies.study import FORMAT, Study, table_parameters
+from dpadmm.studies.reading import table_parameters
+from dpadmm.studies.study import FORMAT, Study
 
 CONFIRM = "# confirm: public?"
 NOTES = {
