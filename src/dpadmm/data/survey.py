@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class IssueCount:
     """Number of rows with a problem, and the first of them (from 1)."""
 
     rows: int = 0
-    first: int = 0
+    first: int = field(default=0, compare=False)
 
     @property
     def location(self) -> str:
@@ -67,6 +67,15 @@ class Survey(Report):
                 )
         for name in clamped.keys() - {column.name for column in schema.sources}:
             yield f"weights {name!r}: {clamped[name] / self.rows:.0%} are above their bound and clamped to it"
+
+
+def merge_issues(surveys: Sequence[Survey]) -> dict[Issue, IssueCount]:
+    """Return the total number of rows with each problem in several files."""
+    merged: dict[Issue, IssueCount] = {}
+    for survey in surveys:
+        for kind, count in survey.issues.items():
+            merged.setdefault(kind, IssueCount(first=count.first)).rows += count.rows
+    return merged
 
 
 def survey_table(table: Table, schema: Schema, label: Label | None = None) -> Survey:

@@ -20,7 +20,7 @@ import numpy as np
 from dpadmm.data.cluster import Cluster
 from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.reader import column_names, line_warnings, parts
-from dpadmm.data.survey import Survey, survey_table
+from dpadmm.data.survey import Survey, merge_issues, survey_table
 from dpadmm.data.table import EncodedTable, read_owners
 from dpadmm.errors import DataError, DPADMMError
 from dpadmm.matrices.arrays import Floats, Integers
@@ -115,6 +115,8 @@ class ClusterRows(SiteRows):
         return replace(
             merged(surveys),
             problems=[f"{files[i].name}: {text}" for i, survey in enumerate(surveys) for text in survey.problems],
+            issues=merge_issues(surveys),
+            other_case=sum(survey.other_case for survey in surveys),
             line_warnings=[line for survey in surveys for line in survey.line_warnings],
         )
 
