@@ -28,7 +28,7 @@ VERDICTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("in
 
 
 def audit(
-    method: str = Option("all", help="Whose studies to attack: auto, dp_admm, or all in equal parts."),
+    method: str = Option("all", help="Whose studies to attack: pgd, newton, dp_admm, or all in equal parts."),
     aggregation: str | None = Option(
         None, help="Studies with secure aggregation, local ones, or all.", show_default="all that is installed"
     ),
