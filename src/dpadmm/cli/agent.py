@@ -222,7 +222,7 @@ def review(
 
     Exit code 0 if you can enrol it, 2 if it would be refused. The agent may be running.
     """
-    from dpadmm.cli.study import figures
+    from dpadmm.studies.rendering import figures
 
     if accepted and declined:
         raise StudyError("--accept and --decline cannot be combined")
@@ -626,7 +626,7 @@ def _epsilon_left(state: LedgerState, policy: Policy) -> str:
 
 
 def _show_review(study: Study, site: Site, lines: list[dict[str, Any]]) -> None:
-    from dpadmm.cli.study import describe_public_rows, describe_releases
+    from dpadmm.studies.rendering import describe_public_rows, describe_releases
 
     policy = site.policy
     echo(study.name, style="bold")
