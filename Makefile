@@ -19,7 +19,7 @@ demo: $(READY)
 
 # ten sites as processes of their own, with real certificates, on this machine; under a minute
 federation-demo: $(READY)
-	$(BIN)/dpadmm federation demo
+	$(BIN)/dpadmm demo --federated
 
 # one thread of BLAS for each worker: more of them wait for each other; and bytecode is kept even where the environment
 # says otherwise: the tests start hundreds of processes, which would each compile the package. The built site is tested too

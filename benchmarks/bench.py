@@ -32,9 +32,9 @@ from dpadmm.losses import Loss, Softmax
 from dpadmm.matrices.arrays import aligned_empty
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import layout
-from dpadmm.methods import Auto, DpAdmmRounds, Round, RoundResult
+from dpadmm.methods import DpAdmm, Pgd, Round, RoundResult
+from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.dp_admm import consensus_step
-from dpadmm.methods.setup import Setup
 from dpadmm.methods.theory import constants_of, theorem_schedule
 from dpadmm.regularizers import L2
 from dpadmm.sites.agent import Agent
@@ -78,7 +78,7 @@ def round_of(rows: Rows, loss: Loss | None = None) -> Callable[[], object]:
     constants = constants_of(
         problem, n_features=rows.n_features, n_rows=rows.n_rows, noise_multiplier=z, weight_radius=89.0
     )
-    method = DpAdmmRounds(0.1, theorem_schedule(constants), z)
+    method = DpAdmm(0.1, step_sizes=theorem_schedule(constants), noise_multiplier=z)
     noise = SimulatedNoise(0, rows.n_agents, shape)
     held = {"state": method.init(problem, rows), "consensus": np.zeros(shape), "round": 0}
 
@@ -97,7 +97,7 @@ def server_round_of(rows: Rows) -> Callable[[], object]:
     """The same for ``auto``, after its first round."""
     problem, shape = Problem(Logistic(), L2(), 1e-6), (rows.n_features, 1)
     planned = np.full(rows.n_agents, 25)
-    method = Auto().rounds(Setup(problem=problem, sizes=rows, planned=planned, n_rounds=25, epsilon=1.0))
+    method = Pgd().build(problem, rows, PrivacyBudget(planned=planned, n_rounds=25, epsilon=1.0))
     state, noise = method.init(problem, rows), SimulatedNoise(0, rows.n_agents, shape)
     held = {"broadcast": method.start(shape), "round": 0}
 
@@ -382,7 +382,7 @@ def memory() -> bool:
     return report("MB beyond 1.3 × the data, at the peak", extra, "at most 300", extra <= 300)
 
 
-SITE = """format = "dpadmm-site/1"
+SITE = """format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "table.csv"
@@ -415,11 +415,11 @@ def enrolment(megabytes: float = 600.0) -> bool:
             "agent begin site.toml",
         ):
             subprocess.run([command, *asked.split()], cwd=folder, check=True, capture_output=True)
-        begun = subprocess.Popen([command, "agent", "enrol", "study.toml", "--site", "site.toml"], cwd=folder,
+        begun = subprocess.Popen([command, "site", "accept", "study.toml", "--site", "site.toml"], cwd=folder,
                                  stdout=subprocess.DEVNULL)  # fmt: skip
         _, status, used = os.wait4(begun.pid, 0)
         if status != 0:
-            raise SystemExit("dpadmm agent enrol failed")
+            raise SystemExit("dpadmm site accept failed")
     fine = at_most("CPU seconds to enrol a CSV of 10⁶ rows and 65 columns", used.ru_utime + used.ru_stime, 65 / 3)
     return at_most("  MB at its peak", used.ru_maxrss / 1024, 600) and fine
 

@@ -3,7 +3,7 @@
 ``python benchmarks/federation.py [SITES,D ...]``: by default 10 sites at d = 104, 50 sites at d = 104, and
 10 sites at d = 100,000, each with local trust and with secure aggregation. Times are of the whole round, from
 broadcast to the consensus in the journal.
-``python benchmarks/federation.py start``: how long ``dpadmm agent run`` takes until it can answer.
+``python benchmarks/federation.py start``: how long ``dpadmm site run`` takes until it can answer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpadmm.federation.demo import SECURE_AGGREGATION, SITE_TOML, AgentProcess, free_port, invite, with_keys
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.local import SECURE_AGGREGATION, SITE_TOML, SiteSubprocess, free_port, invite, with_keys
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.process import Server, begin
 from dpadmm.federation.site.decisions import accept
@@ -77,12 +77,12 @@ def measure_start(repeats: int = 7) -> None:
     walls, cpus = [], []
     with tempfile.TemporaryDirectory() as place:
         authority, _, (site,) = new_sites(Path(place), new_study(104, 100), 1)
-        broker, log = Broker(authority), site.path.parent / "agent.log"
+        broker, log = Broker(authority), site.path.parent / "site.log"
         broker.start()
         try:
             for _ in range(repeats):
                 log.unlink(missing_ok=True)
-                before, agent = time.perf_counter(), AgentProcess(site)
+                before, agent = time.perf_counter(), SiteSubprocess(site)
                 while not log.exists() or not all(each in log.read_text() for each in ("enrolled", "connected to")):
                     if not agent.running():
                         raise SystemExit(agent.output)
@@ -105,7 +105,7 @@ def measure(n_sites: int, d: int, n_rounds: int, min_honest_sites: int | None = 
         authority, study, sites = new_sites(Path(place), new_study(d, n_rounds, min_honest_sites), n_sites)
         journal = begin(authority, study, None)
         started = time.perf_counter()
-        agents = [AgentProcess(site) for site in sites]
+        agents = [SiteSubprocess(site) for site in sites]
         for agent in agents:
             held.callback(agent.end)
         asyncio.run(Server(authority, journal, logging.getLogger("bench")).run())

@@ -217,7 +217,7 @@ def try_base(base: Environment) -> None:
     write_tables(base.work)
     for words in readme_commands():
         base.dpadmm(*words)
-    base.dpadmm("verify", "model.statement.json")
+    base.dpadmm("verify", "model.privacy.json")
 
 
 MISSING = {
@@ -228,7 +228,7 @@ MISSING = {
 COMMANDS = {
     "duckdb": ["study", "check", "study.toml", "--data", "clinic.toml"],
     "postgresql": ["study", "check", "study.toml", "--data", "server.toml"],
-    "federation": ["federation", "demo", "--sites", "3", "--rounds", "5"],
+    "federation": ["demo", "--federated", "--sites", "3", "--rounds", "5"],
 }  # fmt: skip
 SKLEARN = """
 import csv
@@ -291,7 +291,7 @@ def try_extra(extra: str, own: Environment, base: Environment) -> None:
     else:
         said = own.dpadmm(*COMMANDS[extra])
         if "bit by bit: yes" not in said:
-            sys.exit(f"federation demo:\n{said}")
+            sys.exit(f"demo --federated:\n{said}")
 
 
 def write_sbom(base: Environment, out: Path) -> Path:

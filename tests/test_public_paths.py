@@ -29,7 +29,7 @@ privacy = {epsilon = 1.0, delta = 1e-6}
 training = {n_rounds = 2}
 """
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 data = {table = "t.csv", label = "ill"}
 person = {rows = 1}

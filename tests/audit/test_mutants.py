@@ -16,7 +16,7 @@ from dpadmm.queries import QUERIES
 def test_the_code_that_ships_is_green() -> None:
     audit = run_audit(replace(SHORT, trials=len(GAMES) * SHORT.trials))
     played = {game: len(seen.worlds) for game, seen in audit.seen.items()}
-    assert [gate for gate in audit.gates if gate.red] == []
+    assert [gate for gate in audit.gates if gate.failed] == []
     assert audit.outcome != "failed"
     assert audit.false_alarm < 1e-6
     assert played.keys() == GAMES.keys()
@@ -29,7 +29,7 @@ def test_the_code_that_ships_is_green() -> None:
 def test_a_bug_turns_its_gates_red(mutant: Mutant) -> None:
     for game in mutant.games:
         with case(game):
-            assert set(mutant.red) <= red_gates(mutant, game)
+            assert set(mutant.failed) <= red_gates(mutant, game)
 
 
 def test_all_bugs_are_there() -> None:

@@ -57,9 +57,9 @@ def test_bash_completes_commands_options_and_names(program, tmp_path):
         return done.stdout.split()
 
     for words, expected in [
-        (["si"], ["simulate"]),
-        (["agent", "be"], ["begin"]),
-        (["ledger", "v"], ["verify"]),
+        (["sim"], ["simulate"]),
+        (["site", "bu"], ["budget"]),
+        (["server", "inv"], ["invite"]),
         (["privacy", "--round-e"], ["--round-epsilon"]),
         (["simulate", "--loss", "h"], ["hinge", "huber"]),
         (["simulate", "--method", "dp_"], ["dp_admm", "dp_sgd"]),

@@ -35,7 +35,8 @@ OPTIONS = {
         *("--methods", "--epsilon", "--round-epsilon", "--agents", "--repeats", "--seed", "--workers"),
         *("--data", "--label", "--classes", "--by", "--output", "--overwrite", "--json", "--set"),
     ],
-    "ledger": ["show", "verify", "export"],
+    "site": ["join", "run", "review", "accept", "budget"],
+    "server": ["init", "start", "invite", "propose", "run"],
 }
 
 
@@ -153,7 +154,7 @@ def test_transient_errors_have_their_own_exit_code(cli, monkeypatch):
     ]:
         with case(error):
             monkeypatch.setattr("dpadmm.cli.app", lambda error=error, **_: (_ for _ in ()).throw(error))
-            answer = cli("agent", "run")
+            answer = cli("site", "run")
             assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1)
 
 

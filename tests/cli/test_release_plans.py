@@ -10,6 +10,7 @@ import pytest
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.verification import read_privacy_report
+from dpadmm.sites.site import read_site
 from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
 
@@ -25,14 +26,14 @@ kind = "number"
 bounds = [20, 90]
 """
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 data = {table = "table.csv", label = "ill"}
 person = {rows = 1}
 [limits]
 epsilon = 2.0
 delta = 1e-5
-methods = ["auto"]
+methods = ["pgd"]
 losses = ["logistic"]
 max_rounds = 100
 min_rows = 100
@@ -79,9 +80,9 @@ def narrow(answer) -> str:
 
 def test_study_review_and_training_say_what_is_released_with_which_noise(cli, place, planned):
     (_, first, _), (_, later, _) = planned
-    cli("agent", "begin", "site.toml").succeeded()
+    read_site("site.toml").begin()
     noise = f"{first:.4f} in round 1 (moments), {later:.4f} from round 2 on (preconditioned_gradient)"
-    for words in (("study", "show", "study.toml"), ("agent", "review", "study.toml")):
+    for words in (("study", "show", "study.toml"), ("site", "review", "study.toml")):
         text = narrow(cli(*words))
         assert noise in text
         assert "in one round the sum of the moments" in text
@@ -113,18 +114,18 @@ def test_the_privacy_report_of_a_training_lists_both_releases_and_is_verified(cl
 
 
 def test_the_ledger_shows_the_plan_and_the_report_agrees_with_it(cli, place, planned):
-    cli("agent", "begin", "site.toml").succeeded()
-    cli("agent", "enrol", "study.toml").succeeded()
-    text = narrow(cli("ledger", "show", "ledger"))
+    read_site("site.toml").begin()
+    cli("site", "accept", "study.toml").succeeded()
+    text = narrow(cli("site", "budget", "--ledger", "ledger"))
     (study,) = read_ledger(place / "ledger").accounts
     for name, z, n in planned:
         assert f"{study[:12]} {name} {z:.4f} 0 of {n}" in text
-    (shown,) = cli("ledger", "show", "ledger", "--json").succeeded().json["studies"]
+    (shown,) = cli("site", "budget", "--ledger", "ledger", "--json").succeeded().json["studies"]
     assert shown["by_statistic"] == [
         {"statistic": name, "noise_multiplier": pytest.approx(z, rel=1e-9), "released": 0, "planned": n}
         for name, z, n in planned
     ]
-    cli("ledger", "report", "ledger", "illness", "-o", "said.json").succeeded()
+    cli("site", "export", "illness", "--ledger", "ledger", "-o", "said.json").succeeded()
     cli("verify", "said.json", "--ledger", "ledger").succeeded()
     assert [each.release.statistic for each in read_privacy_report(place / "said.json").groups[0].releases] == [
         name for name, _, _ in planned

@@ -12,7 +12,7 @@ import pytest
 from looping import case
 
 from dpadmm.cli import COMMANDS, load_command
-from dpadmm.federation.demo import SITE_TOML
+from dpadmm.federation.local import SITE_TOML
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """
@@ -64,15 +64,15 @@ def test_commands_load_no_compiler_and_no_figures(tmp_path):
         (["--help"], set()),
         (
             [
-                "agent begin site.toml",
-                "agent check site.toml --study study.toml",
-                "agent review study.toml --site site.toml",
-                "agent enrol study.toml --site site.toml",
+                "site join --request ward",
+                "site check --study study.toml",
+                "site review study.toml --site site.toml",
+                "site accept study.toml --site site.toml",
             ],
             {"numpy", "pyarrow"},
         ),
         (
-            ["privacy --epsilon 1 --delta 1e-6 --rounds 50", "study check study.toml", "ledger show ledger"],
+            ["privacy --epsilon 1 --delta 1e-6 --rounds 50", "study check study.toml", "site budget --ledger ledger"],
             {"numpy"},
         ),
     ]:
@@ -89,8 +89,8 @@ def test_an_agent_is_imported_without_readers_compiler_or_solvers():
 
 
 def test_an_agent_that_runs_loads_no_other_command_and_no_privacy_report():
-    found = modules_after("import sys, dpadmm.cli.agent, dpadmm.federation.site.process, dpadmm.sites.table")
-    commands = {f"dpadmm.cli.{name}" for name in ("study", "ledger", "columns", "drafts", "problems")}
+    found = modules_after("import sys, dpadmm.cli.site, dpadmm.federation.site.process, dpadmm.sites.table")
+    commands = {f"dpadmm.cli.{name}" for name in ("study", "server", "columns", "drafts", "problems")}
     assert not found.intersection([*HEAVY, *commands, "dpadmm.accounting.report", "pandas"])
 
 

@@ -52,7 +52,7 @@ def files(once) -> Path:
 
     def make(folder: Path) -> None:
         from dpadmm.data.encoded import encode_table
-        from dpadmm.federation.demo import new_site
+        from dpadmm.federation.local import new_site
         from dpadmm.models.model import model_of
         from dpadmm.training.train import run_study
 
@@ -96,18 +96,18 @@ PATHS: dict[str, Callable[[Path], Sequence[object]]] = {
     "compare": lambda f: ("compare", "--data", f / "missing.csv", "-e", 1),
     "simulate": lambda f: ("simulate", "--data", f / "missing.csv", "--epsilon", 1),
     "verify": lambda f: ("verify", f / "m.privacy.json"),
-    "ledger show": lambda f: ("ledger", "show", f / "ledger"),
-    "ledger verify": lambda f: ("ledger", "verify", f / "missing"),
-    "ledger export": lambda f: ("ledger", "export", f / "ledger", "-o", f / "export.json"),
-    "ledger report": lambda f: ("ledger", "report", f / "ledger", HOSTILE, "-o", f / "s.json"),
-    "agent init": lambda f: ("agent", "init", f / "another site"),
-    "agent check": lambda f: ("agent", "check", f / "site" / "site.toml"),
-    "agent review": lambda f: ("agent", "review", f / "study.toml", "--site", f / "missing.toml"),
-    "agent health": lambda f: ("agent", "health", "--site", f / "missing.toml"),
-    "agent status": lambda f: ("agent", "status", "--site", f / "missing.toml"),
-    "aggregator init": lambda f: ("aggregator", "init", f / "hub", "--host", "127.0.0.1"),
-    "aggregator status": lambda f: ("aggregator", "status", "--folder", f / "missing"),
-    "aggregator approve": lambda f: ("aggregator", "approve", f / "missing.json", "--folder", f / "missing"),
+    "site budget": lambda f: ("site", "budget", "--ledger", f / "ledger"),
+    "site budget missing": lambda f: ("site", "budget", "--ledger", f / "missing"),
+    "site export": lambda f: ("site", "export", "--ledger", f / "ledger", "-o", f / "export.json"),
+    "site export study": lambda f: ("site", "export", HOSTILE, "--ledger", f / "ledger", "-o", f / "s.json"),
+    "site join": lambda f: ("site", "join", "--request", "ward", "--site", f / "another site"),
+    "site check": lambda f: ("site", "check", "--site", f / "site" / "site.toml"),
+    "site review": lambda f: ("site", "review", f / "study.toml", "--site", f / "missing.toml"),
+    "site health": lambda f: ("site", "status", "--health", "--site", f / "missing.toml"),
+    "site status": lambda f: ("site", "status", "--site", f / "missing.toml"),
+    "server init": lambda f: ("server", "init", f / "hub", "--host", "127.0.0.1"),
+    "server status": lambda f: ("server", "status", "--folder", f / "missing"),
+    "server invite": lambda f: ("server", "invite", "ward", "--request", f / "missing.json", "--folder", f / "missing"),
     "an option": lambda f: ("train", f / "study.toml", f"--{HOSTILE}"),
     "a command": lambda f: (HOSTILE,),
 }
@@ -132,16 +132,16 @@ STUDY_COMMANDS: dict[str, Callable[[Path], Sequence[object]]] = {
     "train": PATHS["train"],
     "compare": lambda f: ("compare", f / "study.toml", "--data", f / "table.csv"),
     "simulate": lambda f: ("simulate", f / "study.toml", "--data", f / "table.csv"),
-    "agent review": lambda f: ("agent", "review", f / "study.toml", "--site", f / "site" / "site.toml"),
-    "aggregator serve": lambda f: ("aggregator", "serve", f / "study.toml", "--folder", f / "hub"),
-    "aggregator roster": lambda f: ("aggregator", "roster", f / "study.toml", f / "o.json", "-o", f / "masked.toml"),
+    "site review": lambda f: ("site", "review", f / "study.toml", "--site", f / "site" / "site.toml"),
+    "server run": lambda f: ("server", "run", f / "study.toml", "--folder", f / "hub"),
+    "server propose": lambda f: ("server", "propose", f / "study.toml", "--folder", f / "hub"),
 }
 
 
 @pytest.mark.parametrize("name", STUDY_COMMANDS)
 def test_a_hostile_study_is_rejected_without_its_characters(cli, hostile, name):
-    if name == "aggregator serve":
-        cli(*PATHS["aggregator init"](hostile)).succeeded()
+    if name.startswith("server"):
+        cli(*PATHS["server init"](hostile)).succeeded()
     text = (hostile / "study.toml").read_text()
     (hostile / "study.toml").write_text(text.replace('"sick"', json.dumps(f"sick{HOSTILE}")))
     answer = cli(*STUDY_COMMANDS[name](hostile), columns=1000)
@@ -302,7 +302,7 @@ def test_commands_print_through_the_console_module_alone():
             printed_elsewhere[path.stem] = [text for text in echoed if "printable(" not in text]
     assert {name: found for name, found in printed_elsewhere.items() if found} == {
         "__init__": ["dpadmm.__version__"],
-        "aggregator": ["users_config(_authority(folder))"],
+        "server": ["users_config(authority)"],
         "doctor": ["dpadmm.__version__"],
         "study": ["text"],
     }

@@ -29,7 +29,7 @@ def site(tmp_path):
 @pytest.fixture
 def file(cli, site, tmp_path):
     path = tmp_path / "report.json"
-    cli("ledger", "report", site, STUDY.name, "-o", path).succeeded()
+    cli("site", "export", STUDY.name, "--ledger", site, "-o", path).succeeded()
     return path
 
 

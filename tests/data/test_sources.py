@@ -51,7 +51,7 @@ epsilon = 0.5
 delta = 1e-5
 """
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "{table}"

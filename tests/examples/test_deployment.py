@@ -18,6 +18,10 @@ import yaml
 from looping import case
 
 from dpadmm.cli import TRY_LATER, USER_ERROR, app
+from dpadmm.sites.service import systemd_unit
+from dpadmm.sites.site import Site
+from dpadmm.trusted.policy import Policy
+from dpadmm.trusted.unit import PrivacyUnit
 
 ROOT = Path(__file__).parents[2]
 # all but the one whose commands come with a patch
@@ -47,11 +51,38 @@ def commands():
 
 
 def test_there_are_commands_to_check():
-    said = " ".join(commands())
-    for verb in ("init", "approve", "revoke", "broker", "serve", "status", "health", "resume", "export"):
-        assert f"aggregator {verb}" in said
-    for verb in ("init", "request", "join", "review", "enrol", "run", "status", "health", "leave"):
-        assert f"agent {verb}" in said
+    listed = " ".join(commands())
+    for verb in ("init", "start", "invite", "sites", "revoke", "propose", "run", "end", "status", "export"):
+        assert f"server {verb}" in listed
+    for verb in (
+        "join",
+        "check",
+        "review",
+        "accept",
+        "decline",
+        "leave",
+        "run",
+        "status",
+        "budget",
+        "export",
+        "backup",
+    ):
+        assert f"site {verb}" in listed
+
+
+def test_the_unit_of_a_site_is_the_one_that_install_writes():
+    def site_at(folder):
+        policy = Policy(1.0, 1e-5, frozenset({"auto"}), frozenset({"logistic"}), 100, 100, PrivacyUnit())
+        table, ledger = Path("/srv/data/table.csv"), Path(folder, "ledger")
+        return Site(path=Path(folder, "site.toml"), table=table, ledger=ledger, label=None, policy=policy)
+
+    program = Path("/opt/dpadmm/bin/dpadmm")
+    unit = systemd_unit(site_at("/var/lib/dpadmm-site"), "dpadmm-site", program)
+    assert unit == (EXAMPLES / "dpadmm-site.service").read_text(encoding="utf-8")
+    at_home = systemd_unit(site_at("/home/ward 7/100%"), "ward", program)
+    assert "ProtectHome=read-only\n" in at_home
+    assert "WorkingDirectory=/home/ward 7/100%%\n" in at_home
+    assert 'run --site "/home/ward 7/100%%/site.toml" --quiet' in at_home
 
 
 def test_a_command_is_one_that_dpadmm_has():
@@ -99,7 +130,7 @@ def test_compose_is_what_its_specification_allows_and_hides_nothing():
             assert service["read_only"] is True
             assert service["user"] == stages[service["build"]["target"]].user != "0:0"
             assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
-            ends = "serve" in service["command"]  # a study that is done is not to be started again
+            ends = service["command"][:2] == ["server", "run"]  # a study that is done is not to be started again
             assert service["restart"] == ("on-failure" if ends else "unless-stopped")
             assert (EXAMPLES / service["build"]["context"] / service["build"]["dockerfile"]).samefile(images.DOCKERFILE)
 

@@ -73,14 +73,14 @@ def test_a_finished_study_is_closed_at_every_site_and_its_table_may_change(tmp_p
         all.start()
         for name in NAMES:  # of c, unused budget is released
             wait_for(lambda name=name: state_at(all, name) == ("finished", None))  # type: ignore[misc]
-            wait_for(lambda name=name: ask("agent", "health", *site_of(all, name))[0] == 0)  # type: ignore[misc]
+            wait_for(lambda name=name: ask("site", "status", "--health", *site_of(all, name))[0] == 0)  # type: ignore[misc]
             book = read_ledger(all.sites[name].ledger)
             assert (book.accounts[all.study.hash].ending, book.promised) == ("finish", book.spent)
         assert len(read_ledger(all.sites["c"].ledger).accounts[all.study.hash].rounds) < 60
-        shown = ask("agent", "status", *site_of(all, "c"))[1]
+        shown = ask("site", "status", *site_of(all, "c"))[1]
         assert "finished" in shown
         assert "blocked" not in shown
-        left = ask("agent", "leave", "small", *site_of(all, "a"))[1]
+        left = ask("site", "leave", "small", *site_of(all, "a"))[1]
         assert "small, after 60 rounds: Finished: all rounds are over before; nothing changed." in left
         assert keeper.poll() is None
 
@@ -94,8 +94,8 @@ def test_a_study_that_is_ended_for_good_ends_everywhere(tmp_path: Path, ask) -> 
         all.all_connected()
         all.serve()
         all.after_round(2)
-        code, said = ask("aggregator", "end", "small", *folder)
-        assert (code, "Ended for good: small, after" in said) == (0, True)
+        code, said = ask("server", "end", "small", *folder)
+        assert (code, "Ended permanently: small, after" in said) == (0, True)
         assert all.finished() == 0, all.said
         assert "Ended for good after round" in " ".join(all.said.split())
         for name in NAMES:
@@ -104,18 +104,18 @@ def test_a_study_that_is_ended_for_good_ends_everywhere(tmp_path: Path, ask) -> 
             assert (book.accounts[all.study.hash].ending, book.promised) == ("end", book.spent)
             assert book.spent > 0
         rounds = all.rounds_done
-        seen = json.loads(ask("aggregator", "status", *folder, "--json")[1])
+        seen = json.loads(ask("server", "status", *folder, "--json")[1])
         assert (seen["state"], seen["rounds_done"], seen["round"]) == ("ended", rounds, 0)
         assert not [each for each in seen["alarms"] if each["code"] != "disk-small"]
-        assert ask("aggregator", "health", "small", *folder)[0] == 0
-        assert f"Ended for good after round {rounds} of 5000" in ask("aggregator", "status", *folder)[1]
-        assert ask("aggregator", "end", "small", *folder) == (0, "Ended before, nothing changed: small.")
+        assert ask("server", "status", "--health", "small", *folder)[0] == 0
+        assert f"Ended for good after round {rounds} of 5000" in ask("server", "status", *folder)[1]
+        assert ask("server", "end", "small", *folder) == (0, "Ended before, nothing changed: small.")
         all.serve("small")  # a service that is started again ends at once
         assert all.finished() == 0, all.said
         assert all.rounds_done == rounds
-        code, said = ask("aggregator", "export", "-o", tmp_path / "model.dpadmm", *folder)
-        assert (code, f"only {rounds} of 5000 rounds are closed: add --unfinished" in said) == (2, True)
-        assert ask("aggregator", "export", "-o", tmp_path / "model.dpadmm", *folder, "--unfinished")[0] == 0
+        code, said = ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder)
+        assert (code, f"only {rounds} of 5000 rounds are completed: add --unfinished" in said) == (2, True)
+        assert ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder, "--unfinished")[0] == 0
         assert all.events().count("ended for good; no more rounds") == 1
         all.check(rounds=rounds, equal=False)
 
@@ -132,7 +132,7 @@ def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_stu
         all.serve()
         all.after_round(2)
         all.agents["a"].end()
-        code, said = ask("ledger", "restore", *site_of(all, "a"), "--none-since")
+        code, said = ask("site", "restore", *site_of(all, "a"), "--none-since")
         assert (code, "small: charged in full and closed" in said) == (0, True)
         all.start("a")
         assert all.finished() == 2
@@ -141,20 +141,18 @@ def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_stu
         assert "only 2 of 3 sites can still answer, but the quorum is 3. a: refused: study-closed." in said
         assert "a: refused: study-closed; the study cannot continue with this site" in all.events()
         wait_for(lambda: state_at(all, "a") == ("charged", None))
-        wait_for(lambda: ask("agent", "health", *site_of(all, "a"))[0] == 0)
+        wait_for(lambda: ask("site", "status", "--health", *site_of(all, "a"))[0] == 0)
         account = read_ledger(all.sites["a"].ledger).accounts[all.study.hash]
         assert float(account.spent) == account.reservation.mu_squared
-        left = ask("agent", "leave", "small", *site_of(all, "a"))[1]
+        left = ask("site", "leave", "small", *site_of(all, "a"))[1]
         assert "Closed by a restore of the ledger, which charged its whole budget before; nothing changed." in left
         assert "This is its whole budget" in left
         assert "only for the rounds it released" not in left
-        code, said = ask("aggregator", "health", "small", *folder)
+        code, said = ask("server", "status", "--health", "small", *folder)
         assert code == 1
-        assert (
-            f"To end it for good: dpadmm aggregator end {all.study.hash[:16]} --folder {all.authority.folder}" in said
-        )
+        assert f"To end it for good: dpadmm server end {all.study.hash[:16]} --folder {all.authority.folder}" in said
         assert ask(*said.partition("dpadmm ")[2].split()[:5])[0] == 0, "as printed"
-        assert ask("aggregator", "health", "small", *folder)[0] == 0
+        assert ask("server", "status", "--health", "small", *folder)[0] == 0
         with Journal.open(all.journal, read_only=True) as journal:
             assert journal.is_over
 
@@ -168,7 +166,7 @@ def test_a_study_that_allows_it_goes_on_without_a_site_that_was_restored(tmp_pat
         all.serve()
         all.after_round(2)
         all.agents["a"].end()
-        assert ask("ledger", "restore", *site_of(all, "a"), "--none-since")[0] == 0
+        assert ask("site", "restore", *site_of(all, "a"), "--none-since")[0] == 0
         all.start("a")
         assert all.finished() == 0, all.said
         assert "a: refused: study-closed; the study cannot continue with this site" in all.events()
@@ -194,10 +192,10 @@ def test_an_accepted_study_that_is_not_answered_is_an_alarm_whatever_the_reason(
         reasons = {"a": "decision-unusable", "b": "decision-missing", "c": "data-changed"}
         for name, reason in reasons.items():
             wait_for(lambda name=name, reason=reason: state_at(all, name) == ("blocked", reason))  # type: ignore[misc]
-            code, alarms = ask("agent", "health", *site_of(all, name))
+            code, alarms = ask("site", "status", "--health", *site_of(all, name))
             assert (code, "study-blocked" in alarms) == (1, True)
-            assert f"blocked ({reason})" in ask("agent", "status", *site_of(all, name))[1]
-        assert f"run chmod go-w {tmp_path / 'a'}" in ask("agent", "health", *site_of(all, "a"))[1]
+            assert f"blocked ({reason})" in ask("site", "status", *site_of(all, name))[1]
+        assert f"run chmod go-w {tmp_path / 'a'}" in ask("site", "status", "--health", *site_of(all, "a"))[1]
         os.chmod(tmp_path / "a", 0o700)
         wait_for(lambda: state_at(all, "a") in (("active", None), ("blocked", "not-connected")))
 
@@ -211,18 +209,18 @@ def test_a_revoked_site_is_an_alarm_until_it_is_approved_again(tmp_path: Path, a
         all.all_connected()
         all.serve()
         all.after_round(2)
-        assert ask("aggregator", "revoke", "a", *folder)[0] == 0
-        wait_for(lambda: "warning site-revoked" in ask("aggregator", "status", *folder)[1])
+        assert ask("server", "revoke", "a", *folder)[0] == 0
+        wait_for(lambda: "warning site-revoked" in ask("server", "status", *folder)[1])
         all.agents["a"].end()
         shutil.rmtree(tmp_path / "a" / "network")
-        ask("agent", "request", "a", *site_of(all, "a"))
+        ask("site", "join", "--request", "a", *site_of(all, "a"))
         request, invitation = tmp_path / "a" / "network" / "request.json", tmp_path / "again.json"
-        assert ask("aggregator", "approve", request, *folder, "-o", invitation)[0] == 0
-        assert ask("agent", "join", invitation, *site_of(all, "a"), "--yes")[0] == 0
+        assert ask("server", "invite", "a", "--request", request, *folder, "-o", invitation)[0] == 0
+        assert ask("site", "join", "--invitation", invitation, *site_of(all, "a"), "--yes")[0] == 0
         all.start("a")
         wait_for(lambda: "a: included again" in all.events())
-        wait_for(lambda: "site-revoked" not in ask("aggregator", "status", *folder)[1])
-        shown = ask("aggregator", "status", *folder)[1]
+        wait_for(lambda: "site-revoked" not in ask("server", "status", *folder)[1])
+        shown = ask("server", "status", *folder)[1]
         assert "no longer takes part" not in shown
         assert shown.index("a: certificate revoked") < shown.index("a: included again")
 
@@ -270,13 +268,13 @@ def test_on_a_full_disk_a_site_reports_that_it_runs_and_that_its_ledger_failed(t
             filler = fill(tmp_path / "a")
 
             def alarms() -> str:
-                return ask("agent", "health", *site_of(all, "a"))[1]
+                return ask("site", "status", "--health", *site_of(all, "a"))[1]
 
             wait_for(lambda: "error ledger-closed" in alarms() or (fill(tmp_path / "a") and False))
             assert "error disk-full" in alarms()
             assert "not-running" not in alarms()
-            assert ask("agent", "health", *site_of(all, "a"), "--live")[0] == 0
-            assert "blocked (ledger-failed)" in ask("agent", "status", *site_of(all, "a"))[1]
+            assert ask("site", "status", "--health", *site_of(all, "a"), "--live")[0] == 0
+            assert "blocked (ledger-failed)" in ask("site", "status", *site_of(all, "a"))[1]
             before = all.rounds_done
             filler.unlink()
             all.after_round(before + 2)

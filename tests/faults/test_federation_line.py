@@ -13,9 +13,10 @@ from brokers import free_port
 from federations import Federation, small_study, wait_for
 from proxies import Faults, Proxy
 
-from dpadmm.federation.demo import invite
-from dpadmm.federation.identity.authority import Authority, url_of
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request
+from dpadmm.federation.identity.settings import url_of
+from dpadmm.federation.local import invite
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.process import Server
 

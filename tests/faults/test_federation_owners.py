@@ -14,7 +14,7 @@ from federations import Federation, agent_process, small_study, wait_for
 from dpadmm.federation.health import (
     STALE_AFTER,
     STATUS,
-    AggregatorStatus,
+    ServerStatus,
     is_live,
     read_status,
     seconds_since,
@@ -179,17 +179,17 @@ def test_full_disks(tmp_path: Path) -> None:
 def test_a_broker_on_a_full_disk_is_reported_as_running(tmp_path: Path, process) -> None:
     with Federation(tmp_path, small_study()) as all:
         keeper, status = all.keep_broker(), all.authority.folder / STATUS
-        wait_for(lambda: status.exists() and is_live(read_status(status, AggregatorStatus)))
+        wait_for(lambda: status.exists() and is_live(read_status(status, ServerStatus)))
         limited(keeper.pid, 10)
         wait_for(lambda: seconds_since(json.loads(status.read_text())["at"]) > STALE_AFTER)
-        health = process("aggregator", "health", "--folder", all.authority.folder)
+        health = process("server", "status", "--health", "--folder", all.authority.folder)
         assert "not-running" not in health.out
-        shown = process("aggregator", "status", "--folder", all.authority.folder).succeeded()
-        assert "The broker is running" in shown.out
+        shown = process("server", "status", "--folder", all.authority.folder).succeeded()
+        assert "Broker (running): " in shown.out
         limited(keeper.pid, resource.RLIM_INFINITY)
         keeper.kill()
         keeper.wait()
-        wait_for(lambda: process("aggregator", "health", "--folder", all.authority.folder).code == 1)
+        wait_for(lambda: process("server", "status", "--health", "--folder", all.authority.folder).code == 1)
 
 
 def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
@@ -203,9 +203,9 @@ def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
         aggregator = all.serve()
         all.after_round(2)
         aggregator.send_signal(signal.SIGSTOP)  # so that there are rounds left for what comes now
-        left = process("agent", "leave", all.study.hash, "--site", tmp_path / "early" / "site.toml")
+        left = process("site", "leave", all.study.hash, "--site", tmp_path / "early" / "site.toml")
         assert left.code == 0, left.err
-        revoked = process("aggregator", "revoke", "out", "--folder", all.authority.folder)
+        revoked = process("server", "revoke", "out", "--folder", all.authority.folder)
         assert revoked.code == 0, revoked.err
         all.accept("late")
         all.start("late")

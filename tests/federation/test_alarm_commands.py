@@ -12,15 +12,16 @@ from federations import NAMES, Federation, small_study, wait_for
 from forked import ForkedProgram
 
 from dpadmm.federation.health import STATUS, Alarm, now_text, server_alarms, site_alarms, study_alarms
-from dpadmm.federation.server.process import alarms_of, begin, journal_of, status_of
+from dpadmm.federation.server.process import begin
+from dpadmm.federation.server.status import alarms_of, journal_of, status_of
 from dpadmm.federation.site.decisions import decide
 
 READY = {
-    "agent check": None,
-    "agent run": "no accepted study yet",
-    "aggregator broker": "connected to",
-    "aggregator resume": "Waiting for the sites",
-    "aggregator revoke": None,
+    "site check": None,
+    "site run": "no accepted study yet",
+    "server start": "connected to",
+    "server run": "Waiting for the sites",
+    "server revoke": None,
 }
 """Commands of alarms, with the output of those that run until they are stopped."""
 
@@ -50,38 +51,38 @@ def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(t
         second = small_study(rounds, name="second one")
         all.broker.start()
         path = begin(all.authority, second, list(NAMES))
-        killed = ForkedProgram(["aggregator", "resume", *folder, "--no-page"], tmp_path / "killed.txt")
+        killed = ForkedProgram(["server", "run", *folder, "--no-page"], tmp_path / "killed.txt")
         wait_for(lambda: path.with_name(STATUS).exists())
         killed.kill()
         killed.wait()
         wait_for(lambda: not status_of(all.authority, path)["served"])
         seen = status_of(all.authority, path)
         assert (seen["state"], seen["headline"], seen["round"]) == ("interrupted", "Interrupted before round 1", 1)
-        health = cli("aggregator", "health", *folder)
+        health = cli("server", "status", "--health", *folder)
         assert health.code == 1
         assert "error not-running: second one: Interrupted before round 1: no server runs this study" in health.out
-        shown = cli("aggregator", "status", *folder, columns=140).succeeded().out
+        shown = cli("server", "status", *folder, columns=140).succeeded().out
         assert re.search(r"second one +[0-9a-f]{16} +interrupted", shown)
         assert re.search(r"first one +[0-9a-f]{16} +finished", shown)
-        assert printed(shown, "resume") == printed(health.out, "resume")
-        for words in ((*printed(shown, "status"),), ("aggregator", "status", "second one", *folder)):
+        assert printed(shown, "run") == printed(health.out, "run")
+        for words in ((*printed(shown, "status"),), ("server", "status", "second one", *folder)):
             assert "Interrupted before round 1" in cli(*words).succeeded().out
 
         for name in NAMES:
             decide(tmp_path / name, second, "accepted")
-        resumed = ForkedProgram(printed(health.out, "resume"), tmp_path / "resumed.txt")
+        resumed = ForkedProgram(printed(health.out, "run"), tmp_path / "resumed.txt")
         wait_for(lambda: status_of(all.authority, path)["rounds_done"] > 2)
         resumed.kill()
         resumed.wait()
-        all.serve()  # dpadmm aggregator resume --folder: the only study that is not finished
+        all.serve()  # dpadmm server run --folder: the only study that is not finished
         assert all.finished() == 0, all.said
         assert status_of(all.authority, path)["headline"] == f"Finished: {rounds} of {rounds} rounds"
-        none = cli("aggregator", "resume", *folder)
+        none = cli("server", "run", *folder)
         assert (none.code, none.err.count("\n")) == (2, 1)
-        assert "there is no study that is not finished; name one of:" in none.err
-        several = cli("aggregator", "export", "-o", tmp_path / "m.dpadmm", *folder)
-        assert "there is more than one study; name one of:" in several.err
-        wrong = cli("aggregator", "status", "third one", *folder)
+        assert "there is no unfinished study; give one of:" in none.err
+        several = cli("server", "export", "-o", tmp_path / "m.dpadmm", *folder)
+        assert "there is more than one study; give one of:" in several.err
+        wrong = cli("server", "status", "third one", *folder)
         assert (wrong.code, "no study with the file, name or hash 'third one'" in wrong.err) == (2, True)
 
 

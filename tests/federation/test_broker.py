@@ -148,8 +148,8 @@ def test_a_missing_server_is_one_sentence(tmp_path, monkeypatch):
 def test_other_hosts_in_the_settings_get_a_new_server_certificate(tmp_path):
     folder = tmp_path / "aggregator"
     authority = new_authority(folder)
-    text = (folder / "aggregator.toml").read_text().replace('["localhost"]', '["localhost", "127.0.0.2"]')
-    (folder / "aggregator.toml").write_text(text)
+    text = (folder / "server.toml").read_text().replace('["localhost"]', '["localhost", "127.0.0.2"]')
+    (folder / "server.toml").write_text(text)
     authority = Authority.open(folder)
     broker = Broker(authority)
     broker.start()

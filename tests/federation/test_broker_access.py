@@ -121,7 +121,7 @@ def test_without_a_certificate_nobody_gets_in(ground):
             try:
                 if secure:
                     line = opened.enter_context(context.wrap_socket(line, server_hostname="localhost"))
-                line.sendall(b'CONNECT {"user":"aggregator@dpadmm"}\r\nPING\r\n')
+                line.sendall(b'CONNECT {"user":"server@dpadmm"}\r\nPING\r\n')
                 said = line.recv(1000)
             except OSError:  # an alert or a reset: an end
                 said = b""
@@ -153,7 +153,7 @@ def test_certificates_of_others_and_of_another_kind_are_refused(ground, tmp_path
     asyncio.run(refused_to_connect(theirs, url=authority.url))  # which does not trust our broker either
     folder = authority.folder
     as_client = SiteIdentity(
-        "x", authority.url, theirs.expires, "", folder / "server.key", folder / "server.pem", ours, theirs.invitation
+        "x", authority.url, theirs.expires, "", folder / "broker.key", folder / "broker.pem", ours, theirs.invitation
     )
     asyncio.run(refused_to_connect(as_client))  # the broker's own certificate is no client's
 

@@ -49,8 +49,8 @@ def test_a_new_folder_is_secret_and_complete(authority):
 def test_each_certificate_may_do_one_thing(authority, tmp_path):
     site = joined(authority, tmp_path / "site", "site-a")
     ca = certificate_in(authority.folder / "authority" / "ca.pem")
-    server = certificate_in(authority.folder / "server.pem")
-    aggregator = certificate_in(authority.folder / "aggregator.pem")
+    server = certificate_in(authority.folder / "broker.pem")
+    aggregator = certificate_in(authority.folder / "server.pem")
     client = certificate_in(site.certificate)
     basic = extension(ca, x509.BasicConstraints)
     assert (basic.critical, basic.value.ca, basic.value.path_length) == (True, True, 0)
@@ -68,7 +68,7 @@ def test_each_certificate_may_do_one_thing(authority, tmp_path):
         leaf.verify_directly_issued_by(ca)
         assert isinstance(leaf.public_key().curve, ec.SECP256R1)
     assert [str(name.value) for name in forms.names_in(server)] == ["localhost", "127.0.0.1"]
-    assert [name.value for name in forms.names_in(aggregator)] == ["aggregator@dpadmm"]
+    assert [name.value for name in forms.names_in(aggregator)] == ["server@dpadmm"]
     assert [name.value for name in forms.names_in(client)] == [f"site-a.{client.serial_number:x}@dpadmm"]
     serials = {each.serial_number for each in (ca, server, aggregator, client)}
     assert len(serials) == 4
@@ -87,7 +87,7 @@ def test_what_a_request_asks_for_beside_its_key_is_not_certified(authority, tmp_
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site-a")]))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.RFC822Name("aggregator@dpadmm")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.RFC822Name("server@dpadmm")]), critical=False)
         .sign(key, hashes.SHA256())
     )
     invitation = authority.approve(Request("site-a", forms.pem(greedy).decode()))
@@ -125,16 +125,16 @@ def test_hosts_are_names_and_addresses(tmp_path):
     assert authority.url == "tls://[2001:db8::1]:4222"
     assert authority.settings.listen == "0.0.0.0"
     assert authority.own_url() == "tls://127.0.0.1:4222"
-    names = [str(name.value) for name in forms.names_in(certificate_in(tmp_path / "a" / "server.pem"))]
+    names = [str(name.value) for name in forms.names_in(certificate_in(tmp_path / "a" / "broker.pem"))]
     assert names == ["2001:db8::1", "study.example.org", "127.0.0.1"]
 
 
 def test_an_authority_is_never_overwritten(authority, tmp_path):
     before = authority.fingerprint
-    with pytest.raises(StudyError, match="there is an aggregator already"):
+    with pytest.raises(StudyError, match="there is a server already"):
         Authority.create(authority.folder, hosts=["localhost"], port=4222)
     assert Authority.open(authority.folder).fingerprint == before
-    (authority.folder / "aggregator.toml").unlink()
+    (authority.folder / "server.toml").unlink()
     with pytest.raises(StudyError, match="not empty"):
         Authority.create(authority.folder, hosts=["localhost"], port=4222)
     (tmp_path / "file").write_text("x")
@@ -146,7 +146,7 @@ def test_an_authority_is_never_overwritten(authority, tmp_path):
 
 
 def test_a_folder_that_cannot_be_finished_is_not_left_half_written(tmp_path, monkeypatch):
-    from dpadmm.federation.identity import authority as aggregator_folder
+    from dpadmm.federation.identity import private_files
 
     written = []
 
@@ -156,14 +156,14 @@ def test_a_folder_that_cannot_be_finished_is_not_left_half_written(tmp_path, mon
         written.append(path)
         path.write_bytes(data)
 
-    monkeypatch.setattr(aggregator_folder, "write_private", full_disk)
+    monkeypatch.setattr(private_files, "write_private", full_disk)
     with pytest.raises(StudyError, match="the disk is full"):
         Authority.create(tmp_path / "a", hosts=["localhost"], port=4222)
     assert len(written) == 4
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["authority/ca.key", "server.key", "aggregator.key"])
+@pytest.mark.parametrize("name", ["authority/ca.key", "broker.key", "server.key"])
 def test_keys_that_others_may_read_are_refused(authority, name):
     path = authority.folder / name
     path.chmod(0o640)
@@ -182,27 +182,27 @@ def test_a_folder_that_others_may_change_is_refused(authority):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_keys_of_another_user_are_refused(authority):
-    os.chown(authority.folder / "server.key", 12345, -1)
+    os.chown(authority.folder / "broker.key", 12345, -1)
     with pytest.raises(StudyError, match="belongs to user 12345"):
         Authority.open(authority.folder)
 
 
 def test_what_is_damaged_is_one_sentence(authority, tmp_path):
     folder = authority.folder
-    with pytest.raises(StudyError, match="not the folder of an aggregator"):
+    with pytest.raises(StudyError, match="not the folder of a server"):
         Authority.open(tmp_path)
     good = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for name, data, sentence in (
         ("authority/ca.pem", b"", "not the certificate of an authority"),
-        ("authority/ca.pem", good[folder / "server.pem"], "not the certificate of an authority"),
+        ("authority/ca.pem", good[folder / "broker.pem"], "not the certificate of an authority"),
         ("authority/ca.key", b"-----BEGIN PRIVATE KEY-----", "not the key of ca.pem"),
-        ("authority/ca.key", good[folder / "server.key"], "not the key of ca.pem"),
-        ("aggregator.toml", b"format = 1", "format must be"),
-        ("aggregator.toml", b"x" * 100, "not valid TOML"),
-        ("aggregator.toml", good[folder / "aggregator.toml"] + b"\nadmin = true\n", "and nothing else"),
+        ("authority/ca.key", good[folder / "broker.key"], "not the key of ca.pem"),
+        ("server.toml", b"format = 1", "format must be"),
+        ("server.toml", b"x" * 100, "not valid TOML"),
+        ("server.toml", good[folder / "server.toml"] + b"\nadmin = true\n", "and nothing else"),
         (
-            "aggregator.toml",
-            good[folder / "aggregator.toml"].replace(b"port = ", b"port = 9"),
+            "server.toml",
+            good[folder / "server.toml"].replace(b"port = ", b"port = 9"),
             "is not a ",
         ),
     ):
@@ -222,12 +222,12 @@ def test_an_authority_that_ended_says_so(authority):
 
 
 def test_own_certificates_are_renewed_before_they_end(authority):
-    server, key = authority.folder / "server.pem", authority.folder / "server.key"
+    server, key = authority.folder / "broker.pem", authority.folder / "broker.key"
     before = server.read_bytes()
     assert not authority.renew_certificates()
     assert authority.renew_certificates(now=datetime.now(UTC) + timedelta(days=350))
     assert server.read_bytes() != before
-    key.write_bytes((authority.folder / "aggregator.key").read_bytes())  # cut off between two files
+    key.write_bytes((authority.folder / "server.key").read_bytes())  # cut off between two files
     assert authority.renew_certificates()
     authority.client_context().load_cert_chain(server, key)
 
@@ -271,7 +271,7 @@ def test_an_ended_certificate_frees_its_name_and_is_forgotten(authority, tmp_pat
 
 def test_an_unknown_site_cannot_be_revoked(authority, tmp_path):
     authority.approve(make_request(tmp_path / "one", "site-a"))
-    with pytest.raises(StudyError, match="site-b is not a site of this aggregator; its sites: site-a"):
+    with pytest.raises(StudyError, match="site-b is not a site of this server; its sites: site-a"):
         authority.revoke("site-b")
     with pytest.raises(StudyError, match="is not a valid site name"):
         authority.revoke("../authority/ca")

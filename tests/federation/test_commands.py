@@ -21,7 +21,7 @@ from brokers import free_port
 
 from dpadmm import load_model
 from dpadmm.cli import main
-from dpadmm.federation.demo import SITE_TOML
+from dpadmm.federation.local import SITE_TOML
 from dpadmm.federation.site.decisions import decide
 from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
@@ -64,7 +64,7 @@ class Land:
         (folder / "study.toml").write_text(STUDY)
         (folder / "public.csv").write_text(PUBLIC)
         self.port = free_port()
-        self.said("aggregator", "init", "hub", "--host", "localhost", "--port", self.port)
+        self.said("server", "init", "hub", "--host", "localhost", "--port", self.port)
         for seed, name in enumerate(SITES):
             home = folder / name
             home.mkdir()
@@ -75,11 +75,10 @@ class Land:
             text = "\n".join(f"{a},{s},{b}" for a, s, b in lines)
             (home / "rows.csv").write_text(f"age,smokes,ill\n{text}\n")
             (home / "site.toml").write_text(SITE)
-            self.said("agent", "begin", f"{name}/site.toml")
-            self.said("agent", "request", name, "--site", f"{name}/site.toml")
-            self.said("aggregator", "approve", f"{name}/network/request.json", "--folder", "hub")
+            self.said("site", "join", "--request", name, "--site", f"{name}/site.toml")
+            self.said("server", "invite", name, "--request", f"{name}/network/request.json", "--folder", "hub")
             invitation = f"{name}.invitation.json"
-            self.said("agent", "join", invitation, "--site", f"{name}/site.toml", "--yes")
+            self.said("site", "join", "--invitation", invitation, "--site", f"{name}/site.toml", "--yes")
 
     def run(self, *words: object) -> tuple[object, str, str]:
         """A command in this process: starting dozens would take a minute."""
@@ -110,10 +109,10 @@ class Land:
             return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out)
 
     def start_agent(self, name: str) -> None:
-        self.agents[name] = self.start("agent", "run", "--site", f"{name}/site.toml")
+        self.agents[name] = self.start("site", "run", "--site", f"{name}/site.toml")
 
     def status(self, name: str) -> dict[str, Any]:
-        return json.loads(self.said("agent", "status", "--site", f"{name}/site.toml", "--json"))
+        return json.loads(self.said("site", "status", "--site", f"{name}/site.toml", "--json"))
 
     def end(self) -> None:
         for agent in self.agents.values():
@@ -151,27 +150,27 @@ def test_a_study_from_the_first_certificate_to_the_model(land: Land) -> None:
 
 def _a_study(land: Land) -> None:
     agreed = read_study(land.folder / "study.toml")
-    assert "Within your limits" in land.said("agent", "review", "study.toml", "--site", "east/site.toml")
-    shown = land.said("agent", "review", "study.toml", "--site", "east/site.toml", "--accept")
-    assert "Enrolled since" in shown
+    shown = land.said("site", "review", "study.toml", "--site", "east/site.toml")
+    assert "Within your limits" in shown
     assert agreed.public_rows is not None
     start = f"used for initialisation at no privacy cost (sha256 {agreed.public_rows.sha256[:12]}…)"
     assert start in " ".join(shown.split())
-    land.agents["broker"] = land.start("aggregator", "broker", "--folder", "hub")
+    assert "Accepted: three hospitals" in land.said("site", "accept", "study.toml", "--site", "east/site.toml")
+    land.agents["broker"] = land.start("server", "start", "--folder", "hub")
     for name in SITES:
         land.start_agent(name)
     wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))
     # the other two accept while their agents hold the ledgers
     for name in ("north", "west"):
-        shown = land.said("agent", "enrol", "study.toml", "--site", f"{name}/site.toml")
-        assert "Enrolled: three hospitals" in shown
+        shown = land.said("site", "accept", "study.toml", "--site", f"{name}/site.toml")
+        assert "Accepted: three hospitals" in shown
         assert agreed.hash in read_ledger(land.folder / name / "ledger").accounts
 
-    serving = land.start("aggregator", "serve", "study.toml", "--folder", "hub", "--no-page")
+    serving = land.start("server", "run", "study.toml", "--folder", "hub", "--no-page")
     assert serving.wait(90) == 0
     (land.folder / "public.csv").unlink()  # from here on nobody needs it
     assert f"Finished: {ROUNDS} of {ROUNDS} rounds" in (land.folder / "outputs").read_text()
-    seen = json.loads(land.said("aggregator", "status", "--folder", "hub", "--json"))
+    seen = json.loads(land.said("server", "status", "--folder", "hub", "--json"))
     assert [(site["name"], site["answered"]) for site in seen["sites"]] == [(name, ROUNDS) for name in SITES]
     for name in SITES:
         account = read_ledger(land.folder / name / "ledger").accounts[agreed.hash]
@@ -179,14 +178,14 @@ def _a_study(land: Land) -> None:
     wait_for(lambda: land.status("west")["studies"][0]["last_round"] == ROUNDS)
 
     assert seen["served"] is False
-    shown = " ".join(land.said("aggregator", "status", "--folder", "hub").split())
-    assert f"noise multiplier z: {agreed.terms.plan.noise_in_words()}" in shown
+    shown = " ".join(land.said("server", "status", "--folder", "hub").split())
+    assert f"noise multiplier z: {agreed.terms.plan.describe_noise()}" in shown
     assert "site last round rows" in shown
     assert all(f"{name} answered 60 {ROUNDS}" in shown for name in SITES)
     assert "present" not in shown  # nobody serves it any more
-    land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
-    assert "--overwrite" in land.refused("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
-    land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub", "--overwrite")
+    land.said("server", "export", "-o", "m.dpadmm", "--folder", "hub")
+    assert "--overwrite" in land.refused("server", "export", "-o", "m.dpadmm", "--folder", "hub")
+    land.said("server", "export", "-o", "m.dpadmm", "--folder", "hub", "--overwrite")
     model = load_model(land.folder / "m.dpadmm")
     assert model.privacy["epsilon"] == pytest.approx(3.0, rel=1e-6)
     land.said("verify", "m.privacy.json")
@@ -198,13 +197,13 @@ def _a_study(land: Land) -> None:
 
 
 def _secrets_are_nowhere(land: Land) -> None:
-    logged = (land.folder / "east" / "agent.log").read_text()
+    logged = (land.folder / "east" / "site.log").read_text()
     key = (land.folder / "east" / "network" / "key.pem").read_text().splitlines()[1]
     first_row = (land.folder / "east" / "rows.csv").read_text().splitlines()[1]
     outputs = (land.folder / "outputs").read_text()
     assert key not in logged + outputs
     assert first_row not in logged + outputs
-    for name in ("agent.log", "ledger/ledger.sqlite", "network/key.pem"):
+    for name in ("site.log", "ledger/ledger.sqlite", "network/key.pem"):
         assert os.stat(land.folder / "east" / name).st_mode & 0o077 == 0, name
 
 
@@ -212,43 +211,41 @@ def _leaving_while_the_agent_runs(land: Land) -> None:
     (land.folder / "second.toml").write_text(STUDY.replace("three hospitals", "second").replace("3.0", "1.0"))
     second = read_study(land.folder / "second.toml")
     site = ("--site", "north/site.toml")
-    land.said("agent", "enrol", "second.toml", *site)
+    land.said("site", "accept", "second.toml", *site)
     wait_for(lambda: len(land.status("north")["studies"]) == 2)
-    assert "second, after 0 rounds: Left." in land.said("agent", "leave", "second", *site)
+    assert "second, after 0 rounds: Left." in land.said("site", "leave", "second", *site)
     assert read_ledger(land.folder / "north" / "ledger").accounts[second.hash].closed
-    assert "cannot be reopened" in land.refused("agent", "enrol", "second.toml", *site)
+    assert "cannot be reopened" in land.refused("site", "accept", "second.toml", *site)
 
 
 def _declining_is_kept_with_its_date(land: Land) -> None:
     (land.folder / "third.toml").write_text(STUDY.replace("three hospitals", "third").replace("3.0", "1.0"))
-    assert "Declined" in land.said("agent", "review", "third.toml", "--site", "west/site.toml", "--decline")
+    assert "Declined" in land.said("site", "decline", "third.toml", "--site", "west/site.toml")
     third = read_study(land.folder / "third.toml")
     kept = json.loads((land.folder / "west" / "studies" / f"{third.hash}.json").read_text())
     assert kept["decision"] == "declined"
     assert kept["at"][:2] == "20"
     assert third.hash not in read_ledger(land.folder / "west" / "ledger").accounts
-    both = land.refused("agent", "review", "third.toml", "--site", "west/site.toml", "--decline", "--accept")
-    assert "cannot be combined" in both
 
 
 def _declining_while_the_agent_runs(land: Land) -> None:
     """The agent holds the ledger; it must close the study there, and a study it never enrolled stays out."""
     site, ledger = ("--site", "west/site.toml"), land.folder / "west" / "ledger"
     third = read_study(land.folder / "third.toml")
-    assert "Enrolled: third" in land.said("agent", "enrol", "third.toml", *site)  # the newest decision counts
+    assert "Accepted: third" in land.said("site", "accept", "third.toml", *site)  # the newest decision counts
     wait_for(lambda: _states(land, "west").get(third.hash) == "active")
-    told = " ".join(land.said("agent", "review", "third.toml", *site, "--decline").split())
-    assert "left because it was enrolled" in told
+    told = " ".join(land.said("site", "decline", "third.toml", *site).split())
+    assert "left because it was accepted" in told
     assert "Nothing was reserved" not in told
     assert read_ledger(ledger).accounts[third.hash].closed
     wait_for(lambda: _states(land, "west").get(third.hash) == "left")
-    assert "cannot be reopened" in land.refused("agent", "enrol", "third.toml", *site)
+    assert "cannot be reopened" in land.refused("site", "accept", "third.toml", *site)
 
     (land.folder / "fourth.toml").write_text(STUDY.replace("three hospitals", "fourth").replace("3.0", "90.0"))
     fourth = read_study(land.folder / "fourth.toml")
     decide(land.folder / "west", fourth, "accepted")  # beyond the limits: the agent cannot enrol it
     wait_for(lambda: _states(land, "west").get(fourth.hash) == "blocked")
-    told = " ".join(land.said("agent", "review", "fourth.toml", *site, "--decline").split())
+    told = " ".join(land.said("site", "decline", "fourth.toml", *site).split())
     assert "Declined, and recorded with the date. Nothing was reserved." in told
     assert _states(land, "west")[fourth.hash] == "declined"
     assert fourth.hash not in read_ledger(ledger).accounts
@@ -259,22 +256,25 @@ def _states(land: Land, name: str) -> dict[str, str]:
 
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
-    (("aggregator", "serve", "study.toml", "--folder", "nowhere"), "nowhere"),
-    (("aggregator", "resume", "second.toml", "--folder", "hub"), "no such journal"),
+    (("server", "run", "study.toml", "--folder", "nowhere"), "nowhere"),
+    (("server", "run", "second.toml", "--folder", "hub"), "is not proposed yet; to propose it: dpadmm server propose"),
     (
-        ("aggregator", "serve", "second.toml", "--folder", "hub"),
+        ("server", "run", "second.toml", "--folder", "hub"),
         "public.csv: public rows not found; copy the table to this path",
     ),
-    (("aggregator", "status", "missing.toml", "--folder", "hub"), "missing.toml"),
-    (("aggregator", "serve", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
-    (("aggregator", "revoke", "south", "--folder", "hub"), "south is not a site"),
-    (("aggregator", "init", "hub", "--host", "localhost"), "hub"),
-    (("agent", "join", "east.invitation.json", "--site", "west/site.toml", "--yes"), "request was for west"),
-    (("agent", "join", "east.invitation.json", "--site", "east/site.toml"), "--yes"),
+    (("server", "status", "missing.toml", "--folder", "hub"), "missing.toml"),
+    (("server", "run", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
+    (("server", "revoke", "south", "--folder", "hub"), "south is not a site"),
+    (("server", "init", "hub", "--host", "localhost"), "hub"),
     (
-        ("agent", "join", "east.invitation.json", "--site", "east/site.toml", "--fingerprint", "AB:CD"),
+        ("site", "join", "--invitation", "east.invitation.json", "--site", "west/site.toml", "--yes"),
+        "request was for west",
+    ),
+    (("site", "join", "--invitation", "east.invitation.json", "--site", "east/site.toml"), "--yes"),
+    (
+        ("site", "join", "--invitation", "east.invitation.json", "--site", "east/site.toml", "--fingerprint", "AB:CD"),
         "the invitation is not from these study coordinators",
     ),
-    (("agent", "run", "--site", "west/site.toml"), "in use by another process"),
-    (("agent", "request", "No Name", "--site", "west/site.toml"), "not a valid site name"),
+    (("site", "run", "--site", "west/site.toml"), "in use by another process"),
+    (("site", "join", "--request", "No Name", "--site", "west/site.toml"), "not a valid site name"),
 ]

@@ -1,4 +1,4 @@
-"""``dpadmm agent check --connect``: each way in which a connection fails is told apart, with real servers."""
+"""``dpadmm site check --connect``: each way in which a connection fails is told apart, with real servers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from own_ca import SERVER, OwnCa, join_with
 from proxies import ConnectProxy
 from tls_servers import failure, listening, tls_server
 
-from dpadmm.federation.demo import new_site
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import read_invitation
+from dpadmm.federation.local import new_site
 from dpadmm.federation.site.connection import CHECKS, ConnectionCheck, check_connections
 from dpadmm.federation.transport.broker import Broker, broker_config, nats_server
 
@@ -69,10 +69,10 @@ def test_a_connection_that_works_passes_every_check_by_tls_and_by_websocket(
     write_rows(folder / "table.csv", 0)
     new_site(folder, small_study(), table="table.csv", epsilon=1.0)
     joined(hub, folder, "north")
-    keeper = ForkedProgram(["aggregator", "broker", "--folder", hub.folder], tmp_path / "broker.txt")
+    keeper = ForkedProgram(["server", "start", "--folder", hub.folder], tmp_path / "broker.txt")
     try:
         wait_for(lambda: Broker(hub).alive() and "connected to" in (tmp_path / "broker.txt").read_text())
-        seen = json.loads(cli("agent", "check", folder / "site.toml", "--connect", "--json").out)
+        seen = json.loads(cli("site", "check", "--site", folder / "site.toml", "--connect", "--json").out)
     finally:
         keeper.send_signal(15)
         keeper.wait(30)
@@ -80,7 +80,7 @@ def test_a_connection_that_works_passes_every_check_by_tls_and_by_websocket(
     assert [each["url"] for each in seen["brokers"]] == hub.url.split(",")
     for broker in seen["brokers"]:
         assert {check["name"]: check["ok"] for check in broker["checks"]} == dict.fromkeys(CHECKS, True), broker
-    said = cli("agent", "check", folder / "site.toml", "--connect", columns=400)
+    said = cli("site", "check", "--site", folder / "site.toml", "--connect", columns=400)
     assert said.code == 1
     assert said.out.count("nothing listens there, or a firewall rejects it") == 2
 
@@ -110,7 +110,7 @@ def test_inspected_tls_names_whoever_inspects_it(site: Path, tmp_path: Path) -> 
 def test_dates_that_do_not_fit_are_a_matter_of_clocks_and_other_names_are_not(tmp_path: Path) -> None:
     ca, now = OwnCa(), datetime.now(UTC).replace(microsecond=0)
     hub = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), ca=ca.root)
-    hub.install(ca.sign((hub.folder / "aggregator.csr").read_bytes()))
+    hub.install(ca.sign((hub.folder / "server.csr").read_bytes()))
     site, host = join_with(hub, ca, tmp_path / "site", "north"), x509.DNSName("localhost")
     for first, last, of, name, text in (
         (now + DAY, now + 2 * DAY, host, "clock", "is not valid yet"),
@@ -118,9 +118,9 @@ def test_dates_that_do_not_fit_are_a_matter_of_clocks_and_other_names_are_not(tm
         (now - DAY, now + DAY, x509.DNSName("elsewhere.example.org"), "TLS", "is for another host"),
     ):
         with case(text):
-            csr = (hub.folder / "server.csr").read_bytes()
-            (hub.folder / "server.pem").write_bytes(ca.sign(csr, of, usage=SERVER, first=first, last=last))
-            with listening(tls_server(hub.folder, "server")) as port:
+            csr = (hub.folder / "broker.csr").read_bytes()
+            (hub.folder / "broker.pem").write_bytes(ca.sign(csr, of, usage=SERVER, first=first, last=last))
+            with listening(tls_server(hub.folder, "broker")) as port:
                 failed, why = failure(checked(site, f"tls://localhost:{port}"))
             assert failed == name
             assert text in why
@@ -176,7 +176,7 @@ def test_permissions_that_a_cluster_does_not_give(hub: Authority, site: Path, tm
                 server.kill()
                 server.wait()
             assert name == "permission"
-            assert "dpadmm aggregator users" in text
+            assert "dpadmm server sites --nats-users" in text
 
 
 def test_proxies_are_told_apart_from_brokers(

@@ -115,7 +115,7 @@ def test_enough_and_late_is_over(make: Any) -> None:
     assert not table.run.over(9.0)
     assert table.run.over(10.0)
     table.run.close_round(10.0)
-    assert table.run.members["c"].state == "absent"
+    assert table.run.members["c"].state == "missing"
     table.say("a", 1.0)
     assert not table.run.over(0.0)
     table.say("b", 2.0)
@@ -581,9 +581,7 @@ def test_an_older_journal_is_brought_up_to_date_as_a_whole_and_a_newer_one_is_no
     monkeypatch.setattr(journals, "VERSION_HERE", 3)
     steps = {1: "ALTER TABLE events ADD COLUMN site TEXT; UPDATE events SET site = 'x'", 2: "SELECT broken"}
     monkeypatch.setattr(journals, "MIGRATIONS", steps)
-    with pytest.raises(
-        JournalError, match="written by an older version of dpadmm: to update it: dpadmm aggregator resume"
-    ):
+    with pytest.raises(JournalError, match="written by an older version of dpadmm: to update it: dpadmm server run"):
         Journal.open(path, read_only=True)
     with pytest.raises(JournalError, match="broken"):
         Journal.open(path)

@@ -14,8 +14,8 @@ from guards import STUDY, guarded
 from guards import study as other_study
 
 from dpadmm.errors import RefusalError
-from dpadmm.federation.demo import free_port, invite, new_site
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.local import free_port, invite, new_site
 from dpadmm.federation.protocol import Kind, Message, packed, unpacked
 from dpadmm.federation.site import responder as responder_module
 from dpadmm.federation.site.decisions import accept, decide

@@ -36,9 +36,11 @@ from dpadmm.federation.health import (
     study_alarms,
     write_status,
 )
-from dpadmm.federation.identity.authority import Authority, url_of
+from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.settings import url_of
 from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import begin, cached_for, overview
+from dpadmm.federation.server.process import begin, cached_for
+from dpadmm.federation.server.status import overview
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.states import SiteState, StudyState, headline, site_state, study_state
 
@@ -64,7 +66,7 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
     study = small_study(5_000, deadline=2.0, quorum=2)  # slow ones: it does not end by itself
 
     def status() -> dict[str, Any]:
-        return json.loads(command("aggregator", "status", *folder, "--json")[1])
+        return json.loads(command("server", "status", *folder, "--json")[1])
 
     def within(seconds: float, done: Callable[[], object]) -> None:
         end = time.monotonic() + seconds
@@ -73,14 +75,14 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
             time.sleep(0.1)
 
     def agent(name: str) -> dict[str, Any]:
-        return json.loads(command("agent", "status", "--site", tmp_path / name / "site.toml", "--json")[1])
+        return json.loads(command("site", "status", "--site", tmp_path / name / "site.toml", "--json")[1])
 
     async def run() -> None:
         async with Proxy("127.0.0.1", port, Faults(delay=0.2)) as proxy:
             with Federation(tmp_path, study, authority=authority, url=url_of("localhost", proxy.port)) as all:
                 assert (status()["state"], status()["healthy"]) == ("none", False)  # before the first run
                 assert agent("a")["running"] is False
-                assert command("aggregator", "health", *folder)[0] == 1
+                assert command("server", "status", "--health", *folder)[0] == 1
                 all.accept()
                 all.begin()
                 all.start()
@@ -89,8 +91,8 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 healthy = await asyncio.to_thread(status)
                 assert (healthy["healthy"], healthy["served"], healthy["stalled"]) == (True, True, [])
                 assert all_fresh(healthy)
-                assert command("aggregator", "health", *folder)[0] == 0
-                assert command("agent", "health", "--site", tmp_path / "a" / "site.toml")[0] == 0
+                assert command("server", "status", "--health", *folder)[0] == 0
+                assert command("site", "status", "--health", "--site", tmp_path / "a" / "site.toml")[0] == 0
                 proxy.hold()
                 await asyncio.to_thread(within, 20.0, lambda: status()["stalled"] == list(NAMES))
                 seen = await asyncio.to_thread(status)
@@ -100,15 +102,15 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 assert (seen["state"], seen["headline"]) == ("stalled", where)
                 assert seen["since"] == min(stall["start"] for stall in seen["stalls"])
                 assert (seen["seconds_left"], seen["deadline_in"], seen["stalls"][-1]["end"]) == (None, None, None)
-                for words in (("status", *folder), ("health", *folder)):
-                    assert where in command("aggregator", *words)[1]
-                assert command("aggregator", "health", *folder)[0] == 1
-                assert command("aggregator", "health", *folder, "--live")[0] == 0
+                for words in (folder, ("--health", *folder)):
+                    assert where in command("server", "status", *words)[1]
+                assert command("server", "status", "--health", *folder)[0] == 1
+                assert command("server", "status", "--health", *folder, "--live")[0] == 0
                 assert 'dpadmm_alarm{code="stalled",level="error"} 1' in scraped(metrics)
-                await asyncio.to_thread(within, 20.0, lambda: agent("a")["aggregator_silent"])
+                await asyncio.to_thread(within, 20.0, lambda: agent("a")["server_silent"])
                 proxy.release()
                 await asyncio.to_thread(within, 60.0, lambda: status()["healthy"])
-                assert command("aggregator", "health", *folder)[0] == 0
+                assert command("server", "status", "--health", *folder)[0] == 0
                 assert "dpadmm_alarm{" not in scraped(metrics).replace('code="disk-small"', "")
                 told = [json.loads(line) for line in all.said.splitlines() if line.startswith("{")]
                 for name in NAMES:
@@ -119,13 +121,13 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 stalls = (await asyncio.to_thread(status))["stalls"]
                 assert [stall["site"] for stall in stalls] == list(NAMES)
                 assert not [stall for stall in stalls if stall["start"] > stall["end"]]
-                shown = command("aggregator", "status", *folder)[1]
+                shown = command("server", "status", *folder)[1]
                 for stall in stalls:
                     line = f"{stall['site']} {stall['round']} {stall['start'][:19]} {stall['end'][:19]}"
                     assert line in " ".join(shown.split())
                 all.aggregator.send_signal(signal.SIGSTOP)  # it holds its lock, and lives no more
                 await asyncio.to_thread(within, 30.0, lambda: not status()["served"])
-                assert command("aggregator", "health", *folder, "--live")[0] == 1
+                assert command("server", "status", "--health", *folder, "--live")[0] == 1
                 all.aggregator.send_signal(signal.SIGCONT)
                 await asyncio.to_thread(within, 30.0, lambda: status()["served"])
 
@@ -154,7 +156,7 @@ def agent_status(**more: object) -> dict[str, Any]:
         "pid": 1,
         "connected": True,
         "connection_since": "2026-01-01T00:00:00+00:00",
-        "aggregator_silent": False,
+        "server_silent": False,
         "clock_difference": 0.5,
         "ledger_works": True,
         "lease": "held",
@@ -173,7 +175,7 @@ def study_status(**more: object) -> dict[str, Any]:
     return {**fine, "last_round": 1, "n_rounds": 9, "asked_at": None, "deadline_at": None, **more}
 
 
-OF_A_STUDY = ("data-changed", "study-unfit", "policy-rounds", "round-gap", "release-failed", "decision-missing")
+OF_A_STUDY = ("data-changed", "study-unfit", "policy-rounds", "round-missed", "release-failed", "decision-missing")
 OF_THE_SITE = ("ledger-failed", "ledger-behind", "cloned", "not-connected", "decision-unusable")
 """Reasons why a study is blocked that have an alarm of their own."""
 
@@ -191,7 +193,7 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(at="2026-01-01"), [("not-running", "error")]),
         (agent_status(connected=False, connection_since=later(seconds=-61)), [("not-connected", "error")]),
         (agent_status(connected=False, connection_since=later(seconds=-50)), [("not-connected", "warning")]),
-        (agent_status(aggregator_silent=True), [("aggregator-silent", "warning")]),
+        (agent_status(server_silent=True), [("server-silent", "warning")]),
         (agent_status(ledger_works=False), [("ledger-closed", "error")]),
         (agent_status(certificate_expires=later(days=29)), [("certificate", "warning")]),
         (agent_status(certificate_expires=later(days=-1)), [("certificate", "error")]),
@@ -224,7 +226,7 @@ def test_the_runbook_has_an_entry_for_every_alarm_and_for_no_other() -> None:
         with case(row[0]):
             level, where, meaning, todo = (cell.strip() for cell in row[1:])
             assert set(re.findall("error|warning", level))
-            assert where in ("aggregator", "agent", "both")
+            assert where in ("server", "site", "both")
             assert min(len(meaning), len(todo)) > 20
     made = re.findall(r'Alarm\(\s*"([a-z-]+)"', Path(health.__file__).read_text(encoding="utf-8"))
     assert set(made) == set(get_args(health.AlarmCode)), "no alarm that nothing raises"
@@ -299,13 +301,13 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
     }
     live = {"connected": True, "broker": "tls://x:1"}
     clone = {"name": "c", "clock_difference": None, "doubt": "cloned"}
-    refusing = {"name": "b", "state": "refused", "code": "round-gap", "clock_difference": None, "left_out": True}
+    refusing = {"name": "b", "state": "refused", "code": "round-missed", "clock_difference": None, "left_out": True}
     away = {"name": "d", "state": "silent", "clock_difference": None}
     sites = [site, site | refusing, site | clone, site | away, site | away | {"last_seen": "2026-01-01T00:00:00+00:00"}]
     told = list(study_alarms({"state": "running", "live": live, "sites": sites}, tmp_path))
     assert [alarm.text for alarm in told] == [
         "the clock of a is 61 seconds ahead of this machine's",
-        "b refused: round-gap",
+        "b refused: round-missed",
         "b missed too many rounds; the model uses only the other sites",
         "two processes use the certificate of c: the second one is refused",
         "d silent, never connected",
@@ -341,7 +343,7 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
     with Federation(tmp_path, small_study(30, name="heart")) as all:
         folder = all.authority.folder
         begin(all.authority, all.study, list(all.names))
-        alone = json.loads(cli("aggregator", "status", "--folder", folder, "--json").succeeded().out)
+        alone = json.loads(cli("server", "status", "--folder", folder, "--json").succeeded().out)
         assert (alone["study"]["name"], alone["last_round_at"]) == ("heart", None)
         path = begin(all.authority, small_study(20, name="kidney"), list(all.names))
         with Journal.open(path) as journal:
@@ -354,7 +356,7 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
             live = {"running": True, "connected": True, "broker": "tls://localhost:4222", "snapshot": snapshot}
             write_status(path.parent, live)
             begun = journal.dates()[0]
-        shown = cli("aggregator", "status", "--folder", folder, columns=120).succeeded().out
+        shown = cli("server", "status", "--folder", folder, columns=120).succeeded().out
         lines = {
             line.split()[0]: line.split()
             for line in map(str.strip, shown.splitlines())
@@ -364,7 +366,7 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
         assert lines["heart"][1:9] == [all.study.hash[:16], "interrupted", "0", "of", "30", "–", "of", "3"]
         assert "error stalled: kidney: Stalled in round 1 of 20: a silent, b silent, since" in shown
         assert "error not-running: heart: Interrupted before round 1: no server runs this study. To continue" in shown
-        seen = json.loads(cli("aggregator", "status", "--folder", folder, "--json").succeeded().out)
+        seen = json.loads(cli("server", "status", "--folder", folder, "--json").succeeded().out)
         assert seen["state"] == "several"
         assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
         assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
@@ -397,5 +399,5 @@ def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path
         alarms = [alarm for alarm in page["alarms"] if alarm["code"] == "site-silent"]
         assert [alarm["text"] for alarm in alarms] == [f"{name} silent, never connected" for name in NAMES]
         assert [alarm["action"][:6] for alarm in alarms] == [f"Call {name}" for name in NAMES]
-        code, out = command("aggregator", "status", "--folder", all.authority.folder)
+        code, out = command("server", "status", "--folder", all.authority.folder)
         assert (code, "heart" in out, "kidney" in out) == (0, True, True)

@@ -13,8 +13,8 @@ import pytest
 from federations import NAMES, Federation, small_study, wait_for
 from looping import case
 
-from dpadmm.federation.demo import AgentProcess, free_port
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.local import SiteSubprocess, free_port
 from dpadmm.federation.server.process import begin
 
 LEFT_OUT = ("numba", "llvmlite", "matplotlib", "jinja2", "PIL", "sklearn", "pandas", "pip")
@@ -34,11 +34,11 @@ def run(image: str, words: Sequence[str], **folders: Path) -> subprocess.Complet
     return subprocess.run(images.in_image(image, [*words], **folders), capture_output=True, text=True, check=False)
 
 
-class Container(AgentProcess):
+class Container(SiteSubprocess):
     """A process in an image, with the image's own command unless another is given."""
 
     def __init__(self, image: str, output: Path, words: Sequence[str] = (), **folders: Path) -> None:
-        stage, self._asked, self._output = images.stages()[image], False, output
+        stage, self._is_terminating, self._output = images.stages()[image], False, output
         with output.open("ab") as out:
             self.process = subprocess.Popen(
                 images.in_image(image, [*stage.entrypoint, *(words or stage.command)], **folders),
@@ -62,26 +62,26 @@ def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: P
             authority = Authority.create(hub / "folder", hosts=["localhost"], port=free_port())
             with Federation(folder, study, authority=authority) as all:
                 all.accept()
-                user, broker, serving = images.stages()["agent"].user, None, None
+                user, broker, serving = images.stages()["site"].user, None, None
                 for each in (hub, *(folder / name for name in NAMES)):
                     give(each, user)
                 try:
-                    broker = Container("aggregator", folder / "broker.txt", aggregator=hub)
+                    broker = Container("server", folder / "broker.txt", server=hub)
                     for each in NAMES:
-                        all.agents[each] = Container("agent", folder / each / "output.txt", site=folder / each)
+                        all.agents[each] = Container("site", folder / each / "output.txt", site=folder / each)
                         all._all.append(all.agents[each])
-                    words = ["aggregator", "resume", "--folder", "/aggregator/folder", "--no-page"]
-                    healthy = images.stages()["agent"].health
+                    words = ["server", "run", "--folder", "/server/folder", "--no-page"]
+                    healthy = images.stages()["site"].health
                     all.all_connected()
                     wait_for(
-                        lambda folder=folder, healthy=healthy: not run("agent", healthy, site=folder / "a").returncode
+                        lambda folder=folder, healthy=healthy: not run("site", healthy, site=folder / "a").returncode
                     )
-                    hub_healthy = images.stages()["aggregator"].health
-                    assert run("aggregator", hub_healthy, aggregator=hub).returncode == 0
+                    hub_healthy = images.stages()["server"].health
+                    assert run("server", hub_healthy, server=hub).returncode == 0
                     begin(authority, all.study, list(NAMES))
                     give(hub, user)
                     serving = Container(
-                        "aggregator", folder / "aggregator.txt", [*words, "--broker", authority.url], aggregator=hub
+                        "server", folder / "aggregator.txt", [*words, "--broker", authority.url], server=hub
                     )
                     assert serving.process.wait(90) == 0, serving.output
                     all.agents["a"].kill()
@@ -90,7 +90,7 @@ def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: P
                         each.end()
                 for each in NAMES[1:]:
                     assert all.agents[each].end() == 0, all.agents[each].output
-                seen = run("agent", healthy, site=folder / "b")
+                seen = run("site", healthy, site=folder / "b")
                 assert (seen.returncode, "was stopped at" in seen.stdout) == (1, True)
                 for each in (hub, *(folder / name for name in NAMES)):
                     give(each, f"{os.getuid()}:{os.getgid()}")
@@ -98,14 +98,14 @@ def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: P
 
 
 def test_an_image_has_no_root_nothing_to_write_and_nothing_that_is_not_needed() -> None:
-    for image in ("agent", "aggregator"):
+    for image in ("site", "server"):
         with case(image):
             assert run(image, ["id", "-u"]).stdout == "10001\n"
             for path in ("/here", "/opt/dpadmm/here", "/etc/here"):
                 assert "Read-only file system" in run(image, ["touch", path]).stderr
             found = f"from importlib.util import find_spec; print([m for m in {LEFT_OUT} if find_spec(m)])"
             assert run(image, ["/opt/dpadmm/bin/python", "-c", found]).stdout == "[]\n"
-    there = [(images.HERE / image / "opt/dpadmm/bin/nats-server").exists() for image in ("agent", "aggregator")]
+    there = [(images.HERE / image / "opt/dpadmm/bin/nats-server").exists() for image in (("site", "server"))]
     assert there == [False, True]
 
 
@@ -127,6 +127,6 @@ def test_what_is_left_out_is_named_where_it_is_needed(tmp_path: Path) -> None:
         (["simulate", "--data", "synthetic", "--epsilon", "1", "--rounds", "3", "-o", "/site/run"], "matplotlib"),
     ]:
         with case(words):
-            seen = run("agent", ["dpadmm", *words], site=tmp_path)
+            seen = run("site", ["dpadmm", *words], site=tmp_path)
             text = f"this command needs {package}, which a site installation does not include; run: pip install dpadmm"
             assert (seen.returncode, text in seen.stderr, "Traceback" in seen.stderr) == (2, True, False), seen.stderr

@@ -63,7 +63,7 @@ def contents(folder):
         "../x",
         "a/b",
         "a@dpadmm",
-        "aggregator",
+        "server",
     ],
 )
 def test_names_that_could_mean_something_else_are_refused(name, site):
@@ -135,7 +135,7 @@ def test_a_key_with_a_password_asks_nobody(authority, site):
     identity.key.write_bytes(locked)
     with pytest.raises(StudyError, match="do not match"):
         client_context(identity.key, identity.certificate, identity.authority)
-    with pytest.raises(StudyError, match="not a key from dpadmm agent request"):
+    with pytest.raises(StudyError, match="not a key from dpadmm site join --request"):
         site_identity(site)
 
 
@@ -277,7 +277,7 @@ def test_invitations_that_are_none_are_one_sentence(authority, site, tmp_path):
     other = new_authority(tmp_path / "other")
     theirs = other.approve(make_request(tmp_path / "theirs", "site-a"))
     named = authority.approve(make_request(tmp_path / "named", "site-b"))
-    server = (authority.folder / "server.pem").read_text()
+    server = (authority.folder / "broker.pem").read_text()
     path = tmp_path / "invitation.json"
     for wrong, sentence in (
         ({"name": "site-b"}, "the certificate is not for the site site-b"),
@@ -345,13 +345,13 @@ def shaken(client, key, certificate, *, host="localhost", newest=ssl.TLSVersion.
 def test_a_site_talks_to_the_broker_of_its_authority_and_host_alone(authority, site, tmp_path):
     """Whoever is on the line, another site with its own certificate among them, cannot play the broker."""
     context = joined(authority, site, "north").client_context()
-    broker = (authority.folder / "server.key", authority.folder / "server.pem")
+    broker = (authority.folder / "broker.key", authority.folder / "broker.pem")
     assert shaken(context, *broker) == "TLSv1.3"
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         shaken(context, *broker, host="elsewhere.example")
     other = new_authority(tmp_path / "other")
     with pytest.raises(ssl.SSLCertVerificationError):
-        shaken(context, other.folder / "server.key", other.folder / "server.pem")
+        shaken(context, other.folder / "broker.key", other.folder / "broker.pem")
     rival = joined(authority, tmp_path / "south", "south")
     with pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
         shaken(context, rival.key, rival.certificate)

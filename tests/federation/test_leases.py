@@ -49,8 +49,8 @@ class Hub:
         """One claim and its answer, and the next one if that has to be proved."""
         claim = agent.claim(leaving=leaving)
         assert claim is not None
-        grant = self.leases.heard("a", claim, self._clock.now)
-        return self.asked(agent) if grant is not None and agent.heard(grant) else grant
+        grant = self.leases.decide("a", claim, self._clock.now)
+        return self.asked(agent) if grant is not None and agent.apply(grant) else grant
 
     def seconds(self, seconds: int, *agents: Lease) -> list[list[str]]:
         """Every agent claims once a second: their states."""
@@ -124,14 +124,14 @@ def test_a_grant_counts_from_its_claim_by_the_clock_that_went_further(
     hub, site = Hub(tmp_path / "hub", clock), agent_of(begun(tmp_path / "ledger"))
     claim = site.claim()
     assert claim is not None
-    grant = hub.leases.heard("a", claim, clock.now)
+    grant = hub.leases.decide("a", claim, clock.now)
     assert grant is not None
     clock.now += LEASE_HOLDS - 0.1
-    site.heard(grant)
+    site.apply(grant)
     assert site.held
     clock.now += 0.2
     assert not site.held
-    site.heard(grant._replace(instance="ab" * 16))  # of another agent
+    site.apply(grant._replace(instance="ab" * 16))  # of another agent
     assert not site.held
     hub.asked(site)
     assert site.held
@@ -195,7 +195,7 @@ def test_an_old_copy_is_refused_until_the_latest_ledger_is_back_or_its_owner_say
     assert (forked.state, forked.held) == ("behind", False)
     assert hub.seconds(2, agent_of(copied(ledger, "latest"))) == [["held"], ["held"]], "nothing of the copy was kept"
     with Ledger.open(old, cap=10.0) as restored:
-        restored.restored(0.0, about={}, shares=1)
+        restored.record_restore(0.0, about={}, shares=1)
     clock.now += 10.0
     assert hub.seconds(6, agent_of(old))[-1] == ["held"]
     clock.now += 10.0
@@ -226,9 +226,9 @@ def test_processes_of_one_aggregator_grant_one_lease(tmp_path: Path, clock: Cloc
         assert late is not None
         spend(ledger, *[max(read_ledger(ledger).accounts[STUDY].rounds) + 1])
         one.asked(site)
-        out_of_date = two.leases.heard("a", late, clock.now)  # of which the first process knows more
+        out_of_date = two.leases.decide("a", late, clock.now)  # of which the first process knows more
         assert out_of_date is not None
-        site.heard(out_of_date)
+        site.apply(out_of_date)
         assert site.held
         two.asked(clone)
         assert clone.state in ("waiting", "cloned")

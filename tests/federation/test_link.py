@@ -17,7 +17,7 @@ from dpadmm.federation.identity.joining import Identity
 from dpadmm.federation.logs import MAX_LINES
 from dpadmm.federation.transport import link as nats_link
 from dpadmm.federation.transport.broker import Broker
-from dpadmm.federation.transport.link import Link, cancelled
+from dpadmm.federation.transport.link import Link, cancel
 
 LOG = logging.getLogger("test")
 
@@ -152,7 +152,7 @@ def test_a_task_that_does_not_hear_the_first_time_ends() -> None:
         task = asyncio.create_task(deaf())
         await asyncio.sleep(0)
         async with asyncio.timeout(10):
-            await cancelled(task)
+            await cancel(task)
 
     asyncio.run(run())
     assert len(heard) == 3
@@ -164,10 +164,10 @@ def test_a_broker_cannot_fill_the_log_with_errors_that_alternate_or_vary(
     async def flood() -> None:
         link = Link(site.url, site.client_context, lambda *_: None, LOG, name="a")
         for n in range(300):
-            link._log_repeated(logging.WARNING, f"error {n % 2}")
+            link._log.write(logging.WARNING, f"error {n % 2}")
         assert len(caplog.records) == 2
         for n in range(300):
-            link._log_repeated(logging.WARNING, f"error {n}")
+            link._log.write(logging.WARNING, f"error {n}")
         assert len(caplog.records) == MAX_LINES + 1  # the last one reports that others are omitted
         assert "omitted" in caplog.messages[-1]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpadmm.federation.demo import SECURE_AGGREGATION
+from dpadmm.federation.local import SECURE_AGGREGATION
 from dpadmm.studies.reading import read_study
 from dpadmm.trusted.ledger import read_ledger
 from federation.test_commands import SITES, STUDY, Land, wait_for
@@ -45,18 +45,18 @@ def test_from_offers_to_the_model(land: Land) -> None:
     for name in SITES:
         land.start_agent(name)
     wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))
-    told = land.refused("aggregator", "serve", "agreed.toml", "--folder", "hub", "--sites", "east,west")
+    told = land.refused("server", "run", "agreed.toml", "--folder", "hub", "--sites", "east,west")
     assert "the roster of this study lists its sites: east, north, west; omit --sites" in sentence(told)
-    assert "no roster" in sentence(land.refused("aggregator", "serve", "draft.toml", "--folder", "hub"))
-    assert land.start("aggregator", "serve", "agreed.toml", "--folder", "hub", "--no-page").wait(90) == 0
-    seen = json.loads(land.said("aggregator", "status", "agreed.toml", "--folder", "hub", "--json"))
+    assert "no roster" in sentence(land.refused("server", "run", "draft.toml", "--folder", "hub"))
+    assert land.start("server", "run", "agreed.toml", "--folder", "hub", "--no-page").wait(90) == 0
+    seen = json.loads(land.said("server", "status", "agreed.toml", "--folder", "hub", "--json"))
     assert (seen["min_honest_sites"], seen["aborted_rounds"], seen["rounds_done"]) == (
         2,
         [],
         agreed.training.planned_rounds,
     )
-    assert "if all others" in land.said("aggregator", "status", "--folder", "hub")
-    land.said("aggregator", "export", "-o", "m.dpadmm", "--folder", "hub")
+    assert "if all others" in land.said("server", "status", "--folder", "hub")
+    land.said("server", "export", "-o", "m.dpadmm", "--folder", "hub")
     land.said("verify", "m.privacy.json")
     report = json.loads((land.folder / "m.privacy.json").read_text())
     assert report["epsilon"] == pytest.approx(3.0, rel=1e-6)
@@ -68,55 +68,58 @@ def test_from_offers_to_the_model(land: Land) -> None:
 
 def _offers_and_mistakes(land: Land) -> None:
     (land.folder / "small.toml").write_text(DRAFT.replace("max_rows_per_site = 100", "max_rows_per_site = 59"))
-    told = sentence(land.refused("agent", "offer", "small.toml", "--site", "east/site.toml"))
+    told = sentence(land.refused("site", "accept", "small.toml", "--site", "east/site.toml"))
     assert "your table has 60 rows, but the draft allows 59 (max_rows_per_site); ask the study coordinators" in told
     site = land.folder / "east" / "site.toml"
     allowed = site.read_text()
     site.write_text(allowed.replace("allow = true", "allow = false"))
-    told = sentence(land.refused("agent", "offer", "draft.toml", "--site", "east/site.toml"))
+    told = sentence(land.refused("site", "accept", "draft.toml", "--site", "east/site.toml"))
     assert "secure aggregation is not allowed" in told
     site.write_text(allowed)
-    assert "does not use secure aggregation" in sentence(
-        land.refused("agent", "offer", "study.toml", "--site", "east/site.toml")
-    )
+    told = land.refused("site", "accept", "study.toml", "--site", "east/site.toml", "-o", "offer.json")
+    assert "--output is for drafts of studies with secure aggregation" in sentence(told)
     for name in SITES:
-        said = land.said("agent", "offer", "draft.toml", "--site", f"{name}/site.toml")
+        said = land.said("site", "accept", "draft.toml", "--site", f"{name}/site.toml")
         assert f"{name}.offer.json" in said
         (key,) = (land.folder / name / "keys").iterdir()
         assert key.stat().st_mode & 0o777 == 0o600
-    told = land.refused("agent", "offer", "draft.toml", "--site", "east/site.toml")
+    told = land.refused("site", "accept", "draft.toml", "--site", "east/site.toml")
     assert "east.offer.json already exists" in sentence(told)
 
 
 def _roster_and_mistakes(land: Land) -> None:
-    offers = [f"{name}.offer.json" for name in SITES]
-    roster = ("aggregator", "roster", "draft.toml")
-    land.said("agent", "offer", "draft.toml", "--site", "east/site.toml", "-o", "again.json")
-    told = land.refused(*roster, *offers, "again.json", "-o", "x.toml")
+    offers = [("--offer", f"{name}.offer.json") for name in SITES]
+    every = [word for offer in offers for word in offer]
+    roster = ("server", "propose", "draft.toml", "--folder", "hub")
+    land.said("site", "accept", "draft.toml", "--site", "east/site.toml", "-o", "again.json")
+    told = land.refused(*roster, *every, "--offer", "again.json", "-o", "x.toml")
     assert "there are two offers of east" in sentence(told)
     stolen = json.loads((land.folder / "west.offer.json").read_text())
     stolen["name"] = "south"
     (land.folder / "stolen.json").write_text(json.dumps(stolen))
-    told = land.refused(*roster, *offers, "stolen.json", "-o", "x.toml")
+    told = land.refused(*roster, *every, "--offer", "stolen.json", "-o", "x.toml")
     assert "two entries have the same key (south and west)" in sentence(told)
     (land.folder / "other.toml").write_text(DRAFT.replace("max_rows_per_site = 100", "max_rows_per_site = 101"))
-    told = land.refused("aggregator", "roster", "other.toml", *offers, "-o", "x.toml")
+    told = land.refused("server", "propose", "other.toml", "--folder", "hub", *every, "-o", "x.toml")
     assert "the offer of east was made for another draft" in sentence(told)
-    told = land.refused(*roster, *offers[:2], "-o", "x.toml")
+    told = land.refused(*roster, *offers[0], *offers[1], "-o", "x.toml")
     assert "quorum = 3, but only 2 sites" in sentence(told)
     (land.folder / "broken.json").write_text("{}")
-    assert "not an offer" in sentence(land.refused(*roster, "broken.json", "-o", "x.toml"))
+    assert "not an offer" in sentence(land.refused(*roster, "--offer", "broken.json", "-o", "x.toml"))
     for wrong, text in (
         ("min_honest_sites = 3", "min_honest_sites = 3, but a round may have only 3 sites"),
         ("min_honest_sites = 1", "min_honest_sites"),
     ):
         (land.folder / "h.toml").write_text(DRAFT.replace("min_honest_sites = 2", wrong))
-        assert text in sentence(land.refused("agent", "offer", "h.toml", "--site", "east/site.toml"))
+        assert text in sentence(land.refused("site", "accept", "h.toml", "--site", "east/site.toml"))
+    for words in (("draft.toml", *every), ("study.toml", "-o", "x.toml")):
+        told = land.refused("server", "propose", *words, "--folder", "hub")
+        assert "--offer and --output belong together" in sentence(told)
     assert not (land.folder / "x.toml").exists()
-    said = land.said(*roster, *offers, "-o", "agreed.toml")
+    said = land.said(*roster, *every, "-o", "agreed.toml")
     assert read_study(land.folder / "agreed.toml").hash in said.replace("\n", "")
-    assert "exists" in sentence(land.refused(*roster, *offers, "-o", "agreed.toml"))
-    told = land.refused("aggregator", "roster", "agreed.toml", *offers, "-o", "x.toml")
+    assert "exists" in sentence(land.refused(*roster, *every, "-o", "agreed.toml"))
+    told = land.refused("server", "propose", "agreed.toml", "--folder", "hub", *every, "-o", "x.toml")
     assert "has a roster already" in sentence(told)
 
 
@@ -126,22 +129,22 @@ def _one_hash(land: Land) -> None:
     east = ("--site", "east/site.toml")
     text = (land.folder / "agreed.toml").read_text()
     (land.folder / "swapped.toml").write_text(text.replace(agreed.roster[1].key, "ab" * 32))
-    told = land.refused("agent", "review", "swapped.toml", *east, "--accept", "--hash", agreed.hash)
+    told = land.refused("site", "accept", "swapped.toml", *east, "--hash", agreed.hash)
     assert "the hash differs from --hash" in sentence(told)
     mine = {each.name: each.key for each in agreed.roster}["east"]
     (land.folder / "without.toml").write_text(text.replace(mine, "ab" * 32))
     theirs = ("--hash", read_study(land.folder / "without.toml").hash)
-    assert "roster" in sentence(land.refused("agent", "enrol", "without.toml", *east, *theirs))
-    for words in (("enrol", "agreed.toml"), ("review", "agreed.toml", "--accept")):
-        assert "--hash HASH" in sentence(land.refused("agent", *words, *east))
+    assert "roster" in sentence(land.refused("site", "accept", "without.toml", *east, *theirs))
+    for words in (("accept", "agreed.toml"),):
+        assert "--hash HASH" in sentence(land.refused("site", *words, *east))
     theirs = ("--hash", agreed.hash)
     key = land.folder / "east" / "keys" / mine
     key.chmod(0o644)
-    assert "chmod 600" in sentence(land.refused("agent", "enrol", "agreed.toml", *east, *theirs))
+    assert "chmod 600" in sentence(land.refused("site", "accept", "agreed.toml", *east, *theirs))
     key.chmod(0o600)
     moved = key.rename(land.folder / "kept")
-    assert "keys" in sentence(land.refused("agent", "enrol", "agreed.toml", *east, *theirs))
+    assert "keys" in sentence(land.refused("site", "accept", "agreed.toml", *east, *theirs))
     moved.rename(key)
     for name in SITES:
-        words = ("agent", "review", "agreed.toml", "--site", f"{name}/site.toml", "--accept", "--hash")
+        words = ("site", "accept", "agreed.toml", "--site", f"{name}/site.toml", "--hash")
         assert "Enrolled since" in land.said(*words, agreed.hash.upper())

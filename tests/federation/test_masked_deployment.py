@@ -17,8 +17,9 @@ from in_process import InProcess
 
 from dpadmm.accounting.verification import verify_report
 from dpadmm.errors import DataError
-from dpadmm.federation.demo import Replay, _answers, new_site, replay, with_keys
+from dpadmm.federation.local import new_site, with_keys
 from dpadmm.federation.protocol import Kind, unpacked
+from dpadmm.federation.replay import Replay, answers_of, replay
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
@@ -58,14 +59,12 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
             sums, answered = journal.sums(), journal.answered()
             assert len(answered["d"]) < len(answered["a"])
             known = list(journal.consensus())
-            assert any(held(in_memory, each.view(np.int64)) for each in known[10:20]), (
-                "this is not the aggregator's memory"
-            )
+            assert any(held(in_memory, each.view(np.int64)) for each in known[10:20]), "this is not the server's memory"
             assert {name for aborted in journal.aborted_rounds() for name in aborted.sites} <= {"b", "d"}
         for total in sums.values():
             assert total.astype("<i8").tobytes() in on_disk
         for name, site in all.sites.items():
-            said = _answers(site, all.study)
+            said = answers_of(site, all.study)
             assert said
             for round, (numbers, _) in said.items():  # x_i; and then y_i, as its ledger has it
                 assert not any(each.astype("<i8").tobytes() in on_disk for each in numbers.ravel())
@@ -181,7 +180,7 @@ def test_a_sum_that_is_not_that_of_the_answers_is_found(run: Run) -> None:
         changed = np.frombuffer(blob, "<i8").copy()
         changed[0] += 1
         database.execute("UPDATE sums SET sum = ? WHERE round = 4", (changed.tobytes(),))
-    with pytest.raises(DataError, match="the sum of round 4 in the journal is not that of its members' answers"):
+    with pytest.raises(DataError, match="the sum of round 4 in the journal is not the sum of its members' answers"):
         run.replayed()
 
 

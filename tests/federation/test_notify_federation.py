@@ -43,7 +43,7 @@ def test_events_of_a_study_and_a_program_that_hangs(tmp_path: Path) -> None:
     with Federation(tmp_path, study) as all:
         hub, a, b, c = all.authority.folder, *(tmp_path / name for name in all.names)
         all.accept("a", "c")
-        for file in (hub / "aggregator.toml", a / "site.toml", b / "site.toml"):
+        for file in (hub / "server.toml", a / "site.toml", b / "site.toml"):
             with_program(file, sys.executable, "-c", APPEND)
         with_program(c / "site.toml", "/bin/sh", "-c", "echo $$ >> pids; cat fifo")
         os.mkfifo(c / "fifo")
@@ -98,7 +98,7 @@ def test_a_file_that_others_can_change_names_no_program_to_run(tmp_path: Path) -
 
 def test_mistakes_in_the_file_of_the_server_are_one_sentence(tmp_path: Path, cli) -> None:
     with Federation(tmp_path, small_study(), ()) as all:
-        file = all.authority.folder / "aggregator.toml"
+        file = all.authority.folder / "server.toml"
         before = file.read_text()
         for text, problem in (
             ("[notify]\ncommand = []", "notify.command must be a list of a program and its arguments"),
@@ -107,7 +107,7 @@ def test_mistakes_in_the_file_of_the_server_are_one_sentence(tmp_path: Path, cli
             ("notify = 'x'", "[notify] must be a section"),
         ):
             file.write_text(f"{before}\n{text}\n")
-            said = cli("aggregator", "sites", "--folder", all.authority.folder)
+            said = cli("server", "sites", "--folder", all.authority.folder)
             assert said.code == 2
             assert problem in said.err
 

@@ -18,10 +18,11 @@ from looping import case
 from own_ca import BOTH, CLIENT, DAY, SERVER, OwnCa, install, join_with
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.demo import new_site
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request, read_invitation, site_identity
-from dpadmm.federation.server.process import alarms_of, begin
+from dpadmm.federation.local import new_site
+from dpadmm.federation.server.process import begin
+from dpadmm.federation.server.status import alarms_of
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import Link
 
@@ -59,8 +60,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
             write_rows(tmp_path / name / "table.csv", i)
             all.sites[name] = site = new_site(tmp_path / name, all.study, table="table.csv", epsilon=3.0)
             joining = (
-                "agent",
-                "join",
+                *("site", "join", "--invitation"),
                 tmp_path / f"{name}.json",
                 "--site",
                 site.path,
@@ -69,14 +69,33 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
             )
             for renewing in (False, True):
                 if not renewing:
-                    assert cli("agent", "request", name, "--site", site.path).code == 0
+                    assert cli("site", "join", "--request", name, "--site", site.path).code == 0
                 csr = (tmp_path / name / "network" / "request.csr").read_bytes()
                 (tmp_path / "signed.pem").write_bytes(ca.sign(csr, x509.RFC822Name(f"{name}@clinic.example")))
-                words = ("agent", "request", name, "--site", site.path, "--certificate", tmp_path / "signed.pem")
+                words = (
+                    "site",
+                    "join",
+                    "--request",
+                    name,
+                    "--site",
+                    site.path,
+                    "--certificate",
+                    tmp_path / "signed.pem",
+                )
                 assert cli(*words).code == 0
                 (tmp_path / f"{name}.json").unlink(missing_ok=True)
                 request = tmp_path / name / "network" / "request.json"
-                words = ("aggregator", "approve", request, "--folder", hub.folder, "-o", tmp_path / f"{name}.json")
+                words = (
+                    "server",
+                    "invite",
+                    name,
+                    "--request",
+                    request,
+                    "--folder",
+                    hub.folder,
+                    "-o",
+                    tmp_path / f"{name}.json",
+                )
                 assert cli(*words).code == 0
                 if not renewing:
                     assert cli(*joining).code == 0
@@ -90,11 +109,11 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
         all.serve()
         all.after_round(50)
         for name in NAMES:
-            words = ("agent", "join", tmp_path / f"{name}.json", "--site", all.sites[name].path, "--yes")
+            words = ("site", "join", "--invitation", tmp_path / f"{name}.json", "--site", all.sites[name].path, "--yes")
             assert cli(*words).code == 0
-        for csr, usage in (("server", SERVER), ("aggregator", CLIENT)):
+        for csr, usage in (("broker", SERVER), ("server", CLIENT)):
             (tmp_path / "signed.pem").write_bytes(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage))
-            assert cli("aggregator", "install", tmp_path / "signed.pem", "--folder", hub.folder).code == 0
+            assert cli("server", "init", hub.folder, "--certificate", tmp_path / "signed.pem").code == 0
         assert all.finished(120) == 0, all.said
         for name in NAMES:
             assert "with the renewed certificate" in all.log(name)
@@ -104,9 +123,9 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
 
 
 def test_what_the_aggregator_refuses_to_install(tmp_path: Path, hub: Authority, ca: OwnCa) -> None:
-    server, host = (hub.folder / "server.csr").read_bytes(), x509.DNSName("localhost")
-    client, now = (hub.folder / "aggregator.csr").read_bytes(), datetime.now(UTC).replace(microsecond=0)
-    before = {name: (hub.folder / f"{name}.pem").read_bytes() for name in ("server", "aggregator")}
+    server, host = (hub.folder / "broker.csr").read_bytes(), x509.DNSName("localhost")
+    client, now = (hub.folder / "server.csr").read_bytes(), datetime.now(UTC).replace(microsecond=0)
+    before = {name: (hub.folder / f"{name}.pem").read_bytes() for name in ("broker", "server")}
     for chain, text in (
         (b"", "not a certificate in PEM format"),
         (server, "not a certificate in PEM format"),
@@ -126,8 +145,8 @@ def test_what_the_aggregator_refuses_to_install(tmp_path: Path, hub: Authority, 
     assert before == {name: (hub.folder / f"{name}.pem").read_bytes() for name in before}
     built_in = Authority.create(tmp_path / "built-in", hosts=["localhost"], port=free_port())
     with pytest.raises(StudyError, match="has a built-in authority, which renews"):
-        built_in.install(before["server"])
-    for wrong in (b"", ca.root + ca.middle, before["server"]):
+        built_in.install(before["broker"])
+    for wrong in (b"", ca.root + ca.middle, before["broker"]):
         with pytest.raises(StudyError, match="must have one certificate"):
             Authority.create(tmp_path / "wrong", hosts=["localhost"], port=free_port(), ca=wrong)
     assert not (tmp_path / "wrong").exists()
@@ -137,13 +156,13 @@ def test_nothing_starts_before_the_certificates_are_there(tmp_path: Path, ca: Ow
     root = tmp_path / "root.pem"
     root.write_bytes(ca.root)
     folder = tmp_path / "new"
-    made = cli("aggregator", "init", folder, "--host", "localhost", "--ca", root, columns=300)
-    assert "server.csr" in made.out
-    said = cli("aggregator", "broker", "--folder", folder, columns=300)
+    made = cli("server", "init", folder, "--host", "localhost", "--ca", root, columns=300)
+    assert "broker.csr" in made.out
+    said = cli("server", "start", "--folder", folder, columns=300)
     assert said.code == 2
-    assert "server.pem: no certificate yet: have" in said.err
-    assert "dpadmm aggregator install CERTIFICATE" in said.err
-    assert cli("aggregator", "health", "--folder", folder).code == 1
+    assert "broker.pem: no certificate yet: have" in said.err
+    assert "dpadmm server init" in said.err
+    assert cli("server", "status", "--health", "--folder", folder).code == 1
 
 
 def test_which_sites_are_approved(tmp_path: Path, hub: Authority, ca: OwnCa) -> None:
@@ -161,7 +180,7 @@ def test_which_sites_are_approved(tmp_path: Path, hub: Authority, ca: OwnCa) -> 
         ((mail, x509.RFC822Name("two@clinic.example")), {}, "with one e-mail"),
         ((x509.UniformResourceIdentifier("urn:x"),), {}, "with one e-mail"),
         ((x509.DNSName("*.clinic.example"),), {}, "letters, digits"),
-        ((x509.RFC822Name("aggregator@dpadmm"),), {}, "a name of the built-in authority"),
+        ((x509.RFC822Name("server@dpadmm"),), {}, "a name of the built-in authority"),
         ((mail,), {"first": now - 2 * DAY, "last": now - DAY}, "of a expired at"),
     ):
         with case(text), pytest.raises(StudyError, match=text):
@@ -216,7 +235,7 @@ def test_a_new_certificate_is_used_by_a_broker_that_another_process_runs(hub: Au
     broker.start()
     try:
         assert not broker.refresh()
-        hub.install(ca.sign((hub.folder / "server.csr").read_bytes(), usage=SERVER))
+        hub.install(ca.sign((hub.folder / "broker.csr").read_bytes(), usage=SERVER))
         assert broker.refresh()
         assert not broker.refresh()
     finally:
@@ -226,10 +245,10 @@ def test_a_new_certificate_is_used_by_a_broker_that_another_process_runs(hub: Au
 def test_certificates_that_nobody_here_can_renew_are_alarming_a_month_before(hub: Authority, ca: OwnCa) -> None:
     assert not [alarm for alarm in alarms_of(hub, []) if alarm.code == "certificate"]
     last = datetime.now(UTC).replace(microsecond=0) + 29 * DAY
-    for csr, usage in (("server", SERVER), ("aggregator", CLIENT)):
+    for csr, usage in (("broker", SERVER), ("server", CLIENT)):
         hub.install(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage, last=last))
     texts = [alarm.text for alarm in alarms_of(hub, []) if alarm.code == "certificate"]
-    assert texts == [f"the certificate of the {who} expires in 28 days" for who in ("broker", "aggregator")]
+    assert texts == [f"the certificate of the {who} expires in 28 days" for who in ("broker", "server")]
     with pytest.raises(DPADMMError, match=r"the certificate of the broker expired at .* a new one is needed"):
         hub.renew_certificates(now=last)
 

@@ -81,7 +81,7 @@ def test_without_the_token_there_is_a_sentence_and_no_news(calm):
             status, headers, body = ask(calm, path + query)
             assert status == 403
             assert headers["Content-Type"].startswith("text/plain")
-            assert body == "Open this page with the full address that the aggregator printed, including the token.\n"
+            assert body == "Open this page with the full address that the server printed, including the token.\n"
 
 
 def test_a_browser_without_the_token_gets_the_sentence_as_a_page(calm):

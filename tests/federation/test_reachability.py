@@ -16,9 +16,10 @@ from nats.aio.msg import Msg
 from proxies import ConnectProxy
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.demo import invite
-from dpadmm.federation.identity.authority import Authority, read_settings
+from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import client_context
+from dpadmm.federation.identity.settings import read_settings
+from dpadmm.federation.local import invite
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.process import begin
 from dpadmm.federation.transport.broker import Broker
@@ -110,7 +111,7 @@ def test_websocket_admits_nobody_else_and_allows_nothing_else(tmp_path: Path) ->
             with pytest.raises((OSError, nats.errors.Error)):
                 await connect(url, context, name="a", on_error=on_error)
         errors.clear()
-        boss = await connect(url, authority.client_context(), name="aggregator", on_error=on_error)
+        boss = await connect(url, authority.client_context(), name="server", on_error=on_error)
         client = await connect(url, site.client_context(), name="a", on_error=on_error)
 
         async def hear(message: Msg) -> None:
@@ -170,17 +171,17 @@ def test_addresses_of_a_hub(tmp_path: Path, cli) -> None:
     words = ("--host", "study.example.org", "--websocket-port", 443)
     assert (
         "tls://study.example.org:4222,wss://study.example.org:443"
-        in cli("aggregator", "init", hub, *words, columns=300).out
+        in cli("server", "init", hub, *words, columns=300).out
     )
     assert read_settings(hub).websocket_port == 443
-    said = cli("aggregator", "users", "--folder", hub).out
-    assert '{user: "aggregator@dpadmm", permissions: {publish: ["dpadmm.*.down"]' in said
+    said = cli("server", "sites", "--nats-users", "--folder", hub).out
+    assert '{user: "server@dpadmm", permissions: {publish: ["dpadmm.*.down"]' in said
     cluster = tmp_path / "cluster"
     brokers = ("tls://a.example.org:4222", "wss://b.example.org:443")
     words = ("--host", "a.example.org", "--broker", brokers[0], "--broker", brokers[1])
-    assert cli("aggregator", "init", cluster, *words).code == 0
+    assert cli("server", "init", cluster, *words).code == 0
     assert Authority.open(cluster).url == ",".join(brokers)
-    refused = cli("aggregator", "broker", "--folder", cluster, columns=300)
+    refused = cli("server", "start", "--folder", cluster, columns=300)
     assert (refused.code, "names existing brokers" in refused.err) == (2, True)
     for wrong, text in (
         (("--websocket-port", 4222), "must differ from port"),
@@ -190,7 +191,7 @@ def test_addresses_of_a_hub(tmp_path: Path, cli) -> None:
         (("--ca", tmp_path / "none.pem"), "no such file"),
     ):
         with case(text):
-            refused = cli("aggregator", "init", tmp_path / "x", "--host", "localhost", *wrong, columns=300)
+            refused = cli("server", "init", tmp_path / "x", "--host", "localhost", *wrong, columns=300)
             assert refused.code == 2
             assert text in refused.err
             assert not (tmp_path / "x").exists()

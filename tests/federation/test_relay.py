@@ -60,7 +60,7 @@ def test_a_study_whose_sites_reach_the_broker_through_a_relay(tmp_path: Path, cl
             site.path.write_text(site.path.read_text() + f'\n[server]\naddresses = ["tls://localhost:1", "{url}"]\n')
         all.accept()
         all.begin()
-        seen = json.loads(cli("agent", "check", all.sites["a"].path, "--connect", "--json").out)
+        seen = json.loads(cli("site", "check", "--site", all.sites["a"].path, "--connect", "--json").out)
         assert [(each["url"], each["reachable"]) for each in seen["brokers"]] == [
             ("tls://localhost:1", False),
             (url, True),
@@ -79,8 +79,8 @@ def test_a_relay_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     """The certificate must be from the authority of the invitation and for its host, not for the relay's."""
     ca = OwnCa()
     hub = Authority.create(tmp_path / "hub", hosts=[HOST], port=free_port(), ca=ca.root)
-    hub.install(ca.sign((hub.folder / "aggregator.csr").read_bytes()))
-    site, csr = join_with(hub, ca, tmp_path / "site", "north"), (hub.folder / "server.csr").read_bytes()
+    hub.install(ca.sign((hub.folder / "server.csr").read_bytes()))
+    site, csr = join_with(hub, ca, tmp_path / "site", "north"), (hub.folder / "broker.csr").read_bytes()
     OwnCa("Firewall").new(tmp_path, "false", x509.DNSName(HOST), usage=SERVER)
 
     async def on_error(problem: Exception) -> None: ...
@@ -97,8 +97,8 @@ def test_a_relay_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
         with case(name):
             context = tls_server(tmp_path, "false")
             if name != "false":
-                (hub.folder / "server.pem").write_bytes(ca.sign(csr, x509.DNSName(name), usage=SERVER))
-                context = tls_server(hub.folder, "server")
+                (hub.folder / "broker.pem").write_bytes(ca.sign(csr, x509.DNSName(name), usage=SERVER))
+                context = tls_server(hub.folder, "broker")
             with listening(context) as port:
                 url = f"tls://localhost:{port}"
                 (found,) = check_connections(site, [url]).values()

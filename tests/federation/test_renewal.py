@@ -19,7 +19,8 @@ from dpadmm.federation import health
 from dpadmm.federation.identity import certificates as forms
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import make_request
-from dpadmm.federation.server.process import alarms_of, begin
+from dpadmm.federation.server.process import begin
+from dpadmm.federation.server.status import alarms_of
 from dpadmm.federation.transport.broker import Broker
 
 YEARS = timedelta(days=5 * 365)
@@ -74,7 +75,7 @@ def test_certificates_made_while_the_clock_was_ahead_can_be_used_at_once(tmp_pat
     authority = new_authority(tmp_path / "hub")
     assert authority.renew_certificates(now=datetime.now(UTC) + YEARS)
     invitation = authority.approve(make_request(tmp_path / "a", "a"), now=datetime.now(UTC) + YEARS)
-    for certificate in (invitation.certificate, *(read(authority, name) for name in ("server", "aggregator"))):
+    for certificate in (invitation.certificate, *(read(authority, name) for name in ("broker", "server"))):
         assert certificate.not_valid_before_utc == authority.certificate.not_valid_before_utc
     started(authority)
 
@@ -83,8 +84,8 @@ def test_certificates_that_are_not_valid_yet_are_made_again(tmp_path: Path) -> N
     """Those that an earlier version made while the clock was ahead, which kept the broker from starting."""
     authority = new_authority(tmp_path / "hub")
     for name, usage in (
-        ("server", ExtendedKeyUsageOID.SERVER_AUTH),
-        ("aggregator", ExtendedKeyUsageOID.CLIENT_AUTH),
+        ("broker", ExtendedKeyUsageOID.SERVER_AUTH),
+        ("server", ExtendedKeyUsageOID.CLIENT_AUTH),
     ):
         before, (issuer, key) = read(authority, name), authority._signer()
         own = forms.read_key((authority.folder / f"{name}.key").read_bytes())
@@ -99,7 +100,7 @@ def test_certificates_that_are_not_valid_yet_are_made_again(tmp_path: Path) -> N
         )
         (authority.folder / f"{name}.pem").write_bytes(forms.pem(late))
     started(authority)
-    assert read(authority, "server").not_valid_before_utc < datetime.now(UTC)
+    assert read(authority, "broker").not_valid_before_utc < datetime.now(UTC)
 
 
 def read(authority: Authority, name: str) -> x509.Certificate:

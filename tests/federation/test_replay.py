@@ -17,14 +17,15 @@ from in_process import InProcess
 from replays import replay
 
 from dpadmm.errors import DataError
-from dpadmm.federation.demo import Replay, new_site
+from dpadmm.federation.local import new_site
 from dpadmm.federation.protocol import unpacked
+from dpadmm.federation.replay import Replay
 from dpadmm.federation.server.coordinator import Uploads, run_rounds
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder
-from dpadmm.methods.auto import PublicState
+from dpadmm.methods.pgd import PublicState
 from dpadmm.methods.prior import Prior
 from dpadmm.sites.site import Site
 from dpadmm.studies.public_rows import PublicRows

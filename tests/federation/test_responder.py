@@ -74,7 +74,7 @@ def test_reasons_about_rows_reach_neither_the_wire_nor_the_log(tmp_path: Path, h
     assert isinstance(refusal, RefusalError)
     assert said(responder.answer(STUDY.hash, call())).code == "study-blocked"
     assert "777" not in " ".join(heard.lines)
-    assert "run dpadmm agent review for the reason" in " ".join(heard.lines)
+    assert "run dpadmm site review for the reason" in " ".join(heard.lines)
     responder.close()
 
 
@@ -174,7 +174,7 @@ def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
     assert told == [1, 1, 2, 3]
     assert heard.lines[0] == f"{short}: refused an invalid message: invalid message size: 7 bytes"
     assert heard.lines[1].startswith(f"{heard.lines[0]} (3 times since 20")
-    assert heard.lines[2].startswith(f"{short}: refused (round-gap): ")
+    assert heard.lines[2].startswith(f"{short}: refused (round-missed): ")
     assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     responder.close()
 
@@ -356,10 +356,10 @@ def test_no_more_rows_of_a_person_are_told_than_there_are(tmp_path: Path) -> Non
 
 
 def test_the_log_is_for_its_owner_alone_also_when_it_is_begun_anew(tmp_path: Path) -> None:
-    log = make_log("test", terminal=False, file=tmp_path / "agent.log")
+    log = make_log("test", terminal=False, file=tmp_path / "site.log")
     for _ in range(20):
         log.info("x" * 2**17)
-    files = list(tmp_path.glob("agent.log*"))
+    files = list(tmp_path.glob("site.log*"))
     assert len(files) > 1
     assert all(stat.S_IMODE(os.stat(path).st_mode) == 0o600 for path in files)
     for handler in log.handlers:
@@ -462,7 +462,7 @@ def test_how_often_an_old_ledger_was_put_back_is_known_while_it_is_open(tmp_path
 
     assert restores_told() == 0
     with Ledger.open(tmp_path, cap=read_ledger(tmp_path).cap) as ledger:
-        ledger.restored(0.0, about={}, shares=1)
+        ledger.record_restore(0.0, about={}, shares=1)
     assert restores_told() == 1
 
 

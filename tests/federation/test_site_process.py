@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from federations import small_study, write_rows
 
-from dpadmm.federation.demo import free_port, invite, new_site
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.local import free_port, invite, new_site
 from dpadmm.federation.protocol import LEASE_HOLDS, Grant, Kind, LeaseReply, Mark, Message, packed, unpacked
 from dpadmm.federation.server.leases import Leases
 from dpadmm.federation.site import lease as lease_module
@@ -56,9 +56,9 @@ def answer(process: SiteProcess, round: int) -> str | None:
 def grant(process: SiteProcess, leases: Leases, now: float) -> None:
     claim = process._lease.claim()
     assert claim is not None
-    granted = leases.heard("a", claim, now)
+    granted = leases.decide("a", claim, now)
     assert granted is not None
-    process._lease.heard(granted)
+    process._lease.apply(granted)
 
 
 def test_nothing_is_released_without_the_lease(
@@ -81,5 +81,5 @@ def test_nothing_is_released_without_the_lease(
     assert (answer(process, 2), released()) == ("UPLOAD", [1, 2])
     claim = process._lease.claim()
     assert claim is not None
-    process._lease.heard(Grant(LeaseReply.BEHIND, claim.instance, claim.number, Mark(0, 10**6, "0" * 64)))
+    process._lease.apply(Grant(LeaseReply.BEHIND, claim.instance, claim.number, Mark(0, 10**6, "0" * 64)))
     assert (answer(process, 3), released()) == ("ledger-behind", [1, 2])

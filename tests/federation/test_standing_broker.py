@@ -16,7 +16,7 @@ ROUNDS = 60
 
 
 def kept_broker(all: Federation) -> ForkedProgram:
-    return ForkedProgram(["aggregator", "broker", "--folder", all.authority.folder], all.folder / "broker.txt")
+    return ForkedProgram(["server", "start", "--folder", all.authority.folder], all.folder / "broker.txt")
 
 
 def test_sites_that_were_idle_answer_every_round_of_a_study_that_begins(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_sites_that_were_idle_answer_every_round_of_a_study_that_begins(tmp_path
             begin(all.authority, all.study, list(NAMES))
             all.serve()
             assert all.finished() == 0, all.said
-            assert "using the broker of dpadmm aggregator broker" in all.said
+            assert "using the broker of dpadmm server start" in all.said
             with Journal.open(all.journal, read_only=True) as journal:
                 assert {name: len(rounds) for name, rounds in journal.answered().items()} == dict.fromkeys(
                     NAMES, ROUNDS

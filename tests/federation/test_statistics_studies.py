@@ -22,7 +22,7 @@ from conftest import Cli
 from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
 from dpadmm.errors import RefusalError, StudyError
-from dpadmm.federation.demo import with_keys
+from dpadmm.federation.local import with_keys
 from dpadmm.federation.server.coordinator import run_rounds
 from dpadmm.federation.server.journal import FederatedResult, Journal, result_of, write_transcript
 from dpadmm.federation.server.sums import coordinator_of
@@ -42,7 +42,7 @@ from dpadmm.trusted.masking import public_key
 NAMES, N = ("a", "b", "c", "d"), 300
 COLUMNS = (Number("age", (0.0, 100.0)), Category("ward", ("x", "y")))
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "t.csv"
@@ -191,7 +191,7 @@ def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> N
 
 
 def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None:
-    made = Sites(tmp_path, methods='["auto"]')
+    made = Sites(tmp_path, methods='["pgd"]')
     for study in (statistics(), evaluation()):
         with case(study.kind), made.held, pytest.raises(RefusalError, match=f"method {study.kind} .allowed: auto"):
             made._responder("a", study)
@@ -206,7 +206,7 @@ def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Si
 
 
 def test_intervals_that_noise_would_hide_stop_a_study_before_round_1(tmp_path: Path) -> None:
-    made, like = Sites(tmp_path, methods='["auto"]'), evaluation()
+    made, like = Sites(tmp_path, methods='["pgd"]'), evaluation()
     training = Training(loss="logistic", method=Auto(inference=True), epsilon=0.1, delta=1e-5, intercept=True)
     study = Study(name="odds ratios", schema=Schema(COLUMNS), label=like.label, training=training)
     with made.held, pytest.raises(StudyError, match="too much noise to estimate the covariance of 3 columns"):
@@ -237,7 +237,7 @@ def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli
         everyone.serve()
         assert everyone.finished() == 0
     out = tmp_path / "counts.json"
-    cli("aggregator", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
+    cli("server", "export", "-o", out, "--folder", everyone.authority.folder).succeeded()
     cli("verify", tmp_path / "counts.privacy.json").succeeded()
     told = cli("describe", out).succeeded().out
     assert "small counts: 180 rows, of which about" in told

@@ -92,7 +92,7 @@ def test_an_agent_whose_connection_was_closed_while_it_was_suspended_logs_no_los
         all.accept()
         all.broker.start()
         port, status = all.authority.settings.port, tmp_path / "a" / "status.json"
-        words = [sys.executable, "-c", COLLECTING, "agent", "run", "--site", str(all.sites["a"].path)]
+        words = [sys.executable, "-c", COLLECTING, "site", "run", "--site", str(all.sites["a"].path)]
         with (tmp_path / "output.txt").open("wb") as out, subprocess.Popen(words, stdout=out, stderr=out) as agent:
             try:
                 for _ in range(5):

@@ -25,8 +25,9 @@ from dpadmm.data.sources import read_database_table
 from dpadmm.data.tables import read_npz
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import read_status
-from dpadmm.federation.identity.authority import all_approvals, read_settings
+from dpadmm.federation.identity.approvals import all_approvals
 from dpadmm.federation.identity.joining import read_invitation, read_request
+from dpadmm.federation.identity.settings import read_settings
 from dpadmm.federation.offers import read_offer
 from dpadmm.federation.protocol import (
     packed,
@@ -179,7 +180,7 @@ def _lease(read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Reade
 
 
 def _copy(path: Path) -> object:
-    """``dpadmm ledger restore``: a copy, before anything is put in its place."""
+    """``dpadmm site restore``: a copy, before anything is put in its place."""
     return staged(path, path.with_name("staged")).seq
 
 
@@ -197,7 +198,7 @@ READERS: dict[str, Reader] = {
     "toml/study-check": _file("study.toml", _checked),
     "toml/grid": _file("grid.toml", _grid),
     "toml/simulate": _file("simulate.toml", _simulated),
-    "toml/aggregator": _file("aggregator.toml", lambda path: read_settings(path.parent)),
+    "toml/server": _file("server.toml", lambda path: read_settings(path.parent)),
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
     "json/privacy-report": _file("model.privacy.json", read_privacy_report),

@@ -39,7 +39,7 @@ max_rounds = 1000
 min_rows = 100
 """
 _SITE = """\
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "table.csv"
@@ -123,8 +123,8 @@ agents = 2
 rounds = 5
 seed = 3
 """
-_AGGREGATOR = """\
-format = "dpadmm-aggregator/1"
+_SERVER = """\
+format = "dpadmm-server/1"
 listen = "0.0.0.0"
 port = 4222
 hosts = ["study.example.org", "192.0.2.7"]
@@ -187,7 +187,7 @@ def _texts() -> dict[str, list[bytes]]:
         "toml/study-check": [_STUDY, _COLUMNS, short, drafted],
         "toml/grid": [_GRID, _GRID.replace("n_agents = 5", "").replace("label", 'by = "h"\nlabel')],
         "toml/simulate": [_SIMULATE],
-        "toml/aggregator": [_AGGREGATOR],
+        "toml/server": [_SERVER],
         "csv/dictionary": [_DICTIONARY],
     }
     return {name: [each.encode() for each in kept] for name, kept in texts.items()}
@@ -226,7 +226,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         "running": True, "pid": 4194304, "connected": True, "site": "north",
         "broker": "tls://study.example.org:4222",
         "certificate_expires": NOW.isoformat(), "at": NOW.isoformat(), "connection_since": NOW.isoformat(),
-        "aggregator_silent": False, "clock_difference": 0.1, "ledger_works": True,
+        "server_silent": False, "clock_difference": 0.1, "ledger_works": True,
         "lease": "held", "contested": False, "problems": [],
         "studies": [{"name": "flu", "hash": "ab" * 32, "state": "active", "reason": None,
                      "last_round": 3, "n_rounds": 100, "asked_at": NOW.isoformat(), "deadline_at": None}],

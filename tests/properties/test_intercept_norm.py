@@ -272,7 +272,7 @@ def test_rows_of_a_site(tmp_path: Path, kind: str) -> None:
         training={"method": "dp_admm", "noise_multiplier": 20.0, "delta": 1e-5, "n_rounds": 2, "intercept": True},
     )
     table = {
-        "format": "dpadmm-site/1",
+        "format": "dpadmm-site/2",
         "ledger": "ledger",
         "data": {"table": f"table.{kind}", **({"label": "y"} if kind == "csv" else {})},
         "person": {"rows": 1},

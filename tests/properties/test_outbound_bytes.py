@@ -211,10 +211,10 @@ def test_what_a_ledger_shows_and_exports_differs_in_hashes_of_salt_and_uploads_a
             played(folder, study, neighbour)
             exported = tmp_path / "ledger.json"
             shown = [
-                cli("ledger", "show", folder).succeeded().out,
-                cli("ledger", "show", folder, "--json").succeeded().out,
-                cli("ledger", "verify", folder).succeeded().out,
-                cli("ledger", "export", folder, "--output", exported).succeeded().out,
+                cli("site", "budget", "--ledger", folder).succeeded().out,
+                cli("site", "budget", "--ledger", folder, "--json").succeeded().out,
+                cli("site", "budget", "--ledger", folder).succeeded().out,
+                cli("site", "export", "--ledger", folder, "--output", exported).succeeded().out,
                 exported.read_text(),
             ]
             about = read_ledger(folder).accounts[study.hash].about

@@ -19,7 +19,7 @@ from dpadmm.sites.site import read_site
 from dpadmm.studies.study import Study
 
 SITE = """
-format = "dpadmm-site/1"
+format = "dpadmm-site/2"
 ledger = "ledger"
 [data]
 table = "{table}"

@@ -17,7 +17,7 @@ from federations import small_study, write_rows
 from looping import case
 
 from dpadmm.errors import DataError, DPADMMError, RefusalError, StudyError
-from dpadmm.federation.demo import SECURE_AGGREGATION, new_site
+from dpadmm.federation.local import SECURE_AGGREGATION, new_site
 from dpadmm.sites.agent import Agent
 from dpadmm.sites.backup import back_up, restore
 from dpadmm.sites.site import Site, read_site
@@ -85,9 +85,9 @@ def test_an_owner_who_knows_what_was_enrolled_since_is_charged_for_that_alone(si
     back_up(site.ledger, tmp_path / "copy")
     spent = released(site, SECOND, 1, 2)
     shutil.rmtree(site.ledger)
-    with pytest.raises(StudyError, match="'second': accepted here, and not in the copy: name it"):
+    with pytest.raises(StudyError, match="'second': accepted here, but not in the backup: name it"):
         restore(site, tmp_path / "copy", [], {FIRST.hash: "first", SECOND.hash: "second"})
-    with pytest.raises(StudyError, match="'first': in the copy already"):
+    with pytest.raises(StudyError, match="'first': already in the backup"):
         restore(site, tmp_path / "copy", [FIRST, SECOND])
     assert not site.ledger.exists(), "nothing is half done"
     done = restore(site, tmp_path / "copy", [SECOND], {FIRST.hash: "first", SECOND.hash: "second"})
@@ -138,7 +138,7 @@ def test_a_ledger_that_was_put_back_by_a_snapshot_is_charged_where_it_is(site: S
 def test_an_intact_ledger_and_one_in_use_are_left_alone(site: Site, tmp_path: Path) -> None:
     back_up(site.ledger, tmp_path / "copy")
     released(site, FIRST, 1)
-    with unchanged(site), pytest.raises(RefusalError, match="is intact, and no copy is newer") as error:
+    with unchanged(site), pytest.raises(RefusalError, match="is intact, and no backup is newer") as error:
         restore(site, tmp_path / "copy", None)
     assert error.value.code == "ledger-exists"
     with site.guard():
@@ -270,7 +270,7 @@ def test_nothing_was_enrolled_is_not_believed_if_the_mark_says_otherwise(site: S
     back_up(site.ledger, tmp_path / "copy")  # nothing is open in it
     released(site, FIRST, 1)
     damage(site)
-    with unchanged(site), pytest.raises(StudyError, match="records which the copy lacks"):
+    with unchanged(site), pytest.raises(StudyError, match="records that are not in the backup"):
         restore(site, tmp_path / "copy", [])
     assert restore(site, tmp_path / "copy", [FIRST]).state.spent > 0
 
@@ -283,13 +283,13 @@ def test_a_copy_of_another_ledger_or_without_records_is_refused(site: Site, tmp_
     back_up(other.ledger, tmp_path / "copy")
     released(site, FIRST, 1)
     damage(site)
-    with unchanged(site), pytest.raises(DataError, match="the copy is of another ledger"):
+    with unchanged(site), pytest.raises(DataError, match="the backup is of another ledger"):
         restore(site, tmp_path / "copy", None)
     with closing(sqlite3.connect(tmp_path / "empty")) as database:
         database.execute(SCHEMA)
         database.commit()
     shutil.rmtree(site.ledger)
-    with pytest.raises(DataError, match="a copy without any record"):
+    with pytest.raises(DataError, match="a ledger backup without any record"):
         restore(site, tmp_path / "empty", None)
     assert not site.ledger.exists()
 

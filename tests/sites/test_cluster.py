@@ -75,13 +75,13 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
     parts = [PartSummary(part.n_rows, part.n_features, part.digest()) for part in held]
     assert rows.digest() == PartitionedRows(parts, rows.unit, lambda *_: ()).digest()
     assert len(set(uploads(site))) == 3
-    asked_for = site.rehearse(STUDY, LedgerState()).query_at(1)
+    asked_for = site.dry_run(STUDY, LedgerState()).query_at(1)
     assert (asked_for.grid.n_rows, asked_for.grid.n_parts) == (len(CELLS), len(PARTS))
     assert CheckedRows(whole).n_parts == 1
     plain = person_study("logistic", "plain", intercept=False)
     assert site.open_rows(plain).n_features == 2
     assert site.rows.survey(plain) is not None
-    for error, told in ((DataError("why"), "gave no sum: why"), (KeyError("a cell"), "gave no sum: KeyError\n")):
+    for error, told in ((DataError("why"), "no sum: why"), (KeyError("a cell"), "no sum: KeyError\n")):
 
         def fail(*_: object, error: Exception = error) -> None:
             raise error
@@ -124,7 +124,7 @@ def test_a_part_that_was_read_again_must_be_what_it_was() -> None:
     part = on_cluster.hold(table, ONE_ROW, persons, on_cluster.digest_of(3, None))
     statistic = all_statistics(STUDY.problem.loss, 3)[0]
     asked, grid = parameters_for(statistic)[0], Lattice(statistic.row_norm, int(np.prod(statistic.shape)), 3)
-    assert on_cluster.total(part, part.about.digest, statistic, asked, grid).dtype == np.int64
+    assert on_cluster.total(part, part.summary.digest, statistic, asked, grid).dtype == np.int64
     with pytest.raises(DataError, match="is not what it was when the study was enrolled"):
         on_cluster.total(part, "0" * 64, statistic, asked, grid)
     assert sys.getsizeof(part) >= features.nbytes
@@ -195,7 +195,7 @@ def test_what_cannot_be_parts_is_told_in_a_sentence(tmp_path: Path, monkeypatch:
     (folder / "X.csv").unlink()
     for name, text, said in (
         ("notes.txt", "", "notes.txt. in it is no part of a table"),
-        ("part-003.csv", "\n".join(first[:2]), "part-003.csv has one row; every file"),
+        ("part-003.csv", "\n".join(first[:2]), "part-003.csv has fewer than two rows; every file"),
         ("part-003.csv", first[0], "part-003.csv has no rows"),
         ("part-003.csv", "\n".join(["id,age", "1,2", "3,4"]), "part-003.csv has other columns than part-000.csv"),
     ):
@@ -206,7 +206,7 @@ def test_what_cannot_be_parts_is_told_in_a_sentence(tmp_path: Path, monkeypatch:
                 fresh.opened(STUDY)
             (folder / name).unlink()
     shutil.rmtree(folder)
-    with pytest.raises(DataError, match="must be a folder that the cluster's workers see"):
+    with pytest.raises(DataError, match="must be a folder that the cluster's workers can read"):
         read_site(rows.path).rows.persons()
     folder.mkdir()
     with pytest.raises(DataError, match="is a directory without files"):

@@ -82,7 +82,7 @@ def test_lowered_limits_of_secure_aggregation_are_told(tmp_path):
         assert complaint in told
     low = replace(POLICY, epsilon=0.9, masking=MaskingLimits(0.9, 2, 1))
     (told,) = broken_promises(low, read_ledger(tmp_path))
-    assert "your limit if all other sites work together, ε 0.9000 at δ = 1e-05, is below what was promised" in told
+    assert "your limit if all other sites collude, ε 0.9000 at δ = 1e-05, is below what was promised" in told
 
 
 def test_a_study_that_ended_was_promised_nothing(folder):

@@ -10,7 +10,7 @@ import pytest
 from masked import NAMES, ROWS, MaskedSite, masked_study
 
 from dpadmm.errors import RefusalError
-from dpadmm.methods.auto import PublicState
+from dpadmm.methods.pgd import PublicState
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted.masking import bitmap_of
 
@@ -22,10 +22,10 @@ def test_a_masked_answer_moves_the_last_round_on_and_absurd_numbers_do_not_even_
         agent = Agent(guard, study)
         assert (agent.last_round, len(agent.tags)) == (0, 8 * len(NAMES))
         request, everyone = agent.prepare(1, start), bitmap_of(range(len(NAMES)), len(NAMES))
-        first = agent.masked(1, request, everyone)
+        first = agent.mask(1, request, everyone)
         assert agent.last_round == 1
         absurd = replace(PublicState.unpacked(start, study.shape), clip=1e300, point=np.full(study.shape, 1e300))
         with pytest.raises(RefusalError):
             agent.prepare(2, absurd.packed())
-        assert (agent.masked(1, request, everyone) == first).all()
+        assert (agent.mask(1, request, everyone) == first).all()
         assert agent.last_round == 1

@@ -32,7 +32,7 @@ from dpadmm.trusted.policy import MaskingLimits, Policy
 from dpadmm.trusted.unit import PrivacyUnit, person_of
 
 FILE = {
-    "format": "dpadmm-site/1",
+    "format": "dpadmm-site/2",
     "ledger": "ledger",
     "data": {"table": "table.csv", "label": "repaid"},
     "person": {"column": "who", "rows": 2},
@@ -124,7 +124,7 @@ def masked_study(site, **changes):
 
 
 AUTO = {
-    "limits": {"methods": ["auto"]},
+    "limits": {"methods": ["pgd"]},
     "secure_aggregation": {**MASKING, "min_withstood": 1, "epsilon_if_others_collude": 1.25},
 }
 
@@ -144,10 +144,10 @@ def test_a_site_finds_its_own_key_in_a_roster(folder):
     book = read_ledger(site.ledger)
     assert book.collusion_promised == 3 * book.promised > 0
     assert book.collusion_cap == site.policy.collusion_cap > book.cap
-    site.rehearse(replace(study, name="another"), book)
+    site.dry_run(replace(study, name="another"), book)
     dearer = replace(study, name="dearer", training=study.training.with_changes(epsilon=0.4))
     with pytest.raises(RefusalError) as caught:  # within the first limit, but not within that if all others collude
-        site.rehearse(dearer, book)
+        site.dry_run(dearer, book)
     assert caught.value.code == "policy-collusion"
 
 
@@ -176,7 +176,7 @@ def test_a_key_that_is_missing_or_not_secret_or_not_alone_is_none(folder):
 
 
 def test_a_study_that_its_owner_does_not_allow_masked_is_refused_before_rows_are_read(folder, monkeypatch):
-    site = opened(folder, limits={"methods": ["auto"]})
+    site = opened(folder, limits={"methods": ["pgd"]})
     study = masked_study(site)
     monkeypatch.setattr(type(site), "open_rows", None)
     site.begin()
@@ -203,11 +203,10 @@ def test_a_site_is_what_its_owner_wrote(folder):
     assert site.label == "repaid"
     elsewhere = opened(folder, data={"table": "/data/table.csv"}, ledger="../books/ours")
     assert (str(elsewhere.table), elsewhere.ledger) == ("/data/table.csv", folder / "../books/ours")
-    assert opened(folder, local_metrics=False).policy == site.policy  # older files say so
 
 
 WRONG = [
-    ({"format": "dpadmm-site/2"}, "format must be"),
+    ({"format": "dpadmm-site/1"}, "format must be"),
     ({"format": None}, "format must be"),
     ({"lgder": "x"}, "did you mean 'ledger'"),
     ({"ledger": None}, "ledger is missing"),
@@ -225,7 +224,7 @@ WRONG = [
     ({"data": {"label": "a\tb"}}, "data.label must be a text of one line"),
     (
         {"person": {"rows": None}},
-        "person.rows is missing; give a whole number between 1 and 1,000,000,000: the most",
+        "person.rows is missing; give a whole number between 1 and 1,000,000,000: the maximum",
     ),
     ({"person": {"rows": 0}}, "person.rows must be a whole number between 1 and 1,000,000,000, not 0"),
     ({"person": {"rows": 1.0}}, "person.rows must be"),
@@ -253,10 +252,10 @@ WRONG = [
     ({"limits": {"methods": "dp_admm"}}, "limits.methods must be a list"),
     ({"limits": {"methods": []}}, "limits.methods must be a list"),
     ({"limits": {"methods": ["dp-admm"]}}, "did you mean 'dp_admm'"),
-    ({"limits": {"methods": ["centralized"]}}, "which agents do not know"),
-    ({"limits": {"methods": [1]}}, "which agents do not know"),
+    ({"limits": {"methods": ["centralized"]}}, "has the unknown value"),
+    ({"limits": {"methods": [1]}}, "has the unknown value"),
     ({"limits": {"losses": ["logistik"]}}, "did you mean 'logistic'"),
-    ({"limits": {"losses": [["logistic"]]}}, "which agents do not know"),
+    ({"limits": {"losses": [["logistic"]]}}, "has the unknown value"),
     ({"limits": {"max_rounds": 0}}, "limits.max_rounds must be"),
     ({"limits": {"max_rounds": 1e3}}, "limits.max_rounds must be"),
     ({"limits": {"min_rows": 1}}, "limits.min_rows must be a whole number between 2 and"),
@@ -652,7 +651,7 @@ def test_a_study_beyond_a_limit_is_refused_with_the_numbers(folder, limits, stud
     assert caught.value.code == code
     assert numbers in str(caught.value)
     with pytest.raises(RefusalError) as rehearsed:
-        site.rehearse(a_study(**study), read_ledger(site.ledger))
+        site.dry_run(a_study(**study), read_ledger(site.ledger))
     assert (rehearsed.value.code, str(rehearsed.value)) == (code, str(caught.value))
     assert read_ledger(site.ledger).fingerprint == before
 
@@ -680,7 +679,7 @@ def test_a_rehearsal_says_what_enrolment_says_and_writes_nothing(folder):
     def rehearsed():
         before = files()
         try:
-            return site.rehearse(study, read_ledger(site.ledger)).terms
+            return site.dry_run(study, read_ledger(site.ledger)).terms
         except RefusalError as refusal:
             return refusal.code
         finally:
@@ -725,7 +724,7 @@ def test_limits_that_the_owner_changes_hold_at_once(folder):
     assert caught.value.code == "budget-cap"
     assert read_ledger(stricter.ledger).cap == stricter.policy.cap
     wider = opened(folder)
-    wider.rehearse(a_study(), read_ledger(wider.ledger))
+    wider.dry_run(a_study(), read_ledger(wider.ledger))
     with wider.guard() as guard:
         guard.enrol(a_study())
 

@@ -71,7 +71,7 @@ def test_a_number_to_predict_is_taken_as_it_is(folder):
 
 
 def test_two_classes_are_for_another_loss_than_softmax(folder):
-    with pytest.raises(DataError, match="for two classes take the loss logistic"):
+    with pytest.raises(DataError, match="for two classes, use the loss logistic"):
         table(folder).encoded(a_study(loss="softmax"))
 
 
@@ -82,11 +82,11 @@ def test_the_label_is_the_site_s_column_or_else_the_study_s(folder):
 
 
 def test_persons_are_no_label(folder):
-    with pytest.raises(DataError, match="'who' is the person column, and the study wants it as the label"):
+    with pytest.raises(DataError, match="'who' is the person column, but the study uses it as the label"):
         table(folder, label=None).encoded(schema_study("who"))
     study = schema_study("y")
     weighted = replace(study, label=replace(study.label, weight="who", weight_bound=1.0))
-    with pytest.raises(DataError, match="'who' is the person column, and the study wants it as numbers of rows"):
+    with pytest.raises(DataError, match="'who' is the person column, but the study uses it as exposure or weight"):
         table(folder, label=None).encoded(weighted)
 
 
@@ -98,15 +98,13 @@ def test_weights_are_kept_with_the_rows_and_told_of_where_there_is_none(folder):
     rows = site.encoded(weighted)
     assert rows.row_weights[[0, 2]].tolist() == [0.5, 0.25]
     assert np.asarray(rows.features).any(axis=1).tolist() == [True, False, True]
-    assert "1 of 3 rows have no label or weight that the study knows; they count as rows of zeros." in site.warnings(
-        weighted
-    )
+    assert "1 of 3 rows have an unknown label or weight; they count as rows of zeros." in site.warnings(weighted)
     assert site.encoded(plain).row_weights is None
     assert not any("have no" in each for each in site.warnings(plain))
     write(folder, "late,0.5,4,0.3,yes", ",0.2,1,0.3,perhaps")
-    assert "1 of 2 rows have no label that the study knows; they count as rows of zeros." in table(
-        folder, person=None
-    ).warnings(plain)
+    assert "1 of 2 rows have an unknown label; they count as rows of zeros." in table(folder, person=None).warnings(
+        plain
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +172,7 @@ def test_the_owner_is_told_what_a_study_cannot_use(folder):
     rows = ["late,0.5,a,0.20,no", "x,0.5,b,0.50,yes", "x,,c,0.10,no", "early,0.5,d,0.10,perhaps"]
     write(folder, *rows)
     assert table(folder).warnings(schema_study()) == [
-        "1 of 4 rows have no label that the study knows; they count as rows of zeros.",
+        "1 of 4 rows have an unknown label; they count as rows of zeros.",
         "of 4 cells clamped in columns 'age' 1; the same units?",
         "of 4 cells unknown in columns 'note' 1; the same spelling?",
         "of 4 cells missing in columns 'income' 1",
@@ -182,7 +180,7 @@ def test_the_owner_is_told_what_a_study_cannot_use(folder):
     write(folder, rows[0])
     assert table(folder).warnings(schema_study()) == []
     write(folder, rows[3], rows[3])
-    assert table(folder).warnings(schema_study())[1].startswith("NO row has a label that the study knows")
+    assert table(folder).warnings(schema_study())[1].startswith("NO row has a label of this study")
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_site_encodes_its_table_by_the_study_s_schema(tmp_path: Path) -> None:
         "who,smoker,age,ward,outcome\n1,yes,60,surgery,no\n1,no,60,3,yes\n2,,240,attic,yes\n"
     )
     (tmp_path / "site.toml").write_text(
-        'format = "dpadmm-site/1"\nledger = "ledger"\n[data]\ntable = "table.csv"\nlabel = "outcome"\n'
+        'format = "dpadmm-site/2"\nledger = "ledger"\n[data]\ntable = "table.csv"\nlabel = "outcome"\n'
         '[person]\ncolumn = "who"\nrows = 1\n[limits]\nepsilon = 1.0\ndelta = 1e-6\nmethods = ["dp_admm"]\n'
         'losses = ["logistic"]\nmax_rounds = 100\nmin_rows = 2\n'
     )

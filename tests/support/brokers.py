@@ -153,7 +153,7 @@ class Cluster:
                 f"""
                 server_name: n{i}, listen: "127.0.0.1:{port}", max_payload: 8MB, no_header_support: true
                 log_file: "{self.folder}/{i}.log"
-                tls {{ cert_file: "{hub}/server.pem", key_file: "{hub}/server.key", ca_file: "{hub}/authority/ca.pem"
+                tls {{ cert_file: "{hub}/broker.pem", key_file: "{hub}/broker.key", ca_file: "{hub}/authority/ca.pem"
                   verify_and_map: true, min_version: "1.3", handshake_first: true }}
                 cluster {{ name: studies, listen: "127.0.0.1:{route}", routes: [{others}], pool_size: -1
                   tls {{ cert_file: "{self.folder}/route.pem", key_file: "{self.folder}/route.key"

@@ -72,13 +72,13 @@ def site_in(folder: Path, tables: list[PersonTable], *, scheduler: str | None, k
         file = Path(table.write(folder))
         (folder / file).rename(folder / "rows" / f"part-{i:03d}{file.suffix}")
     where = {"table": "rows", "scheduler": scheduler} if scheduler else {"table": "rows/part-000.csv"}
-    limits = {"epsilon": 8.0, "delta": 1e-5, "methods": ["auto", "dp_admm"]}
+    limits = {"epsilon": 8.0, "delta": 1e-5, "methods": ["pgd", "dp_admm"]}
     sections = {
         "data": {**where, "label": "outcome"},
         "person": {"rows": k, **({"column": "id"} if by else {})},
         "limits": {**limits, "losses": ["logistic", "softmax", "squared", "huber"], "max_rounds": 50, "min_rows": 2},
     }
-    lines = ['format = "dpadmm-site/1"', 'ledger = "ledger"']
+    lines = ['format = "dpadmm-site/2"', 'ledger = "ledger"']
     for name, section in sections.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
     (folder / "site.toml").write_text("\n".join(lines) + "\n")

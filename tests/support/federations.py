@@ -16,10 +16,12 @@ from forked import ForkedProgram
 from replays import replay
 
 from dpadmm.data.schema import Label, Number, Schema
-from dpadmm.federation.demo import AgentProcess, Replay, invite, new_site, with_keys
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.local import SiteSubprocess, invite, new_site, with_keys
+from dpadmm.federation.replay import Replay
 from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import begin, journal_of
+from dpadmm.federation.server.process import begin
+from dpadmm.federation.server.status import journal_of
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.sites.site import Site
@@ -63,12 +65,12 @@ def wait_for(done: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def agent_process(site: Site, **environment: str) -> AgentProcess:
+def agent_process(site: Site, **environment: str) -> SiteSubprocess:
     """An agent that is forked, not started anew."""
-    agent = AgentProcess.__new__(AgentProcess)
-    agent._asked, agent._output = False, site.path.parent / "output.txt"
+    agent = SiteSubprocess.__new__(SiteSubprocess)
+    agent._is_terminating, agent._output = False, site.path.parent / "output.txt"
     agent.process = ForkedProgram(  # type: ignore[assignment]
-        ["agent", "run", "--quiet", "--site", site.path], agent._output, environment
+        ["site", "run", "--quiet", "--site", site.path], agent._output, environment
     )
     return agent
 
@@ -100,9 +102,9 @@ class Federation:
             invite(self.authority, self.sites[name], name, url=url)
         self.study = study = with_keys(study, self.sites)
         self.journal = journal_of(self.authority.folder, study.hash)
-        self.agents: dict[str, AgentProcess] = {}
+        self.agents: dict[str, SiteSubprocess] = {}
         self.aggregator: ForkedProgram | None = None
-        self._all: list[AgentProcess] = []
+        self._all: list[SiteSubprocess] = []
         self._keeper: ForkedProgram | None = None
 
     def __enter__(self) -> Federation:
@@ -133,10 +135,8 @@ class Federation:
         begin(self.authority, self.study, list(self.names))
 
     def keep_broker(self) -> ForkedProgram:
-        """``dpadmm aggregator broker``: it stays when a study has ended."""
-        self._keeper = ForkedProgram(
-            ["aggregator", "broker", "--folder", self.authority.folder], self.folder / "broker.txt"
-        )
+        """``dpadmm server start``: it stays when a study has ended."""
+        self._keeper = ForkedProgram(["server", "start", "--folder", self.authority.folder], self.folder / "broker.txt")
         return self._keeper
 
     def start(self, *names: str, **environment: str) -> None:
@@ -150,12 +150,12 @@ class Federation:
             wait_for(lambda name=name: "connected to" in self.log(name) or not self.agents[name].running())  # type: ignore[misc]
 
     def serve(self, *words: str) -> ForkedProgram:
-        """``dpadmm aggregator resume``: from the journal as it is, or from its beginning."""
+        """``dpadmm server run``: from the journal as it is, or from its beginning."""
         said = self.folder / "aggregator.txt"
         self.aggregator = ForkedProgram(
             [
-                "aggregator",
-                "resume",
+                "server",
+                "run",
                 "--folder",
                 self.authority.folder,
                 "--no-page",
@@ -189,7 +189,7 @@ class Federation:
         return (self.folder / "aggregator.txt").read_text()
 
     def log(self, name: str) -> str:
-        path = self.folder / name / "agent.log"
+        path = self.folder / name / "site.log"
         return path.read_text() if path.exists() else ""
 
     @property

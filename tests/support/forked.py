@@ -17,8 +17,8 @@ from pathlib import Path
 
 PRELOADED = [
     "forked",
-    "dpadmm.cli.agent",
-    "dpadmm.cli.aggregator",
+    "dpadmm.cli.site",
+    "dpadmm.cli.server",
     "dpadmm.federation.server.process",
     "dpadmm.federation.site.process",
     "dpadmm.sites.table",

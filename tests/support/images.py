@@ -200,5 +200,5 @@ if __name__ == "__main__":
     if not can_run():
         sys.exit("the Dockerfile's steps cannot be run here: they need root, and mount namespaces")
     build()
-    for name in ("agent", "aggregator"):
+    for name in ("site", "server"):
         sys.stdout.write(f"{name}: {megabytes(HERE / name):.0f} MB, beside the base image\n")

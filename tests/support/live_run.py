@@ -92,7 +92,7 @@ class LiveRun:
                     "level": "warning",
                     "text": "two agents have the certificate of site-04: the second one is refused",
                     "action": "Call site-04. If nobody there copied its folder, its key is stolen and must be revoked",
-                    "command": "dpadmm aggregator revoke site-04 --folder /srv/dpadmm/a-folder-with-a-long-name",
+                    "command": "dpadmm server revoke site-04 --folder /srv/dpadmm/a-folder-with-a-long-name",
                 },
             ]
 

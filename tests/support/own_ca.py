@@ -93,8 +93,8 @@ class OwnCa:
 
 def install(hub: Authority, ca: OwnCa) -> None:
     """Certificates of broker and aggregator, as their requests ask for."""
-    hub.install(ca.sign((hub.folder / "server.csr").read_bytes(), usage=SERVER))
-    hub.install(ca.sign((hub.folder / "aggregator.csr").read_bytes()))
+    hub.install(ca.sign((hub.folder / "broker.csr").read_bytes(), usage=SERVER))
+    hub.install(ca.sign((hub.folder / "server.csr").read_bytes()))
 
 
 def join_with(hub: Authority, ca: OwnCa, folder: Path, name: str, **choices: object) -> Path:

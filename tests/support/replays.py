@@ -8,24 +8,24 @@ import numpy as np
 
 from dpadmm.engine.method import Round, RoundResult
 from dpadmm.engine.noise import ExactNoise
-from dpadmm.federation import demo
+from dpadmm.federation import replay as replays
 from dpadmm.federation.server.journal import Journal
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import Rows
 from dpadmm.sites.site import Site
 
 
-def replay(journal: Journal, sites: Mapping[str, Site]) -> demo.Replay:
-    return demo.replay(journal, sites, repeat)
+def replay(journal: Journal, sites: Mapping[str, Site]) -> replays.Replay:
+    return replays.replay(journal, sites, repeat)
 
 
 def repeat(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> list[Floats]:
     """By ``train`` where every answer entered the mean of its round."""
-    entered, done = demo.entered_in(journal), journal.rounds_done
+    entered, done = replays.entered_in(journal), journal.rounds_done
     spoken = {(name, k) for name, said in zip(journal.members, noise, strict=True) for k in said if k <= done}
     in_time = spoken == set(entered) and all(k == round for (_, round), k in entered.items())
     if in_time or journal.study.terms.masking is not None:
-        return demo.repeated(journal, rows, noise)
+        return replays.repeat_rounds(journal, rows, noise)
     return with_delays(journal, rows, noise, entered)
 
 

@@ -202,7 +202,7 @@ def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Pat
     rows = path.read_text().splitlines()[:301]
     rows[5] = rows[5].rpartition(",")[0].rpartition(",")[0] + ",-1,4"
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
-    limits = 'epsilon = 8.0\ndelta = 1e-5\nmethods = ["auto"]\nlosses = ["logistic"]\nmax_rounds = 50\nmin_rows = 2'
+    limits = 'epsilon = 8.0\ndelta = 1e-5\nmethods = ["pgd"]\nlosses = ["logistic"]\nmax_rounds = 50\nmin_rows = 2'
     (tmp_path / "site.toml").write_text(
         f'format = "{FORMAT}"\nledger = "ledger"\n[data]\ntable = "t.csv"\nlabel = "ill"\n'
         f"[person]\nrows = 1\n[limits]\n{limits}\n"
@@ -217,7 +217,7 @@ def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Pat
     assert np.array_equal(held.features[others], known.features)
     assert not held.features[4].any()
     (said,) = [each for each in site.rows.warnings(agreed) if "weight" in each]
-    assert said == "1 of 300 rows have no label or weight that the study knows; they count as rows of zeros."
+    assert said == "1 of 300 rows have an unknown label or weight; they count as rows of zeros."
 
 
 def test_another_weight_is_another_table_to_a_guard(path: Path) -> None:

@@ -1,6 +1,6 @@
-"""The audit: an attack on the shipped agent, to see that it keeps its promise, and that the attack works.
+"""Privacy audit: an attack on the shipped agent. It verifies the guarantee, and that the attack itself works.
 
-``run_audit(AuditPlan())`` plays the game of ``game.py`` many times on the real code and judges what was seen.
+``run_audit(AuditPlan())`` plays the games of ``game.py`` many times with the real code and evaluates the outcomes.
 """
 
 from __future__ import annotations

@@ -1,27 +1,29 @@
-"""The game: two agents on the worst rows there are, and an aggregator that wants to know one of them.
+"""Distinguishing games: two agents with worst-case rows, and an adversarial server that tries to infer one row each.
 
-Each agent has one of two data sets that differ in a single row, its *world*. The aggregator knows both, sends
-what it likes, and sees uploads only. There is a game for each method that agents can be asked for, and together
-they ask for every statistic of the closed list. What an agent says is to be, ``formulas.py`` says.
+Each agent has one of two data sets, its *world*, which differ in a single row. The server has both, chooses all
+messages, and sees only uploads. There is a game for each method; together they release every query of the closed
+list. ``formulas.py`` has the expected sums.
 
-The loss is the squared one, but where intervals are asked for. The row in question has a label far beyond what any
-point here predicts, so that its gradient is as long as it may be after clipping, and only after clipping, in every
-round. (With the logistic loss the first round of DP-ADMM, at 0, would have half of that.)
+The loss is squared except for studies with intervals. The differing row has a label far beyond any prediction here,
+so its clipped gradient has the maximum norm in every round. (With the logistic loss, it would have half of that in
+the first round of DP-ADMM, at 0.)
 
-- ``dp_admm``: the row is ``(±cos θ, sin θ)``, and its two gradients are ``2·cos θ`` apart: 0.9988 of the sensitivity.
-- ``auto``: the row is ±a with nine equal entries. Its two shaped gradients are opposite, so all of the sensitivity
-  2 apart; of its moments ``(a, a∘a, √3·y·a, y²/2)`` the first and the third change their signs: 0.958 of 4.
-- ``auto_inference``: the rows of ``dp_admm`` and a logistic loss, far out, where slopes are 1 and curvatures vanish:
-  0.9988 of the sensitivity (with the squared loss, no two rows are more than .78 of the sensitivity apart).
-- ``auto_counts``, ``auto_times``: the same of the Poisson loss, of counts with an exposure and of survival times. The
-  row predicts far more events than the cap in one world, and none in the other. As gradient and Hessian have half of
-  the squared norm each, no two rows are further apart than ``√(5/8)`` of the sensitivity, which is for silencing two.
-- ``statistics``: the row is ±a, and its two sums all of the sensitivity apart.
-- ``evaluation``: the row is in one bin of scores or in another, ``√½`` of the sensitivity apart, which is for silencing
-  two rows of the same bin. All labels are positive, so that half of the histogram is noise alone.
-- ``auto_coalition``, ``auto_alone``: the same with secure aggregation, and an active aggregator. It tells each of the
-  two agents of members of its own: the agent, a site beside it, and a third site, in both, that works with the
-  aggregator. In ``alone`` the sites beside do so too. The noise that is left is to be just that of the promise.
+- ``dp_admm``: the row is ``(±cos θ, sin θ)``. Its two gradients differ by ``2·cos θ``: 0.9988 of the sensitivity.
+- ``pgd``: the row is ±a with nine equal entries. Its two preconditioned gradients are opposite and differ by the
+  whole sensitivity of 2. Of its moments ``(a, a∘a, √3·y·a, y²/2)``, the first and the third change their signs:
+  0.958 of 4.
+- ``newton``: the rows of ``dp_admm`` with the logistic loss at a distant point, where slopes are 1 and
+  curvatures vanish: 0.9988 of the sensitivity (with the squared loss, at most 0.78).
+- ``newton_counts``, ``newton_times``: the same with the Poisson loss, for counts with an exposure and for survival
+  times. The row predicts far more events than the cap in one world, and none in the other. Gradient and Hessian have
+  half of the squared norm each, so two rows differ by at most ``√(5/8)`` of the sensitivity, which covers replacing two
+  rows by zeros.
+- ``statistics``: the row is ±a, and its two sums differ by the whole sensitivity.
+- ``evaluation``: the row is in one of two bins of scores, which differ by ``√½`` of the sensitivity. The sensitivity
+  covers replacing two rows of the same bin by zeros. All labels are positive, so half of the histogram is only noise.
+- ``pgd_coalition``, ``pgd_alone``: the same with secure aggregation and an active server. It sends each of the two
+  agents its own set of members: the agent, a partner site, and a third site that is in both sets and colludes with the
+  server. In ``alone`` the partners collude too. The remaining noise must be exactly the promised one.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpadmm.audit.formulas import CUTS, FORMULAS, LARGEST_COUNT, N_FEATURES, Formula
+from dpadmm.audit.formulas import CUTS, FORMULAS, MAX_COUNT, N_FEATURES, Formula
 from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import KINDS
-from dpadmm.methods.auto import PublicState
-from dpadmm.methods.newton import Inferred
+from dpadmm.methods.newton import NewtonState
+from dpadmm.methods.pgd import PublicState
 from dpadmm.queries.preconditioner import Preconditioner
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training, nest
@@ -50,32 +52,32 @@ N_ROUNDS = 3
 """Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
 N_USED = 9
 IDLE = slice(N_USED, N_FEATURES - 1)
-"""Columns that are 0 in all rows: there uploads are noise alone. The last one may be a constant."""
+"""Columns that are 0 in all rows, so that uploads are only noise. The last column may be a constant."""
 LABEL = 8.0
 RHO, STEP_SIZE = 0.05, 20.0
 ANGLE = 0.05
 MOMENTS_SHARE = 0.15
-MOST_ROWS = 64
-"""With secure aggregation, what the noise of every agent is for."""
+MAX_ROWS_PER_SITE = 64
+"""With secure aggregation, the limit for which every agent's noise is computed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Role:
-    """An agent of a game: its rows in either world, and what the aggregator sends it in each round."""
+    """An agent of a game: its rows in either world, and the server's message of each round."""
 
     name: str
     n_rows: int
     row: tuple[tuple[float, ...], tuple[float, ...]]
-    """The row in question, in either world."""
+    """The differing row, in either world."""
     others: tuple[tuple[int, int, float, float], ...]
-    """The rows that are the same in both worlds: column, how many, value, label."""
+    """The rows that both worlds share: column, count, value, label."""
     sent: tuple[Floats, ...]
     label: float = LABEL
     constant: float = 0.0
-    """The last column of all rows that are not 0; others are shortened, so that rows are no longer than before."""
+    """The last column of all nonzero rows. The other columns are scaled so that row norms do not change."""
 
     def rows(self, world: int) -> tuple[Floats, Floats]:
-        """Features (m, d) and labels (m,): the row in question first."""
+        """Return features (m, d) and labels (m,), with the differing row first."""
         features, labels = np.zeros((self.n_rows, N_FEATURES)), np.full(self.n_rows, self.label)
         features[0] = _padded(self.row[world])
         first = 1
@@ -90,25 +92,25 @@ class Role:
 
 
 class GameRound(NamedTuple):
-    """What a round asks for, its share of the study's μ², and the share of the sensitivity that worlds differ by."""
+    """A round's query, its share of the study's μ², and the share of the sensitivity by which worlds differ."""
 
     statistic: str
     share: float
     sharpness: float
-    of: str = ""
-    """What labels are, where the statistic's formula depends on it."""
+    label_kind: str = ""
+    """The kind of label, if the query's formula depends on it."""
 
     @property
     def formula(self) -> Formula:
-        return FORMULAS[f"{self.statistic} of {self.of}" if self.of else self.statistic]
+        return FORMULAS[f"{self.statistic} of {self.label_kind}" if self.label_kind else self.statistic]
 
     def noise_multiplier(self, mu: float) -> float:
-        """z of all noise that is left in an answer, where a study costs μ."""
+        """Return z of all noise that remains in an answer of a study that costs μ."""
         return 1.0 / (mu * math.sqrt(self.share))
 
 
 class AttackedRounds(NamedTuple):
-    """Some rounds of a game, which are attacked together: their indices, μ beside that of all, and how sharply."""
+    """Rounds of a game that are attacked together: their indices, share of the total μ, and sharpness."""
 
     name: str
     rounds: tuple[int, ...]
@@ -117,10 +119,10 @@ class AttackedRounds(NamedTuple):
 
 
 class Coalition(NamedTuple):
-    """Who works with the aggregator: all sites but so many ``min_honest_sites`` ones of a sum; the noise is for
-    ``shares``.
+    """Sites that collude with the server: all members of a sum except ``min_honest_sites``.
 
-    Rosters have the two agents, a site beside each of them, and one that is in the coalition.
+    The noise of each site is one of ``shares``. Rosters contain the two agents, a partner of each, and one colluding
+    site.
     """
 
     name: str
@@ -129,15 +131,15 @@ class Coalition(NamedTuple):
 
     @property
     def exposure(self) -> float:
-        """μ beside that of a study in which enough sites are honest."""
+        """μ relative to that of a study with enough honest sites."""
         return math.sqrt(self.shares / self.min_honest_sites)
 
 
-class Listener(Protocol):
-    """What an aggregator makes of one agent's uploads, round by round."""
+class Decoder(Protocol):
+    """The server's reconstruction of one agent's releases, round by round."""
 
-    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
-        """The parameters of the statistic that the agent was to answer for, and its noisy mean, both flat."""
+    def decode(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        """Return the parameters of the agent's query, and its noisy mean, both flat."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,18 +150,15 @@ class Game:
     constants: Mapping[str, float]
     rounds: tuple[GameRound, ...]
     roles: tuple[Role, Role]
-    listener: Callable[[], Listener]
+    decoder: Callable[[], Decoder]
     coalition: Coalition | None = None
     loss: str = "squared"
-    inference: bool = False
     label: Label | None = None
-    """Of counts, or of events at times."""
+    """The label of counts, or of events at times."""
 
     @property
     def name(self) -> str:
-        variant = (
-            self.coalition.name if self.coalition else self.rounds[0].of or ("inference" if self.inference else "")
-        )
+        variant = self.coalition.name if self.coalition else self.rounds[0].label_kind
         return f"{self.method}_{variant}" if variant else self.method
 
     @property
@@ -168,78 +167,77 @@ class Game:
 
     @property
     def shares(self) -> int:
-        """The noise of an agent is one of so many shares."""
+        """The noise of an agent is one of this number of shares."""
         return self.coalition.shares if self.coalition else 1
 
     @property
     def exposure(self) -> float:
-        """μ of this game beside that of its study."""
+        """μ of this game relative to that of its study."""
         return self.coalition.exposure if self.coalition else 1.0
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Names in the roster: agents, the sites beside them, and a colluding one; none without secure aggregation."""
+        """Names in the roster: agents, their partners, and a colluding site; none without secure aggregation."""
         names = [role.name for role in self.roles]
-        return (*names, *(f"beside-{name}" for name in names), "colluding") if self.coalition else ()
+        return (*names, *(f"partner-{name}" for name in names), "colluding") if self.coalition else ()
 
     @cached_property
     def cuts(self) -> tuple[slice, ...]:
-        """Where each round is in the numbers of all rounds, one after the other."""
-        ends = np.cumsum([0, *(each.formula.size for each in self.rounds)]).tolist()
+        """The position of each round in the concatenated numbers of all rounds."""
+        ends = np.cumsum([0, *(round.formula.size for round in self.rounds)]).tolist()
         return tuple(slice(*pair) for pair in pairwise(ends))
 
     @cached_property
     def statistics(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(each.statistic for each in self.rounds))
+        return tuple(dict.fromkeys(round.statistic for round in self.rounds))
 
     @cached_property
     def parts(self) -> tuple[AttackedRounds, ...]:
-        """All rounds, the *score*; then those of each statistic, where there are several."""
-        names = {"score": self.statistics, **({each: (each,) for each in self.statistics} if self.mixed else {})}
-        return tuple(self._part(name, of) for name, of in names.items())
+        """All rounds, the *score*; then the rounds of each query, if there are several."""
+        names = {"score": self.statistics, **({name: (name,) for name in self.statistics} if self.mixed else {})}
+        return tuple(self._part(name, statistics) for name, statistics in names.items())
 
     @property
     def mixed(self) -> bool:
         return len(self.statistics) > 1
 
     def _part(self, name: str, statistics: tuple[str, ...]) -> AttackedRounds:
-        rounds = tuple(k for k, each in enumerate(self.rounds) if each.statistic in statistics)
+        rounds = tuple(k for k, round in enumerate(self.rounds) if round.statistic in statistics)
         share = sum(self.rounds[k].share for k in rounds)
         sharp = sum(self.rounds[k].share * self.rounds[k].sharpness ** 2 for k in rounds)
         return AttackedRounds(name, rounds, math.sqrt(share), math.sqrt(sharp / share))
 
     def study(self, name: str, *, mu: float, delta: float, keys: Mapping[str, bytes] | None = None) -> Study:
-        """A study of three rounds that costs μ in all, by this game; with the private ``keys`` of its sites."""
+        """Return a study of three rounds that costs μ in total. ``keys`` are the private keys of its sites."""
         training: dict[str, Any] = {
             "method": self.method, "loss": self.loss, "regularizer": "none", **self.constants,
             "noise_multiplier": math.sqrt(N_ROUNDS) * self.exposure / mu, "delta": delta, "n_rounds": N_ROUNDS,
         }  # fmt: skip
-        agreed: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self.method == "dp_admm":
             training["method.schedule"] = "constant"
-        if self.inference:
-            training["method.inference"] = True
         if self.method in KINDS:
-            training["method"] = KINDS[self.method](**({"weights": WEIGHTS} if self.method == "evaluation" else {}))
+            parameters: dict[str, Any] = {"weights": WEIGHTS} if self.method == "evaluation" else {}
+            training["method"] = KINDS[self.method](**parameters)
         if self.coalition:
             training |= {"aggregation": self.aggregation, "min_honest_sites": self.shares}
-            agreed = {"max_rows_per_site": MOST_ROWS, "allow_missed_rounds": True, "quorum": self.shares + 1}
+            options = {"max_rows_per_site": MAX_ROWS_PER_SITE, "allow_missed_rounds": True, "quorum": self.shares + 1}
         if keys:
             from dpadmm.trusted.masking import public_key  # needs cryptography, which other games do not
 
-            agreed["roster"] = tuple(RosterEntry(site, public_key(keys[site]).hex()) for site in self.sites)
+            options["roster"] = tuple(RosterEntry(site, public_key(keys[site]).hex()) for site in self.sites)
         if self.label:  # and the constant
             columns = tuple(Plain(f"x{j + 1}") for j in range(N_FEATURES - 1))
-            agreed |= {"schema": Schema(columns, row_norm=1.0), "label": self.label}
+            options |= {"schema": Schema(columns, row_norm=1.0), "label": self.label}
             training["intercept"] = True
         else:
-            agreed["features"] = tuple(f"x{j + 1}" for j in range(N_FEATURES))
-            agreed["classes"] = (-1, 1) if self.loss == "logistic" else None
+            options["features"] = tuple(f"x{j + 1}" for j in range(N_FEATURES))
+            options["classes"] = (-1, 1) if self.loss == "logistic" else None
         return Study(
             name=name,
             training=Training(**nest(training)),
             provenance=dict.fromkeys(self.constants, "assumed"),
-            **agreed,
+            **options,
         )
 
 
@@ -250,28 +248,28 @@ def _padded(values: tuple[float, ...]) -> Floats:
 # --- DP-ADMM: gradients -------------------------------------------------------------------------------------
 
 
-class AdmmListener:
-    """Follows an agent's model and dual, and solves for h."""
+class AdmmDecoder:
+    """Tracks an agent's model and dual, and solves for h."""
 
     def __init__(self) -> None:
         self.released, self.dual = np.zeros(N_FEATURES), np.zeros(N_FEATURES)
 
-    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
-        """The point that the gradient was to be taken at, and the noisy mean gradient.
+    def decode(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        """Return the point of the gradient, and the noisy mean gradient.
 
         Backwards through ``γ' = γ + ρ(w − w̃)``, ``w̃' = (w̃/η + ρw + γ' − h)/(ρ + 1/η)``, ``c = w̃' − γ'/ρ``.
         """
-        point, told, said = self.released, sent[:, 0], upload[:, 0]
-        dual = self.dual + RHO * (told - point)
-        released = said + dual / RHO
-        noisy = point / STEP_SIZE + RHO * told + dual - (RHO + 1.0 / STEP_SIZE) * released
+        point, consensus = self.released, sent[:, 0]
+        dual = self.dual + RHO * (consensus - point)
+        released = upload[:, 0] + dual / RHO
+        noisy = point / STEP_SIZE + RHO * consensus + dual - (RHO + 1.0 / STEP_SIZE) * released
         self.released, self.dual = released, dual
         return point, noisy
 
 
-def _admm_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], *told: float) -> Role:
+def _admm_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], *consensus: float) -> Role:
     worlds = (math.cos(ANGLE), math.sin(ANGLE)), (-math.cos(ANGLE), math.sin(ANGLE))
-    return Role(name, n_rows, worlds, others, (_padded(told)[:, None],) * N_ROUNDS)
+    return Role(name, n_rows, worlds, others, (_padded(consensus)[:, None],) * N_ROUNDS)
 
 
 DP_ADMM = Game(
@@ -279,36 +277,37 @@ DP_ADMM = Game(
     {"loss.gradient_bound": 1.0, "method.rho": RHO, "method.step_size": STEP_SIZE},
     (GameRound("gradient", 1.0 / N_ROUNDS, math.cos(ANGLE)),) * N_ROUNDS,
     (
-        # Pushed to a point far out, where rows that are not clipped would have huge gradients. 39 rows (and 19
-        # below) of gradient −0.9 each: whoever counts one row too many shows it
+        # A distant point, where unclipped rows would have huge gradients. 39 rows (and 19 below) have the gradient
+        # −0.9 each, so that one row too many is detected
         _admm_role("far", 40, ((2, 39, 0.05, 18.0),), 0.0, -400.0),
-        # Near 0, with 30 rows whose gradients follow the point: a gradient taken elsewhere, or a state with less
-        # noise than was said, shows in the next round
+        # Near 0, with 30 rows whose gradients depend on the point: a gradient at another point, or a state with less
+        # noise than released, is detected in the next round
         _admm_role("near", 50, ((2, 19, 0.05, 18.0), *((column, 5, 1.0, 0.0) for column in range(3, N_USED)))),
     ),
-    AdmmListener,
+    AdmmDecoder,
 )
 
 
-# --- auto: moments, then shaped gradients -------------------------------------------------------------------
+# --- pgd: moments, then preconditioned gradients ----------------------------------------------------------------
 
 
-class AutoListener:
-    """Nothing to follow: agents remember nothing, and say what they release."""
+class PgdDecoder:
+    """Agents have no state: an upload is the release."""
 
     def __init__(self) -> None:
         self.round = 0
 
-    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
-        """``s/C``, ``q`` and ``C·θ`` of what was sent, for shaped gradients; nothing for moments."""
+    def decode(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        """Return ``s/C``, ``q`` and ``C·θ`` of the message for preconditioned gradients; nothing for moments."""
         self.round += 1
-        told = PublicState.unpacked(sent, (N_FEATURES, 1))
-        asked = [told.preconditioner.scale / told.clip, told.preconditioner.direction, told.clip * told.point[:, 0]]
-        return np.concatenate(asked) if self.round > 1 else np.zeros(0), upload.ravel()
+        state = PublicState.unpacked(sent, (N_FEATURES, 1))
+        preconditioner, point = state.preconditioner, state.clip * state.point[:, 0]
+        parameters = np.concatenate([preconditioner.scale / state.clip, preconditioner.direction, point])
+        return parameters if self.round > 1 else np.zeros(0), upload.ravel()
 
 
-def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
-    """A message with C, s, q and θ, and nothing in what agents have no use for."""
+def _pgd_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
+    """Return a message with C, s, q and θ; fields that agents do not use are zero."""
     ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
     return PublicState(
         clip=clip, step=0.0, shrink=1.0, n_averaged=0.0, ridge=0.0, prior_weight=0.0, noise=0.0,
@@ -317,75 +316,74 @@ def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ..
     ).packed()  # fmt: skip
 
 
-def _auto_role(
+def _pgd_role(
     name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...],
     scale: tuple[float, ...], direction: tuple[float, ...], *point: float,
 ) -> Role:  # fmt: skip
-    """Shapes differ between rounds: rows that are kept in an old one would show."""
+    """Return a role whose preconditioner changes between rounds, so that rows cached for an old one are detected."""
     row = (1.0 / 3.0,) * N_USED
-    sent = _auto_sent(1.0, scale, direction, *point), _auto_sent(1.25, scale, direction[::-1], *point)
-    return Role(name, n_rows, (row, tuple(-each for each in row)), others, (sent[0], *sent))
+    sent = _pgd_sent(1.0, scale, direction, *point), _pgd_sent(1.25, scale, direction[::-1], *point)
+    return Role(name, n_rows, (row, tuple(-value for value in row)), others, (sent[0], *sent))
 
 
-AUTO = Game(
-    "auto",
-    {"loss.gradient_bound": 3.0},  # which has no say: shaped gradients are shortened to 1
+PGD = Game(
+    "pgd",
+    {"loss.gradient_bound": 3.0},  # not used: preconditioned gradients are clipped to norm 1
     (
         GameRound("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
         *(GameRound("preconditioned_gradient", (1.0 - MOMENTS_SHARE) / (N_ROUNDS - 1), 1.0),) * (N_ROUNDS - 1),
     ),
     (
-        # Far out, and in coordinates in which the row is long. 20 rows whose moments are shortened
-        _auto_role("far", 40, ((2, 20, 1.0, 1.0), (2, 19, 0.05, 18.0)),
+        # A distant point, and a preconditioner that gives the row a large norm. The moments of 20 rows are clipped
+        _pgd_role("far", 40, ((2, 20, 1.0, 1.0), (2, 19, 0.05, 18.0)),
                    (4.0, 4.0, 1.0, *[4.0] * 6), (0.4, 0.4, 0.2, *[0.3] * 3, 0.2, 0.4, 0.4), 400.0, -400.0),
-        # Ten rows of zeros with labels; 30 rows that nothing shortens, and whose gradients follow the point
-        _auto_role("near", 50, ((2, 9, 0.05, 18.0), (2, 10, 0.0, 18.0),
+        # Ten rows of zeros with labels; 30 rows that are not clipped and whose gradients depend on the point
+        _pgd_role("near", 50, ((2, 9, 0.05, 18.0), (2, 10, 0.0, 18.0),
                                 *((column, 5, 1.0, 0.0) for column in range(3, N_USED))),
                    (1.0, 1.5, 2.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.3, -0.6, 0.9, *[0.5] * 6), *[0.2] * N_USED),
     ),
-    AutoListener,
+    PgdDecoder,
 )  # fmt: skip
 
 
-class NewtonListener:
-    """Likewise; ``more`` weights than features, and the cap where there is one."""
+class NewtonDecoder:
+    """The same, with ``more`` weights than features, and the cap if there is one."""
 
     def __init__(self, *, more: int = 0, capped: bool = False) -> None:
         self.n_weights, self.capped = N_FEATURES + more, capped
 
-    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
-        """The point, and the cap."""
-        told = Inferred.unpacked(sent, self.n_weights)
-        return np.append(told.weights, told.clip) if self.capped else told.weights, upload.ravel()
+    def decode(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+        """Return the point, with the cap, and the release."""
+        state = NewtonState.unpacked(sent, self.n_weights)
+        return np.append(state.weights, state.clip) if self.capped else state.weights, upload.ravel()
 
 
 def _newton_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], *point: float) -> Role:
     worlds = (math.cos(ANGLE), math.sin(ANGLE)), (-math.cos(ANGLE), math.sin(ANGLE))
     none = np.zeros((N_FEATURES, N_FEATURES))
-    sent = tuple(Inferred(1.0, 0.0, _padded((0.0, far, *point)), none).packed() for far in (1e3, 2e3, 1e3))
+    sent = tuple(NewtonState(1.0, 0.0, _padded((0.0, far, *point)), none).packed() for far in (1e3, 2e3, 1e3))
     return Role(name, n_rows, worlds, others, sent, label=-1.0)
 
 
-AUTO_INFERENCE = Game(
-    "auto",
+NEWTON = Game(
+    "newton",
     {},
     tuple(GameRound("newton", share, math.cos(ANGLE)) for share in (0.2, 0.2, 0.6)),
     (
-        # 20 rows at the golden ratio, where gradient and Hessian together are 1 long
+        # 20 rows at the golden ratio, where gradient and Hessian have a joint norm of 1
         _newton_role("far", 40, ((2, 20, 1.0, -1.0), (3, 19, 0.05, 1.0)), math.log((math.sqrt(5.0) + 1.0) / 2.0)),
-        # Ten rows of zeros with labels; 30 rows that follow the point
+        # Ten rows of zeros with labels; 30 rows that depend on the point
         _newton_role("near", 50, ((2, 9, 0.05, 1.0), (2, 10, 0.0, 1.0),
                                   *((column, 5, 1.0, 1.0) for column in range(3, N_USED))),
                      0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0),
     ),
-    NewtonListener,
+    NewtonDecoder,
     loss="logistic",
-    inference=True,
 )  # fmt: skip
 
 
 def _count(count: float, exposure: float = 1.0) -> float:
-    """A label: the count over the largest one, in whole steps, and what is missing of the longest exposure."""
+    """Return a label: the count over the maximum, in whole steps, and the missing share of the maximum exposure."""
     return count * 2.0**26 + (1.0 - exposure)
 
 
@@ -396,54 +394,54 @@ def _count_role(
     worlds = (math.cos(ANGLE), math.sin(ANGLE)), (math.cos(ANGLE), -math.sin(ANGLE))
     weights = np.append(_padded((0.0, 1e3, *point))[:-1], constants)
     none = np.zeros((len(weights), len(weights)))
-    sent = tuple(Inferred(cap, 0.0, weights, none).packed() for cap in caps)
+    sent = tuple(NewtonState(cap, 0.0, weights, none).packed() for cap in caps)
     return Role(name, n_rows, worlds, others, sent, label=_count(1.0), constant=0.28)
 
 
-def _count_game(of: str, label: Label, caps: tuple[float, ...], *constants: float) -> Game:
+def _count_game(kind: str, label: Label, caps: tuple[float, ...], *constants: float) -> Game:
     roles = (
         # 20 rows whose means are above the cap, and 19 whose counts are far above their means
         _count_role("far", 40, ((2, 20, 1.0, _count(0.0, 0.9)), (3, 19, 0.05, _count(1.0, 0.05))),
                     caps, constants, 3.0),
-        # Ten rows of zeros with labels; 30 rows that follow the point, and end at all times
+        # Ten rows of zeros with labels; 30 rows that depend on the point, with various exposures
         _count_role("near", 50, ((2, 9, 0.05, _count(0.0, 0.3)), (2, 10, 0.0, _count(1.0, 0.6)),
                                  *((column, 5, 1.0, _count(column % 2, column / 8)) for column in range(3, N_USED))),
                     caps, constants, 0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0),
     )  # fmt: skip
-    listener = partial(NewtonListener, more=len(constants) - 1, capped=True)
+    decoder = partial(NewtonDecoder, more=len(constants) - 1, capped=True)
     rounds = []
     for k, share in enumerate((0.2, 0.2, 0.6)):
-        round = GameRound("newton", share, 1.0, of)
-        asked, _ = listener().hear(roles[0].sent[k], np.zeros(0))
-        one, other = (round.formula.total(*roles[0].rows(world), asked) for world in (0, 1))
+        round = GameRound("newton", share, 1.0, kind)
+        parameters, _ = decoder().decode(roles[0].sent[k], np.zeros(0))
+        one, other = (round.formula.total(*roles[0].rows(world), parameters) for world in (0, 1))
         rounds.append(round._replace(sharpness=float(np.linalg.norm(one - other)) / (2.0 * round.formula.row_norm)))
-    return Game("auto", {}, tuple(rounds), roles, listener, loss="poisson", inference=True, label=label)
+    return Game("newton", {}, tuple(rounds), roles, decoder, loss="poisson", label=label)
 
 
-AUTO_COUNTS = _count_game(  # at the first cap, counts are clipped to half of the largest one
-    "counts", Label("y", bounds=(0.0, LARGEST_COUNT), exposure="years", exposure_bound=1.0), (0.125, 1.0, 1.0), -1.0
+NEWTON_COUNTS = _count_game(  # at the first cap, counts are clipped to half of the maximum
+    "counts", Label("y", bounds=(0.0, MAX_COUNT), exposure="years", exposure_bound=1.0), (0.125, 1.0, 1.0), -1.0
 )
-AUTO_TIMES = _count_game("times", Label("y", exposure="years", times=(*CUTS, 1.0)), (0.5, 1.0, 1.0), -1.0, 0.5)
+NEWTON_TIMES = _count_game("times", Label("y", exposure="years", times=(*CUTS, 1.0)), (0.5, 1.0, 1.0), -1.0, 0.5)
 
 # --- Studies that train nothing -----------------------------------------------------------------------------
 
 WEIGHTS = (2.0, -1.0, 1.0, 0.3, -0.4, 6.0, -6.0, 0.1, 0.2, *[0.0] * (N_FEATURES - N_USED))
 
 
-class ReleaseListener:
-    """Likewise: what is asked for is in the study."""
+class ReleaseDecoder:
+    """An upload is the release, and the study contains the query."""
 
     def __init__(self, point: tuple[float, ...] = ()) -> None:
         self.point = np.array(point)
 
-    def hear(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
+    def decode(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
         return self.point, upload.ravel()
 
 
 def _release_role(name: str, n_rows: int, row: tuple[float, ...], size: int, *values: float) -> Role:
-    """Five rows in each column, whose values are those of its turn; the other rows are 0."""
+    """Return a role with five rows in each column, which take the values in turn; the other rows are 0."""
     others = tuple((column, 5, values[column % len(values)], 1.0) for column in range(2, 7))
-    worlds = row, tuple(-each for each in row)
+    worlds = row, tuple(-value for value in row)
     return Role(name, n_rows, worlds, others, (np.zeros(3 + size),) * N_ROUNDS, label=1.0)
 
 
@@ -455,7 +453,7 @@ QUERIES = Game(
         _release_role("long", 40, (1.0 / 3.0,) * N_USED, N_FEATURES, 1.0, -1.0),
         _release_role("short", 50, (1.0,), N_FEATURES, 0.1, 0.5, -0.3),
     ),
-    ReleaseListener,
+    ReleaseDecoder,
     loss="logistic",
 )
 
@@ -464,16 +462,16 @@ EVALUATION = Game(
     {},
     (GameRound("score_histogram", 1.0 / N_ROUNDS, math.sqrt(0.5)),) * N_ROUNDS,
     (_release_role("far", 40, (1.0,), 40, 1.0, -1.0), _release_role("near", 50, (0.6, 0.8), 40, 0.1, 0.5, -0.3)),
-    partial(ReleaseListener, WEIGHTS),
+    partial(ReleaseDecoder, WEIGHTS),
     loss="logistic",
 )
 
-AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, min_honest_sites=2))
-AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, min_honest_sites=1))
+PGD_COALITION = replace(PGD, coalition=Coalition("coalition", shares=2, min_honest_sites=2))
+PGD_ALONE = replace(PGD, coalition=Coalition("alone", shares=2, min_honest_sites=1))
 
 GAMES: Mapping[str, Game] = {
     game.name: game
     for game in (
-        AUTO, DP_ADMM, AUTO_INFERENCE, AUTO_COUNTS, AUTO_TIMES, QUERIES, EVALUATION, AUTO_COALITION, AUTO_ALONE,
+        PGD, DP_ADMM, NEWTON, NEWTON_COUNTS, NEWTON_TIMES, QUERIES, EVALUATION, PGD_COALITION, PGD_ALONE,
     )
 }  # fmt: skip

@@ -23,43 +23,43 @@ from dpadmm.errors import StudyError
 from dpadmm.parameters.checks import require_delta
 from dpadmm.parameters.fields import for_json
 
-LEAST_TRIALS = 40
+MIN_TRIALS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditPlan:
-    """What to play, and how sure to be.
+    """The games, numbers of trials, and error probabilities of an audit.
 
-    A trial is a study of three rounds with two agents, and each agent has one of two worlds, so that there
-    are as many guesses in either world. Trials are shared out among the games: see ``shared``.
+    A trial is a study of three rounds with two agents. Worlds alternate, so that both have the same number of guesses.
+    ``shared`` divides the trials among the games.
     """
 
-    games: tuple[str, ...] = tuple(GAMES)  # which between them release every statistic
+    games: tuple[str, ...] = tuple(GAMES)  # together they release every query
     trials: int = 10_000
     mu: float = 2.0  # of a whole study
-    delta: float = 1e-5  # at which ε is given
-    confidence: float = 0.99  # of the lower limit of ε
-    false_alarm: float = 1e-4  # how often sound code may fail in one of the statistical gates
-    workers: int = 2  # processes; 1 plays in this one
+    delta: float = 1e-5  # for which ε is computed
+    confidence: float = 0.99  # of the lower bound of ε
+    false_alarm: float = 1e-4  # maximum probability that correct code fails a statistical gate
+    workers: int = 2  # processes; 1: in this process
 
     def __post_init__(self) -> None:
         if not self.games or len(set(self.games)) < len(self.games) or not set(self.games) <= set(GAMES):
             raise StudyError(f"games must be some of {', '.join(GAMES)}, not {', '.join(self.games) or 'none'}")
-        if type(self.trials) is not int or not LEAST_TRIALS <= self.trials <= 10**7:
+        if type(self.trials) is not int or not MIN_TRIALS <= self.trials <= 10**7:
             raise StudyError(
-                f"trials must be a whole number of at least {LEAST_TRIALS}, at most ten million, not {self.trials!r}"
+                f"trials must be a whole number of at least {MIN_TRIALS}, at most ten million, not {self.trials!r}"
             )
         if not 0.1 <= self.mu <= 10.0:
             raise StudyError(f"mu must be a number from 0.1 to 10, not {self.mu!r}")
         require_delta(self.delta)
         if type(self.workers) is not int or self.workers < 1:
             raise StudyError(f"workers must be a whole number of at least 1, not {self.workers!r}")
-        for name in ("confidence", "false_alarm"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise StudyError(f"{name} must lie between 0 and 1, not {getattr(self, name)!r}")
+        for name, value in (("confidence", self.confidence), ("false_alarm", self.false_alarm)):
+            if not 0.0 < value < 1.0:
+                raise StudyError(f"{name} must lie between 0 and 1, not {value!r}")
 
     def shared(self) -> dict[str, int]:
-        """Trials of each game; a third as many where worlds are too near each other to show the whole promise."""
+        """Return the trials of each game: a third as many if its worlds are too similar to show the whole μ."""
         sharp = {name: sharpness(GAMES[name].parts[0]) for name in self.games}
         parts = {name: 3 if sharp[name] == max(sharp.values()) else 1 for name in self.games}
         trials = {name: self.trials * parts[name] // sum(parts.values()) for name in self.games}
@@ -72,7 +72,7 @@ Outcome = Literal["passed", "failed", "inconclusive"]
 
 @dataclass(frozen=True)
 class Audit:
-    """What was seen of each game's studies, and how it was judged."""
+    """The outcomes of each game's studies, and the gates."""
 
     plan: AuditPlan
     seen: dict[str, TrialOutcomes]
@@ -82,12 +82,12 @@ class Audit:
 
     @property
     def n_studies(self) -> int:
-        """Studies played, refused ones too."""
+        """Number of studies played, including refused ones."""
         return sum(_count(seen) for seen in self.seen.values())
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What was attacked."""
+        """The attacked queries."""
         return tuple(dict.fromkeys(name for game in self.seen for name in GAMES[game].statistics))
 
     @property
@@ -98,7 +98,7 @@ class Audit:
     @property
     def outcome(self) -> Outcome:
         """Failed if one gate failed, else inconclusive if one gate needs more trials."""
-        if any(gate.red for gate in self.gates):
+        if any(gate.failed for gate in self.gates):
             return "failed"
         return "passed" if all(gate.passed for gate in self.gates) else "inconclusive"
 
@@ -108,11 +108,11 @@ class Audit:
 
     @property
     def false_alarm(self) -> float:
-        """How often, at most, an audit of sound code is red."""
+        """Upper bound on the probability that an audit of correct code fails."""
         return sum(gate.false_alarm for gate in self.gates if gate.passed is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the single trials, as plain values."""
+        """Return everything except the single trials, as plain values."""
         plan = self.plan
         return {
             "format": "dpadmm-audit/1",
@@ -151,41 +151,42 @@ class Audit:
                 "guesses": asdict(bound),
             }
         rounds = [
-            {"statistic": each.statistic, "noise_multiplier": game.exposure * each.noise_multiplier(plan.mu)}
-            for each in game.rounds
+            {"statistic": round.statistic, "noise_multiplier": game.exposure * round.noise_multiplier(plan.mu)}
+            for round in game.rounds
         ]
         coalition = game.coalition._asdict() if game.coalition else None
-        about = {
+        description = {
             "method": game.method,
             "aggregation": game.aggregation,
             "coalition": coalition,
             "statistics": game.statistics,
         }
-        return {"studies": _count(seen), **about, "rounds": rounds, "parts": parts}
+        return {"studies": _count(seen), **description, "rounds": rounds, "parts": parts}
 
 
 def games_of(method: str, aggregation: str) -> tuple[str, ...]:
-    """The games with studies of a method and a mode of aggregation; ``all`` for either."""
-    for name, asked in (("method", method), ("aggregation", aggregation)):
-        known = dict.fromkeys(getattr(game, name) for game in GAMES.values())
-        if asked not in ("all", *known):
-            raise StudyError(f"{name} must be all or one of {', '.join(known)}, not {asked}")
-    found = tuple(
+    """Return the games of a method and a mode of aggregation; ``all`` matches every one."""
+    methods = dict.fromkeys(game.method for game in GAMES.values())
+    aggregations = dict.fromkeys(game.aggregation for game in GAMES.values())
+    for name, value, choices in (("method", method, methods), ("aggregation", aggregation, aggregations)):
+        if value not in ("all", *choices):
+            raise StudyError(f"{name} must be all or one of {', '.join(choices)}, not {value}")
+    games = tuple(
         name
         for name, game in GAMES.items()
         if method in ("all", game.method) and aggregation in ("all", game.aggregation)
     )
-    if not found:
+    if not games:
         raise StudyError(
             f"there are no studies of {method} with {aggregation} aggregation; choose another method or aggregation"
         )
-    return found
+    return games
 
 
 def run_audit(
     plan: AuditPlan, *, watch: Callable[[int], None] = lambda done: None, stop: Callable[[], bool] = lambda: False
 ) -> Audit:
-    """Play and judge; ``watch`` hears how many studies are done, and ``stop`` ends it early."""
+    """Play all games and evaluate the gates. ``watch`` receives the number of finished studies; ``stop`` ends early."""
     start = time.perf_counter()
     run = secrets.token_hex(8)
     batches = [
@@ -193,31 +194,31 @@ def run_audit(
         for name, trials in plan.shared().items()
         for first in range(0, trials, PER_LEDGER)
     ]
-    batches.sort(key=lambda batch: batch.first)  # an audit that is stopped has seen something of each game
+    batches.sort(key=lambda batch: batch.first)  # an interrupted audit has trials of each game
     parts: dict[Batch, TrialOutcomes] = {}
     played = _in_processes(batches, plan.workers, stop) if plan.workers > 1 else _here(batches, stop)
     for batch, part in played:
         parts[batch] = part
-        watch(sum(_count(each) for each in parts.values()))
+        watch(sum(map(_count, parts.values())))
     if not parts:
         raise KeyboardInterrupt
     seen = {}
     for name in plan.games:
-        if mine := [parts[batch] for batch in batches if batch in parts and batch.name == name]:
-            seen[name] = TrialOutcomes.joined(mine)
-    sure = {"delta": plan.delta, "confidence": plan.confidence}
-    bound = lower_bound(all_guesses(_played(seen), plan.mu), **sure)
-    gates = judge(_played(seen), mu=plan.mu, **sure, false_alarm=plan.false_alarm)
+        if own := [parts[batch] for batch in batches if batch in parts and batch.name == name]:
+            seen[name] = TrialOutcomes.joined(own)
+    level = {"delta": plan.delta, "confidence": plan.confidence}
+    bound = lower_bound(all_guesses(_played(seen), plan.mu), **level)
+    gates = judge(_played(seen), mu=plan.mu, **level, false_alarm=plan.false_alarm)
     return Audit(plan, seen, bound, tuple(gates), time.perf_counter() - start)
 
 
 def _count(seen: TrialOutcomes) -> int:
-    """Studies played, refused ones too."""
+    """Number of studies played, including refused ones."""
     return len(seen.worlds) + len(seen.refusals)
 
 
 def _played(seen: dict[str, TrialOutcomes]) -> list[tuple[Game, TrialOutcomes]]:
-    return [(GAMES[name], each) for name, each in seen.items()]
+    return [(GAMES[name], outcomes) for name, outcomes in seen.items()]
 
 
 def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batch, TrialOutcomes]]:
@@ -230,7 +231,7 @@ def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batc
 def _in_processes(
     batches: list[Batch], workers: int, stop: Callable[[], bool]
 ) -> Iterator[tuple[Batch, TrialOutcomes]]:
-    """Batches as they are finished; at the end the processes and their files are gone, whatever they did."""
+    """Yield batches as they finish. At the end all processes and their files are removed in any case."""
     folder = Path(tempfile.mkdtemp(prefix="dpadmm-audit-", dir=memory_folder()))
     try:
         yield from in_processes(partial(_player, folder), batches, workers=workers, stop=stop)

@@ -1,7 +1,7 @@
-"""Trials: whole studies through the real guard, agent, exact noise and ledger, seen from outside.
+"""Trials: whole studies with the real guard, agent, exact noise and ledger, observed from outside.
 
-Some studies share a ledger, as they would at a site, and fill it to the owner's cap. It lies in memory where
-there is a folder for that: that records survive a crash is for the fault tests to show.
+Several studies share a ledger, as at a site, and fill it to the owner's cap. The ledger is in memory if there is a
+folder for that: fault tests show that records survive a crash.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import ONE_ROW
 
 PER_LEDGER = 20
-READ_EVERY = 10
-"""Of every so many studies the ledger is read whenever an upload arrives, and the agent starts anew."""
+INSPECT_EVERY = 10
+"""In one of this number of studies, the ledger is read after every upload, and the agent is restarted."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Which studies to play: numbers ``first`` to ``first + count − 1`` of a game's in a run."""
+    """Studies to play: numbers ``first`` to ``first + count − 1`` of a game in a run."""
 
     name: str
     run: str
@@ -53,7 +53,7 @@ class Batch:
         return GAMES[self.name]
 
     def key_of(self, site: str) -> bytes:
-        """The private key of a site in rosters."""
+        """Return the private key of a site in rosters."""
         return sha256(f"audit {self.run}, key of {site}".encode()).digest()
 
     def study(self, name: str) -> Study:
@@ -63,111 +63,111 @@ class Batch:
 
 @dataclass(frozen=True)
 class TrialOutcomes:
-    """What was seen of n studies of a game, two agents and t rounds; studies that were refused are left out.
+    """Outcomes of n studies of a game with two agents and t rounds, without refused studies.
 
-    ``residuals`` are (noisy sum − sum of the agent's world at the public parameters) in σ of its round, to be
-    standard normal, all rounds one after the other; ``scores`` the log-likelihood ratio of world 1 to world 0 in the
-    rounds of each of the game's parts, scaled to N(0, 1) in world 0. ``veiled`` is what is known of a masked answer
-    before the last member has answered, to be uniform in [−1/2, 1/2].
+    ``residuals`` are (noisy sum − sum of the agent's world at the public parameters) in σ of the round, for all rounds
+    in order. They should be standard normal. ``scores`` are log-likelihood ratios of world 1 to world 0 in the rounds
+    of each part of the game, scaled to N(0, 1) in world 0. ``masked`` is the sum without the last member's answer,
+    which should be uniform in [−1/2, 1/2].
     """
 
     worlds: Integers  # (n, 2)
     residuals: Floats  # (n, 2, numbers)
-    veiled: Floats  # (n, 2, numbers), or none without secure aggregation
+    masked: Floats  # (n, 2, numbers), or none without secure aggregation
     scores: Floats  # (n, 2, parts)
-    off_grid: Floats  # (n, 2, t): how far from whole numbers the answers are, in steps
-    repeated: Integers  # (n, 2): whether the same request got the same bytes, and other members got nothing
-    unrecorded: Integers  # (k,): uploads that came before their record,
-    looks: Integers  # (k,): of so many looked at
-    misspent: Integers  # (k,): accounts that do not say t rounds, each at its 1/z², and ledgers above their cap
-    overrun: Integers  # (k,): a further round, or a study beyond the cap, that was not refused
-    refusals: tuple[str, ...]  # codes of studies that were refused
+    off_grid: Floats  # (n, 2, t): distance of the answers from whole numbers, in steps
+    repeated: Integers  # (n, 2): whether a repeated request got the same bytes, and other members no answer
+    unrecorded: Integers  # (k,): inspected uploads that arrived before their record
+    inspected: Integers  # (k,): inspected uploads
+    misspent: Integers  # (k,): accounts without exactly t rounds at 1/z² each, and ledgers above their cap
+    overrun: Integers  # (k,): further rounds, or studies beyond the cap, that were not refused
+    refusals: tuple[str, ...]  # codes of refused studies
 
     @staticmethod
     def joined(parts: Sequence[TrialOutcomes]) -> TrialOutcomes:
-        """Several batches as one."""
+        """Return several batches as one."""
         values: dict[str, Any] = {
-            each.name: np.concatenate([getattr(part, each.name) for part in parts])
-            for each in fields(TrialOutcomes)
-            if each.name != "refusals"
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(TrialOutcomes)
+            if field.name != "refusals"
         }
         return TrialOutcomes(**values, refusals=tuple(code for part in parts for code in part.refusals))
 
 
 def world_of(number: int, agent: int) -> int:
-    """The worlds of study ``number``: all four pairs in turn."""
+    """Return an agent's world in study ``number``. All four pairs of worlds take turns."""
     return number >> agent & 1
 
 
 def memory_folder() -> str | None:
-    """A folder in memory, where there is one."""
+    """Return a folder in memory, or None."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
 
 
 def play(batch: Batch, folder: Path | None = None) -> TrialOutcomes:
-    """Play the studies of a batch and write down what an aggregator sees."""
-    with tempfile.TemporaryDirectory(prefix="dpadmm-audit-", dir=folder or memory_folder()) as place:
-        return _Player(batch, Path(place)).play()
+    """Play the studies of a batch and return what the server sees."""
+    with tempfile.TemporaryDirectory(prefix="dpadmm-audit-", dir=folder or memory_folder()) as path:
+        return _Player(batch, Path(path)).play()
 
 
 class _Player:
-    """One batch: an owner with a ledger for each role, and for the honest sites beside them."""
+    """One batch: an owner with a ledger for each role, and for each honest partner."""
 
     def __init__(self, batch: Batch, folder: Path) -> None:
         self.batch, self.game, self.folder = batch, batch.game, folder
         self.sites = tuple(self._site(role, role.name) for role in self.game.roles)
-        aside = self.game.roles if self.game.coalition and self.game.coalition.min_honest_sites > 1 else ()
-        self.beside = tuple(self._site(role, f"beside-{role.name}") for role in aside)
-        self.unrecorded = self.looks = self.misspent = self.overrun = 0
+        with_partner = self.game.roles if self.game.coalition and self.game.coalition.min_honest_sites > 1 else ()
+        self.partners = tuple(self._site(role, f"partner-{role.name}") for role in with_partner)
+        self.unrecorded = self.inspected = self.misspent = self.overrun = 0
 
     def play(self) -> TrialOutcomes:
-        heard: list[list[dict[str, Any]]] = []
+        outcomes: list[list[dict[str, Any]]] = []
         refusals: list[str] = []
-        with ExitStack() as held:
-            for site in (*self.sites, *self.beside):
-                site.open(held)
+        with ExitStack() as resources:
+            for site in (*self.sites, *self.partners):
+                site.open(resources)
             for number in range(self.batch.first, self.batch.first + self.batch.count):
                 try:
-                    heard.append(self._study(number))
+                    outcomes.append(self._study(number))
                 except RefusalError as refusal:
                     refusals.append(refusal.code)
             if not refusals:
-                self._one_too_many()
-        for site in (*self.sites, *self.beside):
+                self._exceed_limits()
+        for site in (*self.sites, *self.partners):
             self.misspent += site.misspent()
 
         def stacked(name: str, *shape: int) -> Floats:
-            values = [[each[name] for each in pair] for pair in heard]
-            return np.array(values, dtype=float).reshape(len(heard), 2, *shape)
+            values = [[outcome[name] for outcome in pair] for pair in outcomes]
+            return np.array(values, dtype=float).reshape(len(outcomes), 2, *shape)
 
         return TrialOutcomes(
             worlds=stacked("world").astype(np.int64),
             residuals=stacked("residuals", self.game.cuts[-1].stop),
-            veiled=stacked("veiled", self.game.cuts[-1].stop if self.game.coalition else 0),
+            masked=stacked("masked", self.game.cuts[-1].stop if self.game.coalition else 0),
             scores=stacked("scores", len(self.game.parts)),
             off_grid=stacked("off_grid", N_ROUNDS),
             repeated=stacked("repeated").astype(np.int64),
             unrecorded=np.array([self.unrecorded]),
-            looks=np.array([self.looks]),
+            inspected=np.array([self.inspected]),
             misspent=np.array([self.misspent]),
             overrun=np.array([self.overrun]),
             refusals=tuple(refusals),
         )
 
     def _study(self, number: int) -> list[dict[str, Any]]:
-        """A whole study; every round goes to both agents before the next."""
+        """Play a study. Every round goes to both agents before the next one."""
         study = self.batch.study(f"study {number}")
-        inspected = number % READ_EVERY == 0
+        is_inspected = number % INSPECT_EVERY == 0
         members = [self._member(i, study, number) for i in (0, 1)]
         for round in range(1, N_ROUNDS + 1):
             for member in members:
-                member.ask(round)
-                if inspected:
-                    self.looks += 1
+                member.request(round)
+                if is_inspected:
+                    self.inspected += 1
                     self.unrecorded += not member.site.recorded(study, round)
         for member in members:
-            member.ask_again(1 + number % N_ROUNDS, restart=inspected)
-        return [member.heard() for member in members]
+            member.repeat(1 + number % N_ROUNDS, restart=is_inspected)
+        return [member.outcome() for member in members]
 
     def _site(self, role: Role, name: str) -> _Site:
         return _Site(role, self.folder / name, self.batch)
@@ -175,17 +175,17 @@ class _Player:
     def _member(self, i: int, study: Study, number: int) -> _Member:
         if self.game.coalition is None:
             return _Member(self.sites[i], study, world_of(number, i))
-        return _Masked(self.sites[i], study, world_of(number, i), self.beside[i : i + 1])
+        return _Masked(self.sites[i], study, world_of(number, i), self.partners[i : i + 1])
 
-    def _one_too_many(self) -> None:
-        """The owner's cap is used up, and the last study's rounds are over: both must be refused."""
+    def _exceed_limits(self) -> None:
+        """Request a round after the last one, and a study beyond the owner's cap. Both must be refused."""
         last = self.batch.first + self.batch.count - 1
         cap = "policy-collusion" if self.game.exposure > 1.0 else "budget-cap"
         studies = {"round-over": self.batch.study(f"study {last}"), cap: self.batch.study("one too many")}
         for i in (0, 1):
             for code, study in studies.items():
                 try:
-                    self._member(i, study, last).ask_beyond()
+                    self._member(i, study, last).request_beyond()
                     self.overrun += 1
                 except RefusalError as refusal:
                     self.overrun += refusal.code != code
@@ -198,47 +198,47 @@ class _Site:
         self.role, self.folder, self.batch = role, folder, batch
         self.world = 0
         self.rows = tuple(role.rows(world) for world in (0, 1))
-        self.known: dict[tuple[Formula, bytes], Floats] = {}
+        self.cached: dict[tuple[Formula, bytes], Floats] = {}
 
-    def totals(self, formula: Formula, asked: Floats) -> Floats:
-        """The sums over the rows of both worlds; what most games ask for is the same in every study."""
-        key = formula, asked.tobytes()
-        if key not in self.known:
-            self.known[key] = np.array([formula.total(*rows, asked) for rows in self.rows])
-        return self.known[key]
+    def totals(self, formula: Formula, parameters: Floats) -> Floats:
+        """Return the sums over the rows of both worlds, cached because most games repeat their parameters."""
+        key = formula, parameters.tobytes()
+        if key not in self.cached:
+            self.cached[key] = np.array([formula.total(*rows, parameters) for rows in self.rows])
+        return self.cached[key]
 
-    def open(self, held: ExitStack) -> None:
-        """Limits are for half a study more than there are: that on the promise that the game is about."""
+    def open(self, resources: ExitStack) -> None:
+        """Open the guard with limits for half a study more than the batch has, on the sum that the game attacks."""
         game, delta, mu = self.batch.game, self.batch.delta, self.batch.mu * (self.batch.count + 0.5) ** 0.5
-        alone = game.exposure > 1.0
+        own_mu, collusion_mu = (2.0 * mu, mu) if game.exposure > 1.0 else (mu, 2.0 * mu)
         policy = Policy(
-            epsilon=exact_epsilon(2.0 * mu if alone else mu, delta),
+            epsilon=exact_epsilon(own_mu, delta),
             delta=delta,
             methods=frozenset({game.method}),
             losses=frozenset({game.loss}),
             max_rounds=N_ROUNDS,
             min_rows=2,
-            masking=MaskingLimits(exact_epsilon(mu if alone else 2.0 * mu, delta), 2, 1) if game.coalition else None,
+            masking=MaskingLimits(exact_epsilon(collusion_mu, delta), 2, 1) if game.coalition else None,
         )
         ledger = Ledger.open(self.folder, cap=policy.cap, collusion_cap=policy.collusion_cap, create=True)
-        held.enter_context(ledger)
+        resources.enter_context(ledger)
         self.guard = Guard(policy, ledger, self._open_rows, lambda _: self.batch.key_of(self.folder.name))
 
     def _open_rows(self, study: Study) -> CheckedRows:
         return CheckedRows(protect(*self.rows[self.world], ONE_ROW))
 
     def recorded(self, study: Study, round: int) -> bool:
-        """Whether the files on disk know of this release, now."""
+        """Return whether the files on disk contain this release now."""
         account = read_ledger(self.folder).accounts.get(study.hash)
         return account is not None and round in account.rounds
 
     def misspent(self) -> int:
-        """How much of the ledger is not as agreed: rounds of every study, their prices, the cap."""
+        """Return the number of violations in the ledger: rounds of every study, their costs, the caps."""
         state, game = read_ledger(self.folder), self.batch.game
-        price = sum((game.exposure * each.noise_multiplier(self.batch.mu)) ** -2.0 for each in game.rounds)
+        cost = sum((game.exposure * round.noise_multiplier(self.batch.mu)) ** -2.0 for round in game.rounds)
         wrong = sum(
             set(account.rounds) != set(range(1, N_ROUNDS + 1))
-            or not math.isclose(account.spent, price, rel_tol=1e-13)
+            or not math.isclose(account.spent, cost, rel_tol=1e-13)
             or account.shares != game.shares
             for account in state.accounts.values()
         )
@@ -247,82 +247,80 @@ class _Site:
 
 
 class _Member:
-    """One agent in one study, and the aggregator's notes about it."""
+    """One agent in one study, and the server's record of it."""
 
     def __init__(self, site: _Site, study: Study, world: int) -> None:
         self.site, self.study, self.world, self.game = site, study, world, site.batch.game
         site.world = world
         self.agent = Agent(site.guard, study)
-        self.listener, self.uploads, self.repeated = self.game.listener(), dict[int, bytes](), False
-        self.asked: list[tuple[Floats, Floats]] = []
-        self.veiled: list[Floats] = []
+        self.decoder, self.uploads, self.repeated = self.game.decoder(), dict[int, bytes](), False
+        self.decoded: list[tuple[Floats, Floats]] = []
+        self.masked: list[Floats] = []
 
-    def ask(self, round: int) -> None:
+    def request(self, round: int) -> None:
         upload = self._step(round)
         self.uploads[round] = upload.tobytes()
-        self.asked.append(self.listener.hear(self.site.role.sent[round - 1], upload))
+        self.decoded.append(self.decoder.decode(self.site.role.sent[round - 1], upload))
 
-    def ask_again(self, round: int, *, restart: bool) -> None:
+    def repeat(self, round: int, *, restart: bool) -> None:
         if restart:
             self.site.world = self.world
             self.agent = Agent(self.site.guard, self.study)
         self.repeated = self._step(round).tobytes() == self.uploads[round]
 
-    def ask_beyond(self) -> None:
-        """A round that the study does not have."""
+    def request_beyond(self) -> None:
+        """Request a round after the last one."""
         self.agent.step(N_ROUNDS + 1, self.site.role.sent[-1])
 
     def _step(self, round: int) -> Floats:
         return self.agent.step(round, self.site.role.sent[round - 1])
 
-    def heard(self) -> dict[str, Any]:
-        """What the notes say, in σ: what :class:`TrialOutcomes` has of a study and an agent."""
+    def outcome(self) -> dict[str, Any]:
+        """Return the values of :class:`TrialOutcomes` for this study and agent."""
         answers, means, off_grid = list[Floats](), list[Floats](), list[float]()
-        for round, (asked, noisy) in zip(self.game.rounds, self.asked, strict=True):
+        for round, (parameters, noisy) in zip(self.game.rounds, self.decoded, strict=True):
             formula, steps = round.formula, noisy * (self.site.role.n_rows / round.formula.grid_step)
             scale = formula.noise_steps(round.noise_multiplier(self.site.batch.mu))
-            totals = self.site.totals(formula, asked) + self._others(formula, asked)
+            totals = self.site.totals(formula, parameters) + self._others(formula, parameters)
             answers.append(steps / scale)
             means.append(totals / (formula.grid_step * scale))
             off_grid.append(float(np.abs(steps - np.rint(steps)).max()))
-        said, by_world = np.concatenate(answers), np.concatenate(means, axis=1)
+        released, by_world = np.concatenate(answers), np.concatenate(means, axis=1)
         shift = by_world[1] - by_world[0]
         scores = []
         for part in self.game.parts:
             toward = np.concatenate([shift[self.game.cuts[k]] for k in part.rounds])
-            noise = np.concatenate([(said - by_world[0])[self.game.cuts[k]] for k in part.rounds])
+            noise = np.concatenate([(released - by_world[0])[self.game.cuts[k]] for k in part.rounds])
             scores.append(float(noise @ toward / np.linalg.norm(toward)))
-        veiled = np.concatenate(self.veiled[:N_ROUNDS]) if self.veiled else np.zeros(0)
-        residuals, about = said - by_world[self.world], {"world": self.world, "repeated": self.repeated}
-        return about | {"residuals": residuals, "veiled": veiled, "scores": scores, "off_grid": off_grid}
+        masked = np.concatenate(self.masked[:N_ROUNDS]) if self.masked else np.zeros(0)
+        residuals, values = released - by_world[self.world], {"world": self.world, "repeated": self.repeated}
+        return values | {"residuals": residuals, "masked": masked, "scores": scores, "off_grid": off_grid}
 
-    def _others(self, formula: Formula, asked: Floats) -> Floats:
-        """What is known of the sum beside the agent's own part."""
+    def _others(self, formula: Formula, parameters: Floats) -> Floats:
+        """Return the sum over the rows of the agent's partners."""
         return np.zeros(formula.size)
 
 
 class _Masked(_Member):
-    """One agent with secure aggregation, a site beside it, and another that works with the aggregator.
+    """One agent with secure aggregation, its partner, and a colluding site.
 
-    If the site beside is not ``min_honest_sites``, the aggregator has its key too.
+    If the partner is not honest, the server has its key too.
     """
 
-    def __init__(self, site: _Site, study: Study, world: int, min_honest_sites: Sequence[_Site]) -> None:
+    def __init__(self, site: _Site, study: Study, world: int, partners: Sequence[_Site]) -> None:
         from dpadmm.trusted.masking import Masks, bitmap_of  # needs cryptography, which other games do not
 
         super().__init__(site, study, world)
-        self.min_honest_sites, self.beside = min_honest_sites, [Agent(each.guard, study) for each in min_honest_sites]
-        roster, names = [bytes.fromhex(each.key) for each in study.roster], [each.name for each in study.roster]
-        members = (site.role.name, f"beside-{site.role.name}", "colluding")
-        self.masks = [
-            Masks(study.hash, site.batch.key_of(name), roster) for name in members[1 + len(min_honest_sites) :]
-        ]
+        self.partners, self.partner_agents = partners, [Agent(partner.guard, study) for partner in partners]
+        roster, names = [bytes.fromhex(entry.key) for entry in study.roster], [entry.name for entry in study.roster]
+        members = (site.role.name, f"partner-{site.role.name}", "colluding")
+        self.masks = [Masks(study.hash, site.batch.key_of(name), roster) for name in members[1 + len(partners) :]]
         self.members, self.few, self.all = (
-            bitmap_of([names.index(name) for name in some], len(names)) for some in (members, members[:2], names)
+            bitmap_of([names.index(name) for name in group], len(names)) for group in (members, members[:2], names)
         )
 
-    def ask_again(self, round: int, *, restart: bool) -> None:
-        super().ask_again(round, restart=restart)
+    def repeat(self, round: int, *, restart: bool) -> None:
+        super().repeat(round, restart=restart)
         for members, code in ((self.all, "round-forked"), (self.few, "members-few")):
             try:
                 self._answer(self.agent, round, members)
@@ -330,22 +328,23 @@ class _Masked(_Member):
             except RefusalError as refusal:
                 self.repeated &= refusal.code == code
 
-    def ask_beyond(self) -> None:
+    def request_beyond(self) -> None:
         self.agent.prepare(N_ROUNDS + 1, self.site.role.sent[-1])
 
     def _step(self, round: int) -> Floats:
-        """The sum of the honest, as a mean over the agent's rows: all answers, and the masks that are known."""
-        answers = [self._answer(agent, round, self.members) for agent in (self.agent, *self.beside)]
+        """Return the honest sites' sum as a mean over the agent's rows: all answers without the colluders' masks."""
+        answers = [self._answer(agent, round, self.members) for agent in (self.agent, *self.partner_agents)]
         (request,) = {answer[0] for answer in answers}
         sums = [answer[1] for answer in answers]
         formula = self.game.rounds[round - 1].formula
-        known = np.sum([each.over(round, request, self.members).numbers(formula.size) for each in self.masks], axis=0)
-        self.veiled.append(np.asarray((sums[0] + known if self.min_honest_sites else sums[0]) * 2.0**-64))
-        return np.asarray((np.sum(sums, axis=0) + known) * (formula.grid_step / self.site.role.n_rows))
+        colluding = [masks.for_round(round, request, self.members).numbers(formula.size) for masks in self.masks]
+        masks = np.sum(colluding, axis=0)
+        self.masked.append(np.asarray((sums[0] + masks if self.partners else sums[0]) * 2.0**-64))
+        return np.asarray((np.sum(sums, axis=0) + masks) * (formula.grid_step / self.site.role.n_rows))
 
     def _answer(self, agent: Agent, round: int, members: bytes) -> tuple[str, Integers]:
         request = agent.prepare(round, self.site.role.sent[round - 1])
-        return request, agent.masked(round, request, members).ravel()
+        return request, agent.mask(round, request, members).ravel()
 
-    def _others(self, formula: Formula, asked: Floats) -> Floats:
-        return np.asarray(sum(formula.total(*each.rows[0], asked) for each in self.min_honest_sites))
+    def _others(self, formula: Formula, parameters: Floats) -> Floats:
+        return np.asarray(sum(formula.total(*partner.rows[0], parameters) for partner in self.partners))

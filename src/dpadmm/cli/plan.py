@@ -17,7 +17,6 @@ from dpadmm.cli.console import AsJson, NoPublic, StudyFile, chosen_public, echo_
 from dpadmm.data.leakage import leakage_warnings
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods.auto import Auto
 from dpadmm.models.description import load_description
 from dpadmm.planning.costs import costs_of, measured_seconds, with_rounds_for
 from dpadmm.planning.forecast import (
@@ -123,7 +122,7 @@ def plan(
     costs = costs_of(study, sizes, measured_seconds(study, scenarios[0].folds[0][0], sizes))
     forecasts, compared = _run(study, scenarios, sizes, grid, alternatives(given, sizes, own), seed=seed, quiet=as_json)
     intervals = None
-    if isinstance(study.training.method, Auto) and study.training.method.inference:
+    if study.training.has_inference:
         with console.waiting("forecasting intervals", quiet=as_json):
             intervals = forecast_intervals(study, scenarios, sizes, seed=seed)
     warnings = [f"{warning}." for warning in study_warnings(study, int(sizes.max()))]
@@ -148,20 +147,18 @@ def plan(
         written.append(study_file)
     if as_json:
         return echo_json({**found.to_dict(), "files": [str(path) for path in written]})
-    notes, default = [], given.training.planned_rounds
+    notes = []
     if write_rounds:
         notes = [f"The study file now has n_rounds = {found.n_rounds}."]
-    elif given.training.n_rounds is None and found.n_rounds != default:
-        notes = [
-            f"Across sites the study runs {default} rounds, since it sets no n_rounds; --write sets the best number."
-        ]
+    elif given.training.is_open:
+        notes = ["The study leaves the number of rounds open. --write sets the best number, which sites require."]
     return console.show(found.rendering().extend(notes=notes, next_steps=[f"Written: {path}" for path in written]))
 
 
 def other_rounds(study: Study) -> Sequence[int]:
     """Numbers of rounds to compare with the study's."""
     own = study.training.planned_rounds
-    if not isinstance(study.training.method, Auto):
+    if not study.training.method.sums_only:
         return ROUNDS
     return [t for t in (FEW_ROUNDS, own // 2, 2 * own) if t == FEW_ROUNDS or t >= 2 * FEW_ROUNDS]
 

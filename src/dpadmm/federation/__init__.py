@@ -1,1 +1,1 @@
-"""Studies across organisations: one aggregator, many sites, and a broker that carries messages."""
+"""Studies across organisations: one server, several sites, and a broker that carries messages."""

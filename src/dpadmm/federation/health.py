@@ -45,7 +45,7 @@ Status = dict[str, Any]
 
 AlarmCode = Literal[
     "not-running", "not-connected", "stalled", "site-silent", "site-left-out", "site-refused", "site-cloned",
-    "site-revoked", "aggregator-silent", "ledger-closed", "ledger-behind", "cloned", "study-blocked",
+    "site-revoked", "server-silent", "ledger-closed", "ledger-behind", "cloned", "study-blocked",
     "disk-full", "disk-small", "certificate", "clock",
 ]  # fmt: skip
 """All alarm codes. docs/how-to/operations.md has an entry for each."""
@@ -74,8 +74,8 @@ def command_line(*words: object) -> str:
 
     Examples
     --------
-    >>> command_line("aggregator", "revoke", "a", "--folder", Path("/srv/my server"))
-    "dpadmm aggregator revoke a --folder '/srv/my server'"
+    >>> command_line("server", "revoke", "a", "--folder", Path("/srv/my server"))
+    "dpadmm server revoke a --folder '/srv/my server'"
     """
     return shlex.join(["dpadmm", *(str(word.absolute() if isinstance(word, Path) else word) for word in words)])
 
@@ -119,8 +119,8 @@ def _overwrite(path: Path, text: bytes) -> None:
     os.utime(path)
 
 
-class AggregatorStatus(TypedDict):
-    """Status file of ``aggregator serve`` (with ``snapshot``) and ``aggregator broker`` (with ``sites``)."""
+class ServerStatus(TypedDict):
+    """Status file of ``server run`` (with ``snapshot``) and ``server start`` (with ``sites``)."""
 
     at: str
     running: bool
@@ -145,7 +145,7 @@ class StudyStatus(TypedDict):
     deadline_at: str | None
 
 
-class AgentStatus(TypedDict):
+class SiteStatus(TypedDict):
     """Status file of a site."""
 
     at: str
@@ -153,7 +153,7 @@ class AgentStatus(TypedDict):
     pid: int | None
     connected: bool
     connection_since: str
-    aggregator_silent: bool
+    server_silent: bool
     clock_difference: float | None
     ledger_works: bool
     lease: str
@@ -166,7 +166,7 @@ class AgentStatus(TypedDict):
     studies: list[StudyStatus]
 
 
-def read_status(path: Path, kind: type = AgentStatus) -> Status | None:
+def read_status(path: Path, kind: type = SiteStatus) -> Status | None:
     """Return the last status of a process, or None if it has no status file."""
     try:
         if not path.exists():
@@ -263,17 +263,17 @@ def site_alarms(status: Status | None, folder: Path) -> list[Alarm]:
     alarms = list(disk_alarms(folder))
     site = folder / "site.toml"
     if status is None or not is_live(status):
-        start = command_line("agent", "run", "--site", site)
+        start = command_line("site", "run", "--site", site)
         return [not_running("the site's process", status, "To start it", start), *alarms]
     if not status["connected"]:
         level = "error" if seconds_since(status["connection_since"]) > UNCONNECTED_AFTER else "warning"
         text = f"no connection to {status['broker']} since {status['connection_since']}"
-        command = command_line("agent", "check", site, "--connect")
+        command = command_line("site", "check", "--connect", "--site", site)
         alarms.append(Alarm("not-connected", level, text, "To find the cause", command))
-    elif status["aggregator_silent"]:
-        alarms.append(Alarm("aggregator-silent", "warning", "connected to the broker, but no heartbeat of the server"))
+    elif status["server_silent"]:
+        alarms.append(Alarm("server-silent", "warning", "connected to the broker, but no heartbeat of the server"))
     if not status["ledger_works"]:
-        alarms.append(Alarm("ledger-closed", "error", "the ledger failed; no study is answered", "See agent.log"))
+        alarms.append(Alarm("ledger-closed", "error", "the ledger failed; no study is answered", "See site.log"))
     if status["lease"] == "behind":
         text = "the server has seen later records of this ledger: it is an old copy; no study is answered"
         alarms.append(Alarm("ledger-behind", "error", text))
@@ -284,7 +284,7 @@ def site_alarms(status: Status | None, folder: Path) -> list[Alarm]:
     for study in status["studies"]:
         if study["state"] == "blocked" and not has_site_alarm(study["reason"]):
             text = f"{study['name']!r} is accepted, but not answered ({study['reason']})"
-            action = "See agent.log; docs/how-to/operations.md lists all reasons"
+            action = "See site.log; docs/how-to/operations.md lists all reasons"
             alarms.append(Alarm("study-blocked", "error", text, action))
     alarms += [Alarm("study-blocked", "error", problem) for problem in status["problems"]]
     alarms += certificate_alarms("this site", status["certificate_expires"], own=True)
@@ -301,10 +301,10 @@ def study_alarms(status: Status, folder: Path) -> Iterator[Alarm]:
         text = f"{status['headline']}: no server runs this study{since}"
         which = status["study"]["hash"][:16], "--folder", folder
         if str(status["error"]).startswith(CANNOT_CONTINUE):
-            yield Alarm("not-running", "error", text, "To end it for good", command_line("aggregator", "end", *which))
+            yield Alarm("not-running", "error", text, "To end it for good", command_line("server", "end", *which))
             return
         action = "To continue with the same round"
-        yield Alarm("not-running", "error", text, action, command_line("aggregator", "resume", *which))
+        yield Alarm("not-running", "error", text, action, command_line("server", "run", *which))
         return
     if not status["live"]["connected"]:
         action = f"See {folder.absolute() / 'broker.log'}; the server retries automatically"
@@ -320,7 +320,7 @@ def study_alarms(status: Status, folder: Path) -> Iterator[Alarm]:
 def _member_alarms(site: Status, folder: Path) -> Iterator[Alarm]:
     name = site["name"]
     if site["state"] == SiteState.REFUSED:
-        action = f"Ask the owner of {name}: the reason is in agent.log"
+        action = f"Ask the owner of {name}: the reason is in site.log"
         yield Alarm("site-refused", "warning", f"{name} {refusal_text(site['code'])}", action)
     elif site["state"] == SiteState.REVOKED:
         action = f"To include it again, approve a new request of {name}"
@@ -332,9 +332,7 @@ def _member_alarms(site: Status, folder: Path) -> Iterator[Alarm]:
     if site["doubt"] == "cloned":
         text = f"two processes use the certificate of {name}: the second one is refused"
         action = f"Call {name}. If nobody there copied its folder, its key is stolen and must be revoked"
-        yield Alarm(
-            "site-cloned", "warning", text, action, command_line("aggregator", "revoke", name, "--folder", folder)
-        )
+        yield Alarm("site-cloned", "warning", text, action, command_line("server", "revoke", name, "--folder", folder))
     if site["left_out"]:
         text = f"{name} missed too many rounds; the model uses only the other sites"
         yield Alarm("site-left-out", "warning", text, f"Call {name}: its next answer includes it again")
@@ -347,9 +345,9 @@ def server_alarms(folder: Path, certificates: Mapping[str, datetime], *, studies
     Without ``studies`` the broker must be running. With them, it is an alarm only if the broker was not stopped
     on purpose.
     """
-    broker = read_status(folder / STATUS, AggregatorStatus)
+    broker = read_status(folder / STATUS, ServerStatus)
     if not is_live(broker) and (not studies or (broker is not None and broker["running"])):
-        yield not_running("the broker", broker, "To start it", command_line("aggregator", "broker", "--folder", folder))
+        yield not_running("the broker", broker, "To start it", command_line("server", "start", "--folder", folder))
     elif is_live(broker) and broker is not None and not broker["connected"]:
         action = f"See {folder.absolute() / 'broker.log'}"
         yield Alarm("not-connected", "error", f"the broker {broker['broker']} does not answer", action)
@@ -363,10 +361,10 @@ Sample = tuple[str, Mapping[str, str], float]
 
 def site_samples(status: Status, folder: Path) -> Iterator[Sample]:
     yield "connected", {}, float(status["connected"])
-    yield "aggregator_silent", {}, float(status["aggregator_silent"])
+    yield "server_silent", {}, float(status["server_silent"])
     yield "certificate_days_left", {}, float(days_left(status["certificate_expires"]))
     if status["clock_difference"] is not None:
-        yield "clock_difference_seconds", {"of": "aggregator"}, status["clock_difference"]
+        yield "clock_difference_seconds", {"of": "server"}, status["clock_difference"]
     for study in status["studies"]:
         labels = {"study": study["hash"][:16]}
         yield "study_answering", labels, float(study["state"] == "active")
@@ -377,9 +375,7 @@ def site_samples(status: Status, folder: Path) -> Iterator[Sample]:
 def server_samples(status: Status, folder: Path) -> Iterator[Sample]:
     yield "connected", {}, float(status["connected"])
     for name, site in status["sites"].items():
-        yield "site_silent", {"site": name}, float(site["silent"])
-        if site["clock_difference"] is not None:
-            yield "clock_difference_seconds", {"of": name}, site["clock_difference"]
+        yield from _contact_samples(name, site, {})
     yield from _common_samples(list(disk_alarms(folder)), folder)
 
 
@@ -390,12 +386,15 @@ def study_samples(status: Status, folder: Path) -> Iterator[Sample]:
     yield "rounds_planned", study, float(status["study"]["n_rounds"])
     yield "stalled", study, float(bool(status["stalled"]))
     for site in status["sites"]:
-        labels = study | {"site": site["name"]}
-        yield "site_rounds_answered", labels, float(site["answered"])
-        yield "site_silent", labels, float(site["silent"])
-        if site["clock_difference"] is not None:
-            yield "clock_difference_seconds", {"of": site["name"]}, site["clock_difference"]
+        yield "site_rounds_answered", study | {"site": site["name"]}, float(site["answered"])
+        yield from _contact_samples(site["name"], site, study)
     yield from _common_samples([*study_alarms(status, folder), *disk_alarms(folder)], folder)
+
+
+def _contact_samples(name: str, site: Status, labels: Mapping[str, str]) -> Iterator[Sample]:
+    yield "site_silent", {**labels, "site": name}, float(site["silent"])
+    if site["clock_difference"] is not None:
+        yield "clock_difference_seconds", {"of": name}, site["clock_difference"]
 
 
 def _common_samples(alarms: Sequence[Alarm], folder: Path) -> Iterator[Sample]:

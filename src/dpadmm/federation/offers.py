@@ -1,8 +1,8 @@
-"""Offers of sites to take part in a study with secure aggregation, and the roster that is made of them.
+"""Offers of sites to join a study with secure aggregation, and the roster of a study.
 
-An offer has the public half of a key that the site made for the draft of a study. The study is the draft with a
-roster of all offers. Whoever gathers the offers could replace keys, so owners compare one number: the study's hash,
-in which every site's agent finds its own key.
+An offer contains the public half of a key that the site made for the draft of a study. The study is the draft with a
+roster of all offers. The server could replace keys, so owners compare one number, the study's hash. Each site verifies
+that the study contains its own key.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Offer(NamedTuple):
 
 
 def read_offer(path: Path) -> Offer:
-    """An offer from its file."""
-    what = "an offer from dpadmm agent offer"
+    """Read an offer."""
+    what = "an offer from dpadmm site accept"
     table = read_fields(path, format=FORMAT, what=what, fields=Offer._fields)
     name, key, draft = (str(table[field]) for field in Offer._fields)
     if not _HEX.fullmatch(key) or not _HEX.fullmatch(draft):
@@ -45,21 +45,22 @@ def read_offer(path: Path) -> Offer:
 
 
 def with_roster(draft: Path, offers: Sequence[Path]) -> str:
-    """The text of a draft's file with a roster of offers, by name; it is a study."""
-    study, found = read_study(draft), dict[str, str]()
+    """Return the text of a study: the draft's file with a roster of these offers, sorted by name."""
+    study, keys = read_study(draft), dict[str, str]()
+    study.check_concrete()
     if study.training.aggregation != "secure":
         raise StudyError(f'{draft}: a roster is for studies with aggregation = "secure" in [privacy]')
     if study.roster:
-        raise StudyError(f"{draft}: it has a roster already; take the draft that the offers were made for")
+        raise StudyError(f"{draft}: it has a roster already; use the draft for which the offers were made")
     for path in offers:
         offer = read_offer(path)
         if offer.draft != study.hash:
             text = "was made for another draft: send the site this one, and ask for a new offer"
             raise StudyError(f"{path}: the offer of {offer.name} {text}")
-        if offer.name in found:
-            raise StudyError(f"{path}: there are two offers of {offer.name}; take the one that its owner confirms")
-        found[offer.name] = offer.key
-    entries = [f'[[roster]]\nname = "{name}"\nkey = "{key}"\n' for name, key in sorted(found.items())]
+        if offer.name in keys:
+            raise StudyError(f"{path}: there are two offers of {offer.name}; use the one that its owner confirms")
+        keys[offer.name] = offer.key
+    entries = [f'[[roster]]\nname = "{name}"\nkey = "{key}"\n' for name, key in sorted(keys.items())]
     text = "\n".join([draft.read_text(encoding="utf-8").rstrip() + "\n", *entries])
     study_from(tomllib.loads(text), str(draft), draft.parent)
     return text

@@ -20,7 +20,7 @@ CANNOT_CONTINUE = "the study cannot continue"
 
 
 def refusal_text(code: str) -> str:
-    """Describe the refusal of a site. A code that withholds the reason says where it is."""
+    """Describe the refusal of a site. If the code withholds the reason, refer to the site's log."""
     return "refused; see the site's log" if code == WITHHELD else f"refused: {code}"
 
 
@@ -41,7 +41,7 @@ class SiteState(StrEnum):
 
     PRESENT = "present"
     LATE = "late"
-    ABSENT = "absent"
+    MISSING = "missing"
     CONNECTED = "connected"
     SILENT = "silent"
     REFUSED = "refused"

@@ -13,7 +13,7 @@ from dpadmm.accounting.composition import tally_paper_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.engine.noise import CohortQuery, ExactNoise
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.methods.auto import noise_per_unit
+from dpadmm.methods.hyperparameters import noise_per_unit
 from dpadmm.planning.scenarios import Pool
 from dpadmm.queries import make_query
 from dpadmm.queries.gradient import Gradient
@@ -30,7 +30,7 @@ TAG_BYTES = 8
 def with_rounds_for(study: Study, sizes: Integers) -> Study:
     """Return the study with the number of rounds for agents of these sizes, if it sets none."""
     study.check_sites(len(sizes))
-    training = study.training.with_rounds(study.problem, PublicSizes(sizes, study.shape[0]))
+    training = study.training.resolved(study.problem, PublicSizes(sizes, study.shape[0]))
     return study if training == study.training else replace(study, training=training)
 
 
@@ -72,7 +72,7 @@ class Costs:
 
     @property
     def total_noise(self) -> float:
-        """``x = ν·d``. Above ``max_noise`` of ``auto``, the noise hides the columns."""
+        """``x = ν·d``. Above ``max_noise`` of ``pgd``, the noise hides the columns."""
         return self.noise * self.n_features
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,12 +29,11 @@ from dpadmm.accounting.events import AnyRelease
 from dpadmm.engine.loop import RandomAborts
 from dpadmm.engine.metrics import spread as deviation
 from dpadmm.engine.minimizer import minimizer
-from dpadmm.engine.noise import CohortQuery, SimulatedNoise, with_normals
+from dpadmm.engine.noise import CohortQuery, Noise, SimulatedNoise, with_normals
 from dpadmm.errors import ConvergenceWarning
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import decoded
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.methods import Auto
 from dpadmm.methods.prior import Prior
 from dpadmm.models.run import Result
 from dpadmm.models.run import run as run_cohort
@@ -48,8 +47,8 @@ from dpadmm.studies.study import Study
 WEAK_PENALTY = 1e-6
 """Weight of the L2 penalty of models without noise."""
 
-CORRECTION_OF_AUTO, CORRECTION_WITH_PRIOR = 0.5, 0.75
-"""Factors of the correction for ``auto``, without and with a prior: a shrunk model overfits less."""
+CORRECTION_SHRUNK, CORRECTION_WITH_PRIOR = 0.5, 0.75
+"""Factors of the correction for ``pgd``, without and with a prior: a shrunk model overfits less."""
 
 MAX_AGENTS = 200
 """Maximum number of simulated agents. If there are more, these stand for all, with noise that is smaller by the root
@@ -158,7 +157,7 @@ class ForecastGrid:
 
 
 @dataclass(frozen=True)
-class PlannedNoise:
+class PlannedNoise(Noise):
     """Seeded noise of agents with the planned ``n_rows``, whatever the number of simulated rows."""
 
     normals: SimulatedNoise
@@ -188,11 +187,11 @@ def run(
 ) -> Result:
     """Run the settings for agents of these sizes on rows of the pool.
 
-    ``auto`` needs only the mean over all rows, so one agent is simulated: its noise is that of ``Σm/√n`` rows, or of
+    Some methods need only the mean over all rows, so one agent is simulated: its noise is that of ``Σm/√n`` rows, or of
     ``Σm/√(n/h)`` rows with secure aggregation and h honest agents.
     """
     rng, total = np.random.default_rng(seed), int(sizes.sum())
-    if isinstance(training.method, Auto):
+    if training.method.sums_only:
         simulated, scale = (
             np.array([max(1, round(total * math.sqrt((training.min_honest_sites or 1) / len(sizes))))]),
             1.0,
@@ -393,8 +392,8 @@ def _values(
         test, train = on_test[:, 0], on_train[:, 0]
         shares = int(trained[0]) / scenario.n_rows, min(1.0, int(trained[0]) / int(sizes.sum()))
         way = optimism_correction(study, name, int(trained[0]), shares, from_prior)
-        if noise and isinstance(study.training.method, Auto):
-            way *= CORRECTION_WITH_PRIOR if scenario.has_public_rows else CORRECTION_OF_AUTO
+        if noise and study.training.method.sums_only:
+            way *= CORRECTION_WITH_PRIOR if scenario.has_public_rows else CORRECTION_SHRUNK
         # On all rows of a scenario, folds differ by their noise and hardly by the test rows
         std = float(deviation((test * tested + train * trained) / (tested + trained))) if noise else 0.0
         std_error, std_error_vs_constant, std_error_vs_public = np.sqrt(

@@ -12,7 +12,6 @@ from typing import Any
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.errors import DataError
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods import Auto
 from dpadmm.models.explain import explain
 from dpadmm.models.model import Model
 from dpadmm.models.run import Result
@@ -82,8 +81,7 @@ def intervals_warning(study: Study, sizes: Integers, public: Path | None) -> str
 
     It depends on public values only: the study, the numbers of rows, and public or synthetic rows.
     """
-    method = study.training.method
-    if not (isinstance(method, Auto) and method.inference):
+    if not study.training.has_inference:
         return ""
     n_rows, epsilon = int(sizes.sum()), exact_epsilon(math.sqrt(study.terms.plan.mu_squared()), study.terms.delta)
     found = forecast_intervals(study, _scenarios(study, n_rows, public), sizes, seed=SEED)

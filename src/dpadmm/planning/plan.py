@@ -68,7 +68,7 @@ def alternatives(study: Study, sizes: Integers, epsilon: float) -> list[Alternat
     budget, found = {**dict.fromkeys(BUDGETS), "epsilon": epsilon}, []
     for min_honest_sites, aborted_rounds in wanted:
         training = study.training.with_changes(aggregation="secure", min_honest_sites=min_honest_sites, **budget)
-        training = training.with_rounds(study.problem, PublicSizes(sizes, study.shape[0]))
+        training = training.resolved(study.problem, PublicSizes(sizes, study.shape[0]))
         found.append(Alternative(training, exact_epsilon(math.sqrt(min_honest_sites) * mu, delta), aborted_rounds))
     return found
 

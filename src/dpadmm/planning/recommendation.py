@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpadmm.errors import StudyError
-from dpadmm.methods.auto import HYPERPARAMETERS
+from dpadmm.methods.hyperparameters import HYPERPARAMETERS
 from dpadmm.models.model import PROBABILITIES
 from dpadmm.planning.forecast import ForecastGrid, ScenarioForecast, Values
 from dpadmm.planning.measures import MEASURES, ForecastMeasure, difference_text, value_text

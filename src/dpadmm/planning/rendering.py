@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dpadmm.methods.auto import HYPERPARAMETERS
+from dpadmm.methods.hyperparameters import HYPERPARAMETERS
 from dpadmm.planning.forecast import ScenarioForecast, Value
 from dpadmm.planning.measures import MEASURES, value_text
 from dpadmm.planning.plan import Alternative, Plan
@@ -71,7 +71,7 @@ def _costs(plan: Plan) -> Facts:
     return Facts(
         [
             *facts,
-            Fact("", "noise multiplier z", plan.study.terms.plan.noise_in_words()),
+            Fact("", "noise multiplier z", plan.study.terms.plan.describe_noise()),
             Fact("", "noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
             Fact("", f"ν in all {costs.n_features} features, x", f"{costs.total_noise:.3g}{too_much}"),
             Fact("", "one agent in a round", traffic),

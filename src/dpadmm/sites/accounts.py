@@ -1,4 +1,4 @@
-"""What a ledger says about the studies in it: broken promises, and privacy reports."""
+"""Studies in a ledger: those that lowered limits keep from ending, and their privacy reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dpadmm.accounting.release_plan import plan_from_json
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.errors import StudyError
 from dpadmm.trusted.ledger import Account, LedgerState
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
@@ -15,32 +15,34 @@ if TYPE_CHECKING:
     from dpadmm.accounting.report import PrivacyReport
 
 
-def broken_promises(policy: Policy, book: LedgerState) -> list[str]:
-    """A sentence for every enrolled study that lowered limits keep from ending as agreed: for the owner."""
-    still_open = {hash: each for hash, each in book.accounts.items() if not each.closed and _goes_on(each)}
-    told = [
-        f"{_name(hash, account)} is enrolled and will be refused: {why}; raise the limit, or leave the study"
-        for hash, account in still_open.items()
-        for why in _reasons(policy, account)
+def broken_promises(policy: Policy, state: LedgerState) -> list[str]:
+    """Return an error for every enrolled study that lowered limits keep from ending as agreed: for the owner."""
+    unfinished = {
+        hash: account for hash, account in state.accounts.items() if not account.closed and _continues(account)
+    }
+    errors = [
+        f"{_name(hash, account)} is enrolled and will be refused: {reason}; raise the limit, or leave the study"
+        for hash, account in unfinished.items()
+        for reason in _reasons(policy, account)
     ]
-    names = ", ".join(_name(*pair) for pair in still_open.items())
-    limits = {(book.promised, policy.cap, book.spent): ""}
-    alone = (book.collusion_promised, policy.collusion_cap, book.collusion_spent)
-    limits.setdefault(alone, " if all other sites work together")
-    for sums, whose in limits.items():
-        if still_open and float(sums[0]) > sums[1]:
-            asked, cap, spent = (policy.epsilon_of(each) for each in sums)
-            told.append(
-                f"your limit{whose}, ε {cap:.4f} at δ = {policy.delta:g}, is below what was promised, ε {asked:.4f} "
-                f"({spent:.4f} of it released): not every enrolled study can end ({names}); raise the limit, or "
-                "leave a study"
+    names = ", ".join(_name(*pair) for pair in unfinished.items())
+    limits = {(state.promised, policy.cap, state.spent): ""}
+    collusion = (state.collusion_promised, policy.collusion_cap, state.collusion_spent)
+    limits.setdefault(collusion, " if all other sites collude")
+    for sums, condition in limits.items():
+        if unfinished and float(sums[0]) > sums[1]:
+            promised, cap, spent = (policy.epsilon_of(total) for total in sums)
+            errors.append(
+                f"your limit{condition}, ε {cap:.4f} at δ = {policy.delta:g}, is below what was promised, "
+                f"ε {promised:.4f} ({spent:.4f} of it released): not every enrolled study can end ({names}); raise "
+                "the limit, or leave a study"
             )
-    return told
+    return errors
 
 
 def _reasons(policy: Policy, account: Account) -> Iterator[str]:
     about = account.about
-    if "plan" not in about:  # a reservation that no guard made
+    if "plan" not in about:  # not reserved by a guard
         return
     for limit in policy.evaluate(terms_of(account), about["n_rows"], promised=None):
         if not limit.holds:
@@ -50,7 +52,7 @@ def _reasons(policy: Policy, account: Account) -> Iterator[str]:
 
 
 def terms_of(account: Account) -> Terms:
-    """What a study asks for, as the ledger has it."""
+    """Return the terms of a study, from the ledger."""
     about = account.about
     masking = about.get("masking")
     if masking:
@@ -62,7 +64,7 @@ def terms_of(account: Account) -> Terms:
         name=about["name"],
         method=about["method"],
         loss=about["loss"],
-        plan=plan_from_json(about["plan"]),
+        plan=ReleasePlan.from_list(about["plan"]),
         statistics={},
         delta=about["delta"],
         may_miss_rounds=account.may_miss_rounds,
@@ -70,7 +72,7 @@ def terms_of(account: Account) -> Terms:
     )
 
 
-def _goes_on(account: Account) -> bool:
+def _continues(account: Account) -> bool:
     if "plan" not in account.about:
         return True
     return max(account.rounds, default=0) < terms_of(account).plan.n_rounds
@@ -90,7 +92,7 @@ def report_of_account(study: str, account: Account, *, site: str) -> PrivacyRepo
     about = account.about
     if missing := [key for key in _LEDGER_KEYS if key not in about]:
         raise StudyError(f"study {study[:12]} was not enrolled by a guard: the ledger has no {', '.join(missing)}")
-    plan, k = plan_from_json(about["plan"]), about["rows_per_person"]
+    plan, k = ReleasePlan.from_list(about["plan"]), about["rows_per_person"]
     releases = AgentReleases.from_tallies(
         plan.tally(), plan.tally(account.rounds), charge_planned=True, rows_per_person=k
     )

@@ -28,13 +28,13 @@ def check_urls(text: str) -> str:
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """Of an address that :func:`check_urls` accepted."""
+    """Return host and port of an address that :func:`check_urls` accepted."""
     parts = urlsplit(url)
     return str(parts.hostname), int(parts.port or 0)
 
 
 def endpoints(urls: str, server_names: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Each address with the host name that the certificate of its server must have.
+    """Return each address with the host name that the certificate of its server must contain.
 
     Without ``server_names`` that is the host of the address. Otherwise it is one of the names: the host itself if it
     is among them, else each in turn, because a relay may lead to any of these hosts.
@@ -44,8 +44,8 @@ def endpoints(urls: str, server_names: Sequence[str] = ()) -> list[tuple[str, st
     >>> endpoints("tls://relay:1,tls://b:2", ["a", "b"])
     [('tls://relay:1', 'a'), ('tls://relay:1', 'b'), ('tls://b:2', 'b')]
     """
-    found = []
+    result = []
     for url in urls.split(","):
         host = host_and_port(url)[0]
-        found += [(url, name) for name in ([host] if host in server_names or not server_names else server_names)]
-    return found
+        result += [(url, name) for name in ([host] if host in server_names or not server_names else server_names)]
+    return result

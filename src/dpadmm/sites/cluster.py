@@ -1,7 +1,7 @@
-"""A table in a folder of files that the workers of a Dask cluster read and hold: a part of the rows for each file.
+"""A table on a Dask cluster: a folder of files, each of which a worker reads and holds as one part of the rows.
 
-All of it is inside the owner's trust boundary: sums leave the workers without noise, for the owner's agent, whose
-guard adds it. Persons are found here, from the ids of all parts, since their rows may be in several
+The cluster is inside the owner's trust boundary. Workers send sums without noise to the site's process, whose guard
+adds the noise. Persons are determined here from the ids of all parts, because their rows may be in several files
 (docs/decisions/0018-rows-on-a-cluster.md).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -31,29 +31,29 @@ from dpadmm.trusted.discrete_gaussian import Lattice
 from dpadmm.trusted.private_rows import CheckedRows, PartitionedRows, PartSummary, silence
 from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 
-SUM_WITHIN = 600.0
-"""Seconds for the sums of a round, a worker's death and reading its files again included."""
+SUM_TIMEOUT = 600.0
+"""Seconds for the sums of a round, including the restart of a worker that reads its files again."""
 
 AnyReport = TypeVar("AnyReport", bound=Report)
 
 
 @dataclass(frozen=True, eq=False)
 class HeldPart:
-    """A part of the rows at a worker, and what the agent is told of it."""
+    """A part of the rows at a worker, with its summary for the site's process."""
 
     rows: CheckedRows
-    about: PartSummary
+    summary: PartSummary
     report: Report
     n_bytes: int
 
     def __sizeof__(self) -> int:
-        """By this Dask sees that sums should be made where the rows are, and not the rows be moved."""
+        """Report the size to Dask, so that it computes sums where the rows are instead of moving rows."""
         return self.n_bytes
 
 
 @dataclass(frozen=True)
 class ClusterRows(SiteRows):
-    """``table`` is a folder that the workers see; its files, by name, are the parts."""
+    """Rows on a cluster. ``table`` is a folder that the workers can read; its files, by name, are the parts."""
 
     scheduler: str
 
@@ -63,60 +63,60 @@ class ClusterRows(SiteRows):
 
     @cached_property
     def _files(self) -> list[SiteRows]:
-        (found,) = self._cluster.gather([self._cluster.submit(files_of, self.table.absolute())])
-        return [SiteRows(self.path, file, self.label, self.unit) for file in found]
+        (paths,) = self._cluster.gather([self._cluster.submit(files_of, self.table.absolute())])
+        return [SiteRows(self.path, path, self.label, self.unit) for path in paths]
 
     def persons(self) -> Persons:
-        """Whose rows there are: for the owner only."""
+        """Return the persons in the table: for the owner only."""
         tasks = [self._cluster.submit(_ids_in, file) for file in self._files]
         return persons_of(self.unit, self._cluster.gather(tasks))
 
     def opened(self, study: Study) -> PartitionedRows:
-        """The rows as a guard holds them: each file is encoded by a worker, which keeps it in memory."""
+        """Return the encoded rows for a guard. Each file is encoded by a worker, which holds it in memory."""
         submit, gather = self._cluster.submit, self._cluster.gather
         tables = [submit(_encoded, file, study) for file in self._files]
         ids = gather([submit(_ids_of, table) for table in tables])
-        everyone, ends = persons_of(self.unit, ids), np.cumsum([n for n, _ in ids])
-        silent = np.split(everyone.silent, ends[:-1])
+        persons, ends = persons_of(self.unit, ids), np.cumsum([n for n, _ in ids])
+        silent = np.split(persons.silent, ends[:-1])
         parts = [
-            submit(hold, table, self.unit, replace(everyone, silent=mine), digest_of(*said))
-            for table, mine, said in zip(tables, silent, ids, strict=True)
+            submit(hold, table, self.unit, replace(persons, silent=own), digest_of(*part_ids))
+            for table, own, part_ids in zip(tables, silent, ids, strict=True)
         ]
-        told = gather([submit(_about, part) for part in parts])
-        self._reports[study.hash] = merged([report for _, report in told]), everyone
-        log = logging.getLogger(f"dpadmm.agent.{self.path.parent}")
+        summaries = gather([submit(_summary, part) for part in parts])
+        self._reports[study.hash] = merged([report for _, report in summaries]), persons
+        log = logging.getLogger(f"dpadmm.site.{self.path.parent}")
 
         def totals(statistic: Query, parameters: Floats, grid: Lattice) -> Sequence[Integers]:
-            asked = (statistic, parameters, grid)
+            query = (statistic, parameters, grid)
             try:
-                tasks = [
-                    submit(total, part, about.digest, *asked) for part, (about, _) in zip(parts, told, strict=True)
-                ]
-                return gather(tasks, SUM_WITHIN)
-            except Exception as error:  # whoever asked learns no more than that there is no answer
-                log.error(
-                    "the cluster gave no sum: %s", error if isinstance(error, DPADMMError) else type(error).__name__
-                )
+                digests = [summary.digest for summary, _ in summaries]
+                tasks = [submit(total, part, digest, *query) for part, digest in zip(parts, digests, strict=True)]
+                return gather(tasks, SUM_TIMEOUT)
+            except Exception as error:  # the server only learns that there is no answer
+                reason = error if isinstance(error, DPADMMError) else type(error).__name__
+                log.error("the cluster returned no sum: %s", reason)
                 raise
 
-        return PartitionedRows([about for about, _ in told], self.unit, totals)
+        return PartitionedRows([summary for summary, _ in summaries], self.unit, totals)
 
     def line_warnings(self, n_rows: int) -> list[str]:
-        """Where lines of the files became no rows."""
-        found = self._cluster.gather([self._cluster.submit(_line_warnings, file.table) for file in self._files])
-        return [each for told in found for each in told]
+        """Return warnings about lines of the files that contain no row."""
+        warnings = self._cluster.gather([self._cluster.submit(_line_warnings, file.table) for file in self._files])
+        return [warning for part in warnings for warning in part]
 
     def survey(self, study: Study) -> Survey | None:
-        """What a study makes of the cells of all files, for the owner only."""
+        """Return counts of the cells of all files in a study's encoding, for the owner only."""
         if (named := self._schema(study)) is None:
             return None
         files = [file.table for file in self._files]
-        found: list[Survey] = self._cluster.gather([self._cluster.submit(survey_table, file, *named) for file in files])
+        surveys: list[Survey] = self._cluster.gather(
+            [self._cluster.submit(survey_table, file, *named) for file in files]
+        )
         return replace(
-            merged(found),
-            problems=[f"{files[i].name}: {told}" for i, each in enumerate(found) for told in each.problems],
-            in_other_capitals=sum(each.in_other_capitals for each in found),
-            about_lines=[line for each in found for line in each.about_lines],
+            merged(surveys),
+            problems=[f"{files[i].name}: {text}" for i, survey in enumerate(surveys) for text in survey.problems],
+            in_other_capitals=sum(survey.in_other_capitals for survey in surveys),
+            about_lines=[line for survey in surveys for line in survey.about_lines],
         )
 
     def _encode(self, study: Study) -> None:
@@ -127,21 +127,21 @@ class ClusterRows(SiteRows):
         return True
 
 
-# What workers do
+# Tasks of the workers
 
 
 def files_of(table: Path) -> list[Path]:
-    """The files of a folder that workers see."""
+    """Return the files of a folder that workers can read."""
     if not table.is_dir():
-        raise DataError(f"{table}: with scheduler, table must be a folder that the cluster's workers see")
-    column_names(table)  # of the same types in all files: an id written as another number would be somebody else's
+        raise DataError(f"{table}: with scheduler, table must be a folder that the cluster's workers can read")
+    column_names(table)  # checks that types agree: an id parsed as another number would be another person's
     return parts(table)
 
 
 def _encoded(file: SiteRows, study: Study) -> EncodedTable:
     table = file.encoded_table(study)
     if table is None or len(table.labels) < 2:
-        raise DataError(f"{file.table} has one row; every file of a table on a cluster needs two")
+        raise DataError(f"{file.table} has fewer than two rows; every file of a table on a cluster needs at least two")
     return table
 
 
@@ -166,62 +166,62 @@ def _line_warnings(file: Path) -> list[str]:
 
 
 def digest_of(n_rows: int, ids: Ids | None) -> str:
-    """SHA-256 of whose rows a file has."""
-    said = () if ids is None else (np.ascontiguousarray(ids.codes).tobytes(), *map(str, ids.spellings))
-    return sha256(repr((n_rows, *said)).encode()).hexdigest()
+    """Return the SHA-256 of the person ids in a file."""
+    parts = () if ids is None else (np.ascontiguousarray(ids.codes).tobytes(), *map(str, ids.spellings))
+    return sha256(repr((n_rows, *parts)).encode()).hexdigest()
 
 
 def hold(table: EncodedTable, unit: PrivacyUnit, persons: Persons, ids: str) -> HeldPart:
-    """Rows of a file as they are summed; ``persons`` says which of them are silent, if whose they are is still ``ids``.
+    """Return a part of the rows, with the rows that ``persons`` marks as silent set to zero.
 
-    After a worker's death the file has perhaps been read again.
+    Raises ``DataError`` if the file's ids changed from the digest ``ids``: a restarted worker reads the file again.
     """
     if digest_of(*_ids_of(table)) != ids:
         raise DataError("a file of the table was changed while it was read")
     weights = table.row_weights
     rows = CheckedRows(silence(table.features, table.labels, unit, persons, owned=False, row_weights=weights))
-    n_bytes = sum(each.nbytes for each in layout(table.features)[1])
+    n_bytes = sum(array.nbytes for array in layout(table.features)[1])
     return HeldPart(rows, PartSummary(rows.n_rows, rows.n_features, rows.digest()), table.report, n_bytes)
 
 
-def _about(part: HeldPart) -> tuple[PartSummary, Report]:
-    return part.about, part.report
+def _summary(part: HeldPart) -> tuple[PartSummary, Report]:
+    return part.summary, part.report
 
 
 def total(part: HeldPart, digest: str, statistic: Query, parameters: Floats, grid: Lattice) -> Integers:
-    """The rounded sum over a part, which may have been read again since it was enrolled."""
-    if part.about.digest != digest:
+    """Return the rounded sum over a part, unless its file changed since the study was enrolled."""
+    if part.summary.digest != digest:
         raise DataError("a file of the table is not what it was when the study was enrolled")
     return part.rows.total(statistic, parameters, grid)
 
 
-# What the agent makes of it
+# Merging at the site's process
 
 
 def persons_of(unit: PrivacyUnit, parts: Sequence[tuple[int, Ids | None]]) -> Persons:
-    """Whose rows all parts have, in their order: ids that are written alike are one, wherever they are."""
-    n_rows, places = sum(n for n, _ in parts), dict[object, int]()
+    """Return the persons of all parts, in their order. Equal ids are one person, in any part."""
+    n_rows, indices = sum(n for n, _ in parts), dict[object, int]()
     codes = [
-        np.array([places.setdefault(spelling, len(places)) for spelling in ids.spellings])[ids.codes]
+        np.array([indices.setdefault(spelling, len(indices)) for spelling in ids.spellings])[ids.codes]
         for _, ids in parts
         if ids is not None
     ]
-    return unit.persons(Ids(np.concatenate(codes), list(places)) if codes else None, n_rows)
+    return unit.persons(Ids(np.concatenate(codes), list(indices)) if codes else None, n_rows)
 
 
 def merged(reports: Sequence[AnyReport]) -> AnyReport:
-    """The counts of all reports together."""
+    """Return the sums of all counts in these reports."""
     first, *_ = reports
     return type(first)(
-        rows=sum(each.rows for each in reports),
-        shortened=sum(each.shortened for each in reports),
+        rows=sum(report.rows for report in reports),
+        shortened=sum(report.shortened for report in reports),
         columns={
-            name: _added(each.columns[name] for each in reports if name in each.columns) for name in first.columns
+            name: _total(report.columns[name] for report in reports if name in report.columns) for name in first.columns
         },
-        label=_added(each.label for each in reports),
+        label=_total(report.label for report in reports),
     )
 
 
-def _added(tallies: Iterable[Tally]) -> Tally:
-    every = list(tallies)
-    return Tally(**{kind.name: sum(getattr(each, kind.name) for each in every) for kind in fields(Tally)})
+def _total(tallies: Iterable[Tally]) -> Tally:
+    counts = zip(*(astuple(tally) for tally in tallies), strict=True)
+    return Tally(*map(sum, counts))

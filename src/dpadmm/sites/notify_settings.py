@@ -1,4 +1,4 @@
-"""The section ``[notify]`` of ``site.toml`` and ``aggregator.toml``: the program that receives events."""
+"""The section ``[notify]`` of ``site.toml`` and ``server.toml``: the program that receives events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotifySettings:
     delay: float = 10.0
 
     def warnings(self) -> list[str]:
-        """What prevents the program from being started."""
+        """Return warnings if the program cannot be started."""
         program = Path(self.command[0])
         if program.is_file() and os.access(program, os.X_OK):
             return []
@@ -33,7 +33,7 @@ def notify_settings(section: Mapping[str, Any], where: str) -> NotifySettings:
     """Check the section ``[notify]`` of the file ``where``; one error names all of its problems."""
     check_names(section, ("command", "delay"), f"{where}, [notify]")
     command, delay, problems = section.get("command"), section.get("delay", NotifySettings.delay), []
-    if not isinstance(command, list) or not command or not all(_is_word(each) for each in command):
+    if not isinstance(command, list) or not command or not all(_is_word(word) for word in command):
         example = '["/usr/local/bin/notify"]'
         problems.append(f"notify.command must be a list of a program and its arguments, such as {example}")
     elif not Path(command[0]).is_absolute():

@@ -1,7 +1,6 @@
-"""A site: an owner's table, limits and ledger, as its ``site.toml`` says.
+"""A site: an owner's table, limits and ledger, configured in ``site.toml``.
 
-Nothing here is taken from a study but which columns it wants and what its labels are called: limits, the cap
-on rows of one person and the ledger are the owner's alone.
+A study only selects columns and names classes. It cannot change limits, the number of rows per person, or the ledger.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from dpadmm.errors import RefusalError, StudyError
 from dpadmm.files.atomic import StrPath, atomic_file, expanded
 from dpadmm.files.toml import read_toml
 from dpadmm.losses import LOSSES
-from dpadmm.methods import KINDS
+from dpadmm.methods import CONCRETE_METHODS, KINDS
 from dpadmm.parameters.fields import check_names, nearest
 from dpadmm.sites.addresses import check_urls
 from dpadmm.sites.notify_settings import NotifySettings, notify_settings
-from dpadmm.studies.checks import DEPLOYABLE
 from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import EnrolledStudy, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
@@ -33,7 +31,7 @@ from dpadmm.trusted.unit import PrivacyUnit
 if TYPE_CHECKING:
     from dpadmm.sites.table import SiteRows
 
-FORMAT = "dpadmm-site/1"
+FORMAT = "dpadmm-site/2"
 SECTIONS = {
     "data": ("table", "label", "scheduler"),
     "person": ("column", "rows"),
@@ -42,8 +40,8 @@ SECTIONS = {
     "server": ("addresses",),
     "notify": ("command", "delay"),
 }
-MOST = 10**9
-"""Rows or rounds in a limit."""
+MAX_LIMIT = 10**9
+"""Maximum of limits in rows or rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +56,27 @@ class Site:
     label: str | None
     """The column with the outcome."""
     scheduler: str | None = None
-    """The address of the Dask scheduler whose workers hold the rows; None: this process does."""
+    """The address of the Dask scheduler whose workers hold the rows; None: this process holds them."""
     addresses: tuple[str, ...] = ()
-    """Addresses of brokers, in place of those in the invitation."""
+    """Addresses of brokers. They replace those of the invitation."""
     notify: NotifySettings | None = None
-    """The program that receives events; None: there is none."""
     policy: Policy
-    """The limits; ``policy.unit`` says whose rows go together, and how many of them are used."""
+    """The limits, and the privacy unit."""
 
     @cached_property
     def rows(self) -> SiteRows:
-        """The table, and what a study makes of it: for the owner only."""
-        about = self.path, self.table, self.label, self.policy.unit
+        """The table and its encodings. Errors and warnings are for the owner only."""
+        arguments = self.path, self.table, self.label, self.policy.unit
         if self.scheduler is not None:
             from dpadmm.sites.cluster import ClusterRows
 
-            return ClusterRows(*about, self.scheduler)
+            return ClusterRows(*arguments, self.scheduler)
         from dpadmm.sites.table import SiteRows  # loads the readers of tables
 
-        return SiteRows(*about)
+        return SiteRows(*arguments)
 
     def open_rows(self, study: Study) -> PrivateRows:
-        """The rows in the encoding of a study; what is wrong with them is for the owner's eyes only."""
+        """Return the rows in the encoding of a study. Errors are for the owner only."""
         return self.rows.opened(study)
 
     def open_ledger(self, folder: Path | None = None, *, create: bool = False) -> Ledger:
@@ -95,24 +92,25 @@ class Site:
 
     @contextmanager
     def guard(self, *, create: bool = False, rows: PrivateRows | None = None) -> Iterator[Guard]:
-        """Hold the ledger, and guard the rows with it; ``create`` begins a ledger where there is none.
+        """Open the ledger and guard the rows with it. ``create`` begins a new ledger if there is none.
 
-        ``rows`` are those of the one study that is to be enrolled, if they have been encoded before.
+        ``rows`` are the encoded rows of the study to be enrolled, if the caller has them.
         """
         with self.open_ledger(create=create) as ledger:
             yield Guard(self.policy, ledger, self.open_rows if rows is None else lambda _: rows, self.key_of)
 
     def begin(self) -> None:
-        """Begin the ledger: refused where there is one, since a new one would forget what was spent."""
+        """Begin the ledger; raise ``RefusalError`` if there is one, because a new one would lose the spent budget."""
         if (self.ledger / MARK).exists() and (self.ledger / MARK).stat().st_size:
-            text = "it is kept, since a new one would forget what was spent"
+            text = "it is not replaced, because a new one would lose the spent budget"
             raise RefusalError("ledger-exists", f"there is a ledger in {self.ledger}; {text}")
         with self.guard(create=True):
             pass
 
-    def rehearse(self, study: Study, book: LedgerState) -> EnrolledStudy:
-        """What ``enrol`` would say where the ledger holds ``book``: nothing is held or written."""
-        return Guard(self.policy, _Rehearsal(book, self.policy), self.open_rows, self.key_of).enrol(study)
+    def dry_run(self, study: Study, state: LedgerState) -> EnrolledStudy:
+        """Return the result of ``enrol`` for a ledger in this state, or raise its error, without locks and records."""
+        study.check_concrete()
+        return Guard(self.policy, _DryRunLedger(state, self.policy), self.open_rows, self.key_of).enrol(study)
 
     @property
     def keys(self) -> Path:
@@ -120,7 +118,7 @@ class Site:
         return self.path.parent / "keys"
 
     def make_key(self) -> bytes:
-        """Make a key for one study with secure aggregation; its public half, for the study's roster."""
+        """Make a key for one study with secure aggregation; return its public half, for the study's roster."""
         from dpadmm.trusted.masking import public_key  # needs cryptography
 
         private = os.urandom(32)
@@ -131,25 +129,24 @@ class Site:
         return public
 
     def key_of(self, masking: MaskingTerms) -> bytes:
-        """The private key of this site in a roster."""
-        found = [path for _, key in masking.roster if (path := self.keys / key.hex()).exists()]
-        if len(found) != 1:
-            said = "none of its keys is" if not found else "several of its keys are"
-            raise RefusalError(
-                "roster-not-mine", f"a study's roster has one key of each site, and {said} in {self.keys}"
-            )
-        if found[0].stat().st_mode & 0o077:
-            text = f"others may read the secret {found[0]}, so that its masks hide nothing: chmod 600 {found[0]}"
+        """Return the private key of this site in a roster."""
+        paths = [path for _, key in masking.roster if (path := self.keys / key.hex()).exists()]
+        if len(paths) != 1:
+            problem = "several of its keys are" if paths else "none of its keys is"
+            text = f"a study's roster has one key of each site, and {problem} in {self.keys}"
             raise RefusalError("roster-not-mine", text)
-        return found[0].read_bytes()
+        if paths[0].stat().st_mode & 0o077:
+            text = f"others may read the secret {paths[0]}, so that its masks hide nothing: chmod 600 {paths[0]}"
+            raise RefusalError("roster-not-mine", text)
+        return paths[0].read_bytes()
 
     def warnings(self) -> list[str]:
-        """Where others could undo the owner's limits, and a program for events that cannot be started."""
+        """Return warnings: files that others can change or read, and a program for events that cannot be started."""
         return [*self._open_files(), *(self.notify.warnings() if self.notify is not None else [])]
 
     def _open_files(self) -> list[str]:
         return [
-            f"everyone on this machine may write to {path}, and so undo your limits: chmod o-w {path}"
+            f"everyone on this machine may write to {path} and thus undo your limits: chmod o-w {path}"
             for path in (self.path, self.ledger)
             if path.exists() and path.stat().st_mode & stat.S_IWOTH
         ] + [
@@ -159,31 +156,31 @@ class Site:
         ]
 
 
-class _Rehearsal(Ledger):
-    """The rules of a ledger without its files: what would be recorded is checked, and no more."""
+class _DryRunLedger(Ledger):
+    """A ledger without files: records are checked, but not written."""
 
-    def __init__(self, book: LedgerState, policy: Policy) -> None:
-        super().__init__(Path(), cast(Any, None), cast(Any, None), book)
-        book.cap, book.collusion_cap = policy.cap, policy.collusion_cap
+    def __init__(self, state: LedgerState, policy: Policy) -> None:
+        super().__init__(Path(), cast(Any, None), cast(Any, None), state)
+        state.cap, state.collusion_cap = policy.cap, policy.collusion_cap
 
     def _append(self, record: Record, payload: bytes = b"") -> None:
         self.status().check(record, payload)
 
 
 def counted(n: int, one: str, several: str) -> str:
-    """``1 row``, ``2,000 rows``."""
+    """Return a count with its noun: ``1 row``, ``2,000 rows``."""
     return f"{n:,} {one if n == 1 else several}"
 
 
 def read_site(path: StrPath) -> Site:
-    """A site from its ``site.toml``; one sentence for whatever is wrong with it."""
+    """Read a site from its ``site.toml``."""
     file = Path(path)
     return site_from(read_toml(file), file)
 
 
 def site_from(table: Mapping[str, Any], path: Path) -> Site:
-    """A site from the table that a TOML file at ``path`` holds; its paths are relative to that file."""
-    check_names(table, ["format", "ledger", "local_metrics", *SECTIONS], str(path))  # of old files; it decides nothing
+    """Return the site of a parsed TOML file at ``path``. Its paths are relative to that file."""
+    check_names(table, ["format", "ledger", *SECTIONS], str(path))
     if table.get("format") != FORMAT:
         raise StudyError(f'{path}: format must be "{FORMAT}", not {table.get("format")!r}')
     here = path.parent
@@ -205,7 +202,7 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
         policy=Policy(
             epsilon=epsilon,
             delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),
-            methods=entries.names("limits.methods", limits.get("methods"), (*DEPLOYABLE, *KINDS)),
+            methods=entries.names("limits.methods", limits.get("methods"), (*CONCRETE_METHODS, *KINDS)),
             losses=entries.names("limits.losses", limits.get("losses"), tuple(LOSSES)),
             max_rounds=entries.whole("limits.max_rounds", limits.get("max_rounds"), 1),
             min_rows=entries.whole("limits.min_rows", limits.get("min_rows"), 2),
@@ -216,7 +213,7 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
 
 
 def _masking(entries: _Entries, table: Mapping[str, Any], path: Path, epsilon: float) -> MaskingLimits | None:
-    """What ``[secure_aggregation]`` allows: nothing where it is missing."""
+    """Return the limits of ``[secure_aggregation]``; None if it is missing or not allowed."""
     if (name := "secure_aggregation") not in table:
         return None
     section = _section(table, name, path)
@@ -225,11 +222,11 @@ def _masking(entries: _Entries, table: Mapping[str, Any], path: Path, epsilon: f
         entries.whole(f"{name}.min_honest_sites", section.get("min_honest_sites"), 2),
         entries.whole(f"{name}.min_withstood", section.get("min_withstood"), 1),
     )
-    return limits if entries.yes_or_no(f"{name}.allow", section.get("allow")) else None
+    return limits if entries.boolean(f"{name}.allow", section.get("allow")) else None
 
 
 def _addresses(entries: _Entries, table: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """The broker addresses of ``[server]``; none if it is missing."""
+    """Return the broker addresses of ``[server]``; none if it is missing."""
     if "server" not in table:
         return ()
     given = entries.texts("server.addresses", _section(table, "server", path).get("addresses"), "tls://host:port")
@@ -243,14 +240,14 @@ def _addresses(entries: _Entries, table: Mapping[str, Any], path: Path) -> tuple
 def _section(table: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
     section = table.get(name)
     if not isinstance(section, Mapping):
-        said = "is missing" if section is None else f"must be a section, not {section!r}"
-        raise StudyError(f"{path}: [{name}] {said}; it has {', '.join(SECTIONS[name])}")
+        problem = "is missing" if section is None else f"must be a section, not {section!r}"
+        raise StudyError(f"{path}: [{name}] {problem}; it has {', '.join(SECTIONS[name])}")
     check_names(section, SECTIONS[name], f"{path}, [{name}]")
     return section
 
 
 class _Entries:
-    """Values of a ``site.toml``, strictly: none has a default, and each mistake is a sentence."""
+    """Checked values of a ``site.toml``. None has a default; every error names the file and the key."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -263,34 +260,33 @@ class _Entries:
     def path(self, name: str, value: object) -> Path:
         return expanded(self.text(name, value), f"{self._path}: {name}")
 
-    def number(self, name: str, value: object, least: float, most: float) -> float:
+    def number(self, name: str, value: object, minimum: float, maximum: float) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not least <= cast(float, value) <= most:  # NaN is not between anything
-            raise self._wrong(name, f"one number between {least:g} and {most:g}", value)
+        if not is_number or not minimum <= cast(float, value) <= maximum:  # also refuses NaN
+            raise self._wrong(name, f"one number between {minimum:g} and {maximum:g}", value)
         return float(cast(float, value))
 
-    def whole(self, name: str, value: object, least: int) -> int:
-        if type(value) is not int or not least <= value <= MOST:
-            raise self._wrong(name, f"a whole number between {least} and {MOST:,}", value)
+    def whole(self, name: str, value: object, minimum: int) -> int:
+        if type(value) is not int or not minimum <= value <= MAX_LIMIT:
+            raise self._wrong(name, f"a whole number between {minimum} and {MAX_LIMIT:,}", value)
         return value
 
-    def yes_or_no(self, name: str, value: object) -> bool:
+    def boolean(self, name: str, value: object) -> bool:
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false", value)
         return value
 
     def texts(self, name: str, value: object, example: str) -> list[str]:
-        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
             raise self._wrong(name, f'a list of texts, such as ["{example}"]', value)
         return value
 
     def names(self, name: str, value: object, known: Sequence[str]) -> frozenset[str]:
         if not isinstance(value, list) or not value:
             raise self._wrong(name, f"a list with some of {', '.join(known)}", value)
-        for each in value:
-            if each not in known:
-                text = f"has {each!r}, which agents do not know; {nearest(each, known)}"
-                raise StudyError(f"{self._path}: {name} {text}")
+        for item in value:
+            if item not in known:
+                raise StudyError(f"{self._path}: {name} has the unknown value {item!r}; {nearest(item, known)}")
         return frozenset(value)
 
     def _wrong(self, name: str, wanted: str, value: object) -> StudyError:
@@ -299,4 +295,4 @@ class _Entries:
         return StudyError(f"{self._path}: {name} must be {wanted}, not {value!r:.60}")
 
 
-_WHY = {"person.rows": ": the most rows that are used of any one person, all of which are charged for"}
+_WHY = {"person.rows": ": the maximum number of rows per person, all of which are charged"}

@@ -1,6 +1,6 @@
-"""An owner's table, as a study wants it: whose rows are used, and what their cells become.
+"""The rows of an owner's table in the encoding of a study.
 
-Whether a study can be encoded depends on the table's columns, not on its cells.
+Only the table's columns, not its cells, decide whether a study can be encoded.
 """
 
 from __future__ import annotations
@@ -29,22 +29,19 @@ from dpadmm.trusted.unit import Ids, Persons, PrivacyUnit
 
 @dataclass(frozen=True)
 class SiteRows:
-    """A table, its column of labels, and whose rows go together.
-
-    ``path`` is the ``site.toml`` that says so, for messages.
-    """
+    """A table with its label column and privacy unit. ``path`` is the ``site.toml``, for error messages."""
 
     path: Path
     table: Path
     label: str | None
     unit: PrivacyUnit
     _reports: dict[str, tuple[Report, Persons]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By study: what its encoding reported, so that remarks do not encode the table again."""
+    """Reports of the encodings, by study, so that ``warnings`` does not encode the table again."""
 
     def persons(self) -> Persons:
-        """Whose rows there are: for the owner only."""
+        """Return the persons in the table: for the owner only."""
         person, label = self.unit.column, () if self.label is None else (self.label,)
-        if person is not None and self._has_named_columns:  # where any cell may be an id, or none
+        if person is not None and self._has_named_columns:  # any cell may be an id
             try:
                 codes, spellings = read_owners(self.table, person, label)
             except StudyError as problem:
@@ -54,11 +51,11 @@ class SiteRows:
         return self.unit.persons(self._ids(raw), len(raw.labels))
 
     def opened(self, study: Study) -> PrivateRows:
-        """The rows as a guard holds them."""
+        """Return the encoded rows for a guard."""
         return CheckedRows(self.encoded(study))
 
     def encoded(self, study: Study) -> ProtectedRows:
-        """Features with the constant column if there is one, and labels; as many rows as the file has."""
+        """Return features (with a constant column if there is an intercept) and labels of all rows of the file."""
         if (encoded := self.encoded_table(study)) is not None:
             ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
             rows = protect(
@@ -70,57 +67,57 @@ class SiteRows:
         try:
             labels = encode_labels(raw.labels, task=study.problem.loss.task, classes=study.classes)
         except DataError as problem:
-            what = str(problem).partition(": declare")[0]
+            cause = str(problem).partition(": declare")[0]
             column = f", column {self.label!r}" if self.label else ""
-            raise DataError(f"{self.table}{column}, {what}; correct the row or leave it out") from None
+            raise DataError(f"{self.table}{column}, {cause}; correct the row or leave it out") from None
         features = clip_rows(raw.features.astype(np.float32))
-        # Last of all: a constant column would give silent rows a gradient again
+        # last, because a constant column would give zeroed rows a gradient
         features = with_intercept(features) if study.training.intercept else features
         return protect(features, labels, self.unit, self._ids(raw), owned=True)
 
     def warnings(self, study: Study) -> list[str]:
-        """What of the table a study cannot use: for the owner only, since it depends on the rows."""
+        """Return warnings about rows that a study cannot use: for the owner only, because they depend on the rows."""
         if self._schema(study) is None:
             return []
         if study.hash not in self._reports:
             self._encode(study)
         report, persons = self._reports[study.hash]
-        told = self.line_warnings(report.rows)
+        warnings = self.line_warnings(report.rows)
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
-            what = "label or weight" if study.label is not None and study.label.weight is not None else "label"
-            told.append(f"{rows} have no {what} that the study knows; they count as rows of zeros.")
+            column = "label or weight" if study.label is not None and study.label.weight is not None else "label"
+            warnings.append(f"{rows} have an unknown {column}; they count as rows of zeros.")
         if report.label.unknown == report.rows:
-            told.append("NO row has a label that the study knows: enrolled as it is, it spends your budget on nothing.")
+            warnings.append("NO row has a label of this study: participation would spend your budget on nothing.")
         if persons.n_without_id or persons.n_ambiguous:
             without = counted(persons.n_without_id, "row has", "rows have")
             ambiguous = counted(persons.n_ambiguous, "id is", "ids are")
-            told.append(
+            warnings.append(
                 f"{without} no id, and {ambiguous} written in different ways; such rows count as rows of zeros."
             )
-        doubts = {"clamped": "; the same units?", "unknown": "; the same spelling?", "missing": ""}
-        for kind, doubt in doubts.items():
-            many = ", ".join(f"{name!r} {n:,}" for name, n in much(report.columns, report.rows, kind).items())
-            if many:
-                told.append(f"of {report.rows:,} cells {kind} in columns {many}{doubt}")
-        return told
+        hints = {"clamped": "; the same units?", "unknown": "; the same spelling?", "missing": ""}
+        for kind, hint in hints.items():
+            counts = ", ".join(f"{name!r} {n:,}" for name, n in much(report.columns, report.rows, kind).items())
+            if counts:
+                warnings.append(f"of {report.rows:,} cells {kind} in columns {counts}{hint}")
+        return warnings
 
     def line_warnings(self, n_rows: int) -> list[str]:
-        """Where lines of the file became no rows."""
+        """Return warnings about lines of the file that contain no row."""
         return line_warnings(self.table, n_rows)
 
     def survey(self, study: Study) -> Survey | None:
-        """What a study makes of the table's cells, for the owner only; None for files without columns."""
+        """Return counts of the table's cells in a study's encoding, for the owner only; None without named columns."""
         named = self._schema(study)
         return None if named is None else survey_table(self.table, *named)
 
     def _encode(self, study: Study) -> None:
-        """Make a report of what a study makes of the table."""
+        """Store the report of a study's encoding."""
         self.encoded(study)
 
     @property
     def _has_named_columns(self) -> bool:
-        """Other files are read as they are."""
+        """Whether the table has named columns; other files are not encoded."""
         return has_named_columns(self.table)
 
     def _read(self, columns: Sequence[str]) -> RawTable:
@@ -130,23 +127,25 @@ class SiteRows:
             raise DataError(str(problem)) from None
 
     def _ids(self, raw: RawTable) -> Ids | None:
-        groups = None if self.unit.column is None else raw.groups  # NPZ may have groups that nobody named
+        groups = None if self.unit.column is None else raw.groups  # an NPZ file may have unnamed groups
         return None if groups is None else Ids.of(groups.tolist())
 
     def encoded_table(self, study: Study) -> EncodedTable | None:
-        """The table before anything is silenced; None for files without columns."""
+        """Return the encoded table before rows are zeroed; None for files without named columns."""
         for role, column in (("label", self.label), ("person", self.unit.column)):
             if column in study.features:
-                raise DataError(f"{self.path}: {column!r} is the {role} column, and the study wants it as a feature")
+                raise DataError(f"{self.path}: {column!r} is the {role} column, but the study uses it as a feature")
         if (named := self._schema(study)) is None:
             return None
         schema, label = named
         person = self.unit.column
         if label is not None and label.column == person:
-            raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as the label")
+            raise DataError(f"{self.path}: {person!r} is the person column, but the study uses it as the label")
         if label is not None and person is not None and person in (label.exposure, label.weight):
-            # Numbers are read as such, and ids as they are written
-            raise DataError(f"{self.path}: {person!r} is the person column, and the study wants it as numbers of rows")
+            # numbers are parsed, but ids are compared as text
+            raise DataError(
+                f"{self.path}: {person!r} is the person column, but the study uses it as exposure or weight"
+            )
         intercept = study.training.intercept
         try:
             return encode_table(self.table, schema, label, by=person, intercept=intercept, total=True)
@@ -154,17 +153,17 @@ class SiteRows:
             raise DataError(str(problem)) from None
 
     def _schema(self, study: Study) -> tuple[Schema, Label | None] | None:
-        """The columns and the label, if any, to read from a table of named columns; None for other files."""
+        """Return the columns and the label, if any, to read from a table of named columns; None for other files."""
         if study.encoding is not None:
             label = study.label and replace(study.label, column=self.label or study.label.column)
             return study.encoding, label
         if not self._has_named_columns:
-            return None  # without names, or by numbers: such files are read as they are
+            return None  # columns without names, or selected by number, are not encoded
         if self.label is None:
             raise DataError(f"{self.path}: data.label is missing: the column of {self.table} to predict")
         loss = study.problem.loss
         if loss.n_outputs == 2:
-            raise DataError("for two classes take the loss logistic; softmax is for three or more")
+            raise DataError("for two classes, use the loss logistic; softmax is for three or more")
         classes: Any = study.classes or ((-1, 1) if loss.task == "binary" else None)
         label = Label(self.label, classes=classes, plain=classes is None)
         return plain_schema(study.features), label

@@ -16,6 +16,7 @@ from dpadmm.rendering import Column as TableColumn
 from dpadmm.rendering.formats import rounded_up
 from dpadmm.studies.checks import dotted
 from dpadmm.studies.public_rows import PublicRows
+from dpadmm.studies.settings import Training
 from dpadmm.studies.study import Study
 
 MAX_COLUMNS_SHOWN = 60
@@ -42,7 +43,7 @@ def figures(study: Study) -> dict[str, Any]:
         "lipschitz": float(study.problem.loss.lipschitz),
         "noise_multiplier": study.noise_multiplier,
         "n_rounds": terms.plan.n_rounds,
-        "plan": terms.plan.as_json(),
+        "plan": terms.plan.to_list(),
         "delta": terms.delta,
         "epsilon_exact": exact_epsilon(math.sqrt(mu_squared), terms.delta),
         "epsilon_if_others_collude": exact_epsilon(math.sqrt(terms.shares * mu_squared), terms.delta),
@@ -87,7 +88,6 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
     paper = numbers["epsilon_paper"]
     intercept = ", including an intercept" if settings.intercept else ""
-    by_size = " across sites; chosen from rows and budget in one process"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(dotted(study.provenance).items()))
     model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
@@ -98,8 +98,8 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     return [
         *_describe_rows(study),
         *(model if study.kind == "training" else [("kind", study.kind), *_describe_statistics(study)]),
-        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_describe_quorum(study)}"),
-        ("noise multiplier z", study.terms.plan.noise_in_words()),
+        ("rounds", f"{_describe_rounds(settings)}{_describe_quorum(study)}"),
+        ("noise multiplier z", study.terms.plan.describe_noise()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
         *([("secure aggregation", _describe_sites(study))] if settings.min_honest_sites is not None else []),
@@ -107,6 +107,12 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         *([("constants", origin or "default")] if study.kind == "training" else []),
         *([("public rows", describe_public_rows(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def _describe_rounds(settings: Training) -> str:
+    if settings.is_open:
+        return f"chosen from rows and budget (the noise below is for {settings.planned_rounds})"
+    return str(settings.planned_rounds)
 
 
 def _describe_statistics(study: Study) -> list[tuple[str, str]]:
@@ -131,7 +137,7 @@ def _describe_sites(study: Study) -> str:
     limit = "" if study.max_rows_per_site is None else f", at most {study.max_rows_per_site:,} rows each"
     names = [site.name for site in study.roster]
     sites = f"{len(names)} sites{limit}: {first_of(names)}"
-    without = f"no roster yet (dpadmm aggregator roster){limit}"
+    without = f"no roster yet (dpadmm server propose --offer){limit}"
     return f"at least {study.training.min_honest_sites} honest; {sites if names else without}"
 
 

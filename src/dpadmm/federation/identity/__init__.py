@@ -1,1 +1,1 @@
-"""Keys and certificates: the authority of an aggregator, and how sites join it."""
+"""Keys and certificates: the server's authority, approved sites, and joining."""

@@ -1,9 +1,9 @@
-"""X.509 certificates of authority, broker, aggregator and sites; all keys are EC P-256.
+"""X.509 certificates of the authority, the broker, the server and sites. All keys are EC P-256.
 
-The built-in authority signs end-entity certificates (path length 0) and nothing else. The broker's certificate is for
-servers, at its host names; the others are for clients, named by the e-mail of their user. Nothing but the key
-is taken from a certificate request. Certificates of an organisation's own CA may have intermediates with keys of
-any kind; who holds them is named by their e-mail or DNS name.
+The built-in authority signs only end-entity certificates (path length 0). The broker's certificate is for TLS servers
+and contains its host names. The others are for clients and contain the e-mail of their user. Only the key of a
+certificate request is used. Certificates of an organisation's own CA may have intermediates with keys of any kind;
+their e-mail or DNS name identifies the holder.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ except ImportError:
     raise MissingPackagesError from None
 
 FIRST_DAY, SKEW = datetime(2025, 1, 1, tzinfo=UTC), timedelta(hours=1)
-"""From when certificates are valid, or an hour before the authority is made if that is earlier.
+"""Start of the validity of certificates, or an hour before the authority is created if that is earlier.
 
-So neither a clock that was ahead when they were made nor one that is behind now keeps anybody out.
+A clock that was ahead at that time, or one that is behind now, therefore locks nobody out.
 """
 
 _NO_EXTENSION = (
@@ -43,7 +43,7 @@ PublicKey = ec.EllipticCurvePublicKey
 
 
 def now_or(moment: datetime | None) -> datetime:
-    """The given or the current time, in whole seconds as in certificates."""
+    """Return the given or the current time, in whole seconds as in certificates."""
     return (moment or datetime.now(UTC)).replace(microsecond=0)
 
 
@@ -52,24 +52,24 @@ def new_key() -> Key:
 
 
 def new_serial() -> int:
-    """An unpredictable serial number: a leading one and 127 random bits."""
+    """Return an unpredictable serial number: a leading one and 127 random bits."""
     return secrets.randbits(127) | 1 << 127
 
 
-def fingerprint_of(thing: x509.Certificate | PublicKey) -> str:
-    """SHA-256 of a certificate or a public key as ``AB:CD:...``, for people to compare."""
-    form = () if isinstance(thing, x509.Certificate) else (serialization.PublicFormat.SubjectPublicKeyInfo,)
-    return sha256(thing.public_bytes(serialization.Encoding.DER, *form)).digest().hex(":").upper()
+def fingerprint_of(certified: x509.Certificate | PublicKey) -> str:
+    """Return the SHA-256 of a certificate or a public key as ``AB:CD:...``, for people to compare."""
+    form = () if isinstance(certified, x509.Certificate) else (serialization.PublicFormat.SubjectPublicKeyInfo,)
+    return sha256(certified.public_bytes(serialization.Encoding.DER, *form)).digest().hex(":").upper()
 
 
 def key_pem(key: Key) -> bytes:
-    """A private key as PEM, for a file of mode 0600."""
+    """Return a private key as PEM, for a file of mode 0600."""
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def read_key(data: bytes) -> Key | None:
-    """The key in a PEM text, or None unless it is a P-256 key without a password."""
+    """Return the key in a PEM text, or None unless it is a P-256 key without a password."""
     try:
         key = serialization.load_pem_private_key(data, None)
     except (ValueError, TypeError):
@@ -77,17 +77,8 @@ def read_key(data: bytes) -> Key | None:
     return key if isinstance(key, ec.EllipticCurvePrivateKey) and _p256(key.public_key()) else None
 
 
-def read_certificate(data: bytes) -> x509.Certificate | None:
-    """The single certificate in a PEM text, or None unless it has a P-256 key."""
-    try:
-        (certificate,) = x509.load_pem_x509_certificates(data)
-        return certificate if public_key_of(certificate) else None
-    except (ValueError, x509.InvalidVersion):
-        return None
-
-
 def public_key_of(signed: x509.Certificate | x509.CertificateSigningRequest) -> PublicKey | None:
-    """The P-256 key of a certificate or request; None for other keys."""
+    """Return the P-256 key of a certificate or request; None for other keys."""
     try:
         key = signed.public_key()
     except Exception:  # cryptography raises many types for unknown keys
@@ -104,7 +95,7 @@ def pem(signed: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
 
 
 def read_chain(data: bytes) -> list[x509.Certificate]:
-    """The certificates in a PEM text, the holder's first; none if it is damaged."""
+    """Return the certificates in a PEM text, the holder's first; none if it is damaged."""
     try:
         return x509.load_pem_x509_certificates(data)
     except (ValueError, x509.InvalidVersion):
@@ -114,9 +105,9 @@ def read_chain(data: bytes) -> list[x509.Certificate]:
 def check_signatures(chain: Sequence[x509.Certificate], authority: x509.Certificate) -> None:
     """Raise ``StudyError`` unless each certificate was signed by the next one, and the last by the authority.
 
-    This is for early messages: brokers and clients check the whole chain by their own rules at every connection.
+    This gives an early message. Brokers and clients check the whole chain at every connection.
     """
-    path = [each for each in chain if each != authority]
+    path = [item for item in chain if item != authority]
     for signed, signer in pairwise([*path, authority]):
         if not is_authority(signer) or not signed_by(signed, signer):
             by = "the authority" if signer is authority else _named(signer)
@@ -126,8 +117,8 @@ def check_signatures(chain: Sequence[x509.Certificate], authority: x509.Certific
             )
 
 
-def check_dates(certificate: x509.Certificate, *, now: datetime, whose: str) -> None:
-    """Raise ``StudyError`` unless a certificate is valid; the message names this machine's clock."""
+def check_dates(certificate: x509.Certificate, *, now: datetime, holder: str) -> None:
+    """Raise ``StudyError`` unless a certificate is valid now. The message contains the time of this machine's clock."""
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     clock = f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC"
     if now >= last:
@@ -136,7 +127,7 @@ def check_dates(certificate: x509.Certificate, *, now: datetime, whose: str) -> 
         text = f"is valid only from {first:%Y-%m-%d %H:%M} UTC ({clock}): correct the clock"
     else:
         return
-    raise StudyError(f"the certificate of {whose} {text}")
+    raise StudyError(f"the certificate of {holder} {text}")
 
 
 def _named(certificate: x509.Certificate) -> str:
@@ -145,7 +136,7 @@ def _named(certificate: x509.Certificate) -> str:
 
 
 def new_request(key: Key, name: str, names: Sequence[x509.GeneralName] = ()) -> x509.CertificateSigningRequest:
-    """A certificate request: the name and the key, signed with the key."""
+    """Return a certificate request for a name and a key, signed with the key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_common_name(name))
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -153,7 +144,7 @@ def new_request(key: Key, name: str, names: Sequence[x509.GeneralName] = ()) -> 
 
 
 def read_csr(data: bytes) -> tuple[PublicKey | None, str, bool]:
-    """The key and the name in a certificate request, and whether it is signed with that key."""
+    """Return the key and the name in a certificate request, and whether it is signed with that key."""
     try:
         csr = x509.load_pem_x509_csr(data)
         named = csr.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -163,7 +154,7 @@ def read_csr(data: bytes) -> tuple[PublicKey | None, str, bool]:
 
 
 def user_in(certificate: x509.Certificate) -> str:
-    """The broker user of a client certificate; empty unless there is exactly one."""
+    """Return the broker user of a client certificate; empty unless there is exactly one."""
     try:
         names = names_in(certificate)
         usage = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
@@ -175,22 +166,22 @@ def user_in(certificate: x509.Certificate) -> str:
 
 
 def identity_in(certificate: x509.Certificate) -> str:
-    """Who holds a client certificate of any CA: its one e-mail, else its one DNS name; empty if there is neither.
+    """Return the only e-mail in a client certificate of any CA, else its only DNS name; empty if it has neither.
 
-    The broker looks for users in this order, too.
+    The broker looks for users in the same order.
     """
     try:
         names = names_in(certificate)
     except _NO_EXTENSION:
         return ""
     for kind in (x509.RFC822Name, x509.DNSName):
-        if found := [str(name.value) for name in names if isinstance(name, kind)]:
-            return found[0] if len(found) == 1 and may_be(certificate, server=False) else ""
+        if matches := [str(name.value) for name in names if isinstance(name, kind)]:
+            return matches[0] if len(matches) == 1 and may_be(certificate, server=False) else ""
     return ""
 
 
 def may_be(certificate: x509.Certificate, *, server: bool) -> bool:
-    """Whether a certificate may be used by servers, or by clients; one that does not say so may be used by both."""
+    """Return whether a certificate may be used by servers, or by clients. One without extended usage is for both."""
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except _NO_EXTENSION:
@@ -203,7 +194,7 @@ def names_in(certificate: x509.Certificate) -> list[x509.GeneralName]:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether a certificate may sign others."""
+    """Return whether a certificate may sign others."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except _NO_EXTENSION:
@@ -219,7 +210,7 @@ def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> boo
 
 
 def authority_certificate(key: Key, *, days: int, now: datetime) -> x509.Certificate:
-    """The self-signed certificate that everyone in a federation trusts."""
+    """Return the self-signed certificate that everyone in a federation trusts."""
     named, public_key = _common_name(f"dpadmm authority {secrets.token_hex(4)}"), key.public_key()
     builder = (
         x509.CertificateBuilder(issuer_name=named, subject_name=named, public_key=public_key)
@@ -231,7 +222,7 @@ def authority_certificate(key: Key, *, days: int, now: datetime) -> x509.Certifi
 
 
 def broker_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Host names and addresses as subject alternative names."""
+    """Return host names and addresses as subject alternative names."""
     names: list[x509.GeneralName] = []
     for host in hosts:
         try:
@@ -252,9 +243,9 @@ def leaf_certificate(
     now: datetime,
     server: bool = False,
 ) -> x509.Certificate:
-    """A certificate for the broker (``server``) or a client; it never outlives the authority.
+    """Return a certificate for the broker (``server``) or a client. It never outlives the authority.
 
-    It is valid from the authority's first day: one that is made while the clock is ahead can be used at once.
+    It is valid from the authority's first day, so that a clock that is ahead does not delay its use.
     """
     issuer, key = authority
     usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
@@ -275,7 +266,7 @@ def leaf_certificate(
 def _signed(
     builder: x509.CertificateBuilder, key: Key, public_key: PublicKey, first: datetime, *allowed: str
 ) -> x509.Certificate:
-    """Sign a certificate whose key may be used in the ``allowed`` ways only."""
+    """Sign a certificate whose key may be used only in the ``allowed`` ways."""
     uses = (
         "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
         "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",

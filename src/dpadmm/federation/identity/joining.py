@@ -1,8 +1,8 @@
-"""How a site joins: its key, its request, the aggregator's invitation, and TLS contexts.
+"""Joining: a site's key and request, the server's invitation, and TLS contexts.
 
-Requests and invitations contain no secret. Both sides compare fingerprints over a second channel, because
-whoever can replace the files cannot replace those. All files of a site are in ``network/`` beside its
-``site.toml``; its key is created there and never leaves.
+Requests and invitations contain no secret. The owner and the study coordinators compare fingerprints over a second
+channel, because the files could be replaced in transit. All files of a site are in ``network/``, in the folder of its
+``site.toml``. Its key is created there and never leaves.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpadmm.errors import StudyError
-from dpadmm.federation.identity import certificates as forms
-from dpadmm.federation.identity import private_files
+from dpadmm.federation.identity import certificates, private_files
 from dpadmm.federation.identity.private_files import check_private, read_fields, read_short, write_private
 from dpadmm.federation.protocol import check_name, user_of
 from dpadmm.sites.addresses import check_urls, host_and_port
@@ -34,18 +33,18 @@ class Request:
 
     name: str
     csr_pem: str
-    """The request, and the certificates that the organisation's own CA gave for it, if it did."""
+    """The request, and the certificates of the organisation's own CA for it, if any."""
 
     @property
     def chain_pem(self) -> str:
-        """The certificates beside the request."""
+        """The certificates after the request."""
         return self.csr_pem.partition(_END_OF_CSR)[2].lstrip("\n")
 
     @cached_property
-    def public_key(self) -> forms.PublicKey:
-        """The key, after its signature was checked."""
+    def public_key(self) -> certificates.PublicKey:
+        """The key; its signature is checked."""
         try:
-            key, named, signed = forms.read_csr(self.csr_pem.encode("ascii"))
+            key, named, signed = certificates.read_csr(self.csr_pem.encode("ascii"))
         except ValueError:
             raise StudyError("the certificate request is damaged") from None
         if key is None:
@@ -59,7 +58,7 @@ class Request:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the public key, which both sides compare."""
-        return forms.fingerprint_of(self.public_key)
+        return certificates.fingerprint_of(self.public_key)
 
     def as_bytes(self) -> bytes:
         return _file({"format": REQUEST_FORMAT, "name": self.name, "request": self.csr_pem})
@@ -67,7 +66,7 @@ class Request:
 
 def read_request(path: Path) -> Request:
     """Read a request and check its signature."""
-    what = "a request from dpadmm agent request"
+    what = "a request from dpadmm site join --request"
     with _texts(path, REQUEST_FORMAT, what, "name", "request") as (name, csr):
         request = Request(check_name(name), csr)
         _ = request.public_key
@@ -76,50 +75,50 @@ def read_request(path: Path) -> Request:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a site needs to connect: addresses of brokers, the authority, and its own certificate."""
+    """The data with which a site connects: addresses of brokers, the authority, and its own certificate."""
 
     name: str
     url: str
-    """One address or several, separated by commas."""
+    """Addresses, separated by commas."""
     ca_pem: str
     certificate_pem: str
 
     @cached_property
-    def authority(self) -> forms.x509.Certificate:
-        found = forms.read_chain(self.ca_pem.encode("ascii", "replace"))
-        if len(found) != 1 or not forms.is_authority(found[0]):
+    def authority(self) -> certificates.x509.Certificate:
+        chain = certificates.read_chain(self.ca_pem.encode("ascii", "replace"))
+        if len(chain) != 1 or not certificates.is_authority(chain[0]):
             raise StudyError("the certificate of the authority is damaged")
-        return found[0]
+        return chain[0]
 
     @cached_property
-    def certificate(self) -> forms.x509.Certificate:
-        """The site's certificate: signed by the authority, for this name, as a client."""
+    def certificate(self) -> certificates.x509.Certificate:
+        """The site's client certificate, signed by the authority for this name."""
         chain = self.chain
-        if not chain or forms.public_key_of(chain[0]) is None:
+        if not chain or certificates.public_key_of(chain[0]) is None:
             raise StudyError("the certificate of the site is damaged")
-        forms.check_signatures(chain, self.authority)
-        user = forms.identity_in(chain[0])
-        if user.endswith("@dpadmm") or not user:  # else it is an organisation's own name
-            user = forms.user_in(chain[0])
+        certificates.check_signatures(chain, self.authority)
+        user = certificates.identity_in(chain[0])
+        if user.endswith("@dpadmm") or not user:  # otherwise it is an organisation's own name
+            user = certificates.user_in(chain[0])
             if user != user_of(self.name, f"{chain[0].serial_number:x}"):
                 raise StudyError(f"the certificate is not for the site {self.name}")
         return chain[0]
 
     @cached_property
-    def chain(self) -> list[forms.x509.Certificate]:
-        """The site's certificate, and those between it and the authority."""
-        return forms.read_chain(self.certificate_pem.encode("ascii", "replace"))
+    def chain(self) -> list[certificates.x509.Certificate]:
+        """The site's certificate and the intermediate ones."""
+        return certificates.read_chain(self.certificate_pem.encode("ascii", "replace"))
 
     @property
     def ca_fingerprint(self) -> str:
         """SHA-256 of the authority's certificate, to be compared with the study coordinators."""
-        return forms.fingerprint_of(self.authority)
+        return certificates.fingerprint_of(self.authority)
 
     @property
     def key_fingerprint(self) -> str:
-        key = forms.public_key_of(self.certificate)
-        assert key is not None  # read_certificate checks it
-        return forms.fingerprint_of(key)
+        key = certificates.public_key_of(self.certificate)
+        assert key is not None  # the certificate was checked
+        return certificates.fingerprint_of(key)
 
     def as_bytes(self) -> bytes:
         table = {"format": INVITATION_FORMAT, "name": self.name, "url": self.url}
@@ -128,7 +127,7 @@ class Invitation:
 
 def read_invitation(path: Path) -> Invitation:
     """Read an invitation and check its signature."""
-    what, fields = "an invitation from dpadmm aggregator approve", ("name", "url", "authority", "certificate")
+    what, fields = "an invitation from dpadmm server invite", ("name", "url", "authority", "certificate")
     with _texts(path, INVITATION_FORMAT, what, *fields) as (name, url, *pems):
         invitation = Invitation(check_name(name), check_urls(url), *pems)
         _ = invitation.certificate
@@ -137,7 +136,7 @@ def read_invitation(path: Path) -> Invitation:
 
 @contextmanager
 def _texts(path: Path, format: str, what: str, *fields: str) -> Iterator[list[str]]:
-    """The fields of a file, which must be ASCII strings; errors of their use name the file."""
+    """Yield the fields of a file, which must be ASCII strings. Errors raised meanwhile are prefixed with the file."""
     table = read_fields(path, format=format, what=what, fields=fields)
     values = [table[field] for field in fields]
     if not all(isinstance(value, str) and value.isascii() for value in values):
@@ -153,7 +152,7 @@ def _file(table: dict[str, str]) -> bytes:
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Whether two fingerprints are equal, ignoring colons, spaces and case."""
+    """Return whether two fingerprints are equal, ignoring colons, spaces and case."""
     return len({text.replace(":", "").replace(" ", "").strip().lower() for text in (one, other)}) == 1
 
 
@@ -163,7 +162,7 @@ class Identity:
 
     name: str
     url: str
-    """Addresses of the brokers, separated by commas: those of the site, or of the invitation."""
+    """Addresses of the brokers, separated by commas: from ``site.toml``, or else from the invitation."""
     expires: datetime
     ca_fingerprint: str
     key: Path
@@ -173,11 +172,11 @@ class Identity:
 
     def check_dates(self, now: datetime | None = None) -> None:
         """Raise ``StudyError`` unless its certificates are valid now."""
-        _check_dates(self.invitation, forms.now_or(now))
+        _check_dates(self.invitation, certificates.now_or(now))
 
     @property
     def server_names(self) -> list[str]:
-        """The host names of the invitation. The certificate of a broker must have one, whatever its address is."""
+        """The host names of the invitation. The certificate of a broker must have one of them, at any address."""
         return list(dict.fromkeys(host_and_port(url)[0] for url in self.invitation.url.split(",")))
 
     def client_context(self) -> ssl.SSLContext:
@@ -188,48 +187,45 @@ def make_request(folder: Path, name: str, certificate: bytes | None = None) -> R
     """Create ``network/key.pem`` if there is none, and write ``network/request.json``.
 
     A repeated request uses the same key, for a renewal. A site that has joined keeps its name. ``certificate`` is
-    what the organisation's own CA signed for ``network/request.csr``, with intermediate ones after it.
+    the certificate of the organisation's own CA for ``network/request.csr``, with intermediate ones after it.
     """
     check_name(name)
     network, before = folder / "network", folder / "network" / "invitation.json"
     if before.exists() and (joined := read_invitation(before).name) != name:
-        kept = f"this site joined as {joined} and must keep that name"
-        raise StudyError(f"{folder}: {kept}; {_start_over(folder)}")
+        raise StudyError(f"{folder}: this site joined as {joined} and must keep that name; {_start_over(folder)}")
     private_files.make_private_folder(network)
     if not (network / "key.pem").exists():
-        write_private(network / "key.pem", forms.key_pem(forms.new_key()), replace=False)
+        write_private(network / "key.pem", certificates.key_pem(certificates.new_key()), replace=False)
     key = _own_key(network)
-    csr, chain = forms.pem(forms.new_request(key, name)), b""
+    csr, chain = certificates.pem(certificates.new_request(key, name)), list[certificates.x509.Certificate]()
     if certificate is not None:
-        certificates = forms.read_chain(certificate)
-        if not certificates:
+        chain = certificates.read_chain(certificate)
+        if not chain:
             raise StudyError("the certificate is damaged, or not in PEM format")
-        if certificates[0].public_key() != key.public_key():
+        if chain[0].public_key() != key.public_key():
             text = "the first certificate is not for this site's key: have network/request.csr signed by your CA"
             raise StudyError(text)
-        chain = b"".join(map(forms.pem, certificates))
-    request = Request(name, (csr + chain).decode("ascii"))
+    request = Request(name, b"".join([csr, *map(certificates.pem, chain)]).decode("ascii"))
     write_private(network / "request.csr", csr)
     write_private(network / "request.json", request.as_bytes())
     return request
 
 
 def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -> None:
-    """Store an invitation; it must match this site's key and name, and the authority it joined before."""
-    network, now = folder / "network", forms.now_or(now)
+    """Store an invitation. It must match this site's key and name, and the authority that it joined before."""
+    network, now = folder / "network", certificates.now_or(now)
     if not (network / "key.pem").exists():
-        raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm agent request")
-    asked = read_request(network / "request.json").name
-    if asked != invitation.name:
-        text = f"the invitation is for the site {invitation.name}, but this site's request was for {asked}"
-        raise StudyError(text)
-    if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
+        raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm site join --request NAME")
+    name = read_request(network / "request.json").name
+    if name != invitation.name:
+        raise StudyError(f"the invitation is for the site {invitation.name}, but this site's request was for {name}")
+    if certificates.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(
             "the invitation does not match this site's network/key.pem: use the latest invitation, or send "
             "network/request.json to the study coordinators again"
         )
-    known = network / "ca.pem"
-    if known.exists() and forms.read_chain(read_short(known)) != [invitation.authority]:
+    joined = network / "ca.pem"
+    if joined.exists() and certificates.read_chain(read_short(joined)) != [invitation.authority]:
         raise StudyError(
             f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
         )
@@ -240,37 +236,37 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
 
 
 def _check_dates(invitation: Invitation, now: datetime) -> None:
-    forms.check_dates(invitation.authority, now=now, whose="the authority")
-    for each in invitation.chain:
-        forms.check_dates(each, now=now, whose="this site" if each is invitation.chain[0] else "its own CA")
+    certificates.check_dates(invitation.authority, now=now, holder="the authority")
+    for item in invitation.chain:
+        certificates.check_dates(item, now=now, holder="this site" if item is invitation.chain[0] else "its own CA")
 
 
 def site_identity(folder: Path, addresses: Sequence[str] = ()) -> Identity:
-    """The identity of a site that joined; its files must be consistent and its key private.
+    """Return the identity of a site that joined. Its files must be consistent and its key private.
 
     ``addresses`` replace the broker addresses of the invitation. The certificate may have expired; see
     ``check_dates``.
     """
     network = folder / "network"
     if not (network / "invitation.json").exists():
-        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm agent join INVITATION")
-    for trusted in (network, network / "invitation.json", network / "ca.pem", network / "certificate.pem"):
-        private_files.check_unchanged_by_others(trusted)
+        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm site join --invitation FILE")
+    for path in (network, network / "invitation.json", network / "ca.pem", network / "certificate.pem"):
+        private_files.check_unchanged_by_others(path)
     invitation = read_invitation(network / "invitation.json")
     pems = (invitation.ca_pem.encode("ascii"), invitation.certificate_pem.encode("ascii"))
     if (read_short(network / "ca.pem"), read_short(network / "certificate.pem")) != pems:
-        text = "the files do not match the invitation: run dpadmm agent join INVITATION again"
+        text = "the files do not match the invitation: run dpadmm site join --invitation FILE again"
         raise StudyError(f"{network}: {text}")
-    if forms.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
+    if certificates.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
-    expires = min(each.not_valid_after_utc for each in invitation.chain)
+    expires = min(item.not_valid_after_utc for item in invitation.chain)
     files = (network / "key.pem", network / "certificate.pem", network / "ca.pem")
     url = ",".join(addresses) or invitation.url
     return Identity(invitation.name, url, expires, invitation.ca_fingerprint, *files, invitation)
 
 
 def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
-    """TLS 1.3 with a client certificate, to a broker that this authority certified for its host name.
+    """Return a TLS 1.3 context with a client certificate, for brokers that this authority certified.
 
     Connect with ``tls_handshake_first``: otherwise nats-py would trust an unencrypted first line that claims
     that the server does not use TLS.
@@ -289,13 +285,13 @@ def client_context(key: Path, certificate: Path, ca: Path) -> ssl.SSLContext:
     return context
 
 
-def _own_key(network: Path) -> forms.Key:
+def _own_key(network: Path) -> certificates.Key:
     check_private(network / "key.pem")
-    key = forms.read_key(read_short(network / "key.pem"))
+    key = certificates.read_key(read_short(network / "key.pem"))
     if key is None:
-        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm agent request")
+        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm site join --request NAME")
     return key
 
 
 def _start_over(folder: Path) -> str:
-    return f"to start over, move {folder / 'network'} away and run dpadmm agent request"
+    return f"to start over, move {folder / 'network'} away and run dpadmm site join --request NAME"

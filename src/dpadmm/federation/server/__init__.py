@@ -1,1 +1,1 @@
-"""The aggregator: coordinator, journal and server."""
+"""The server: coordinator, journal, and the process that runs a study."""

@@ -104,7 +104,7 @@ class Event(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A round that waits for a site's answer; ``end`` is None until it arrives."""
+    """A round without a site's answer; ``end`` is None until the answer arrives."""
 
     id: int
     site: str
@@ -122,7 +122,7 @@ class Journal(AbstractContextManager["Journal"]):
         about = dict(database.execute("SELECT name, value FROM about"))
         if (version := _version(path, about.get("format"))) != VERSION_HERE:
             newer = version > VERSION_HERE
-            resume = command_line("aggregator", "resume", path.parent.name, "--folder", path.absolute().parents[2])
+            resume = command_line("server", "run", path.parent.name, "--folder", path.absolute().parents[2])
             action = "install that version" if newer else f"to update it: {resume}"
             raise JournalError(f"{path}: written by {'a newer' if newer else 'an older'} version of dpadmm: {action}")
         try:
@@ -142,6 +142,7 @@ class Journal(AbstractContextManager["Journal"]):
 
         ``prior`` is computed from the study's public rows. It is stored so that a restart does not need their file.
         """
+        study.check_concrete()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
         new.unlink(missing_ok=True)

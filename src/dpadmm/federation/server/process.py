@@ -22,13 +22,12 @@ from typing import TypeVar
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import (
     STATUS,
-    AggregatorStatus,
     Alarm,
     Clock,
     Sample,
+    ServerStatus,
     Status,
     contact_status,
-    days_left,
     is_live,
     metrics_server,
     now_text,
@@ -40,16 +39,16 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.logs import Repeats
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
 from dpadmm.federation.server.coordinator import Coordinator, run_rounds
 from dpadmm.federation.server.endings import announce
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.leases import Leases
-from dpadmm.federation.server.sums import coordinator_of, snapshot_of_journal
-from dpadmm.federation.states import FAILURES, StudyState, headline, study_state
+from dpadmm.federation.server.status import alarms_of, certificates_of, journal_of, journals, overview
+from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.transport.broker import Broker
-from dpadmm.federation.transport.link import HubLink, NatsTransport, cancelled, until_one_ends
+from dpadmm.federation.transport.link import NatsTransport, ServerLink, cancel, until_one_ends
 from dpadmm.sites.addresses import check_urls
 from dpadmm.studies.study import Study
 from dpadmm.training.train import prior_from
@@ -66,14 +65,6 @@ START_WAIT = 60.0
 """Seconds to wait for sites at the start. A site that found no broker retries after up to 45 seconds."""
 
 
-def journal_of(folder: Path, study: str) -> Path:
-    return folder / "studies" / study[:16] / "journal.sqlite"
-
-
-def journals(folder: Path) -> list[Path]:
-    return sorted((folder / "studies").glob("*/journal.sqlite"))
-
-
 def _usable_sites(authority: Authority) -> set[str]:
     return {site.name for site in authority.sites() if site.usable(datetime.now(UTC))}
 
@@ -83,7 +74,8 @@ def _members(authority: Authority, study: Study, requested: Sequence[str] | None
     usable, roster = _usable_sites(authority), [site.name for site in study.roster]
     if study.training.aggregation == "secure":
         if not roster:
-            text = "the study has no roster: run dpadmm agent offer DRAFT at each site, then dpadmm aggregator roster"
+            text = "the study has no roster: each site accepts the draft and sends its offer; then propose the draft "
+            text += "with --offer FILE for each offer"
             raise StudyError(text)
         if requested is not None and set(requested) != set(roster):
             raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
@@ -91,12 +83,12 @@ def _members(authority: Authority, study: Study, requested: Sequence[str] | None
         requested = roster or sorted(usable)
     if len(set(requested)) != len(requested):
         raise StudyError("a site is listed twice")
-    approve = f"dpadmm aggregator approve REQUEST --folder {authority.folder}"
+    invite = f"dpadmm server invite NAME --request FILE --folder {authority.folder}"
     if unknown := sorted(set(requested) - usable):
-        approved = ", ".join(sorted(usable)) or f"none yet ({approve})"
+        approved = ", ".join(sorted(usable)) or f"none yet ({invite})"
         raise StudyError(f"sites without a valid approval: {', '.join(unknown)}; approved sites: {approved}")
     if not requested:
-        raise StudyError(f"no site is approved yet: {approve}")
+        raise StudyError(f"no site is invited yet: {invite}")
     return tuple(roster or sorted(requested))
 
 
@@ -178,9 +170,9 @@ class Server:
             if self.port not in (None, running):
                 raise StudyError(f"the running broker listens on port {running}: omit --port")
             broker = Broker(self.authority, port=running)
-            self.log.info("using the broker of dpadmm aggregator broker: %s", broker.url)
+            self.log.info("using the broker of dpadmm server start: %s", broker.url)
         else:
-            self.log.info("starting a broker until the last study ends; to keep one running: dpadmm aggregator broker")
+            self.log.info("starting a broker until the last study ends; to keep one running: dpadmm server start")
         _use(broker, resources, start=not held)
         return broker
 
@@ -201,7 +193,7 @@ class Server:
     def _alarms(self) -> list[Alarm]:
         """Return the alarms to report, without those that the broker's own process already reports."""
         alarms = alarms_of(self.authority, [self.status()])
-        if not is_live(read_status(self.authority.folder / STATUS, AggregatorStatus)):
+        if not is_live(read_status(self.authority.folder / STATUS, ServerStatus)):
             return alarms
         reported = {alarm_key(alarm) for alarm in alarms_of(self.authority, [])}
         return [alarm for alarm in alarms if alarm_key(alarm) not in reported]
@@ -232,26 +224,25 @@ async def _until_ended(coordinator: Coordinator) -> None:
 async def keep_broker(
     authority: Authority, log: Logger, *, port: int | None = None, metrics: str | None = None
 ) -> None:
-    """Run the broker until this is cancelled, so that sites stay connected between studies."""
+    """Run the broker until this is cancel, so that sites stay connected between studies."""
 
-    repeats = Repeats()
+    repeats = RepeatLog(log)
 
     def note(level: str, site: str, text: str) -> None:
         log.log(getLevelNamesMapping()[level.upper()], "%s", f"{site}: {text}" if site else text)
 
     def note_counted(level: str, site: str, text: str) -> None:
-        if (line := repeats.deduplicate(site, text, now=time.monotonic())) is not None:
-            note(level, site, line)
+        repeats.write(getLevelNamesMapping()[level.upper()], text, site)
 
     if authority.settings.brokers:
-        raise StudyError("aggregator.toml names existing brokers, so there is no built-in broker to run")
+        raise StudyError("server.toml names existing brokers, so there is no built-in broker to run")
     broker, clock = Broker(authority, port=port), Clock()
     async with AsyncExitStack() as resources:
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.held_open())
         _use(broker, resources, start=True)
         leases = resources.enter_context(Leases(authority.folder, note_counted))
-        link = HubLink(broker.url, authority.client_context, lambda *_: None, log, leases)
+        link = ServerLink(broker.url, authority.client_context, lambda *_: None, log, leases)
         await resources.enter_async_context(link)
 
         def live() -> Status:
@@ -264,7 +255,7 @@ async def keep_broker(
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
         resources.enter_context(metrics_server(metrics, lambda: server_samples(live(), authority.folder)))
         announcements = asyncio.create_task(announce(lambda: journals(authority.folder), link.publish))
-        resources.push_async_callback(cancelled, announcements)
+        resources.push_async_callback(cancel, announcements)
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
@@ -306,61 +297,6 @@ def _connection(transport: NatsTransport) -> Status:
     return {"running": True, "connected": transport.connected, "broker": transport.url}
 
 
-def status_of(authority: Authority, journal: Path) -> Status:
-    """Return the status of a study, from the process that serves it or else from its journal."""
-    with Journal.open(journal, read_only=True) as opened:
-        status = snapshot_of_journal(opened)
-    live = read_status(journal.with_name(STATUS), AggregatorStatus)
-    served, expires = is_live(live), {site.name: site.expires for site in authority.sites()}
-    if live is not None:
-        last = live.pop("snapshot")
-        last_seen = {site["name"]: site["last_seen"] for site in last["sites"]}
-        for site in status["sites"]:
-            site["last_seen"] = last_seen.get(site["name"])
-        status |= last if served else _unserved(status, live["at"], last["error"])
-    for site in status["sites"]:
-        site["certificate_days_left"] = days_left(expires[site["name"]]) if site["name"] in expires else None
-    return status | {"served": served, "live": live}
-
-
-def _unserved(status: Status, at: str, error: str | None) -> Status:
-    """Return the changes to the status of a study whose server stopped at ``at``, with or without an error."""
-    if status["state"] in (StudyState.FINISHED, StudyState.ENDED):
-        return {}
-    state = study_state(finished=False, ended=False, error=error or "", served=False, stalled=False, started=False)
-    changes = {"state": str(state), "failing": state in FAILURES, "error": error, "since": at}
-    return changes | {"headline": headline(status | changes)}
-
-
-def overview(folder: Path) -> list[Status]:
-    """Return a summary of each study in a server's folder, the latest first."""
-    return sorted(map(_summary, journals(folder)), key=lambda summary: str(summary["begun_at"]), reverse=True)
-
-
-def _summary(journal: Path) -> Status:
-    live = read_status(journal.with_name(STATUS), AggregatorStatus)
-    last = {} if live is None else live["snapshot"]
-    current = last if is_live(live) else {}
-    with Journal.open(journal, read_only=True) as opened:
-        study, done, (begun_at, last_round_at) = opened.study, opened.rounds_done, opened.dates()
-        n_sites, ended = len(opened.members), opened.ended_at is not None
-    n_rounds = study.training.planned_rounds
-    finished, error = done == n_rounds, last.get("error") or ""
-    state = study_state(finished=finished, ended=ended, error=error, served=False, stalled=False, started=done > 0)
-    return {
-        "name": study.name,
-        "hash": study.hash,
-        "state": current.get("state", str(state)),
-        "rounds_done": done,
-        "n_rounds": n_rounds,
-        "sites_present": sum(site["state"] == "present" for site in current["sites"]) if current else None,
-        "n_sites": n_sites,
-        "begun_at": begun_at,
-        "last_round_at": last_round_at,
-        "seconds_left": current.get("seconds_left"),
-    }
-
-
 def cached_for(seconds: float, read: Callable[[], list[T]]) -> Callable[[], list[T]]:
     """Return a function that calls ``read`` at most once in ``seconds``. After an error it returns the last list."""
     cached, due = list[T](), 0.0
@@ -388,22 +324,6 @@ def page_snapshot(server: Server) -> Callable[[], Status]:
         return status | {"studies": studies(), "alarms": [alarm._asdict() for alarm in alarms]}
 
     return snapshot
-
-
-def certificates_of(authority: Authority) -> dict[str, datetime]:
-    """Return the expiry dates of all certificates in use, by name."""
-    sites = {site.name: site.expires for site in authority.sites() if not site.revoked}
-    return sites | {"the authority": authority.certificate.not_valid_after_utc, **authority.own_certificates()}
-
-
-def alarms_of(authority: Authority, studies: Sequence[Status]) -> list[Alarm]:
-    """Return all alarms of these studies, with their names, and of the server's folder."""
-    named = [
-        alarm._replace(text=f"{status['study']['name']}: {alarm.text}")
-        for status in studies
-        for alarm in study_alarms(status, authority.folder)
-    ]
-    return [*named, *server_alarms(authority.folder, certificates_of(authority), studies=bool(studies))]
 
 
 Note = Callable[[str, str, str], None]

@@ -1,4 +1,4 @@
-"""Check each step of the connection from a site to its brokers (``dpadmm agent check --connect``).
+"""Check each step of the connection from a site to its brokers (``dpadmm site check --connect``).
 
 A failed check includes the next step. The check may run alongside the site's process. It reads no rows and releases
 nothing.
@@ -95,12 +95,12 @@ def _steps(identity: Identity, url: str, server_name: str) -> Iterator[Connectio
         raise _FailedError(
             "permission",
             f"the broker does not let {identity.name} use its subjects ({refused[0]}): the study coordinators must "
-            "grant this site's user its permissions (dpadmm aggregator users)",
+            "grant this site's user its permissions (dpadmm server sites --nats-users)",
         )
     yield ConnectionCheck("permission", True, "may receive studies and send answers")
     yield ConnectionCheck("round trip", True, f"{1000 * statistics.median(times):.0f} ms")
     if clock is None:
-        text = "unknown: no heartbeat of the server; it runs neither a study nor dpadmm aggregator broker"
+        text = "unknown: no heartbeat of the server; it runs neither a study nor dpadmm server start"
         yield ConnectionCheck("clock", None, text)
     elif alarms := list(clock_alarms("the server", clock)):
         yield ConnectionCheck("clock", False, f"{alarms[0].text}: start NTP on the one that is wrong")
@@ -158,7 +158,8 @@ def _secured(identity: Identity, plain: socket.socket, url: str, server_name: st
         wrong_host = problem.verify_code in OTHER_HOST
         raise _FailedError("TLS", reason_of(problem) if wrong_host else _describe_issuer(host, port, proxy)) from None
     except (OSError, EOFError) as problem:
-        text = f"no TLS there ({getattr(problem, 'reason', None) or problem}): another program, or a firewall or proxy "
+        reason = problem.reason if isinstance(problem, ssl.SSLError) else problem
+        text = f"no TLS there ({reason}): another program, or a firewall or proxy "
         text += f"that lets only web pages through. Ask your network's administrators to exempt {host}:{port}, or the "
         text += "study coordinators for an address with wss:// and port 443"
         raise _FailedError("TLS", text) from None

@@ -82,7 +82,7 @@ def _decision(path: Path) -> Decision:
         raise DataError(f"{path}: not a decision about a study ({problem}); move the file away") from None
 
 
-AGENT_TIMEOUT = 15.0
+PROCESS_TIMEOUT = 15.0
 """Seconds to wait until the site's running process applies a decision."""
 
 
@@ -98,7 +98,7 @@ def accept(site: Site, study: Study, rows: PrivateRows | None = None) -> LedgerS
         if refusal.code != "ledger-locked":
             raise
         if rows is None:
-            site.rehearse(study, read_ledger(site.ledger))  # raises the refusal of the running process
+            site.dry_run(study, read_ledger(site.ledger))  # raises the refusal of the running process
         decide(site.path.parent, study, "accepted")
         return _wait_for_process(site, lambda state: study.hash in state.accounts)
     decide(site.path.parent, study, "accepted")
@@ -166,7 +166,7 @@ def _is_declined(site: Site, hash: str) -> bool:
 
 
 def _wait_for_process(site: Site, done: Callable[[LedgerState], bool]) -> LedgerState:
-    end = time.monotonic() + AGENT_TIMEOUT
+    end = time.monotonic() + PROCESS_TIMEOUT
     while True:
         state = read_ledger(site.ledger)
         if done(state):
@@ -174,7 +174,7 @@ def _wait_for_process(site: Site, done: Callable[[LedgerState], bool]) -> Ledger
         if time.monotonic() > end:
             raise StudyError(
                 "the decision is recorded, but the site's running process did not apply it in time; see "
-                f"{site.path.parent / 'agent.log'}. If you changed site.toml, restart dpadmm agent, because it reads "
+                f"{site.path.parent / 'site.log'}. If you changed site.toml, restart dpadmm site run, which reads "
                 "limits only at the start"
             )
         time.sleep(0.2)

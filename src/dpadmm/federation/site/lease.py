@@ -24,7 +24,7 @@ CONTESTED = "a second process with this site's certificate was refused: does a c
 REFUSED = "refused: another process answers for this site. Is this a copy of its folder? Stop one of them"
 BEHIND = (
     "no study is answered: the server has seen later records of this ledger, so it is an old copy. Stop this process, "
-    "then put the latest ledger back, or charge all possible releases since this copy: dpadmm ledger restore"
+    "then put the latest ledger back, or charge all possible releases since this copy: dpadmm site restore"
 )
 
 
@@ -39,7 +39,7 @@ class Beginnings(NamedTuple):
 
 
 class Lease:
-    """Send ``claim`` repeatedly and pass the replies to ``heard``; answer only while ``held``."""
+    """Send ``claim`` repeatedly and pass the replies to ``apply``; answer only while ``held``."""
 
     def __init__(self, ledger: Path, restores: Callable[[], int | None], log: Logger) -> None:
         self._mark_file, self._restores, self._log = ledger / MARK, restores, log
@@ -80,7 +80,7 @@ class Lease:
         self._claimed = dict([*recent, (self._number, Beginnings(time.monotonic(), time.time()))])
         return LeaseClaim(self._instance, self._number, Mark(restores, *line), self._proved, leaving)
 
-    def heard(self, grant: Grant) -> bool:
+    def apply(self, grant: Grant) -> bool:
         """Apply the server's reply; return whether to claim again immediately."""
         began = self._claimed.get(grant.number)
         if grant.instance != self._instance or began is None or self.state == "left":

@@ -1,6 +1,6 @@
 """The site's participation in a study: one state, derived from the owner's decision, the ledger, and an obstacle.
 
-``agent status``, ``agent health``, ``agent leave`` and the messages to the server follow from this state.
+``site status`` and ``site leave`` and the messages to the server follow from this state.
 """
 
 from __future__ import annotations

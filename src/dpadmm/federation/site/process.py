@@ -22,7 +22,7 @@ from dpadmm.federation.health import Status, metrics_server, now_text, site_alar
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
 from dpadmm.federation.notify import Notifier, StudyNotice
-from dpadmm.federation.protocol import AGGREGATOR, SILENT_AFTER
+from dpadmm.federation.protocol import SERVER, SILENT_AFTER
 from dpadmm.federation.site.decisions import Decision, decisions
 from dpadmm.federation.site.lease import Lease
 from dpadmm.federation.site.lifecycle import Participation, participation
@@ -39,7 +39,7 @@ RENEW_EVERY = 10.0
 MAX_PROPOSALS = 100
 """Limit of reported proposals, so that a server cannot fill the log."""
 
-LOG = "agent.log"
+LOG = "site.log"
 
 
 class SiteProcess:
@@ -118,7 +118,7 @@ class SiteProcess:
         while True:
             await loop.run_in_executor(pool, self._apply_decisions)
             if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
-                self._log.info("no accepted study yet; to accept one: dpadmm agent review STUDY --accept")
+                self._log.info("no accepted study yet; to accept one: dpadmm site accept STUDY")
             first = False
             self._proposed = set() if self._proposed is None else self._proposed
             for hash, decision in self._decided.items():
@@ -206,13 +206,13 @@ class SiteProcess:
         connected = link is not None and link.connected
         if connected != self._connection[0]:
             self._connection = connected, now_text()
-        contact = None if link is None else link.seen.get(AGGREGATOR)
+        contact = None if link is None else link.seen.get(SERVER)
         return {
             "running": link is not None,
             "pid": None if link is None else os.getpid(),
             "connected": connected,
             "connection_since": self._connection[1],
-            "aggregator_silent": contact is None or time.monotonic() - contact.at > SILENT_AFTER,
+            "server_silent": contact is None or time.monotonic() - contact.at > SILENT_AFTER,
             "clock_difference": None if contact is None else round(contact.clock_difference, 1),
             "ledger_works": self._responder.ledger_works,
             "lease": self._lease.state,

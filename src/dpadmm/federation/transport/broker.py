@@ -27,7 +27,7 @@ from typing import IO
 from dpadmm.errors import DPADMMError
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.private_files import exclusive_lock, write_private
-from dpadmm.federation.protocol import AGGREGATOR, MissingPackagesError, subjects_of
+from dpadmm.federation.protocol import SERVER, MissingPackagesError, subjects_of
 
 _TIMEOUT = 10.0
 _LISTEN = re.compile(r'^listen: ".*:([0-9]+)"$', re.MULTILINE)
@@ -40,7 +40,7 @@ _RELOADED, _NOT_RELOADED = "Reloaded server configuration", "Failed to reload"
 class Broker:
     """The nats-server of a server's folder. It survives a killed server process, and the next one adopts it.
 
-    Any process may create a ``Broker`` for the folder. For example, ``aggregator revoke`` reloads that of ``serve``.
+    Any process may create a ``Broker`` for the folder: ``server revoke`` reloads the broker of ``server run``.
     """
 
     def __init__(self, authority: Authority, *, port: int | None = None) -> None:
@@ -96,7 +96,7 @@ class Broker:
                     yield
                     return
                 time.sleep(0.1)
-            raise DPADMMError("another process (dpadmm aggregator broker) already runs this folder's broker")
+            raise DPADMMError("another process (dpadmm server start) already runs this folder's broker")
 
     def is_held(self) -> bool:
         """Return whether another process holds the broker open."""
@@ -177,10 +177,10 @@ class Broker:
         if "address already in use" in log:
             return (
                 f"the broker cannot listen on {endpoint}: port {port} is in use by another program; stop "
-                "that program, or choose another port (--port, or aggregator.toml)"
+                "that program, or choose another port (--port, or server.toml)"
             )
         if "cannot assign requested address" in log:
-            return f"this machine has no address {address}: change listen in aggregator.toml"
+            return f"this machine has no address {address}: change listen in server.toml"
         if "permission denied" in log:
             return (
                 f"this user may not listen on {endpoint}: choose a port of 1024 or above, or allow CAP_NET_BIND_SERVICE"
@@ -322,14 +322,14 @@ def broker_config(authority: Authority, *, port: int | None = None, now: datetim
     folder, settings = authority.folder, authority.settings
     address = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
     files = {
-        "certificate": _quoted(folder / "server.pem"),
-        "key": _quoted(folder / "server.key"),
+        "certificate": _quoted(folder / "broker.pem"),
+        "key": _quoted(folder / "broker.key"),
         "ca": _quoted(folder / "authority" / "ca.pem"),
     }
     websocket = ""
     if settings.websocket_port is not None:
         websocket = _WEBSOCKET.format(listen=_quoted(f"{address}:{settings.websocket_port}"), **files)
-    server = folder / "server.pem"
+    server = folder / "broker.pem"
     return _TEXT.format(
         listen=_quoted(f"{address}:{port or settings.port}"),
         pid=_quoted(folder / "broker.pid"),
@@ -345,7 +345,7 @@ def broker_config(authority: Authority, *, port: int | None = None, now: datetim
 
 def users_config(authority: Authority, *, now: datetime | None = None) -> str:
     """Return the users and their subjects, the part of the configuration that all brokers of a cluster need."""
-    names = {authority.aggregator_user: AGGREGATOR} | {user.user: user.name for user in authority.users(now=now)}
+    names = {authority.server_user: SERVER} | {user.user: user.name for user in authority.users(now=now)}
     users = "\n".join(_user(user, name) for user, name in names.items())
     return f"authorization {{\n  timeout: 5\n  users: [\n{users}\n  ]\n}}"
 

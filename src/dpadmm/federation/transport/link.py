@@ -19,12 +19,12 @@ from logging import INFO, WARNING, Logger
 from typing import TYPE_CHECKING, Any, Self
 
 from dpadmm.errors import DPADMMError
-from dpadmm.federation.logs import Repeats
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.protocol import (
-    AGGREGATOR,
     BEAT_EVERY,
     CLAIMS,
     LEASE_FREE_AFTER,
+    SERVER,
     BadMessageError,
     LastContact,
     MissingPackagesError,
@@ -41,7 +41,7 @@ from dpadmm.federation.protocol import (
     unpacked_grant,
     unpacked_proposal,
 )
-from dpadmm.federation.transport.transports import dialled
+from dpadmm.federation.transport.transports import dial
 from dpadmm.sites.addresses import endpoints
 
 try:
@@ -77,8 +77,8 @@ async def connect(
     on_lost: OnLost | None = None,
     server_name: str | None = None,
 ) -> Client:
-    """Return a connected client that does not reconnect; ``server_name`` as in :func:`dialled`."""
-    client, transport = Client(), await dialled(url, context, server_name)
+    """Return a connected client that does not reconnect; ``server_name`` as in :func:`dial`."""
+    client, transport = Client(), await dial(url, context, server_name)
     client._transport = transport
     try:
         await client.connect(
@@ -113,7 +113,7 @@ async def close_client(client: Client) -> None:
     own = client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task
     tasks = [*own, *(subscription._wait_for_msgs_task for subscription in list(client._subs.values()))]
     pending = [task for task in tasks if task is not None]
-    await cancelled(*pending)
+    await cancel(*pending)
     await asyncio.gather(*pending, return_exceptions=True)  # retrieves errors that asyncio would log otherwise
     transport: Any = client._transport
     if transport is not None:
@@ -127,29 +127,22 @@ class Link:
     """``async with Link(...) as link``: stays connected in the background and sends heartbeats."""
 
     def __init__(
-        self,
-        url: str,
-        context: Context,
-        on_message: OnMessage,
-        log: Logger,
-        *,
-        name: str,
+        self, url: str, context: Context, on_message: OnMessage, log: Logger, *, name: str,
         server_names: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.url = url
         """Address of the current, last or next broker."""
         self._endpoints, self._context, self._on_message = deque(endpoints(url, server_names)), context, on_message
-        self._log, self._name = log, name
+        self._log, self._name = RepeatLog(log), name
         self._beat_subject, received_beats = beat_subjects_of(name)
         self._subjects = {received_beats}
         self.seen: dict[str, LastContact] = {}
-        """The last heartbeat of each site, or of ``AGGREGATOR``."""
+        """The last heartbeat of each site, or of ``SERVER``."""
         self.on_proposal: Callable[[str], None] = lambda study: None
         """Called with the hash of a proposed study."""
         self._client: Client | None = None
         self._closed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._repeats = Repeats()
 
     @property
     def connected(self) -> bool:
@@ -160,7 +153,7 @@ class Link:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await cancelled(*self._tasks)
+        await cancel(*self._tasks)
         await self._lose()
 
     async def subscribe(self, subject: str) -> None:
@@ -178,7 +171,7 @@ class Link:
         try:
             await self._client.publish(subject, data)
         except (TimeoutError, nats.errors.Error, OSError) as problem:
-            self._log_repeated(WARNING, f"cannot send a message: {reason_of(problem)}")
+            self._log.write(WARNING, f"cannot send a message: {reason_of(problem)}")
             return False
         return True
 
@@ -201,7 +194,7 @@ class Link:
         sender = subject.rpartition(".")[2]
         with suppress(BadMessageError):
             contact = LastContact(time.monotonic(), clock_of_beat(data) - time.time())
-            self.seen[AGGREGATOR if sender == "down" else sender] = contact
+            self.seen[SERVER if sender == "down" else sender] = contact
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -216,14 +209,14 @@ class Link:
             try:
                 self._client = await self._connected()
             except Exception as problem:  # nats-py raises many types; retry after any of them
-                self._log_repeated(WARNING, f"no connection to {self.url}: {reason_of(problem)}")
+                self._log.write(WARNING, f"no connection to {self.url}: {reason_of(problem)}")
                 failed += 1
             else:
-                self._log_repeated(INFO, f"connected to {self.url}")
+                self._log.write(INFO, f"connected to {self.url}")
                 await self._on_connected()
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
-                self._log_repeated(WARNING, f"lost the connection to {self.url}")
+                self._log.write(WARNING, f"lost the connection to {self.url}")
                 failed += 1
                 if asyncio.get_running_loop().time() - began > 5.0:
                     pause, failed = FIRST_PAUSE, 1
@@ -281,13 +274,13 @@ class Link:
         try:
             client = await self._connected()
         except Exception as problem:
-            self._log_repeated(WARNING, f"cannot connect with the renewed certificate yet: {reason_of(problem)}")
+            self._log.write(WARNING, f"cannot connect with the renewed certificate yet: {reason_of(problem)}")
             return False
         if self._client is not before or not self.connected:  # lost meanwhile: _stay_connected reconnects
             await self._disconnect(client)
             return True
         self._client = client
-        self._log_repeated(INFO, f"connected to {self.url} with the renewed certificate")
+        self._log.write(INFO, f"connected to {self.url} with the renewed certificate")
         await self._disconnect(before)
         return True
 
@@ -304,14 +297,10 @@ class Link:
 
     async def _failed(self, problem: Exception) -> None:
         if self.connected:  # otherwise _stay_connected logs it
-            self._log_repeated(WARNING, f"error from the broker: {reason_of(problem)}")
+            self._log.write(WARNING, f"error from the broker: {reason_of(problem)}")
 
     async def _lost(self) -> None:
         self._closed.set()
-
-    def _log_repeated(self, level: int, text: str) -> None:
-        if (line := self._repeats.deduplicate("", text, now=time.monotonic())) is not None:
-            self._log.log(level, "%s", line)
 
 
 DATES = _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -331,7 +320,7 @@ def reason_of(problem: BaseException) -> str:
             return f"its certificate is for another host: call the study coordinators ({problem.verify_message})"
         return (
             f"its certificate is not from the authority of this study ({problem.verify_message}): a proxy that "
-            "inspects TLS, or another server; dpadmm agent check --connect shows its issuer"
+            "inspects TLS, or another server; dpadmm site check --connect shows its issuer"
         )
     if isinstance(problem, ssl.SSLError):
         return f"it rejected the certificate ({problem.reason}): was it revoked, or is one of the clocks wrong?"
@@ -382,14 +371,9 @@ class SiteLink(Link):
     """A site's connection. It answers messages of the studies that it follows, while it holds the lease."""
 
     def __init__(
-        self,
-        name: str,
-        url: str,
-        context: Context,
-        log: Logger,
-        lease: Lease | None = None,
+        self, name: str, url: str, context: Context, log: Logger, lease: Lease | None = None,
         server_names: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(url, context, self._put, log, name=name, server_names=server_names)
         self._subjects.add(proposals_of(name))
         self._mail = Mailbox(max_messages=2)  # the latest REQUEST and MASK of a study
@@ -419,7 +403,7 @@ class SiteLink(Link):
             await self.publish(f"{CLAIMS}.{self._name}", packed_claim(claim))
 
     async def _on_lease(self, subject: str, data: bytes) -> None:
-        if self._lease is not None and self._lease.heard(unpacked_grant(data)):
+        if self._lease is not None and self._lease.apply(unpacked_grant(data)):
             await self._claim()
 
     def _put(self, subject: str, data: bytes) -> None:
@@ -452,24 +436,24 @@ class SiteLink(Link):
         return self._lease.held or self._lease.state == "behind"
 
 
-class HubLink(Link):
+class ServerLink(Link):
     """A connection of the server, which decides the lease claims of sites."""
 
-    def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, leases: Leases | None) -> None:
-        super().__init__(url, context, on_message, log, name=AGGREGATOR)
+    def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, leases: Leases) -> None:
+        super().__init__(url, context, on_message, log, name=SERVER)
         self._leases = leases
         self._subjects.add(f"{CLAIMS}.*")
 
     async def _on_lease(self, subject: str, data: bytes) -> None:
         site = subject.rpartition(".")[2]
-        if self._leases is not None and (grant := self._leases.heard(site, unpacked_claim(data), time.monotonic())):
+        if grant := self._leases.decide(site, unpacked_claim(data), time.monotonic()):
             await self.publish(grants_of(site), packed_grant(grant))
 
 
-class NatsTransport(HubLink):
+class NatsTransport(ServerLink):
     """The server's connection as the ``Transport`` of one study."""
 
-    def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases | None = None) -> None:
+    def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases) -> None:
         super().__init__(url, context, self._put, log, leases)
         self._mail, self._study, self._down = Mailbox(max_messages=8), study, requests_of(study)
         self._subjects.add(f"dpadmm.{study}.up.*")
@@ -496,13 +480,13 @@ async def until_one_ends(*work: Coroutine[Any, Any, Any]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await cancelled(*tasks)
+        await cancel(*tasks)
     for task in tasks:
         if task in done:
             task.result()
 
 
-async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks repeatedly until they end, because nats-py swallows a cancellation while it connects."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:

@@ -1,7 +1,8 @@
-"""How bytes get to a broker: TLS from the first byte, or WebSocket inside TLS; directly, or through an HTTP proxy.
+"""Transports to a broker: TLS, or WebSocket inside TLS; direct, or through an HTTP proxy.
 
-``dialled`` opens the connection, and nats-py gets a transport that is connected already: its own ones know no proxies,
-and its WebSocket needs aiohttp, with seven packages at every site. A proxy only sees that there is TLS to the broker.
+``dial`` opens the connection and passes nats-py a connected transport. The transports of nats-py do not support
+proxies, and its WebSocket needs aiohttp, with seven more packages at every site. A proxy sees only a TLS connection to
+the broker.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ except ImportError:
     raise MissingPackagesError from None
 
 DIAL_TIMEOUT = 5.0
-"""Seconds for name, port and TLS together; with a proxy, which has to do the same, twice as many."""
+"""Seconds for name, port and TLS together; twice as many through a proxy."""
 
 MAX_FRAME = 64 * 2**20
-"""Bytes of a WebSocket frame, in which the broker may send several messages."""
+"""Bytes of a WebSocket frame, which may contain several messages of the broker."""
 
 
 class HttpProxy(NamedTuple):
-    """An HTTP proxy, and the header by which it knows us."""
+    """An HTTP proxy and the headers that authenticate to it."""
 
     host: str
     port: int
@@ -46,17 +47,17 @@ class HttpProxy(NamedTuple):
 
 
 def proxy_for(url: str) -> HttpProxy | None:
-    """The proxy of ``HTTPS_PROXY`` or ``ALL_PROXY``, unless ``NO_PROXY`` has the host; none to this machine itself."""
-    host, found = host_and_port(url)[0], getproxies_environment()
-    address = found.get("https") or found.get("all")
-    if not address or _is_this_machine(host) or proxy_bypass_environment(host, found):
+    """Return the proxy of ``HTTPS_PROXY`` or ``ALL_PROXY``; None for this machine and for hosts in ``NO_PROXY``."""
+    host, proxies = host_and_port(url)[0], getproxies_environment()
+    address = proxies.get("https") or proxies.get("all")
+    if not address or _is_this_machine(host) or proxy_bypass_environment(host, proxies):
         return None
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(parts.scheme)
         port = parts.port or 80
-    except ValueError:  # without the address, which may have a password
+    except ValueError:  # without the address, which may contain a password
         raise StudyError("HTTPS_PROXY (or ALL_PROXY) is not the address of an HTTP proxy: http://host:port") from None
     headers = {}
     if parts.username is not None:
@@ -72,41 +73,41 @@ def _is_this_machine(host: str) -> bool:
 
 
 def tunnel(proxy: HttpProxy, host: str, port: int, timeout: float = DIAL_TIMEOUT) -> socket.socket:
-    """A connection to ``host`` through a proxy (HTTP CONNECT), or ``OSError``."""
-    asking = HTTPConnection(proxy.host, proxy.port, timeout=timeout)
-    asking.set_tunnel(host, port, headers=proxy.headers)
+    """Return a connection to ``host`` through a proxy (HTTP CONNECT), or raise ``OSError``."""
+    connection = HTTPConnection(proxy.host, proxy.port, timeout=timeout)
+    connection.set_tunnel(host, port, headers=proxy.headers)
     try:
-        asking.connect()
+        connection.connect()
     except HTTPException as problem:
-        asking.close()
+        connection.close()
         raise OSError(f"{type(problem).__name__} from the proxy") from None
     except BaseException:
-        asking.close()
+        connection.close()
         raise
-    return asking.sock
+    return connection.sock
 
 
-class Dialled(Transport):
-    """A transport that is connected when nats-py gets it."""
+class OpenTransport(Transport):
+    """A transport that is connected before nats-py receives it."""
 
     async def connect(self, *_: Any, **__: Any) -> None:
-        """It is."""
+        """Do nothing: it is connected."""
 
     async def connect_tls(self, *_: Any, **__: Any) -> None:
-        """It is."""
+        """Do nothing: it is connected."""
 
     def __bool__(self) -> bool:
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Close it; again has no effect."""
+        """Close the connection. A second call does nothing."""
 
     def writelines(self, payload: list[bytes]) -> None:
         self.write(b"".join(payload))
 
 
-class TlsStream(Dialled):
+class TlsStream(OpenTransport):
     """NATS inside TLS."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,8 +135,8 @@ class TlsStream(Dialled):
         return self._reader.at_eof()
 
 
-class WebSocket(Dialled):
-    """NATS inside WebSocket inside TLS: looks like HTTPS to whatever is on the way."""
+class WebSocket(OpenTransport):
+    """NATS inside WebSocket inside TLS, which looks like HTTPS to firewalls."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -181,7 +182,7 @@ class WebSocket(Dialled):
         return self._ended
 
 
-async def dialled(url: str, context: ssl.SSLContext, server_name: str | None = None) -> Dialled:
+async def dial(url: str, context: ssl.SSLContext, server_name: str | None = None) -> OpenTransport:
     """Connect to ``tls://host:port`` or ``wss://host:port``, through a proxy if the environment names one.
 
     The server's certificate must be for ``server_name``; without it, for the host of ``url``.

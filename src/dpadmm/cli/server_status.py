@@ -1,0 +1,144 @@
+"""What ``dpadmm server status`` and ``sites`` show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpadmm.federation.health import STATUS, Alarm, ServerStatus, command_line, is_live, read_status
+from dpadmm.federation.server.status import SHORT_HASH, overview
+from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Table
+
+if TYPE_CHECKING:
+    from dpadmm.federation.identity.authority import Authority
+
+MAX_STALLS_SHOWN = 10
+"""Latest stalls that are shown. JSON has all stalls of a snapshot."""
+LAST_ROUND_STATES = {"present": "answered", "missing": "missed", "unseen": "never answered"}
+"""Names of states of sites when no server runs the study."""
+
+
+def sites_rendering(authority: Authority) -> Rendering:
+    """Return the sites with their connections and certificates."""
+    broker, now = read_status(authority.folder / STATUS, ServerStatus), datetime.now(UTC)
+    contacts = broker["sites"] if broker is not None and is_live(broker) else {}
+    rows = []
+    for site in authority.sites():
+        state = "revoked" if site.revoked else "invited" if site.usable(now) else "expired"
+        contact = contacts.get(site.name)
+        connected = None if contact is None else not contact["silent"]
+        last_seen = None if contact is None else contact["last_seen"]
+        rows.append((site.name, state, connected, last_seen, f"{site.expires:%Y-%m-%d}"))
+    columns = [
+        Column("name", "site"),
+        Column("state", "state"),
+        Column("connected", "connected"),
+        Column("last_seen", "last seen (UTC)", _date),
+        Column("expires", "valid until"),
+    ]
+    if not rows:
+        return Rendering(body=[Paragraph("No sites yet.")], data={"sites": []})
+    notes = [] if contacts else ["Connections are unknown, because dpadmm server start is not running."]
+    return Rendering(body=[Table(columns, rows, key="sites")], notes=notes)
+
+
+def status_rendering(folder: Path, seen: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> Rendering:
+    """Return the state of the broker, of one study in detail or of several in one line each, and the alarms."""
+    broker = read_status(folder / STATUS, ServerStatus)
+    data = {"broker": broker and broker | {"running": is_live(broker)}}
+    lines = (
+        [] if broker is None else [f"Broker ({'running' if is_live(broker) else 'not running'}): {broker['broker']}"]
+    )
+    alarm_lines = [alarm.line for alarm in alarms]
+    if len(seen) == 1:
+        study = study_rendering(seen[0])
+        return study.extend(next_steps=[*lines, *alarm_lines], data={**seen[0], **data})
+    if not seen:
+        message = Paragraph("No study was proposed yet.")
+        return Rendering(
+            body=[message], next_steps=[*lines, *alarm_lines], data={"state": "none", "studies": [], **data}
+        )
+    listed = overview(folder)
+    example = command_line("server", "status", listed[0]["hash"][:SHORT_HASH], "--folder", folder)
+    return Rendering(
+        body=[overview_table(listed)],
+        next_steps=[*lines, f"Details of one study: {example}", *alarm_lines],
+        data={"state": "several", "studies": seen, **data},
+    )
+
+
+def overview_table(studies: Sequence[Mapping[str, Any]]) -> Table:
+    """Return one line for each study of a server."""
+    columns = [
+        Column("", "study"),
+        *(Column("", title, wrap=False) for title in ("hash", "state", "rounds", "sites", "began", "last round")),
+    ]
+    return Table(columns, [_overview_row(study) for study in studies])
+
+
+def _overview_row(study: Mapping[str, Any]) -> tuple[str, ...]:
+    present = study["sites_present"]
+    return (
+        study["name"],
+        study["hash"][:SHORT_HASH],
+        study["state"],
+        f"{study['rounds_done']} of {study['n_rounds']}",
+        f"{'–' if present is None else present} of {study['n_sites']}",
+        study["begun_at"][:10],
+        _date(study["last_round_at"]),
+    )
+
+
+def study_rendering(seen: Mapping[str, Any]) -> Rendering:
+    """Return the state of a study: rounds, sites, and the last warnings."""
+    study, done, pace = seen["study"], seen["rounds_done"], _pace(seen["median_seconds"])
+    since = f" (since {_date(seen['since'])} UTC)" if seen["since"] else ""
+    last = f"; last round {_date(seen['last_round_at'])}" if seen["last_round_at"] else ""
+    body: list[Block] = [
+        Paragraph(seen["headline"] + since),
+        Paragraph(f"{done} of {study['n_rounds']} rounds{pace}; quorum: {seen['quorum']} sites"),
+        Paragraph(f"began {_date(seen['begun_at'])}{last} (UTC)"),
+        Paragraph(f"noise multiplier z: {study['noise']}"),
+        _sites_table(seen),
+    ]
+    if aborted := seen.get("aborted_rounds"):
+        rounds = ", ".join(str(each["round"]) for each in aborted)
+        body.append(Paragraph(f"Aborted rounds: {rounds}. Their budget is spent, and their updates are discarded."))
+    if stalls := seen["stalls"][-MAX_STALLS_SHOWN:]:
+        titles = ("stalled by", "round", "start (UTC)", "end (UTC)")
+        rows = [(each["site"], each["round"], each["start"][:19], (each["end"] or "open")[:19]) for each in stalls]
+        body.append(Table([Column("", title) for title in titles], rows))
+    events = [f"{event['at'][:19]} {event['text']}" for event in seen["events"] if event["level"] != "info"][-5:]
+    return Rendering(title=study["name"], body=[*body, *map(Paragraph, events)])
+
+
+def _sites_table(seen: Mapping[str, Any]) -> Table:
+    served, masked = seen.get("served") is not False, "min_honest_sites" in seen
+    columns = [
+        Column("", "site"),
+        Column("", "state" if served else "last round"),
+        Column("", "rows"),
+        Column("", "rounds answered"),
+        Column("", f"ε so far at δ = {seen['study']['delta']:g}", ".4f"),
+        *([Column("", "if all other sites collude", ".4f")] if masked else []),
+    ]
+    rows = []
+    for site in seen["sites"]:
+        state = site["state"] if served else LAST_ROUND_STATES.get(site["state"], site["state"])
+        state += f" ({site['code']})" if site["code"] else ""
+        n_rows = Cell(text="") if site["rows"] is None else site["rows"]
+        losses = (site["epsilon"], *([site["epsilon_if_others_collude"]] if masked else []))
+        rows.append((site["name"], state, n_rows, site["answered"], *losses))
+    return Table(columns, rows)
+
+
+def _pace(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f", {1000 * seconds:.0f} ms each" if seconds < 1 else f", {seconds:.1f} s each"
+
+
+def _date(at: str | None) -> str:
+    return "" if at is None else f"{at[:10]} {at[11:16]}"
