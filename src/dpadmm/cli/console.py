@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dpadmm.accounting.report import PrivacyReport
     from dpadmm.engine.loop import Observer, RoundView
     from dpadmm.federation.health import Alarm
-    from dpadmm.planning.plan import Costs
+    from dpadmm.planning.costs import Costs
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="Study file (TOML).", metavar="STUDY")]
