@@ -192,7 +192,7 @@ def _explanation(reports: Sequence[PrivacyReport], n_splits: int) -> str:
     if secure:
         alone = " and ".join(epsilon_text(each.epsilon_if_others_collude) for each in secure)
         aggregation = (
-            "With DP-ADMM and auto, an agent's privacy does not depend on any other party. With secure aggregation, "
+            "With DP-ADMM and auto, an agent's privacy does not depend on anyone else. With secure aggregation, "
             f"each agent adds a share of the noise, only the sum of all answers is visible, and ε holds if at least "
             f"{secure[0].min_honest_sites} agents are honest. If all others collude, it is {alone}. "
         )

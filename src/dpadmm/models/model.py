@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, as_matrix, cli
 from dpadmm.matrices.features import Features
 from dpadmm.parameters.fields import hash_of
 from dpadmm.parameters.suggestions import unknown_name
+from dpadmm.rendering import Cell, Fact, Facts, Renderable, Rendering
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Predicted(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model:
+class Model(Renderable):
     """A trained linear model, with the information needed to predict from raw tables.
 
     Use :func:`dpadmm.train`, :func:`dpadmm.simulate` or :func:`dpadmm.load_model` to obtain one.
@@ -120,6 +121,26 @@ class Model:
             has_names = len(classes) <= MAX_CLASSES_IN_REPR
             answers = f"classes {', '.join(map(_short, classes))}" if has_names else f"{len(classes)} classes"
         return f"<Model {name}{self.loss}, {features}, {answers}, {_describe_privacy(self.privacy)}>"
+
+    def rendering(self) -> Rendering:
+        """Return study, loss, label and privacy loss, without coefficients (see :meth:`summary`)."""
+        name = str(self.study.get("name", ""))
+        label = self.label.column if self.label else None
+        classes = [str(each) for each in self.class_names]
+        facts = [
+            Fact("study", "study" if name else None, name or None),
+            Fact("study_hash", "study hash" if name else None, self.study_hash or None),
+            Fact("label", "label" if label else None, label),
+            Fact("classes", "classes" if classes else None, Cell(classes, ", ".join(map(_short, classes)))),
+            Fact("task", "task", self.task),
+            Fact("loss", "loss", self.loss),
+            Fact("n_features", "features", self.n_features),
+            Fact("intercept", "intercept", self.intercept),
+            Fact("privacy", "privacy loss", Cell(dict(self.privacy), _describe_privacy(self.privacy))),
+            Fact("intervals", "confidence intervals", self.covariance is not None),
+            Fact("version", "trained with", self.version, "dpadmm {}".format),
+        ]
+        return Rendering(title=f"Model {name}".rstrip(), body=[Facts(facts)])
 
     @property
     def n_features(self) -> int:
@@ -417,9 +438,26 @@ def score_file(
         raise DataError(f"{path} has no rows")
 
 
+@runtime_checkable
+class NamedColumns(Protocol):
+    """A data frame."""
+
+    @property
+    def columns(self) -> Any: ...
+
+
+@runtime_checkable
+class ArrowConvertible(Protocol):
+    """A data frame that converts itself to Arrow."""
+
+    def select(self, columns: list[str], /) -> ArrowConvertible: ...
+
+    def to_arrow(self) -> Any: ...
+
+
 def is_table(rows: object) -> bool:
     """Return whether rows have named columns: a data frame, an Arrow table, or a mapping of columns."""
-    return isinstance(rows, Mapping | pa.Table | pa.RecordBatch) or hasattr(rows, "columns")
+    return isinstance(rows, Mapping | pa.Table | pa.RecordBatch | NamedColumns)
 
 
 def batches_of(table: Any, names: Sequence[str]) -> list[Any]:
@@ -433,7 +471,7 @@ def batches_of(table: Any, names: Sequence[str]) -> list[Any]:
             raise DataError(f"the table: column {name!r} occurs more than once")
     if is_arrow:
         selection = table.select(list(names))
-    elif hasattr(table, "to_arrow"):  # polars
+    elif isinstance(table, ArrowConvertible):  # polars
         selection = table.select(list(names)).to_arrow()
     else:
         selection = pa.table({name: _to_arrow(table[name], name) for name in names})
