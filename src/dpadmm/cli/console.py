@@ -97,7 +97,7 @@ def progress(total_rounds: int | None, text: str, *, quiet: bool) -> Iterator[Ob
 
     Ctrl-C takes effect at the end of a round, or immediately if pressed twice.
     """
-    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
+    with progress_bar(quiet=quiet) as bar, announced_compilation(bar.console, quiet=bar.disable), CtrlC() as ctrl_c:
         task = bar.add_task(text, total=total_rounds)
 
         def advance(view: RoundView) -> None:
@@ -116,13 +116,31 @@ def progress_bar(*, quiet: bool) -> Progress:
 
 
 @contextmanager
+def announced_compilation(console: Console, *, quiet: bool = False) -> Iterator[None]:
+    """Print a line when the compiler starts."""
+    from dpadmm.kernels import compilation_listeners  # imports NumPy
+
+    def announce() -> None:
+        compilation_listeners.remove(announce)
+        console.print("Compiling numerical code for this machine (once, about 10 seconds)", style="dim")
+
+    if not quiet:
+        compilation_listeners.append(announce)
+    try:
+        yield
+    finally:
+        if announce in compilation_listeners:
+            compilation_listeners.remove(announce)
+
+
+@contextmanager
 def waiting(text: str, *, quiet: bool) -> Iterator[None]:
     """Show a spinner on stderr if that is a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield
         return
-    with console.status(Text(printable(text))):
+    with console.status(Text(printable(text))), announced_compilation(console):
         yield
 
 

@@ -279,7 +279,7 @@ def _ledger(folder: Path) -> Iterator[Finding]:
 
 def _certificate(folder: Path) -> Iterator[Finding]:
     if not (folder / "network" / "invitation.json").exists():
-        yield Finding("certificate", "ok", "none: this site has not joined an aggregator")
+        yield Finding("certificate", "ok", "none: this site has not joined a server")
         return
     try:
         from dpadmm.federation.health import CERTIFICATE_DAYS, days_left
