@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 PATHS = ("README.md", "docs", "src", "reproduction", "examples")
+SUFFIXES = (".md", ".html", ".py", ".toml")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CODE = re.compile(
-    r"``.*?``|`[^`\n]*`|:\w+:`[^`]*`|\]\([^)\s]*\)|<!--.*?-->|\{\{.*?\}\}|\{%.*?%\}|(?m:^ *(?:>>>|\.\.\.) .*$)",
+    r"<script.*?</script>|<style.*?</style>|</?[a-z][^>]*>"
+    r"|``.*?``|`[^`\n]*`|:\w+:`[^`]*`|\]\([^)\s]*\)|<!--.*?-->|\{\{.*?\}\}|\{%.*?%\}|(?m:^ *(?:>>>|\.\.\.) .*$)",
     re.DOTALL,
 )
 FENCE = re.compile(r" *(```+|~~~+)(.*)")
@@ -138,9 +140,7 @@ def files(paths: list[Path]) -> Iterator[Path]:
     """Iterate over the files to check, without built pages."""
     for path in paths:
         found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
-        yield from (
-            each for each in found if each.suffix in (".md", ".html", ".py", ".toml") and "_build" not in each.parts
-        )
+        yield from (each for each in found if each.suffix in SUFFIXES and "_build" not in each.parts)
 
 
 def package_of(path: str) -> str:
