@@ -88,7 +88,7 @@ def main(out: Path, n_rows: int = 12_000) -> None:
     described, evaluated = (json.loads((out / f"{name}.json").read_text()) for name in ("statistics", "evaluation"))
     print((out / "table.md").read_text(encoding="utf-8"))
     print("Private statistics:", described["privacy_sentence"])
-    auc = evaluated["figures"]["auc"]
+    auc = evaluated["metrics"]["auc"]
     print(f"AUC on later admissions: {auc['value']:.3f} (standard error {auc['se']:.3f}).", end=" ")
     print(evaluated["privacy_sentence"])
 

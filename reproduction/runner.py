@@ -324,11 +324,11 @@ def _plain_releases(result: Result) -> set[tuple[float, int]]:
 
 def _bound(result: Result, round: int) -> float | None:
     """The theorem's bound after ``round`` rounds, where the theorem applies to this run."""
-    method = result.settings.method
+    method = result.method
     if not isinstance(method, DpAdmm) or method.schedule != "theorem" or result.settings.participation < 1.0:
         return None
     bound = smooth_bound if result.problem.smooth else nonsmooth_bound
-    return bound(result.constants, n_rounds=round, rho=method.rho, beta=method.rho)
+    return bound(method.constants, n_rounds=round, rho=method.rho, beta=method.rho)
 
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:

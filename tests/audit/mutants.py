@@ -23,7 +23,7 @@ from dpadmm.audit.game import AUTO, GAMES
 from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import dp_admm
-from dpadmm.methods.dp_admm import AdmmState, DpAdmmRounds
+from dpadmm.methods.dp_admm import AdmmState, DpAdmm
 from dpadmm.queries import newton as newton
 from dpadmm.queries import problem
 from dpadmm.queries.moments import Moments
@@ -92,7 +92,7 @@ def dual_from_clean_primal(patch: Patch) -> None:
 
 
 def gradient_at_clean_primal(patch: Patch) -> None:
-    patch.setattr(DpAdmmRounds, "parameters", lambda self, state, consensus, round: _clean(state))
+    patch.setattr(DpAdmm, "parameters", lambda self, state, consensus, round: _clean(state))
     _keep_clean(patch)
 
 
@@ -369,14 +369,14 @@ class Mutant:
     name: str
     inject: Callable[[Patch], None]
     red: tuple[str, ...]
-    games: tuple[str, ...] = ("auto", "dp_admm")
+    games: tuple[str, ...] = ("pgd", "dp_admm")
     trials: int = SHORT.trials
     """Small changes need more of them."""
 
 
-ADMM, AUTO_ONLY, COALITION, ALONE = ("dp_admm",), ("auto",), ("auto_coalition",), ("auto_alone",)
+ADMM, AUTO_ONLY, COALITION, ALONE = ("dp_admm",), ("pgd",), ("pgd_coalition",), ("pgd_alone",)
 MASKED = (*COALITION, *ALONE)
-COUNTS = ("auto_counts", "auto_times")
+COUNTS = ("newton_counts", "newton_times")
 MUTANTS = (
     Mutant("noise halved", noise_halved, ("noise: variance", "noise: shape")),
     Mutant("factor 2 missing", factor_2_missing, ("noise: variance", "noise: shape")),

@@ -39,7 +39,8 @@ from dpadmm.federation.health import (
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.settings import url_of
 from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import begin, cached_for, overview
+from dpadmm.federation.server.process import begin, cached_for
+from dpadmm.federation.server.status import overview
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.states import SiteState, StudyState, headline, site_state, study_state
 

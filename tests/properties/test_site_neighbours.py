@@ -53,7 +53,7 @@ seldom = settings(brief, max_examples=2_000 if LONG else 16)
 LIMITS = {
     "epsilon": 8.0,
     "delta": 1e-5,
-    "methods": ["auto", "dp_admm", "dp_sgd", "statistics", "evaluation"],
+    "methods": ["pgd", "newton", "dp_admm", "dp_sgd", "statistics", "evaluation"],
     "losses": ["logistic", "softmax", "squared", "huber", "poisson"],
     "max_rounds": 50,
     "min_rows": 2,

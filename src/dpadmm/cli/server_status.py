@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpadmm.federation.health import STATUS, Alarm, ServerStatus, command_line, is_live, read_status
-from dpadmm.federation.server.process import SHORT_HASH, overview
+from dpadmm.federation.server.status import SHORT_HASH, overview
 from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Table
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from dpadmm.parameters.suggestions import first_of
 from dpadmm.studies.checks import dotted, study_notes, study_warnings
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.reading import Confirmation, confirmations, read_study, study_problems, table_parameters
-from dpadmm.studies.settings import CHOICES
+from dpadmm.studies.settings import CHOICES, Training
 from dpadmm.studies.study import TABLES, Study
 
 if TYPE_CHECKING:
@@ -489,7 +489,6 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
     paper = numbers["epsilon_paper"]
     intercept = ", including an intercept" if settings.intercept else ""
-    by_size = " across sites; chosen from rows and budget in one process"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(dotted(study.provenance).items()))
     model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
@@ -500,7 +499,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     return [
         *_describe_rows(study),
         *(model if study.kind == "training" else [("kind", study.kind), *_describe_statistics(study)]),
-        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_describe_quorum(study)}"),
+        ("rounds", f"{_describe_rounds(settings)}{_describe_quorum(study)}"),
         ("noise multiplier z", study.terms.plan.describe_noise()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
@@ -509,6 +508,12 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         *([("constants", origin or "default")] if study.kind == "training" else []),
         *([("public rows", describe_public_rows(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def _describe_rounds(settings: Training) -> str:
+    if settings.is_open:
+        return f"chosen from rows and budget (the noise below is for {settings.planned_rounds})"
+    return str(settings.planned_rounds)
 
 
 def _describe_statistics(study: Study) -> list[tuple[str, str]]:

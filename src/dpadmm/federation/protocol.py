@@ -27,7 +27,7 @@ import numpy as np
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 
-SERVER = "aggregator"
+SERVER = "server"
 SERVER_USER = "server@dpadmm"
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,39}")
 

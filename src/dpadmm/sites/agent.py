@@ -27,6 +27,7 @@ class Agent:
     """
 
     def __init__(self, guard: Guard, study: Study) -> None:
+        study.check_concrete()
         self._guard, self._study, self._enrolled = guard, study, guard.enrol(study)
         self._method = study.method(self.n_rows)
         self._broadcast = study.broadcast_shape

@@ -236,9 +236,9 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
 
 
 def _check_dates(invitation: Invitation, now: datetime) -> None:
-    certificates.check_dates(invitation.authority, now=now, whose="the authority")
+    certificates.check_dates(invitation.authority, now=now, holder="the authority")
     for item in invitation.chain:
-        certificates.check_dates(item, now=now, whose="this site" if item is invitation.chain[0] else "its own CA")
+        certificates.check_dates(item, now=now, holder="this site" if item is invitation.chain[0] else "its own CA")
 
 
 def site_identity(folder: Path, addresses: Sequence[str] = ()) -> Identity:

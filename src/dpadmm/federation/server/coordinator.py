@@ -554,7 +554,7 @@ class Coordinator(ABC):
 
 
 class Uploads(Coordinator):
-    """Rounds whose answers carry their own noise: plain aggregation.
+    """Rounds whose answers carry their own noise.
 
     After a dropout, a site's last upload stays in the mean for ``PATIENCE`` rounds. A late upload enters the next
     mean. Server-side methods use only the answers of the current round.

@@ -85,12 +85,12 @@ def thinned(values: Sequence[float | None], most: int = POINTS) -> list[tuple[in
     if len(points) <= most:
         return points
     size = math.ceil(2 * len(points) / (most - 1))
-    kept: set[tuple[int, float]] = {points[-1]}
+    extremes: set[tuple[int, float]] = {points[-1]}
     for start in range(0, len(points), size):
         stretch = points[start : start + size]
-        kept.add(min(stretch, key=lambda point: point[1]))
-        kept.add(max(stretch, key=lambda point: point[1]))
-    return sorted(kept)
+        extremes.add(min(stretch, key=lambda point: point[1]))
+        extremes.add(max(stretch, key=lambda point: point[1]))
+    return sorted(extremes)
 
 
 def _json(value: Any) -> bytes:
@@ -122,7 +122,7 @@ def document(name: str) -> str:
     def text(name: str) -> str:
         return files("dpadmm.federation.server").joinpath("live", name).read_text(encoding="utf-8")
 
-    return re.sub(r"\{\{([a-z]+\.(?:css|js))\}\}", lambda found: text(found[1]), text(name))
+    return re.sub(r"\{\{([a-z]+\.(?:css|js))\}\}", lambda match: text(match[1]), text(name))
 
 
 CONNECTIONS = 64
@@ -223,11 +223,11 @@ class _Server(ThreadingHTTPServer):
 
     def _drop(self, before: float, most: int) -> bool:
         """Shut down the oldest connections without a token, whose threads then close them."""
-        strangers = [each for each, since in self._connections.items() if since < before][:most]
-        for each in strangers:
-            del self._connections[each]
-            _shut_down(each)
-        return bool(strangers)
+        unknown = [connection for connection, since in self._connections.items() if since < before][:most]
+        for connection in unknown:
+            del self._connections[connection]
+            _shut_down(connection)
+        return bool(unknown)
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
