@@ -1,4 +1,4 @@
-"""What commands of ``dpadmm site`` show: the table, the limits, the cost of a study, and the owner's decisions."""
+"""Renderings for ``dpadmm site``: the table, the limits, the cost of a study, and the owner's decisions."""
 
 from __future__ import annotations
 
