@@ -32,9 +32,9 @@ from dpadmm.losses import Loss, Softmax
 from dpadmm.matrices.arrays import aligned_empty
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import layout
-from dpadmm.methods import Auto, DpAdmmRounds, Round, RoundResult
+from dpadmm.methods import DpAdmm, Pgd, Round, RoundResult
+from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.dp_admm import consensus_step
-from dpadmm.methods.setup import Setup
 from dpadmm.methods.theory import constants_of, theorem_schedule
 from dpadmm.regularizers import L2
 from dpadmm.sites.agent import Agent
@@ -78,7 +78,7 @@ def round_of(rows: Rows, loss: Loss | None = None) -> Callable[[], object]:
     constants = constants_of(
         problem, n_features=rows.n_features, n_rows=rows.n_rows, noise_multiplier=z, weight_radius=89.0
     )
-    method = DpAdmmRounds(0.1, theorem_schedule(constants), z)
+    method = DpAdmm(0.1, step_sizes=theorem_schedule(constants), noise_multiplier=z)
     noise = SimulatedNoise(0, rows.n_agents, shape)
     held = {"state": method.init(problem, rows), "consensus": np.zeros(shape), "round": 0}
 
@@ -97,7 +97,7 @@ def server_round_of(rows: Rows) -> Callable[[], object]:
     """The same for ``auto``, after its first round."""
     problem, shape = Problem(Logistic(), L2(), 1e-6), (rows.n_features, 1)
     planned = np.full(rows.n_agents, 25)
-    method = Auto().rounds(Setup(problem=problem, sizes=rows, planned=planned, n_rounds=25, epsilon=1.0))
+    method = Pgd().build(problem, rows, PrivacyBudget(planned=planned, n_rounds=25, epsilon=1.0))
     state, noise = method.init(problem, rows), SimulatedNoise(0, rows.n_agents, shape)
     held = {"broadcast": method.start(shape), "round": 0}
 

@@ -1,6 +1,6 @@
 """From private statistics to a table and a forest plot for a paper: hospital admissions, and who is back in a month.
 
-``python examples/paper_table.py OUT`` runs the commands that a study coordinator would type, on a made-up table: it
+``python examples/paper_table.py OUT`` runs the commands that a study coordinator would type, on a synthetic table: it
 describes it, drafts a study from what was released, trains it with intervals, and evaluates it on other rows. OUT then
 has ``table.md``, ``coefficients.png``, ``statistics.png`` and ``evaluation.json``. It takes about half a minute.
 """
@@ -30,7 +30,7 @@ readmitted,category,,,no|yes,back within 30 days,
 
 
 def write_table(path: Path, n_rows: int, seed: int) -> None:
-    """Made-up admissions: older people, smokers and high creatinine come back more often; 8% have no BMI."""
+    """Synthetic admissions: older people, smokers and high creatinine come back more often; 8% have no BMI."""
     rng = np.random.default_rng(seed)
     age, smoker = rng.normal(62.0, 14.0, n_rows), rng.random(n_rows) < 0.3
     ward = rng.choice(["surgery", "medicine", "cardiology"], n_rows, p=[0.3, 0.5, 0.2])
@@ -88,7 +88,7 @@ def main(out: Path, n_rows: int = 12_000) -> None:
     described, evaluated = (json.loads((out / f"{name}.json").read_text()) for name in ("statistics", "evaluation"))
     print((out / "table.md").read_text(encoding="utf-8"))
     print("Private statistics:", described["privacy_sentence"])
-    auc = evaluated["figures"]["auc"]
+    auc = evaluated["metrics"]["auc"]
     print(f"AUC on later admissions: {auc['value']:.3f} (standard error {auc['se']:.3f}).", end=" ")
     print(evaluated["privacy_sentence"])
 

@@ -1,4 +1,4 @@
-"""What privacy costs: DPADMMClassifier against scikit-learn's LogisticRegression at several ε.
+"""The cost of privacy: DPADMMClassifier against scikit-learn's LogisticRegression at several ε.
 
     python examples/sklearn_comparison.py [FITS]
 

@@ -10,13 +10,13 @@
 # %% [markdown]
 # # From a table to a private model
 #
-# Five hospitals want to know which patients will be back within a month. No hospital may show its rows to
-# another one, nor to us. In this tutorial they train one model together, and nobody who sees all of their
-# messages can tell much about any single patient. How much is a number, ε, which we choose beforehand.
+# Five hospitals want to predict which patients will be readmitted within a month. They cannot share their data.
+# In this tutorial they train one model together. Someone who sees all of their messages can learn very little
+# about any single patient. You set the limit in advance: it is called ε.
 #
-# It runs from top to bottom: `python examples/tutorial.py`. As a notebook: `pip install jupytext notebook`,
-# then `jupytext --to ipynb examples/tutorial.py`; or open this file in VS Code or PyCharm, which know the
-# `# %%` marks. You need `pip install 'dpadmm[sklearn]'`. It takes half a minute and no network.
+# Run it with `python examples/tutorial.py`. As a notebook: `pip install jupytext notebook`, then
+# `jupytext --to ipynb examples/tutorial.py`; or open this file in VS Code or PyCharm, which support the `# %%`
+# marks. You need `pip install 'dpadmm[sklearn]'`. It takes half a minute and needs no network.
 
 # %%
 from __future__ import annotations
@@ -38,13 +38,13 @@ import pyarrow.csv
 
 from dpadmm import BudgetAccountant, BudgetExceededError, DPADMMClassifier, load_model
 
-kept = tempfile.TemporaryDirectory(prefix="dpadmm-tutorial-")  # it goes when we are done
+kept = tempfile.TemporaryDirectory(prefix="dpadmm-tutorial-")  # removed on exit
 folder = Path(kept.name)
 command = shutil.which("dpadmm", path=str(Path(sys.executable).parent)) or "dpadmm"
 
 
 def dpadmm(*words: str, fails: bool = False) -> str:
-    """Run the command as you would type it, in the tutorial's folder, and show what it says."""
+    """Run the command as you would type it, in the tutorial's folder, and show its output."""
     done = subprocess.run(
         [command, *words], cwd=folder, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"}
     )
@@ -58,11 +58,11 @@ def dpadmm(*words: str, fails: bool = False) -> str:
 # %% [markdown]
 # ## The tables
 #
-# We make them up: 20 columns of mixed kinds, and one cell in twenty is missing. There are three tables.
+# The tables are synthetic: 20 columns of mixed kinds, with one cell in twenty missing.
 #
-# * `patients.csv`: 30,000 rows of the five hospitals. **Private.** We will touch it only with `train`.
-# * `sample.csv`: 1,500 rows, one twentieth, say of an older survey that anyone may download. **Public.**
-# * `later.csv`: patients who come next month, to predict and to see how well it went.
+# * `patients.csv`: 30,000 rows of the five hospitals. **Private.** Only `train` reads it.
+# * `sample.csv`: 1,500 rows, such as those of an older survey that anyone may download. **Public.**
+# * `later.csv`: the patients of the next month, to predict and to measure the accuracy.
 
 # %%
 VALUES = {
@@ -79,7 +79,7 @@ NUMBERS = {  # mean and spread
     "age": (55, 17), "bmi": (27, 5), "pulse": (75, 11), "systolic": (130, 17),
     "glucose": (100, 20), "temperature": (36.9, 0.5), "visits": (4, 2), "distance": (20, 8),
 }  # fmt: skip
-PULL = {  # what the label depends on; all other columns say nothing
+PULL = {  # effects on the label; all other columns have none
     "age": 0.9, "glucose": 0.6, "visits": 0.7, "bmi": 0.3,
     "pain": 0.6, "activity": -0.5, "smoker": 0.8, "stayed_before": 1.0, "lives_alone": 0.5,
 }  # fmt: skip
@@ -130,12 +130,12 @@ print(f"{len(features)} columns, {missing:.1%} of the cells are missing")
 # %% [markdown]
 # ## 1. A study
 #
-# A model needs numbers, and rows of limited length: the noise hides one row only if no row can be arbitrarily
-# large. Usually one would take the smallest and the largest value of each column. But then the oldest patient
-# decides how everyone is scaled, and that tells about this patient, whatever ε says.
+# A model needs numbers, and rows of limited norm: the noise hides one row only if no row can be arbitrarily
+# large. It is common to scale by the smallest and the largest value of each column. But then the oldest patient
+# determines the scale for everyone. That reveals the patient's age, and no ε accounts for it.
 #
-# So all that the encoding needs is written down beforehand, from public knowledge, in a *study*. We need not
-# start from an empty page: `study new` drafts one from the public sample.
+# So the encoding is declared in advance, from public knowledge, in a *study*. `study new` drafts one from the
+# public sample.
 
 # %%
 dpadmm("study", "new", "study.toml", "--from", "sample.csv", "--label", "back", "--by", "hospital")
@@ -143,14 +143,13 @@ draft = (folder / "study.toml").read_text()
 print(draft[: draft.index("[columns.pulse]")])
 
 # %% [markdown]
-# The draft found out that `case` is a name for rows, and left it out. Everything that it read off the table
-# is marked `public = false`, and is refused until somebody has confirmed it. That is you. For each value ask:
-# *could I have written this down without seeing any patient?* If you drafted from a table that is public in
-# truth, yes. If you drafted from your own rows, no: correct it until it comes from the questionnaire, a
-# textbook, or common sense.
+# The draft leaves out `case`, which identifies rows. Values inferred from the table are marked `public = false`
+# and are rejected until you confirm them. For each value ask: *could I have written this down without seeing any
+# patient?* If the table is public, yes. If you drafted from your own rows, no: replace the value by one from the
+# questionnaire, a textbook, or common sense.
 #
-# The last mark is for the rows of the sample themselves, `[public_rows]`: training starts from them. No ε covers
-# them, so confirm them only if anyone may see them all, as here, and delete that table from the study if not.
+# The last mark is for the rows of the sample, `[public_rows]`, from which training starts. No ε covers them.
+# Confirm them only if anyone may see them all, as here; otherwise delete that table from the study.
 
 # %%
 assert draft.count("public = false") == 17  # the label, 8 numbers, 7 lists of values, the rows; flags need none
@@ -158,10 +157,10 @@ dpadmm("study", "check", "study.toml", fails=True)
 
 
 # %% [markdown]
-# You would do this in an editor. Two corrections are worth it, and then we confirm.
+# Normally you would use an editor. We make two corrections, and then confirm.
 #
-# * Bounds that a textbook would give, in place of those that 1,500 people happened to have.
-# * `pain` and `activity` have an order, which no draft can know: they are of kind `ordinal`.
+# * Bounds from a textbook replace those of the 1,500 people in the sample.
+# * `pain` and `activity` are ordered, so their kind is `ordinal`. A draft cannot infer that.
 
 
 # %%
@@ -177,18 +176,21 @@ for column, low, high in (("age", 0, 110), ("bmi", 10, 50), ("glucose", 40, 180)
 for column in ("pain", "activity"):
     study = corrected(study, column, 'kind = "ordinal"', f"values = {json.dumps(VALUES[column])}")
 (folder / "study.toml").write_text(study)
-dpadmm("study", "confirm", "study.toml", "--all")  # we made the tables, so we know: look before you do
+dpadmm(
+    "study", "confirm", "study.toml", "--all"
+)  # safe here: the tables are synthetic. Review before you confirm your own
 dpadmm("study", "check", "study.toml")
 
 # %% [markdown]
-# ## 2. Is it worth it?
+# ## 2. Forecast the accuracy
 #
-# ε is spent by training, and spent for good. So we ask first what we may hope for. `plan` runs the whole
-# study on the public sample, with the noise of the planned numbers of rows. No private row is read.
-# You also see whether another number of rounds, or another ε, would do better.
+# Training spends privacy budget permanently, so forecast the result first. `plan` runs the whole study on the
+# public sample, with the noise for the planned numbers of rows. It reads no private row. It also shows
+# whether another number of rounds, or another ε, would be better.
 #
-# The verdict at the end compares the study with a model of the sample alone, which costs no ε. These tables are
-# alike, so 1,500 public rows leave little to gain: look at both columns of the first table before you decide.
+# The recommendation at the end compares the study with a model of the sample alone, which spends no budget.
+# These tables have the same distribution, so private rows improve little on 1,500 public ones: compare both
+# columns of the first table before you decide.
 
 # %%
 sizes = ("--agents", "5", "--rows", "6000")
@@ -196,15 +198,15 @@ dpadmm("plan", "study.toml", *sizes, "--rounds", "50", "-o", "plan")
 plan = json.loads((folder / "plan" / "forecast.json").read_text())
 forecast = plan["scenarios"][0]["own"]["accuracy"]
 assert plan["private_rows_read"] == 0
-assert plan["scenarios"][0]["own"]["auc"]["mean"] > 0.8  # what the verdict is about
+assert plan["scenarios"][0]["own"]["auc"]["mean"] > 0.8  # the basis of the recommendation
 print(f"forecast: {forecast['mean']:.1%} ± {forecast['spread']:.1%}")
 
 # %% [markdown]
 # ## 3. Train
 #
-# Every hospital is an agent. In every round each one computes the mean gradient of its own rows, adds noise,
-# and sends the sum; nothing else leaves it. Here all agents run in this process, with the very noise that
-# deployed ones add. It comes from the operating system, so no two runs are alike.
+# Every hospital is an agent. In every round, each agent computes the mean gradient of its own rows, adds noise,
+# and sends the result; it sends nothing else. Here all agents run in this process, with the same noise as
+# deployed sites. The noise comes from the operating system, so no two runs are equal.
 
 # %%
 dpadmm("train", "study.toml", "--data", "patients.csv", "--by", "hospital", "-o", "model.dpadmm")
@@ -214,24 +216,24 @@ assert model.privacy["epsilon"] <= 1.0
 # %% [markdown]
 # `model.privacy.json` is the privacy report. Anyone can check it: `dpadmm verify` recomputes ε.
 #
-# ## 4. How good is it?
+# ## 4. Evaluate
 #
-# `evaluate` has no noise, so its figures tell about the rows of its table: use it on public rows or your own.
+# `evaluate` adds no noise, so its metrics may reveal individual rows: use it on public rows or your own.
 
 # %%
 dpadmm("evaluate", "model.dpadmm", "--data", "later.csv")
 truth = TABLES["later"]["back"].to_numpy()
 predicted = model.predict(TABLES["later"])
 reached, guess = np.mean(predicted == truth), np.mean(truth == "no")
-print(f"forecast {forecast['mean']:.1%}, reached {reached:.1%}, always saying no {guess:.1%}")
+print(f"forecast {forecast['mean']:.1%}, reached {reached:.1%}, majority class {guess:.1%}")
 assert abs(forecast["mean"] - reached) < 0.03
 assert reached > guess + 0.1
 
 # %% [markdown]
 # ## 5. Predict
 #
-# From a file to a file, or in Python from a pandas or polars data frame, an Arrow table or a plain dict.
-# Missing cells are fine: the study says what becomes of them.
+# The input is a file, or in Python a pandas or polars data frame, an Arrow table or a dict. Missing cells are
+# allowed: the study defines how they are encoded.
 
 # %%
 dpadmm("predict", "model.dpadmm", "--data", "later.csv", "--keep", "case", "-o", "answers.csv")
@@ -242,9 +244,9 @@ print(answers.slice(0, 3).to_pylist())
 # %% [markdown]
 # ## 6. Explain
 #
-# Coefficients are in the units of your columns: what one more year of age, or one step more of pain, does to
-# the score. How surely is not said here: an interval needs a release of its own, and this study has none. So
-# compare sizes: noise moves every weight, also those of columns that matter nothing.
+# Coefficients are in the units of your columns: the change of the score for one more year of age, or one more
+# step of pain. There are no intervals: they need a release of their own, and this study has none. Noise changes
+# every weight, including those of columns without effect, so do not interpret small coefficients.
 
 # %%
 explained = json.loads(dpadmm("explain", "model.dpadmm", "--json"))
@@ -258,10 +260,10 @@ print("largest effects:", ", ".join(largest[:5]))
 # %% [markdown]
 # ## The same with scikit-learn
 #
-# `DPADMMClassifier` takes a matrix of numbers. The rule is the same: what turns cells into numbers may be
-# public knowledge, and nothing else. An imputer or a scaler that is *fitted* on private rows leaks, and
-# no ε counts it. So a missing number becomes the middle of its public bounds, and each public value of a
-# category becomes a column of 0 and 1.
+# `DPADMMClassifier` takes a matrix of numbers. The rule is the same: the encoding must depend on public
+# knowledge only. An imputer or a scaler that is *fitted* on private rows leaks, and no ε accounts for it. So a
+# missing number becomes the middle of its public bounds, and each public value of a category becomes a column
+# of 0 and 1.
 
 # %%
 BOUNDS = {
@@ -271,7 +273,7 @@ BOUNDS = {
 
 
 def to_matrix(rows: pa.Table) -> Any:
-    """Numbers as they are, 0 and 1 for every public value; nothing is learnt from the rows."""
+    """Numbers as they are, 0 and 1 for every public value; nothing is fitted on the rows."""
     columns = [rows[name].fill_null(sum(pair) / 2).to_numpy() for name, pair in BOUNDS.items()]
     for name, values in {**VALUES, **{flag: ["yes"] for flag in FLAGS}}.items():
         cells = rows[name].to_numpy()
@@ -286,9 +288,9 @@ low = [pair[0] for pair in BOUNDS.values()] + [0.0] * len(ones)
 high = [pair[1] for pair in BOUNDS.values()] + ones
 
 # %% [markdown]
-# A `BudgetAccountant` adds up what all fits on these rows cost, and refuses one that would go beyond the
-# total, before it starts. Two fits of ε = 1 cost less than 2, since noise does not line up, but more than
-# the 1.2 that we allow here. So the second one is refused.
+# A `BudgetAccountant` composes the privacy loss of all fits on these rows, and rejects a fit that would exceed
+# the total before it starts. By composition, two fits with ε = 1 cost less than ε = 2, but more than the 1.2
+# allowed here. So the second fit is rejected.
 
 # %%
 private = DPADMMClassifier(
@@ -305,7 +307,7 @@ with warnings.catch_warnings(), BudgetAccountant(epsilon=1.2, delta=1e-5):
     except BudgetExceededError as refusal:
         print("refused:", refusal)
     else:
-        raise AssertionError("the second fit is beyond the budget")
+        raise AssertionError("the second fit exceeds the budget")
 
 score = private.score(to_matrix(TABLES["later"]), truth)
 print(f"accuracy {score:.1%} at ε = {private.privacy_['epsilon']:.4f}; noise: {private.privacy_['noise']}")
@@ -315,6 +317,6 @@ assert score > guess + 0.1
 # %% [markdown]
 # ## What to remember
 #
-# * Bounds, values and classes come from public knowledge. The study writes them down, and you confirm them.
-# * Ask `plan` before you spend ε. What was spent on rows adds up, whatever it was spent on.
-# * A coefficient has noise in it; without a release for its interval, do not believe the small ones.
+# * Bounds, values and classes come from public knowledge. You declare them in the study and confirm them.
+# * Run `plan` before you spend budget. The privacy loss of all releases from the same rows accumulates.
+# * Coefficients are noisy. Without a release for intervals, do not interpret the small ones.

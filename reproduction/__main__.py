@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from typer import Argument, Option, Typer
 
 from dpadmm.cli import run_app
@@ -78,8 +77,8 @@ def run(
         quiet=as_json,
     )
     lines = [results.select(name).last() for name in chosen or results.experiments]
-    if lines and all((each.column("status") == REFUSED).all() for each in lines):
-        reasons = dict.fromkeys(reason for each in lines for reason in each.column("reason"))
+    if lines and all((each.frame["status"] == REFUSED).all() for each in lines):
+        reasons = dict.fromkeys(reason for each in lines for reason in each.frame["reason"])
         raise StudyError(f"none of these runs could be made; {'; '.join(map(str, reasons))}")
     written = []
     if not no_figures:
@@ -102,8 +101,8 @@ def summary(results: Results, names: list[str] | None = None) -> dict[str, dict[
         out[name] = {
             "title": results.grid["experiments"][name]["title"],
             "runs": len(last),
-            "refused": int(np.sum(last.column("status") == REFUSED)),
-            "seconds": float(np.nansum(last.column("wall_seconds").astype(float))),
+            "refused": int((last.frame["status"] == REFUSED).sum()),
+            "seconds": float(last.frame["wall_seconds"].sum()),
         }
     return out
 
@@ -201,7 +200,7 @@ def report(
         Path("report.html"),
         "--output",
         "-o",
-        help="The file to write: .html, or .md with its figures in a folder beside.",
+        help="The file to write: .html, or .md with its figures in a folder next to it.",
     ),
 ) -> None:
     """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
@@ -221,7 +220,7 @@ def _check_output(output: Path) -> None:
     if output.is_dir():
         raise DataError(f"{output} is a folder; give a file, such as -o {output / 'report.html'}")
     if output.suffix not in (".html", ".htm", ".md"):
-        raise DataError(f"{output} must end in .html or .md, which says what kind of page to write")
+        raise DataError(f"{output} must end in .html or .md, the two kinds of page")
     check_folder(output.parent, overwrite=True)
 
 

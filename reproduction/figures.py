@@ -1,7 +1,7 @@
 """The paper's figures and those that it does not have, drawn from a results file alone.
 
-Figures 1 to 7 come first; then times, bounds, exact ε, and what the paper's choices change. What is said about
-them stands in ``captions.toml``.
+Figures 1 to 7 come first; then times, bounds, exact ε, and the effect of the paper's choices. Captions are
+in ``captions.toml``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
@@ -19,14 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpadmm.baselines import METHOD_TITLES
-from dpadmm.figures import style
+from dpadmm.figures import comparison, style
 from dpadmm.figures.comparison import BUDGETS
 from dpadmm.figures.style import Curve, Look, Picture, draw, dress, floor, kinds, legend, new_figure, power, steps
+from dpadmm.training.compare import ComparisonRow
 from reproduction import series
-from reproduction.comparison import comparison_picture
 from reproduction.measurements import THEOREMS, gaps, times
-from reproduction.results import Results
-from reproduction.series import about, by_round, distinct, done, number_list, spread_note, where
+from reproduction.results import DONE, Results
+from reproduction.series import about, by_round, distinct, done, number_list, spread_note
 
 _SHOWN_BUDGETS = (0.05, 0.1)
 _MODELS = {"local": "local models", "global": "global model"}
@@ -34,7 +33,7 @@ _TEXTS = tomllib.loads(files("reproduction").joinpath("captions.toml").read_text
 
 
 def _picture(name: str, kind: str, figure: Figure, lines: Results, **words: Any) -> Picture:
-    """A figure with its title and caption; a word that is true or false says whether a sentence is shown."""
+    """A figure with its title and caption; a boolean word shows or hides a sentence."""
     texts = _TEXTS[kind]
     words = {key: (texts[key] if value else "") if isinstance(value, bool) else value for key, value in words.items()}
     regularizers = ", ".join(value.upper() for value in distinct(lines, "regularizer"))
@@ -45,7 +44,7 @@ def _picture(name: str, kind: str, figure: Figure, lines: Results, **words: Any)
 
 def _private(results: Results) -> tuple[Results, str]:
     """DP-ADMM's lines, and the column of their budget."""
-    lines = where(done(results), method="dp_admm")
+    lines = done(results).select(method="dp_admm")
     series.need(lines)
     return lines, series.budget_column(lines)
 
@@ -63,7 +62,7 @@ def agents_figure(results: Results, name: str) -> Picture:
     for i, value in enumerate(budgets):
         axes = panels[f"loss {i}"]
         for n, look in zip(agents, steps(len(agents)), strict=True):
-            group = where(lines, **{budget: value, "n_agents": n})
+            group = lines.select(**{budget: value, "n_agents": n})
             draw(axes, by_round(group, "train_loss_local"), look, label=f"n = {n}")
         floor(axes, best, "non-private optimum")
         y = "training loss, local models" if i == 0 else ""
@@ -84,7 +83,7 @@ def _against_agents(axes: Axes, lines: Results, results: Results, stem: str) -> 
     budget = series.budget_column(lines)
     budgets = distinct(lines, budget)
     for value, look in zip(budgets, kinds([f"{value:g}" for value in budgets]).values(), strict=True):
-        group = where(lines, **{budget: value})
+        group = lines.select(**{budget: value})
         for model in ("global", "local"):
             if series.has(group, f"{stem}_{model}"):
                 curve = series.by_end(group, f"{stem}_{model}", "n_agents")
@@ -106,7 +105,7 @@ def objective_figure(results: Results, name: str) -> Picture:
     best = series.optimum(results, "objective_global") * agents[0] if len(agents) == 1 else float("nan")
     for i, (axes, delta) in enumerate(zip(panels, deltas, strict=False)):
         for value, look in zip(budgets, steps(len(budgets)), strict=True):
-            group = where(lines, **{budget: value, "delta": delta})
+            group = lines.select(**{budget: value, "delta": delta})
             if len(group):
                 draw(axes, by_round(group, "augmented_objective"), look, label=f"{BUDGETS[budget]} {value:g}")
         floor(axes, best, "optimum, n·F*")
@@ -130,7 +129,7 @@ def methods_figure(results: Results, name: str, *, model: str) -> Picture:
     optima = METHOD_TITLES["centralized"]
     groups = {label: group for label, group in series.variants(lines).items() if label != optima}
     looks = kinds(list(groups))
-    budgets = distinct(where(private, delta=delta), budget)
+    budgets = distinct(private.select(delta=delta), budget)
     # the paper's two where they are there, else the two in the middle
     shown, middle = [each for each in budgets if each in _SHOWN_BUDGETS], max(0, len(budgets) // 2 - 1)
     shown = shown if len(shown) == 2 else budgets[middle : middle + 2]
@@ -139,7 +138,7 @@ def methods_figure(results: Results, name: str, *, model: str) -> Picture:
     models = _MODELS[model]
     for axes, letter, one in zip(panels, "ab", shown, strict=False):
         for label, group in groups.items():
-            at = where(group, **{budget: one, "delta": delta}) if _has_budget(group) else group
+            at = group.select(**{budget: one, "delta": delta}) if _has_budget(group) else group
             if len(at):
                 draw(axes, by_round(at, f"train_loss_{model}"), looks[label], label=label)
         floor(axes, series.optimum(lines, "train_loss_global"), "non-private optimum")
@@ -175,7 +174,7 @@ def _against(
     axes: Axes, groups: Mapping[str, Results], looks: Mapping[str, Look], error: str, x: str,
     equals: Mapping[str, float],
 ) -> None:  # fmt: skip
-    private = {label: where(group, **equals) for label, group in groups.items() if _has_budget(group)}
+    private = {label: group.select(**equals) for label, group in groups.items() if _has_budget(group)}
     points = {value for group in private.values() for value in distinct(group, x)}
     for label, group in groups.items():
         if len(private.get(label, group)):
@@ -187,9 +186,9 @@ def _against(
 
 
 def _widest(lines: Results, column: str, other: str, *, prefer: float) -> float:
-    """The value of a column with the most values of another beside it; in a tie ``prefer`` or the largest."""
+    """The value of a column for which another column has the most values; in a tie ``prefer`` or the largest."""
     values = distinct(lines, column)
-    n_beside = {value: len(distinct(where(lines, **{column: value}), other)) for value in values}
+    n_beside = {value: len(distinct(lines.select(**{column: value}), other)) for value in values}
     return float(max(values, key=lambda value: (n_beside[value], value == prefer, value)))
 
 
@@ -256,10 +255,10 @@ def bounds_figure(results: Results, name: str) -> Picture:
 
 def _largest_budget(results: Results) -> tuple[Results, dict[str, str]]:
     """DP-ADMM's lines at its largest budget, and that budget in words."""
-    lines = where(done(results), method="dp_admm")
+    lines = done(results).select(method="dp_admm")
     budget = series.budget_column(lines)
     value = max(distinct(lines, budget), default=np.nan)
-    return where(lines, **{budget: value}), {"budget": BUDGETS[budget], "value": f"{value:g}"}
+    return lines.select(**{budget: value}), {"budget": BUDGETS[budget], "value": f"{value:g}"}
 
 
 def _at_the_end(
@@ -285,41 +284,41 @@ def choices_figure(results: Results, name: str) -> Picture:
     lines, words = _largest_budget(results)
     shares = distinct(lines, "alpha")
     series.need(len(distinct(lines, "weight_radius")) > 1 or len(shares) > 1)
-    groups = {f"λ/n = {power(share)}": where(lines, alpha=share) for share in shares}
+    groups = {f"λ/n = {power(share)}": lines.select(alpha=share) for share in shares}
     measures = {
         series.error_column(lines): ("error at the end", "error, global model"),
         "train_loss_global": ("training loss at the end", "loss, global model"),
     }
     figure = _at_the_end(
         groups, steps(len(groups)), "weight_radius", "c_w, guessed norm of the best weights",
-        measures=measures, optima=where(results, alpha=shares[0]),
+        measures=measures, optima=results.select(alpha=shares[0]),
     )  # fmt: skip
     return _picture(name, "choices", figure, lines, **words)
 
 
 def lambda_figure(results: Results, name: str) -> Picture:
     """Loss and error on held-out rows of the non-private optimum against λ/n."""
-    lines = where(done(results), method="centralized")
+    lines = done(results).select(method="centralized")
     series.need(len(distinct(lines, "alpha")) > 1, series.has(lines, "test_error_global"))
-    groups = {each.upper(): where(lines, regularizer=each) for each in distinct(lines, "regularizer")}
+    groups = {each.upper(): lines.select(regularizer=each) for each in distinct(lines, "regularizer")}
     measures = {f"test_{kind}_global": (f"{kind} on held-out rows", kind) for kind in ("loss", "error")}
     figure = _at_the_end(groups, list(kinds(list(groups)).values()), "alpha", "λ/n", measures=measures)
     return _picture(name, "lambda", figure, lines)
 
 
 def schedule_figure(results: Results, name: str) -> Picture:
-    """Training loss by round: the theorem's step sizes and noise beside constant ones."""
-    series.need(where(done(results), method="dp_admm", schedule="constant"))
+    """Training loss by round: the theorem's step sizes and noise, and constant ones."""
+    series.need(done(results).select(method="dp_admm", schedule="constant"))
     lines, words = _largest_budget(results)
     regularizers = distinct(lines, "regularizer")
     figure = new_figure(9.2, 0.6 + 3.2 * len(regularizers))
     panels = figure.subplots(len(regularizers), 2, squeeze=False, sharey="row")
     for row, regularizer in zip(panels, regularizers, strict=True):
-        here = where(lines, regularizer=regularizer)
-        constants = where(here, schedule="constant")
-        groups = {"theorem's schedule": where(here, schedule="theorem")}
+        here = lines.select(regularizer=regularizer)
+        constants = here.select(schedule="constant")
+        groups = {"theorem's schedule": here.select(schedule="theorem")}
         groups |= {
-            f"constant η = {size:g}": where(constants, step_size=size) for size in distinct(constants, "step_size")
+            f"constant η = {size:g}": constants.select(step_size=size) for size in distinct(constants, "step_size")
         }
         for axes, (model, models) in zip(row, _MODELS.items(), strict=True):
             for (label, group), look in zip(groups.items(), kinds(list(groups)).values(), strict=True):
@@ -329,6 +328,91 @@ def schedule_figure(results: Results, name: str) -> Picture:
             dress(axes, title=f"{regularizer.upper()}, {models}", x="round", y=y)
         row[1].legend(frameon=False, fontsize=8, handlelength=3.0)
     return _picture(name, "schedule", figure, lines, **words)
+
+
+_TOTALS = (("epsilon", "exact ε", False), ("paper_epsilon", "paper's ε̄", True))
+
+
+def epsilon_figure(results: Results, name: str) -> Picture:
+    """Total ε by round, and after the last round by the ε of a round."""
+    lines = done(results).select(method="dp_admm")
+    series.need(series.has(lines, "total_paper_epsilon"), distinct(lines, "round_epsilon"))
+    figure = new_figure(9.2, 4.1)
+    left, right = figure.subplots(1, 2)
+    deltas = distinct(lines, "delta")
+    delta, ends = deltas[-1], sorted({deltas[0], deltas[-1]}, reverse=True)
+    spent = distinct(lines.select(delta=delta), "round_epsilon")
+    shown = [value for value in spent if value in (0.05, 0.1, 0.2)] or spent[-3:]
+    _epsilon_by_round(left, lines.select(delta=delta), shown)
+    dress(left, title=f"(a) spent so far, δ = {power(delta)}", x="round", y="total ε")
+    for one, look in zip(ends, steps(len(ends)), strict=True):
+        for column, words, hollow in _TOTALS:
+            curve = series.by_end(lines.select(delta=one), f"total_{column}", "round_epsilon")
+            draw(right, curve, look, label=f"{words}, δ = {power(one)}", hollow=hollow, band=False)
+    style.at_values(right, distinct(lines, "round_epsilon"))
+    style.logarithmic(right.yaxis)
+    dress(right, title="(b) after the last round", x="ε per round", y="total ε")
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=8, handlelength=3.0)
+    caption = (
+        "Cost of the same noise: exact ε of the composed Gaussian releases (filled markers, solid) and "
+        "the paper's bound ε̄ from the moments accountant (hollow, dotted). (a) by round at δ = "
+        f"{power(delta)}, for ε per round {number_list(shown)}; (b) after the last round against the ε of a "
+        f"round, for δ = {', '.join(map(power, ends))}, both scales logarithmic. These numbers depend on the "
+        "noise alone, not on the rows."
+    )
+    return Picture(name, "The paper's ε̄ and the exact ε", caption, figure)
+
+
+def _epsilon_by_round(axes: Axes, lines: Results, budgets: list[float]) -> None:
+    for value, look in zip(budgets, steps(len(budgets)), strict=True):
+        run = next(iter(series.split(lines.select(round_epsilon=value), "cell").values()))
+        for column, words, hollow in _TOTALS:
+            draw(
+                axes,
+                series.by_round(run, f"spent_{column}"),
+                look,
+                label=f"{words}, {value:g} per round",
+                hollow=hollow,
+            )
+
+
+def comparison_panels(results: Results) -> Figure:
+    """Error and training loss of the global model at the end of the runs."""
+    lines = done(results)
+    budget = series.budget_column(lines)
+    error = series.error_column(lines)
+    groups = {label: _comparison_rows(group, budget, error) for label, group in series.variants(lines).items()}
+    return comparison.comparison_figure(groups, regression=series.is_regression(lines))
+
+
+def _comparison_rows(group: Results, budget: str, error: str) -> list[ComparisonRow]:
+    """One row for each number of agents and budget."""
+    rows = []
+    for (n_agents, asked), lines in series.split(group.last(), "n_agents", budget).items():
+        values = {name: lines.frame[name].tolist() for name in (error, "train_loss_global", "seconds")}
+        method, named = distinct(lines, "method")[0], None if asked is None else budget
+        rows.append(ComparisonRow(method, n_agents, named, asked, DONE, None, None, None, values))
+    return rows
+
+
+def comparison_picture(results: Results, name: str) -> Picture:
+    """The figure with its caption; raises ``NoRunsError`` where every run was refused."""
+    lines = done(results)
+    series.need(lines)
+    figure = comparison_panels(results)
+    names = [label for label in series.variants(lines) if label != METHOD_TITLES["centralized"]]
+    deltas = ", ".join(f"{value:g}" for value in distinct(lines, "delta"))
+    far = any(axes.get_yscale() == "log" for axes in figure.axes)
+    dotted = "The dotted line is the non-private optimum on pooled rows. "
+    caption = (
+        f"{', '.join(names) or 'The non-private optimum alone'} at the end of the runs "
+        f"({series.about(lines)}, δ = {deltas}): {'RMS error' if series.is_regression(lines) else 'error'} "
+        f"(top) and training loss (bottom) of the global model. {series.spread_note(lines)}"
+        f"{dotted if np.isfinite(series.optimum(lines, 'train_loss_global')) else ''}Lower is better."
+        f"{' A scale is logarithmic where methods lie far apart.' if far else ''}"
+    )
+    return Picture(name, "Methods side by side", caption, figure)
 
 
 _BOTH = [partial(methods_figure, model=model) for model in _MODELS]
@@ -349,12 +433,6 @@ PAPER = tuple(_MAKERS)
 """Experiments of the paper's grid; any other experiment is a comparison of methods."""
 
 
-FILES = (
-    "epsilon",
-)  # fmt: skip
-"""Files of this package, each with a ``figure(results, name)`` of all the paper's runs."""
-
-
 def pictures(results: Results) -> list[Picture]:
     """The figures of all experiments in the results."""
     begun = series.begun(results)
@@ -364,7 +442,7 @@ def pictures(results: Results) -> list[Picture]:
         for maker in _MAKERS.get(experiment, [comparison_picture])
     ]
     if set(PAPER) & set(begun):
-        wanted += [(import_module(f"reproduction.{file}").figure, results, file) for file in FILES]
+        wanted += [(epsilon_figure, results, "epsilon")]
     found = []
     for maker, lines, name in wanted:
         with suppress(series.NoRunsError):

@@ -164,9 +164,9 @@ def _cells(
     chosen = dict(block)
     every = {**written["shared"], **chosen}
     if "by" in written and every["partition"] != "groups":
-        raise StudyError(f"{where}: by says who owns a row, so partition cannot be {every['partition']!r}")
+        raise StudyError(f"{where}: by names the column of the owners, so partition cannot be {every['partition']!r}")
     if "by" in written and "n_agents" in every:
-        raise StudyError(f"{where}: by says who the agents are; leave n_agents out")
+        raise StudyError(f"{where}: by determines the agents; leave n_agents out")
     timed = _checked(chosen.pop("timed", False), "timed", bool, where)
     repeats = _checked(chosen.pop("repeats", written["repeats"]), "repeats", Count, where)
     repeats = min(repeats, most or repeats)
@@ -192,7 +192,7 @@ def _cells(
 
 
 def _shared(table: Any, where: str) -> dict[str, Any]:
-    """Settings that all runs of a grid or of an experiment have unless they say otherwise."""
+    """Settings of all runs of a grid or of an experiment that do not set them."""
     shared = _table(table, "shared", where)
     check_names(shared, _SETTINGS, f"{where}, shared")
     for name, value in shared.items():

@@ -1,17 +1,18 @@
-"""What claims, tables and figures read off the results: times, gaps to the optimum, speed of convergence."""
+"""Measurements for claims, tables and figures: times, gaps to the optimum, speed of convergence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from dpadmm.engine.metrics import spread
 from dpadmm.figures.style import Curve
 from dpadmm.matrices.arrays import Floats
 from reproduction import series
 from reproduction.results import Results
-from reproduction.series import at_end, distinct, done, measure, split, where
+from reproduction.series import at_end, distinct, done, split
 
 PAPER_SECONDS = {
     ("admm", 0.01): 67.242, ("admm_pvp", 0.01): 102.282, ("admm_dvp", 0.01): 59.743, ("dp_admm", 0.01): 6.937,
@@ -42,24 +43,23 @@ class Time:
 
 def times(results: Results) -> list[Time]:
     """Every method at every budget of the timed runs; one without a budget is repeated at each."""
-    lines = where(done(results), timed=True)
+    lines = done(results).select(timed=True)
     if not len(lines):
         return []
     budget = series.budget_column(lines)
     out = []
     for value in distinct(lines, budget):
-        base = where(lines, method="dp_admm", **{budget: value})
-        ours = min(at_end(base, "seconds").values()) if len(base) else np.nan
+        ours = float(at_end(lines.select(method="dp_admm", **{budget: value}), "seconds").min())
         for label, group in series.variants(lines).items():
             name = str(distinct(group, "method")[0])
-            here = where(group, **{budget: value if distinct(group, budget) else None})
-            if not len(here) or name == "centralized":
+            runs = group.select(**{budget: value if distinct(group, budget) else None})
+            if not len(runs) or name == "centralized":
                 continue
-            seconds = at_end(here, "seconds").values()
-            iterations = series.mean_std(at_end(here, "iterations"))[0]
-            paper, base_of_paper = PAPER_SECONDS.get((name, value)), PAPER_SECONDS.get(("dp_admm", value))
-            paper_ratio = paper / base_of_paper if paper and base_of_paper else None
-            fastest, slowest = min(seconds), max(seconds)
+            seconds = at_end(runs, "seconds")
+            fastest, slowest = float(seconds.min()), float(seconds.max())
+            iterations = float(at_end(runs, "iterations").mean())
+            paper, paper_ours = PAPER_SECONDS.get((name, value)), PAPER_SECONDS.get(("dp_admm", value))
+            paper_ratio = paper / paper_ours if paper and paper_ours else None
             out.append(Time(label, name, value, fastest, slowest, iterations, fastest / ours, paper, paper_ratio))
     return out
 
@@ -68,41 +68,37 @@ def times(results: Results) -> list[Time]:
 class Gap:
     """Gap ``Σ_i(f_i(w̄_i) + ρ‖w̄_i − w̄‖) − n·F*`` by round, the theorem's bound, and the slope per split.
 
-    ``slopes`` maps a seed to the slope of ln(gap) against ln(round) over the rounds from a tenth of the last.
+    ``slopes`` has, by seed, the slope of ln(gap) against ln(round) over the rounds from a tenth of the last.
     """
 
     regularizer: str
     budget: float
     measured: Curve
     bound: Floats
-    slopes: dict[int, float]
+    slopes: pd.Series
 
 
 def gaps(results: Results) -> list[Gap]:
     """The gap of every DP-ADMM run that has a bound, each to the optimum of its own split."""
     lines = done(results)
-    private = where(lines, method="dp_admm")
-    private = series.keep(private, np.isfinite(measure(private, "bound")))
+    private = lines.select(method="dp_admm")
+    private = private.keep(private.frame["bound"].notna())
     if not len(private):
         return []
     out = []
     names = ("regularizer", "n_agents", "delta", "alpha", "weight_radius", series.budget_column(private))
     for values, group in split(private, *names).items():
         setting = dict(zip(names, values, strict=True))
-        best = where(lines, method="centralized", regularizer=values[0], alpha=setting["alpha"])
+        best = lines.select(method="centralized", regularizer=setting["regularizer"], alpha=setting["alpha"])
         optimum = at_end(best, "objective_global")
-        runs = {int(seed): run for (seed,), run in split(group, "seed").items() if int(seed) in optimum}
-        if not runs:
+        runs = group.frame.pivot_table(index="round", columns="seed", values=["augmented_objective", "bound"])
+        gap = (runs["augmented_objective"] - setting["n_agents"] * optimum).dropna(axis="columns", how="all")
+        if gap.empty:
             continue
-        found = {
-            seed: measure(run, "augmented_objective") - setting["n_agents"] * optimum[seed]
-            for seed, run in runs.items()
-        }
-        first, every = next(iter(runs.values())), np.array(list(found.values()))
-        rounds = measure(first, "round")
-        curve = Curve(rounds, every.mean(axis=0), spread(every, axis=0), len(runs))
-        slopes = {seed: value for seed, gap in found.items() if np.isfinite(value := slope(rounds, gap))}
-        out.append(Gap(str(values[0]), float(values[-1]), curve, measure(first, "bound"), slopes))
+        rounds, bound = gap.index.to_numpy(dtype=float), runs["bound"].iloc[:, 0].to_numpy()
+        curve = Curve(rounds, gap.mean(axis="columns").to_numpy(), spread(gap, axis=1), gap.shape[1])
+        slopes = gap.apply(lambda column, rounds=rounds: slope(rounds, column.to_numpy())).dropna()
+        out.append(Gap(str(values[0]), float(values[-1]), curve, bound, slopes))
     return out
 
 
@@ -123,15 +119,12 @@ def slope(rounds: Floats, gap: Floats) -> float:
     return float(np.polyfit(np.log(rounds[used]), np.log(gap[used]), 1)[0])
 
 
-def rounds_to_settle(lines: Results) -> dict[int, float]:
-    """Seed -> first measured round at which 90% of the change in training loss is done (global model).
+def rounds_to_settle(lines: Results) -> pd.Series:
+    """The first measured round, by seed, at which 90% of the change in training loss is done (global model).
 
-    The change is that from the first to the last round of the same run, so the number says how fast a run
+    The change is that from the first to the last round of the same run, so the number measures how fast a run
     converges, not how good its result is.
     """
-    out = {}
-    for (seed,), run in split(lines, "seed").items():
-        rounds, loss = measure(run, "round"), measure(run, "train_loss_global")
-        near = np.abs(loss - loss[-1]) <= 0.1 * abs(loss[0] - loss[-1])
-        out[int(seed)] = float(rounds[np.argmax(near)])
-    return out
+    loss = lines.frame.pivot_table(index="round", columns="seed", values="train_loss_global")
+    near = (loss - loss.iloc[-1]).abs() <= 0.1 * (loss.iloc[0] - loss.iloc[-1]).abs()
+    return near.idxmax()

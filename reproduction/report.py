@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import re
@@ -16,6 +15,7 @@ from typing import Any
 import jinja2
 import matplotlib
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
 
 from dpadmm.baselines import METHOD_TITLES
@@ -28,7 +28,7 @@ from reproduction.figures import PAPER, pictures
 from reproduction.measurements import times
 from reproduction.results import SETTINGS, Results
 from reproduction.rules import CLEAR, ClaimVerdict
-from reproduction.series import at_end, begun, distinct, done, missing, split, where
+from reproduction.series import at_end, begun, distinct, done, missing, split
 
 SIGNS = dict(zip(ClaimVerdict, "✓◐✗○–", strict=True))
 """Verdicts are shown by sign and word, not by colour alone."""
@@ -61,7 +61,7 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
 
 
 def _about(results: Results, found: Sequence[Claim]) -> dict[str, Any]:
-    """What every kind of report says."""
+    """The contents of every kind of report."""
     groups = {
         "The paper's claims": [claim for claim in found if claim.from_paper],
         "Claims that we added": [claim for claim in found if not claim.from_paper],
@@ -124,8 +124,8 @@ def refusals(results: Results) -> list[tuple[str, str, str]]:
     """(method, experiments, reason) of every method that refused, once for each reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in results.experiments:
-        here = where(results.select(name), status="refused")
-        for method, reason in zip(here.column("method"), here.column("reason"), strict=True):
+        here = results.select(name).select(status="refused")
+        for method, reason in zip(here.frame["method"], here.frame["reason"], strict=True):
             found.setdefault((method, reason), []).append(name)
     return [
         (METHOD_TITLES.get(method, method), ", ".join(dict.fromkeys(names)), reason)
@@ -145,7 +145,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
-    """Write a Markdown page and its figures (PNG) in a folder beside it; the paths."""
+    """Write a Markdown page and its figures (PNG) in a folder next to it; return the paths."""
     folder = page.with_name(f"{page.stem}-figures")
     drawn, found = pictures(results), claims(results)
     written = [path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))]
@@ -183,99 +183,94 @@ def write_all(results: Results, folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A finished table: file name, heading, note, columns and rows of text."""
+    """A table of text with its file name, heading and note."""
 
     name: str
     title: str
     note: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    frame: pd.DataFrame
 
     def markdown(self) -> str:
-        rows = [self.columns, ["---"] * len(self.columns), *self.rows]
+        rows = [self.frame.columns, ["---"] * self.frame.shape[1], *self.frame.itertuples(index=False)]
         lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
         return f"# {self.title}\n\n{self.note}\n\n{''.join(lines)}"
 
     def csv(self) -> str:
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([self.columns, *self.rows])
-        return out.getvalue()
+        return str(self.frame.to_csv(index=False, lineterminator="\n"))
 
 
 def tables(results: Results) -> list[ReportTable]:
     found = [time_table(results), *(accuracy_table(results, name) for name in series.begun(results))]
-    return [table for table in [*found, settings_table(results)] if table is not None and table.rows]
+    return [table for table in [*found, settings_table(results)] if table is not None and len(table.frame)]
 
 
 def time_table(results: Results) -> ReportTable | None:
     """Table III: seconds, ratio to DP-ADMM, iterations of local solves, and the paper's values."""
-    rows = times(results)
+    rows = [
+        {
+            "ε per round": f"{row.budget:g}",
+            "method": row.method,
+            "seconds": f"{row.seconds:.3f}",
+            "slowest": f"{row.slowest:.3f}",
+            "× DP-ADMM": _number(row.ratio, ".1f"),
+            "iterations": _number(row.iterations or np.nan, ".1f"),
+            "paper, seconds": _number(row.paper_seconds, ".3f"),
+            "paper, × DP-ADMM": _number(row.paper_ratio, ".1f"),
+        }
+        for row in times(results)
+    ]
     if not rows:
         return None
     return ReportTable(
         "table3",
-        "Time of a run (the paper's ReportTable III)",
+        "Time of a run (the paper's Table III)",
         "Seconds in rounds of the fastest and the slowest repeat, each run alone on the machine, after "
         "compilation; ratios are of the fastest. Iterations are those of the exact local solver, per agent "
         "and round. The paper's seconds are from MATLAB on another machine: compare the ratios.",
-        (
-            "ε per round", "method", "seconds", "slowest", "× DP-ADMM", "iterations", "paper, seconds",
-            "paper, × DP-ADMM",
-        ),
-        tuple(
-            (
-                f"{row.budget:g}", row.method, f"{row.seconds:.3f}", f"{row.slowest:.3f}",
-                _number(row.ratio, ".1f"), _number(row.iterations or np.nan, ".1f"),
-                _number(row.paper_seconds, ".3f"), _number(row.paper_ratio, ".1f"),
-            )
-            for row in rows
-        ),
-    )  # fmt: skip
+        pd.DataFrame(rows),
+    )
 
 
 def accuracy_table(results: Results, experiment: str) -> ReportTable | None:
     """Loss and error at the end for every setting of an experiment, local and global, with both totals."""
-    lines = where(done(results.select(experiment)), timed=False)
+    lines = done(results.select(experiment)).select(timed=False)
     if not len(lines):
         return None
     budget = series.budget_column(lines)
+    asked = "total ε, asked" if budget == "epsilon" else BUDGETS[budget]
+    error = "RMS error" if series.is_regression(lines) else "error"
     rows = []
     for label, group in series.variants(lines).items():
         keys = [name for name in BUDGETS if distinct(group, name)]
-        for values, cell in split(group, "n_agents", "delta", *keys).items():
-            pooled = distinct(cell, "method") == ["centralized"]
+        for values, runs in split(group, "n_agents", "delta", *keys).items():
+            pooled = distinct(runs, "method") == ["centralized"]
             spent = [
                 f"{value:g}" if name == budget else f"{value:g} ({BUDGETS[name]})"
                 for name, value in zip(keys, values[2:], strict=True)
                 if value is not None
             ]
-            totals = [_largest(cell, f"total_{name}") for name in ("epsilon", "paper_epsilon")]
-            own = ("train_loss_local", "test_error_local")
-            rows.append(
-                (
-                    label,
-                    "–" if pooled else f"{values[0]}",
-                    spent[0] if spent else "–",
-                    power(values[1]) if spent else "–",
-                    *(_number(total, ".4f") for total in totals),
-                    *(_spread(cell, name) for name in ("train_loss_global", series.error_column(cell))),
-                    *(_spread(cell, name) if series.has_local(cell) else "–" for name in own),
-                )
-            )
+            local = series.has_local(runs)
+            row = {
+                "method": label,
+                "agents": "–" if pooled else f"{values[0]}",
+                asked: spent[0] if spent else "–",
+                "δ": power(values[1]) if spent else "–",
+                "total ε": _number(runs.frame["total_epsilon"].max(), ".4f"),
+                "paper's ε̄": _number(runs.frame["total_paper_epsilon"].max(), ".4f"),
+                "loss, global": _spread(runs, "train_loss_global"),
+                f"{error}, global": _spread(runs, series.error_column(runs)),
+                "loss, local": _spread(runs, "train_loss_local") if local else "–",
+                f"{error}, local": _spread(runs, "test_error_local") if local else "–",
+            }
+            rows.append(row)
     title = results.grid["experiments"][experiment].get("title", experiment)
-    asked = "total ε, asked" if budget == "epsilon" else BUDGETS[budget]
-    error = "RMS error" if series.is_regression(lines) else "error"
     return ReportTable(
         f"accuracy_{experiment}",
         f"At the end of the runs: {in_words(title)}",
         f"{_about_splits_and_totals(lines)}Local is the mean over the agents' own models, loss on "
         f"their own rows, {error} on test rows.",
-        (
-            "method", "agents", asked, "δ", "total ε", "paper's ε̄", "loss, global", f"{error}, global",
-            "loss, local", f"{error}, local",
-        ),
-        tuple(rows),
-    )  # fmt: skip
+        pd.DataFrame(rows),
+    )
 
 
 def in_words(title: str) -> str:
@@ -310,8 +305,7 @@ def settings_table(results: Results) -> ReportTable:
         "Settings",
         "Every setting with the values it takes in this file. Settings are public: choosing one on private "
         "rows is a leak.",
-        ("setting", "values"),
-        tuple((name, _values(name, found)) for name, found in values.items() if found),
+        pd.DataFrame([{"setting": name, "values": _values(name, found)} for name, found in values.items() if found]),
     )
 
 
@@ -327,11 +321,6 @@ def _values(name: str, values: Sequence[object]) -> str:
         else METHOD_TITLES.get(str(value), str(value))
         for value in values
     )
-
-
-def _largest(lines: Results, column: str) -> float:
-    values = np.array(lines.last().column(column), dtype=float)
-    return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
 
 
 def _spread(lines: Results, column: str) -> str:

@@ -10,16 +10,15 @@ import io
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 import dpadmm
 from dpadmm.data import Dataset
@@ -75,58 +74,58 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Results:
-    """Lines of a results file and its metadata."""
+    """The rows of a results file as a data frame, with the file's metadata."""
 
-    table: pa.Table  # the columns of SCHEMA; cells in the order of the grid, rounds ascending
-    grid: dict[str, Any]  # as it was given, and for every experiment its title and the keys of its cells
-    meta: dict[str, Any]  # what write_results says about the file
+    frame: pd.DataFrame
+    """The columns of ``SCHEMA``; cells in the order of the grid, rounds ascending; missing values are NaN."""
+    grid: dict[str, Any]
+    """The grid as written, with the title and the cell keys of every experiment."""
+    meta: dict[str, Any]
+    """See ``write_results``."""
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return len(self.frame)
 
     @property
     def experiments(self) -> list[str]:
-        """Experiments with at least one cell in these lines."""
+        """Experiments with at least one cell in these rows."""
         present = set(self.cells)
         return [name for name, about in self.grid["experiments"].items() if not present.isdisjoint(about["cells"])]
 
     @property
     def cells(self) -> list[str]:
-        """Keys of the cells in these lines, in order."""
-        return list(dict.fromkeys(self.table["cell"].to_pylist()))
+        """Keys of the cells in these rows, in order."""
+        return list(self.frame["cell"].unique())
 
-    def select(self, experiment: str | None = None, **equals: Any) -> Results:
-        """Lines of an experiment's cells, and of given column values: one value, a list of them, or None.
+    def select(self, experiment: str | None = None, /, **equals: Any) -> Results:
+        """Select the rows of an experiment in which columns have a given value, or one of a list; None is missing.
 
         ``results.select("fig1", method="dp_admm", round_epsilon=[0.05, 0.1], learning_rate=None)``
         """
-        table = self.table
         if experiment is not None:
             if experiment not in self.grid["experiments"]:
                 raise DataError(f"the grid of these results has no experiment {experiment!r}")
-            equals = {"cell": list(self.grid["experiments"][experiment]["cells"]), **equals}
+            equals = {"cell": self.grid["experiments"][experiment]["cells"], **equals}
+        frame = self.frame
         for name, wanted in equals.items():
-            if name not in table.column_names:
+            if name not in frame:
                 raise DataError(f"results have no column {name!r}")
-            listed = list(wanted) if isinstance(wanted, (list, tuple, set, np.ndarray)) else [wanted]
-            values = pa.array(listed, type=table.schema.field(name).type)
-            table = table.filter(pc.is_in(table[name], value_set=values))
-        return Results(table, self.grid, self.meta)
+            values = wanted if isinstance(wanted, list) else [wanted]
+            matches = frame[name].isin([value for value in values if value is not None])
+            frame = frame[matches | frame[name].isna() if None in values else matches]
+        return replace(self, frame=frame)
 
-    def column(self, name: str) -> NDArray[Any]:
-        """A column as an array: NaN where a number is missing, None where a text is."""
-        if name not in self.table.column_names:
-            raise DataError(f"results have no column {name!r}")
-        column = self.table[name].combine_chunks()
-        if pa.types.is_string(column.type):
-            return np.array(column.to_pylist(), dtype=object)
-        return np.asarray(column.to_numpy(zero_copy_only=False))
+    def keep(self, mask: Any) -> Results:
+        """Select the rows where ``mask`` is true."""
+        return replace(self, frame=self.frame[mask])
 
     def last(self) -> Results:
-        """Only the last round of every cell (and the one line of a refused one)."""
-        cell = self.column("cell")
-        ends = np.flatnonzero(np.append(cell[1:] != cell[:-1], True)) if len(cell) else np.arange(0)
-        return Results(self.table.take(pa.array(ends)), self.grid, self.meta)
+        """Select the last round of every cell, and the one row of a refused cell."""
+        return replace(self, frame=self.frame.groupby("cell", sort=False).tail(1))
+
+    def to_table(self) -> pa.Table:
+        """Convert the rows to the types of ``SCHEMA``."""
+        return pa.Table.from_pandas(self.frame, schema=SCHEMA, preserve_index=False).replace_schema_metadata(None)
 
 
 def settings_columns(settings: Settings) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def settings_from_columns(given: Mapping[str, Any]) -> Settings:
 
 
 def data_stamp(dataset: Dataset) -> dict[str, Any]:
-    """How a results file identifies its data: name, digest of all values, rows and features."""
+    """Identify a data set: name, digest of all values, rows and features."""
     digest = sha256(repr((dataset.classes, dataset.features.shape)).encode())
     weights = () if dataset.row_weights is None else (dataset.row_weights,)
     for part in (*layout(dataset.features)[1], dataset.labels, *weights):
@@ -207,8 +206,18 @@ def remove_unfinished(path: Path) -> None:
 
 
 def read_results(path: Path | str) -> Results:
-    """Read a results file, or raise a DataError that says why it is not one."""
-    path = Path(path)
+    """Read a results file or its folder; raise a DataError with the reason if it is not one."""
+    table, grid, meta = read_table(Path(path))
+    return Results(to_frame(table), grid, meta)
+
+
+def to_frame(table: pa.Table) -> pd.DataFrame:
+    """Convert rows of ``SCHEMA`` to a data frame; integers stay integers where some are missing."""
+    return table.to_pandas(integer_object_nulls=True)
+
+
+def read_table(path: Path) -> tuple[pa.Table, dict[str, Any], dict[str, Any]]:
+    """Read the rows, grid and metadata of a results file or its folder."""
     if path.is_dir():
         path = path / "results.parquet"
     try:
@@ -225,7 +234,7 @@ def read_results(path: Path | str) -> Results:
             "make it again"
         )
     grid = meta.pop("grid")
-    return Results(table.select(SCHEMA.names).replace_schema_metadata(None), grid, meta)
+    return table.select(SCHEMA.names).replace_schema_metadata(None), grid, meta
 
 
 def _meta(table: pa.Table, path: Path) -> dict[str, Any]:

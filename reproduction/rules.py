@@ -10,6 +10,7 @@ from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import stdtrit
 
 from dpadmm.accounting.gaussian import exact_epsilon
@@ -20,7 +21,7 @@ from dpadmm.parameters.suggestions import first_of
 from reproduction import series
 from reproduction.measurements import gaps, rounds_to_settle, times
 from reproduction.results import Results
-from reproduction.series import at_end, budget_column, distinct, mean_std, measure, need, split, where
+from reproduction.series import at_end, budget_column, distinct, mean_std, need, split
 
 CLEAR = (
     "A difference is clear when the 95% interval (Student's t) of its mean over the splits, each split "
@@ -32,7 +33,7 @@ ALL_SOME_NONE = "Holds when all comparisons are clear; in part when some are, an
 class ClaimVerdict(StrEnum):
     """The outcome of a claim.
 
-    ``NOT_APPLICABLE``: a premise of the theorem is not met, so it says nothing about these runs.
+    ``NOT_APPLICABLE``: a premise of the theorem is not met, so it does not apply to these runs.
     ``UNMEASURED``: the runs are there, but too few splits of them.
     """
 
@@ -41,10 +42,6 @@ class ClaimVerdict(StrEnum):
     FAILS = "does not hold"
     NOT_APPLICABLE = "not applicable"
     UNMEASURED = "not measured"
-
-
-BySeed = Mapping[int, float]
-"""A measure of every split."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Comparison:
 
 @dataclass
 class Findings:
-    """What a rule found in the results: comparisons or plain outcomes, evidence, and unmet premises.
+    """The findings of a rule: comparisons or plain outcomes, evidence, and unmet premises.
 
     ``decided`` is the verdict of a rule that is neither about comparisons nor about plain outcomes.
     """
@@ -78,7 +75,7 @@ class Findings:
     unmet: list[str] = field(default_factory=list)
     decided: ClaimVerdict | None = None
 
-    def compare(self, more: BySeed, less: BySeed, label: str, kind: str = "") -> None:
+    def compare(self, more: pd.Series, less: pd.Series, label: str, kind: str = "") -> None:
         """Add the comparison "``more`` exceeds ``less``", if they have two splits in common."""
         one = paired(more, less, kind=kind, label=label)
         self.comparisons += [one] if one else []
@@ -116,14 +113,12 @@ class Findings:
         return (*self.unmet, *counted, *self.evidence, *(few if self.verdict is ClaimVerdict.UNMEASURED else []))
 
 
-def paired(more: BySeed, less: BySeed, *, kind: str = "", label: str = "") -> Comparison | None:
-    """Compare two settings split by split; None with fewer than two splits in common."""
-    seeds = sorted(set(more) & set(less))
-    if len(seeds) < 2:
+def paired(more: pd.Series, less: pd.Series, *, kind: str = "", label: str = "") -> Comparison | None:
+    """Compare measures by seed of two settings, split by split; None with fewer than two splits in common."""
+    differences = (more - less).dropna()
+    if len(differences) < 2:
         return None
-    differences = np.array([more[seed] - less[seed] for seed in seeds])
-    error = differences.std(ddof=1) / np.sqrt(len(seeds))
-    half = float(stdtrit(len(seeds) - 1, 0.975) * error)
+    half = float(stdtrit(len(differences) - 1, 0.975) * differences.sem())
     return Comparison(kind, label, float(differences.mean()), half)
 
 
@@ -201,7 +196,7 @@ POINT = 0.01
 
 
 def judge(results: Results, rule: str, arguments: Mapping[str, Any]) -> Findings | None:
-    """What the rule of this name finds; None if the results have no runs for it."""
+    """Apply the rule of this name; None if the results have no runs for it."""
     found = Findings()
     try:
         globals()[rule](found, results, **arguments)
@@ -218,10 +213,10 @@ def lines_of(results: Results, experiment: str, who: str) -> Results:
     need(experiment in series.begun(results))
     name = who.removeprefix("tuned ")
     method = next(method for method, words in METHOD_TITLES.items() if words == name)
-    lines = where(series.done(results.select(experiment)), method=method)
+    lines = series.done(results.select(experiment)).select(method=method)
     if method == "dp_sgd" and experiment in ("fig3", "fig7"):
-        paper = measure(lines, "learning_rate") == PAPER_RATE
-        lines = series.keep(lines, ~paper if who != name else paper)
+        paper = lines.frame["learning_rate"] == PAPER_RATE
+        lines = lines.keep(~paper if who != name else paper)
     need(lines)
     return lines
 
@@ -256,7 +251,7 @@ def trend(
     asked = False
     for (at,), group in split(lines, fixed).items():
         values = distinct(group, moving)
-        groups = {value: where(group, **{moving: value}) for value in values}
+        groups = {value: group.select(**{moving: value}) for value in values}
         asked |= len(values) > 1
         for low, high in pairwise(values):
             worse, better = (groups[low], groups[high]) if improves else (groups[high], groups[low])
@@ -278,10 +273,10 @@ def worse_than(found: Findings, results: Results, experiment: str, who: str, riv
     budget = budget_column(theirs)
     most, shown_budgets = max(distinct(theirs, "delta")), (0.05, 0.1, max(distinct(theirs, budget)))
     for value, delta, group in _each_budget(theirs):
-        beside = {name: where(lines, **{budget: value, "delta": delta}) for name, lines in others.items()}
+        beside = {name: lines.select(**{budget: value, "delta": delta}) for name, lines in others.items()}
         beside = {name: lines for name, lines in beside.items() if len(lines)}
         for name, ours in beside.items():
-            words = f", beside {name}" if len(others) > 1 else ""
+            words = f", compared with {name}" if len(others) > 1 else ""
             found.compare_measures(group, ours, f"ε {value:g}, δ {power(delta)}{words}")
         if beside and delta == most and value in shown_budgets:
             every = {**beside, who: group}
@@ -291,7 +286,7 @@ def worse_than(found: Findings, results: Results, experiment: str, who: str, riv
 
 def _totals(every: Mapping[str, Results]) -> str:
     """The exact total ε of each method, where the same ε per round does not give the same total."""
-    totals = {name: float(measure(lines.last(), "total_epsilon").max()) for name, lines in every.items()}
+    totals = {name: float(lines.last().frame["total_epsilon"].max()) for name, lines in every.items()}
     if max(totals.values()) <= 1.01 * min(totals.values()):
         return ""
     return f" Exact total ε: {', '.join(f'{name} {total:.3f}' for name, total in totals.items())}."
@@ -322,10 +317,9 @@ def _widest(lines: Results) -> dict[float, Results]:
     return max(by_delta, key=len)
 
 
-def _rise(ends: Mapping[float, Results], column: str) -> dict[int, float]:
-    """How much higher a measure is at the smallest ε than at the largest, by split."""
-    low, high = at_end(ends[min(ends)], column), at_end(ends[max(ends)], column)
-    return {seed: low[seed] - high[seed] for seed in low if seed in high}
+def _rise(ends: Mapping[float, Results], column: str) -> pd.Series:
+    """Increase of a measure from the largest ε to the smallest, by seed."""
+    return (at_end(ends[min(ends)], column) - at_end(ends[max(ends)], column)).dropna()
 
 
 def settles_later(found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]) -> None:
@@ -337,10 +331,10 @@ def settles_later(found: Findings, results: Results, experiment: str, who: str, 
         words = [f"{who} {mean_std(mine)[0]:.0f}"]
         for name, lines in others.items():
             # a method without noise is the same at each budget
-            at = where(lines, **{budget: value, "delta": delta}) if distinct(lines, budget) else lines
+            at = lines.select(**{budget: value, "delta": delta}) if distinct(lines, budget) else lines
             if len(at):
                 rounds = rounds_to_settle(at)
-                found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, beside {name}")
+                found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, compared with {name}")
                 words.append(f"{name} {mean_std(rounds)[0]:.0f}")
         if delta == max(distinct(theirs, "delta")):
             found.note(f"Rounds to 90% of the change at ε = {value:g}: {', '.join(words)}.")
@@ -352,7 +346,7 @@ def admm_is_fast(found: Findings, results: Results) -> None:
     curve = series.by_round(admm, "train_loss_global")
     for name, lines in others.items():
         budget = budget_column(lines)
-        best = where(lines, **{budget: max(distinct(lines, budget)), "delta": max(distinct(lines, "delta"))})
+        best = lines.select(**{budget: max(distinct(lines, budget)), "delta": max(distinct(lines, "delta"))})
         end = mean_std(at_end(best, "train_loss_global"))[0]
         below = curve.x[curve.mean < end]
         when = f"from round {below[0]:.0f}" if len(below) else "in no round"
@@ -377,10 +371,10 @@ def admm_arrives(found: Findings, results: Results) -> None:
 def refused(found: Findings, results: Results) -> None:
     """Whether every PVP and DVP run with L1 was refused."""
     for method in ("admm_pvp", "admm_dvp") if "fig3" in series.begun(results) else ():
-        lines = where(results.select("fig3"), method=method)
+        lines = results.select("fig3").select(method=method)
         if len(lines):
-            no = where(lines, status="refused")
-            reason = no.column("reason")[0] if len(no) else "it ran"
+            no = lines.select(status="refused")
+            reason = no.frame["reason"].iloc[0] if len(no) else "it ran"
             found.add(len(no) == len(lines), f"{METHOD_TITLES[method]}: {reason}")
     need(found.outcomes)
 
@@ -409,13 +403,13 @@ def totals_agree(found: Findings, results: Results, *, exact: bool) -> None:
 
     Both for DP-ADMM after 100 rounds at δ = 10⁻³.
     """
-    lines = where(series.done(results), method="dp_admm", delta=1e-3, n_rounds=100, calibration="paper")
-    lines = series.keep(lines, np.isfinite(measure(lines, "total_paper_epsilon")))
+    lines = series.done(results).select(method="dp_admm", delta=1e-3, n_rounds=100, calibration="paper")
+    lines = lines.keep(lines.frame["total_paper_epsilon"].notna())
     for value, paper in PAPER_TOTALS.items():
-        group = where(lines, round_epsilon=value)
+        group = lines.select(round_epsilon=value)
         if not len(group):
             continue
-        ours, true = (float(group.column(name).max()) for name in ("total_paper_epsilon", "total_epsilon"))
+        ours, true = (float(group.frame[name].max()) for name in ("total_paper_epsilon", "total_epsilon"))
         words = f"ε̄ = {ours:.4f}, paper {paper:.4f}"
         if exact:
             words = f"exact total ε = {true:.4f}, paper's ε̄ = {ours:.4f}, {ours / true:.2f} times as much"
@@ -426,12 +420,12 @@ def totals_agree(found: Findings, results: Results, *, exact: bool) -> None:
 
 def round_is_private(found: Findings, results: Results) -> None:
     """Theorem 1: whether one round of the paper's noise has an exact ε of at most the ε per round at δ."""
-    lines = where(series.done(results), method="dp_admm", calibration="paper")
-    lines = series.keep(lines, np.isfinite(measure(lines, "round_epsilon") * measure(lines, "z"))).last()
+    lines = series.done(results).select(method="dp_admm", calibration="paper")
+    lines = lines.keep(lines.frame[["round_epsilon", "z"]].notna().all(axis="columns")).last()
     need(lines)
     found.unmet = _noise_premises(lines)
     for (value, delta), group in split(lines, "round_epsilon", "delta").items():
-        exact = exact_epsilon(1.0 / float(measure(group, "z").min()), float(delta))
+        exact = exact_epsilon(1.0 / float(group.frame["z"].min()), float(delta))
         found.add(exact <= value, f"ε = {value:g}, δ = {power(delta)}: exact ε of one round {exact:.4f}.")
 
 
@@ -449,8 +443,8 @@ def _noise_premises(lines: Results) -> list[str]:
 def below_bound(found: Findings, results: Results, regularizer: str) -> None:
     """Theorems 2 and 3: whether the mean gap is below the bound at every measured round and ε."""
     need("bounds" in series.begun(results))
-    here = where(series.done(series.with_optimum(results, "bounds")), regularizer=regularizer)
-    private, best = where(here, method="dp_admm"), where(here, method="centralized")
+    here = series.done(series.with_optimum(results, "bounds")).select(regularizer=regularizer)
+    private, best = here.select(method="dp_admm"), here.select(method="centralized")
     need(private)
     found.unmet = _premises(private, best, smooth=regularizer == "l2")
     for gap in gaps(here):
@@ -490,7 +484,7 @@ def has_rate(found: Findings, results: Results, regularizer: str) -> None:
     runs = [gap for gap in gaps(series.with_optimum(results, "bounds")) if gap.regularizer == regularizer]
     need(runs)
     for gap in runs:
-        limit = dict.fromkeys(gap.slopes, RATE + RATE_MARGIN)
+        limit = pd.Series(RATE + RATE_MARGIN, index=gap.slopes.index)
         found.compare(limit, gap.slopes, f"ε {gap.budget:g}")
         mean, std = mean_std(gap.slopes)
         found.note(
@@ -499,7 +493,7 @@ def has_rate(found: Findings, results: Results, regularizer: str) -> None:
         )
     found.note(
         "O(1/√t) is an asymptotic upper bound, and the measured gap can satisfy it with a flatter slope at "
-        "first; the slope says how fast the gap falls in these rounds."
+        "first; the slope is the speed at which the gap falls in these rounds."
     )
 
 
@@ -522,12 +516,12 @@ def models_agree(found: Findings, results: Results, experiment: str) -> None:
             if delta == max(distinct(lines, "delta")):
                 apart = f"local − global {100 * one.mean:+.1f} points of error"
                 found.note(f"ε = {value:g}: {both_models(group)}; {apart}.")
-    found.note("The paper's loss is that of the local models; it does not say whose its error rates are.")
+    found.note("The paper's loss is that of the local models; it does not state which models its error rates are of.")
 
 
 def radius_is_norm(found: Findings, results: Results, regularizer: str) -> None:
     """Whether the norm of the non-private optimum is within 10% of the paper's c_w."""
-    lines = where(series.done(results), method="centralized", regularizer=regularizer, alpha=PAPER_SHARE)
+    lines = series.done(results).select(method="centralized", regularizer=regularizer, alpha=PAPER_SHARE)
     need(lines)
     paper, mean = PAPER_RADIUS[regularizer], mean_std(at_end(lines, "weight_norm_global"))[0]
     norm = shown(lines, "weight_norm_global")
@@ -540,13 +534,13 @@ def constant_is_harmless(found: Findings, results: Results, column: str, name: s
     lines = lines_of(results, "choices", "DP-ADMM")
     paper = {"weight_radius": PAPER_RADIUS["l2"], "alpha": PAPER_SHARE}
     other = next(each for each in paper if each != column)
-    lines = where(series.keep(lines, np.isfinite(measure(lines, "round_epsilon"))), **{other: paper[other]})
-    base = where(lines, **{column: paper[column]})
+    lines = lines.keep(lines.frame["round_epsilon"].notna()).select(**{other: paper[other]})
+    base = lines.select(**{column: paper[column]})
     values = distinct(lines, column)
     need(base, len(values) > 1)
     error = mean_std(at_end(base, "test_error_global"))[0]
     for value in values:
-        group = where(lines, **{column: value})
+        group = lines.select(**{column: value})
         found.note(f"{name} = {power(value)}: {both_models(group)}.")
         if value != paper[column]:
             moved = mean_std(at_end(group, "test_error_global"))[0] - error
@@ -555,10 +549,10 @@ def constant_is_harmless(found: Findings, results: Results, column: str, name: s
 
 def schedule_helps(found: Findings, results: Results, regularizer: str) -> None:
     """Whether every constant step gives a higher loss and error than the theorem's schedule."""
-    lines = where(lines_of(results, "schedule", "DP-ADMM"), regularizer=regularizer)
+    lines = lines_of(results, "schedule", "DP-ADMM").select(regularizer=regularizer)
     need(len(distinct(lines, "schedule")) > 1)
     for value, _, group in _each_budget(lines):
-        ours, constants = where(group, schedule="theorem"), where(group, schedule="constant")
+        ours, constants = group.select(schedule="theorem"), group.select(schedule="constant")
         found.note(f"ε = {value:g}, theorem's schedule: {both_models(ours)}.")
         for (size,), theirs in split(constants, "step_size").items():
             found.compare_measures(theirs, ours, f"η {size:g}, ε {value:g}")
@@ -597,9 +591,9 @@ def beats_lone_agents(found: Findings, results: Results) -> None:
     for name, lines in others.items():
         for (value, share), group in split(lines, "epsilon", "alpha").items():
             label = f"{name}, λ/n {power(share)}"
-            found.compare_measures(group, where(ours, epsilon=value), label, models="global")
+            found.compare_measures(group, ours.select(epsilon=value), label, models="global")
             found.note(f"{label}, total ε = {value:g}: {both_models(group)}.")
-    for (value,), group in split(series.keep(ours, np.isfinite(measure(ours, "epsilon"))), "epsilon").items():
+    for (value,), group in split(ours.keep(ours.frame["epsilon"].notna()), "epsilon").items():
         found.note(f"DP-ADMM at total ε = {value:g}: {both_models(group)}.")
 
 
@@ -608,8 +602,8 @@ def beats_sampled(found: Findings, results: Results) -> None:
     theirs, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
     need(distinct(theirs, "epsilon"))
     total = max(distinct(theirs, "epsilon"))
-    same = series.keep(ours, np.isclose(measure(ours, "total_epsilon"), total, rtol=1e-3))
-    same = where(same, **{name: distinct(theirs, name)[0] for name in ("alpha", "weight_radius")})
+    same = ours.keep(np.isclose(ours.frame["total_epsilon"], total, rtol=1e-3))
+    same = same.select(**{name: distinct(theirs, name)[0] for name in ("alpha", "weight_radius")})
     need(same)
     found.compare_measures(theirs, same, f"total ε {total:g}", models="global")
     found.note(f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}.")

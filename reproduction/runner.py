@@ -35,7 +35,16 @@ from dpadmm.models.run import Result
 from dpadmm.training.compare import PreparedRuns, finite
 from reproduction import results
 from reproduction.grid import Cell, ExperimentGrid
-from reproduction.results import DONE, MEASURES, REFUSED, SCHEMA, Results, read_results, settings_columns
+from reproduction.results import (
+    DONE,
+    MEASURES,
+    REFUSED,
+    SCHEMA,
+    Results,
+    read_results,
+    read_table,
+    settings_columns,
+)
 
 WRITE_EVERY = 2.0
 """Seconds between two writes; a kill loses at most what was finished in between."""
@@ -63,9 +72,9 @@ def run_grid(
 ) -> Results:
     """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
 
-    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. ``prior`` is what
-    public rows say, with which every run starts; the grid's title has to tell it from others. ``scheduler`` is the
-    address of a Dask scheduler whose workers are to run the cells.
+    When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. Every run starts
+    with ``prior``, from public rows; the grid's title has to distinguish it from others. ``scheduler`` is the address
+    of a Dask scheduler whose workers run the cells.
     """
     wanted = grid.cells(names)
     with (
@@ -163,23 +172,23 @@ class Store:
     def _finished(self) -> dict[str, pa.Table]:
         what_to_do = "choose another output folder, or give --overwrite to start again"
         try:
-            found = read_results(self._path)
+            table, grid, meta = read_table(self._path)
         except DataError as error:
             raise DataError(f"{str(error).rsplit(';', 1)[0]}; {what_to_do}") from None
-        data = found.meta["data"]
+        data = meta["data"]
         for kind, theirs, ours in (
-            ("another version of dpadmm", found.meta["version"], dpadmm.__version__),
+            ("another version of dpadmm", meta["version"], dpadmm.__version__),
             ("other data", *(f"{each['name']} {each['digest']}" for each in (data, self._data))),
         ):
             if theirs != ours:
                 raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
-        self._extended = is_extended(found.grid, self._grid.as_json)
-        if found.meta["grid_digest"] != self._grid.digest and not self._extended:
-            what = _difference_but_more(found.grid, self._grid.as_json)
-            what = what or first_difference(found.grid, self._grid.as_json) or "other cells"
+        self._extended = is_extended(grid, self._grid.as_json)
+        if meta["grid_digest"] != self._grid.digest and not self._extended:
+            what = _difference_but_more(grid, self._grid.as_json)
+            what = what or first_difference(grid, self._grid.as_json) or "other cells"
             raise DataError(f"{self._path} belongs to another grid ({what}); {what_to_do}")
-        self._commands[:0] = found.meta["command"].splitlines()
-        table = found.table.select(SCHEMA.names).cast(SCHEMA)
+        self._commands[:0] = meta["command"].splitlines()
+        table = table.cast(SCHEMA)
         starts: dict[str, list[int]] = {}
         for at, key in enumerate(table["cell"].to_pylist()):
             starts.setdefault(key, [at, 0])[1] += 1
@@ -195,7 +204,7 @@ def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def _difference_but_more(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The first difference beside the repeats, in the experiments that ``theirs`` has."""
+    """The first difference apart from the repeats, in the experiments that ``theirs`` has."""
     shared = {name: each for name, each in ours["experiments"].items() if name in theirs["experiments"]}
     return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
 
@@ -222,7 +231,7 @@ def first_difference(theirs: Any, ours: Any) -> str:
 
 
 def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
-    """(place, value) of all that a grid says, but for its cells."""
+    """(place, value) of every entry of a grid except its cells."""
     if not isinstance(value, dict | list):
         yield ", ".join(place), json.dumps(value, ensure_ascii=False)[:60]
         return
@@ -276,7 +285,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
     z = privacy.noise_multiplier
     same = {
         **_about(cell),
-        "n_agents": result.rows.n_agents,  # where rows come with their owners, the settings do not say
+        "n_agents": result.rows.n_agents,  # not a setting where the data names the owners
         "status": DONE,
         "reason": reason,
         "total_epsilon": finite(privacy.planned_epsilon),
@@ -314,12 +323,12 @@ def _plain_releases(result: Result) -> set[tuple[float, int]]:
 
 
 def _bound(result: Result, round: int) -> float | None:
-    """The theorem's bound after so many rounds, where the theorem speaks of this run."""
-    method = result.settings.method
+    """The theorem's bound after ``round`` rounds, where the theorem applies to this run."""
+    method = result.method
     if not isinstance(method, DpAdmm) or method.schedule != "theorem" or result.settings.participation < 1.0:
         return None
     bound = smooth_bound if result.problem.smooth else nonsmooth_bound
-    return bound(result.constants, n_rounds=round, rho=method.rho, beta=method.rho)
+    return bound(method.constants, n_rounds=round, rho=method.rho, beta=method.rho)
 
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:

@@ -1,21 +1,20 @@
-"""Lines of a results file -> groups, curves by round, values at the end. All aggregation is here."""
+"""Groups of rows, curves by round and values at the end of runs. All aggregation is here."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
+import pandas as pd
 
 from dpadmm.baselines import METHOD_TITLES, ONE_MODEL
 from dpadmm.engine.metrics import spread
 from dpadmm.figures.comparison import BUDGETS
 from dpadmm.figures.style import Curve
 from dpadmm.losses import LOSSES
-from dpadmm.matrices.arrays import Floats
 from reproduction.results import SETTINGS, Results
 
 _NOT_A_VARIANT = {"method", "seed", "n_agents", "delta", "test_rows", "metrics_every", *BUDGETS}
@@ -31,38 +30,22 @@ def need(*runs: object) -> None:
         raise NoRunsError
 
 
-def where(results: Results, **equals: Any) -> Results:
-    """The lines in which every named column has the given value; None means empty."""
-    return results.select(**equals)
-
-
-def keep(results: Results, mask: Any) -> Results:
-    return replace(results, table=results.table.filter(mask))
-
-
 def done(results: Results) -> Results:
-    """The lines of runs that were not refused."""
-    return where(results, status="done")
+    """The rows of runs that were not refused."""
+    return results.select(status="done")
 
 
 def distinct(results: Results, column: str) -> list[Any]:
-    """The values of a column, each once, in order; empty ones are left out."""
-    values = pc.drop_null(pc.unique(results.table.column(column))).to_pylist()
-    return sorted(values, key=lambda value: (isinstance(value, str), value))
+    """The values of a column, each once, in order; missing ones are left out."""
+    return sorted(results.frame[column].dropna().unique().tolist())
 
 
 def split(results: Results, *columns: str) -> dict[tuple[Any, ...], Results]:
-    """The lines for each combination of values that occurs, empty values last."""
-    if not columns:
-        return {(): results} if len(results) else {}
-    first, *others = columns
-    values: list[Any] = [*distinct(results, first)]
-    if results.table.column(first).null_count:
-        values.append(None)
+    """The rows of each combination of values that occurs, in order; missing values are None and come last."""
+    groups = results.frame.groupby(list(columns), dropna=False)
     return {
-        (value, *rest): lines
-        for value in values
-        for rest, lines in split(where(results, **{first: value}), *others).items()
+        tuple(None if pd.isna(value) else value for value in values): replace(results, frame=frame)
+        for values, frame in groups
     }
 
 
@@ -80,15 +63,14 @@ def begun(results: Results) -> list[str]:
 
 
 def missing(results: Results) -> int:
-    """How many runs of the experiments that were begun are missing."""
+    """Number of missing runs of the experiments that were begun."""
     wanted = {cell for name in begun(results) for cell in results.grid["experiments"][name]["cells"]}
     return len(wanted.difference(results.cells))
 
 
 def budget_column(results: Results) -> str:
-    """Which column says how much noise these runs have."""
-    used = (name for name in BUDGETS if results.table.column(name).null_count < len(results))
-    return next(used, "round_epsilon")
+    """The column with the privacy budget of these runs."""
+    return next((name for name in BUDGETS if results.frame[name].notna().any()), "round_epsilon")
 
 
 _IN_WORDS: dict[str, Callable[[Any], str]] = {
@@ -104,19 +86,19 @@ _IN_WORDS: dict[str, Callable[[Any], str]] = {
     "alpha": lambda value: f"λ/n = {value}",
     "weight_radius": lambda value: f"c_w = {value}",
 }
-"""How a setting is told in a label; any other by its name and value."""
+"""Label of a setting by its value; any other setting is labelled by name and value."""
 
 
 def variants(results: Results) -> dict[str, Results]:
-    """Label -> lines, for each method and each of its settings if there are several."""
-    known, order = set(results.table.column_names), {method: i for i, method in enumerate(METHOD_TITLES)}
-    settings = [name for name in SETTINGS if name in known and name not in _NOT_A_VARIANT]
+    """Rows by label: one label for each method, and for each of its settings if there are several."""
+    order = {method: i for i, method in enumerate(METHOD_TITLES)}
+    settings = [name for name in SETTINGS if name not in _NOT_A_VARIANT]
     out: dict[str, Results] = {}
     for method in sorted(distinct(results, "method"), key=lambda method: order.get(method, len(order))):
-        lines = where(results, method=method)
-        names = [name for name in settings if len(pc.unique(lines.table.column(name))) > 1]
-        for values, group in split(lines, *names).items():
-            words = [_setting_in_words(name, value) for name, value in zip(names, values, strict=True)]
+        lines = results.select(method=method)
+        names = [name for name in settings if lines.frame[name].nunique(dropna=False) > 1]
+        for values, group in split(lines, "method", *names).items():
+            words = [_setting_in_words(name, value) for name, value in zip(names, values[1:], strict=True)]
             label = ", ".join([METHOD_TITLES.get(method, method), *filter(None, words)])
             out[label if label not in out else f"{label} ({len(out)})"] = group
     return out
@@ -127,18 +109,14 @@ def _setting_in_words(name: str, value: Any) -> str:
     return _IN_WORDS[name](value) if name in _IN_WORDS else f"{name.replace('_', ' ')} {value}"
 
 
-def measure(results: Results, name: str) -> Floats:
-    return np.array(results.column(name), dtype=float)
-
-
 def has_local(results: Results) -> bool:
-    """Whether any of the lines is of a method with local models."""
+    """Whether any of the rows is of a method with local models."""
     return bool(set(distinct(results, "method")) - set(ONE_MODEL)) and has(results, "train_loss_local")
 
 
 def has(results: Results, name: str) -> bool:
-    """Whether a measure was taken in any of the lines."""
-    return bool(len(results)) and bool(np.isfinite(measure(results, name)).any())
+    """Whether a measure was taken in any of the rows."""
+    return bool(results.frame[name].notna().any())
 
 
 def error_column(results: Results) -> str:
@@ -148,44 +126,42 @@ def error_column(results: Results) -> str:
 
 def by_round(results: Results, name: str) -> Curve:
     """A measure by round: mean and spread over the seeds, at rounds that every run measured."""
-    return _curve(measure(results, name), measure(results, "round"))
+    stats = _statistics(results, name, "round")
+    return _curve(stats[stats["size"] == stats["size"].max()])
 
 
 def by_end(results: Results, name: str, x: str) -> Curve:
     """A measure at the end of the runs, by the values of column ``x``."""
-    last = results.last()
-    return _curve(measure(last, name), measure(last, x), everywhere=False)
+    return _curve(_statistics(results.last(), name, x))
 
 
 def flat(results: Results, name: str, points: Iterable[float]) -> Curve:
     """A measure at the end of runs without noise, the same at all ``points``."""
     at, (mean, std) = np.array(sorted(points)), mean_std(at_end(results, name))
-    return Curve(at, np.full(len(at), mean), np.full(len(at), std), len(distinct(results, "seed")))
+    return Curve(at, np.full(len(at), mean), np.full(len(at), std), results.frame["seed"].nunique())
 
 
-def _curve(values: Floats, x: Floats, *, everywhere: bool = True) -> Curve:
-    points, counts = np.unique(x[~np.isnan(x)], return_counts=True)
-    most = int(counts.max(initial=0))
-    if everywhere:
-        points = points[counts == most]
-    groups = [values[x == point] for point in points]
-    return Curve(points, np.array([np.mean(g) for g in groups]), np.array([spread(g) for g in groups]), most)
+def _statistics(results: Results, name: str, x: str) -> pd.DataFrame:
+    return results.frame.groupby(x)[name].agg(["mean", "std", "size"])
 
 
-def at_end(results: Results, name: str) -> dict[int, float]:
-    """A measure at the end of the runs: seed -> value."""
-    last = results.last()
-    pairs = zip(last.column("seed"), measure(last, name), strict=True)
-    return {int(seed): float(value) for seed, value in pairs if np.isfinite(value)}
+def _curve(stats: pd.DataFrame) -> Curve:
+    x = stats.index.to_numpy(dtype=float)
+    most = 0 if stats.empty else int(stats["size"].max())
+    return Curve(x, stats["mean"].to_numpy(), stats["std"].fillna(0.0).to_numpy(), most)
 
 
-def mean_std(values: Mapping[int, float]) -> tuple[float, float]:
+def at_end(results: Results, name: str) -> pd.Series:
+    """A measure at the end of the runs, by seed."""
+    return results.last().frame.groupby("seed")[name].last().dropna()
+
+
+def mean_std(values: pd.Series) -> tuple[float, float]:
     """Mean and standard deviation; NaN where there is nothing."""
-    numbers = np.array(list(values.values()), dtype=float)
-    return (float(numbers.mean()), float(spread(numbers))) if numbers.size else (np.nan, np.nan)
+    return (float(values.mean()), float(spread(values))) if len(values) else (np.nan, np.nan)
 
 
-def mean_and_spread(values: Mapping[int, float], *, percent: bool, digits: int) -> str:
+def mean_and_spread(values: pd.Series, *, percent: bool, digits: int) -> str:
     """``19.7 ± 0.4%``; without ± for a single split, a dash for none."""
     mean, std = mean_std(values)
     scale, unit = (100.0, "%") if percent else (1.0, "")
@@ -227,7 +203,7 @@ def is_regression(results: Results) -> bool:
 
 def optimum(results: Results, name: str) -> float:
     """The non-private optimum's measure, mean over the seeds; NaN where it was not run."""
-    lines = where(done(results), method="centralized")
+    lines = done(results).select(method="centralized")
     return mean_std(at_end(lines, name))[0] if len(lines) else float("nan")
 
 

@@ -66,8 +66,8 @@ assert all(row["status"] == "done" for row in compared["rows"])
 
 # rounds that differ are charged as such, exact noise included
 for exact in (False, True):
-    result = simulate("synthetic", method={"name": "warm_sgd", "warm_share": 0.25}, epsilon=2.0, n_rounds=4, n_agents=3, seed=1,
-                      exact_noise=exact)
+    result = simulate("synthetic", method={"name": "warm_sgd", "warm_share": 0.25}, epsilon=2.0, n_rounds=4,
+                      n_agents=3, seed=1, exact_noise=exact)
     assert abs(result.privacy.epsilon - 2.0) < 1e-9
     ((first, once), (later, thrice)) = result.privacy.agents[0].planned
     assert (first.statistic, once, later.statistic, thrice) == ("label_sums", 1, "gradient", 3)

@@ -22,7 +22,10 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 PATHS = ("README.md", "docs", "src", "reproduction", "examples")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-CODE = re.compile(r"``.*?``|`[^`\n]*`|:\w+:`[^`]*`|\]\([^)\s]*\)|<!--.*?-->|(?m:^ *(?:>>>|\.\.\.) .*$)", re.DOTALL)
+CODE = re.compile(
+    r"``.*?``|`[^`\n]*`|:\w+:`[^`]*`|\]\([^)\s]*\)|<!--.*?-->|\{\{.*?\}\}|\{%.*?%\}|(?m:^ *(?:>>>|\.\.\.) .*$)",
+    re.DOTALL,
+)
 FENCE = re.compile(r" *(```+|~~~+)(.*)")
 PROSE_FENCE = re.compile(r"\{(note|tip|warning|admonition|dropdown|grid|card)")
 

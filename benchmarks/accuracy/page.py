@@ -91,14 +91,14 @@ def page(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
 
 
 def _alone(epsilon: float, n_agents: int) -> float:
-    """Total ε with secure aggregation if all other agents work together."""
+    """Total ε with secure aggregation if all other agents collude."""
     return float(
         exact_epsilon(math.sqrt(min_honest_sites(n_agents)) / total_noise_multiplier(epsilon, DELTA, 1), DELTA)
     )
 
 
 def _how_few(n_sets: int, n_splits: int) -> str:
-    """What was left out, in words; empty for the whole suite."""
+    """Describe a run of part of the suite; empty for the whole suite."""
     if n_sets == len(sets()) and n_splits >= SPLITS:
         return ""
     return f"here are {n_sets} and at least {n_splits}"

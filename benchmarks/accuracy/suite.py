@@ -17,8 +17,6 @@ from typing import Any, get_args
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.synthetic import Family, family
@@ -46,7 +44,7 @@ CHOSE_CONSTANTS = (
     "digits", "wine", "rodents", "correlated", "decaying", "compas", "mortality", "insurance", "pension", "smoking",
     "happy", "labour", "abortion", "wages", "hotels", "diabetes", "sparse", "separable",
 )  # fmt: skip
-"""Data sets that had a say in the constants of ``auto``."""
+"""Data sets on which the hyperparameters of ``auto`` were tuned."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def _entries() -> dict[str, Entry]:
     for kind in get_args(Family):
         rows, d = (20_000, 300) if kind == "sparse" else (10_000, 40)
         make = partial(family, kind, n_rows=rows, n_features=d)
-        entries.append(Entry(kind, f"Made up: {kind}, {d} features", "dpadmm", "binary", d, rows, make))
+        entries.append(Entry(kind, f"Synthetic: {kind}, {d} features", "dpadmm", "binary", d, rows, make))
     return {each.name: each for each in entries}
 
 
@@ -98,8 +96,8 @@ def load(entry: Entry) -> Dataset:
 class Contender:
     """A method with its settings; ``settings`` depend on the data set's task and columns, never on its rows.
 
-    Where settings are lists, the best is chosen by the test rows: ``tuned`` says so. With ``secure`` aggregation half
-    of several agents are relied on.
+    Where settings are lists, the best is chosen by the test rows, which ``tuned`` records. With ``secure``
+    aggregation half of several agents are assumed honest.
     """
 
     title: str
@@ -141,7 +139,7 @@ _LOSSES: Mapping[Task, str] = {"binary": "logistic", "multiclass": "softmax", "r
 
 
 def min_honest_sites(n_agents: int) -> int:
-    """How many agents are relied on with secure aggregation."""
+    """Number of agents assumed honest with secure aggregation."""
     return max(2, -(-n_agents // 2))
 
 
@@ -172,8 +170,8 @@ def forget(path: Path, names: Iterable[str]) -> None:
     """Take the runs of these contenders out of a results file, so that they are made again."""
     found = read_results(path)
     gone = [key for name in names for key in found.grid["experiments"].get(name, {"cells": []})["cells"]]
-    kept = found.table.filter(pc.invert(pc.is_in(found.table["cell"], value_set=pa.array(gone, pa.string()))))
-    write_results(path, kept, grid=found.grid, data=found.meta["data"], command=found.meta["command"])
+    kept = found.keep(~found.frame["cell"].isin(gone))
+    write_results(path, kept.to_table(), grid=found.grid, data=found.meta["data"], command=found.meta["command"])
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,7 @@ class Line:
     """One run: where, by whom, and what it reached on the test rows.
 
     ``error`` is the share of wrong classes, or the root mean square error of a label scaled to [−1, 1]; ``loss`` the
-    mean log-loss (half the mean squared error). ``setting`` tells runs apart of which the best counts.
+    mean log-loss (half the mean squared error). ``setting`` distinguishes the runs of which the best counts.
     """
 
     set: str
@@ -199,7 +197,7 @@ def lines_of(entry: Entry, results: Results) -> list[Line]:
     """The tidy lines of a data set's results; runs that were refused or diverged have none."""
     lines = []
     for name in results.experiments:
-        for row in results.select(name).last().table.to_pylist():
+        for row in results.select(name).last().to_table().to_pylist():
             if row["status"] == DONE and row["test_error_global"] is not None:
                 rate = row["learning_rate"] if CONTENDERS[name].tuned else None
                 lines.append(
@@ -252,7 +250,7 @@ def read_lines(path: Path) -> list[Line]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where methods are compared."""
+    """A number of agents and an ε at which methods are compared."""
 
     set: str
     agents: int
@@ -332,7 +330,7 @@ class Deficit:
 
 
 def behind(found: Scores, rest: Sequence[str] = REST, *, measure: str = "errors", paired: bool = True) -> list[Deficit]:
-    """Where ``auto`` is behind the best of the others by more than one standard error, worst first.
+    """Find where ``auto`` is behind the best of the others by more than one standard error, worst first.
 
     Of the difference on the same splits if ``paired``, else of the mean of ``auto``.
     """

@@ -244,7 +244,7 @@ Every line is a process of its own, which took turns between a read and a step, 
 that sleep ({idle}).
 The last column compares in reads, so that a slow moment of the machine hits both sides.
 
-| | ms | read beside it, ms | reads | coded rounds |
+| | ms | read of the same rows, ms | reads | coded rounds |
 |---|---|---|---|---|
 {newline.join(beside)}
 

@@ -353,7 +353,7 @@ HEADERS = {
     "claim": (
         protocol.CLAIM,
         "magic, version, kind (254), leaving (0 or 1), instance, number of the claim, restores of the ledger, "
-        "records of the ledger, chain of the last record, chain that proves the aggregator's mark",
+        "records of the ledger, chain of the last record, chain that proves the server's mark",
     ),
     "grant": (
         protocol.GRANT,
@@ -397,7 +397,7 @@ def verdicts() -> str:
 
 def subjects() -> str:
     rows = ["| who | publishes to | subscribes to |", "|---|---|---|"]
-    for who, name in (("the aggregator", protocol.SERVER), ("a site", "NAME")):
+    for who, name in (("the server", protocol.SERVER), ("a site", "NAME")):
         for what, found in (("", protocol.subjects_of(name)), (", signs of life", protocol.beat_subjects_of(name))):
             rows.append(f"| {who}{what} | `{found[0]}` | `{found[1]}` |")
     rows.append(f"| a site, leases | `{protocol.CLAIMS}.NAME` | `{protocol.grants_of('NAME')}` |")

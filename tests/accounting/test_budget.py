@@ -149,13 +149,13 @@ def test_out_of_a_pickle_it_still_tells_but_counts_no_more() -> None:
     assert (sent.spent, sent.left, len(sent), repr(sent)) == (
         accountant.spent, accountant.left, 1, repr(accountant),
     )  # fmt: skip
-    assert (sent.here, accountant.here) == (False, True)
-    with pytest.raises(StudyError, match="cannot be charged from another process"):
+    assert (sent.is_chargeable, accountant.is_chargeable) == (False, True)
+    with pytest.raises(StudyError, match="another process created this BudgetAccountant"):
         sent.charge(0.1, DELTA)
-    assert pickle.loads(pickle.dumps(sent)).here is False
+    assert pickle.loads(pickle.dumps(sent)).is_chargeable is False
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # as the first process of a container has it
-        assert sent.here is False
+        assert sent.is_chargeable is False
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,4 +1,4 @@
-"""Release plans: rounds that differ, rounds that release nothing, and noise that states no price."""
+"""Release plans: rounds that differ, rounds that release nothing, and noise of unknown cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from looping import case
 from dpadmm.accounting.composition import tally_epsilon, tally_paper_epsilon, total_epsilon
 from dpadmm.accounting.events import PureRelease, Release, SampledRelease, UnpricedRelease
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.release_plan import ReleasePlan, gaussian, plan_from_json
+from dpadmm.accounting.release_plan import ReleasePlan, gaussian
+from dpadmm.engine.noise import Noise
 from dpadmm.errors import StudyError
 from dpadmm.queries import QUERIES, make_query
 
@@ -35,33 +36,33 @@ def test_a_plan_is_the_list_of_its_rounds(releases: list[Release | None], data: 
             wanted[each] += 1
     assert dict(plan.tally(taken)) == wanted
     assert plan.mu_squared() == sum(Fraction((1 / each.noise_multiplier) ** 2) for each in releases if each)
-    assert plan_from_json(plan.as_json()) == plan
-    assert sum(run["rounds"] for run in plan.as_json()) == plan.n_rounds
+    assert ReleasePlan.from_list(plan.to_list()) == plan
+    assert sum(run["rounds"] for run in plan.to_list()) == plan.n_rounds
 
 
 def test_a_round_that_is_not_planned_is_refused() -> None:
     for round in [0, -1, 4]:
-        with case(round), pytest.raises(StudyError, match=f"has 3 rounds, and no round {round}"):
+        with case(round), pytest.raises(StudyError, match=f"has 3 rounds, but no round {round}"):
             ReleasePlan.constant(Release(5.0), 3).at(round)
 
 
 def test_a_plan_is_stored_by_runs_of_equal_rounds() -> None:
     plan = ReleasePlan.of([Release(5.0), Release(5.0), None, Release(20.0, statistic="moments")])
-    assert plan.as_json() == [
+    assert plan.to_list() == [
         {"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2},
         {"statistic": None, "noise_multiplier": None, "rounds": 1},
         {"statistic": "moments", "noise_multiplier": 20.0, "rounds": 1},
     ]
-    assert plan_from_json([{"statistic": "gradient", "noise_multiplier": 5, "rounds": 2}]) == ReleasePlan.constant(
-        Release(5.0), 2
-    )
+    assert ReleasePlan.from_list(
+        [{"statistic": "gradient", "noise_multiplier": 5, "rounds": 2}]
+    ) == ReleasePlan.constant(Release(5.0), 2)
     assert ReleasePlan.constant(Release(5.0), 0) == ReleasePlan.of([])
 
 
 def test_the_noise_is_said_once_for_rounds_that_are_alike() -> None:
     five, twenty = Release(5.0), Release(20.0, statistic="moments")
-    assert ReleasePlan.of([five, five]).noise_in_words() == "5.0000"
-    assert ReleasePlan.of([five, five, twenty, twenty, five]).noise_in_words() == (
+    assert ReleasePlan.of([five, five]).describe_noise() == "5.0000"
+    assert ReleasePlan.of([five, five, twenty, twenty, five]).describe_noise() == (
         "5.0000 in rounds 1 to 2 (gradient), 20.0000 in rounds 3 to 4 (moments), 5.0000 in round 5 (gradient)"
     )
 
@@ -98,14 +99,14 @@ def test_a_release_without_a_price_has_no_epsilon() -> None:
 
 def test_only_single_gaussian_releases_can_be_deployed() -> None:
     for other in [Release(0.0), Release(5.0, count=2), PureRelease(1.0)]:
-        with case(other), pytest.raises(StudyError, match="one in a round"):
+        with case(other), pytest.raises(StudyError, match="one sum with Gaussian noise per round"):
             gaussian(other)
 
 
 def test_a_stored_plan_with_odd_values_is_refused() -> None:
     for change in [{"rounds": True}, {"rounds": 1.0}, {"noise_multiplier": "5"}, {"noise_multiplier": True}]:
         with case(change), pytest.raises(StudyError, match="must be numbers"):
-            plan_from_json([{"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2} | change])
+            ReleasePlan.from_list([{"statistic": "gradient", "noise_multiplier": 5.0, "rounds": 2} | change])
 
 
 def test_the_list_of_statistics_is_closed() -> None:
@@ -133,6 +134,9 @@ class EverySecond:
         release = self.inner.plan(agent, 1).at(1)  # type: ignore[attr-defined]
         return ReleasePlan.of([release if k % 2 else None for k in range(1, n_rounds + 1)])
 
+    def plans(self, n_agents: int, n_rounds: int) -> list[ReleasePlan]:
+        return [self.plan(agent, n_rounds) for agent in range(n_agents)]
+
 
 def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> None:
     from cohorts import cohort
@@ -140,7 +144,7 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
     from dpadmm.engine.loop import train
     from dpadmm.engine.noise import SimulatedNoise
     from dpadmm.losses import Logistic
-    from dpadmm.methods import DpSgdRounds
+    from dpadmm.methods import DpSgd
     from dpadmm.models.run import Result
     from dpadmm.queries.problem import Problem
     from dpadmm.regularizers import L2
@@ -148,7 +152,7 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
 
     problem, rows = Problem(Logistic(), L2(), 0.1), cohort(Logistic())
     n = rows.n_agents
-    method = EverySecond(DpSgdRounds(0.1, np.full(n, 5.0)))
+    method = EverySecond(DpSgd(0.1, noise_multiplier=np.full(n, 5.0)))
     noise = SimulatedNoise(1, n, (rows.n_features, 1))
     outcome = train(method, problem, rows, n_rounds=9, noise=noise)  # type: ignore[arg-type]
     settings = Settings(method="dp_sgd", noise_multiplier=5.0, n_rounds=9)
@@ -157,7 +161,7 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
     assert report.epsilon == exact_epsilon(math.sqrt(5) / 5.0, settings.delta)
 
 
-class Correlated:
+class Correlated(Noise):
     """The same noise in every round: nobody may account for it as independent."""
 
     kind = "simulated"
@@ -184,29 +188,22 @@ def test_noise_that_states_no_price_leaves_a_run_without_epsilon() -> None:
     prepared = prepare(as_dataset("synthetic", settings), settings)
     rows = prepared.rows
     noise = Correlated(SimulatedNoise(1, rows.n_agents, (rows.n_features, 1)))
-    report = run(prepared, settings, noise=noise).privacy  # type: ignore[arg-type]
+    report = run(prepared, settings, noise=noise).privacy
     assert report.epsilon == math.inf
     assert not report.private
-    assert report.accountant == "none: Correlated states no price"
+    assert report.accountant == "none: Correlated has no known privacy cost"
     assert report.to_dict()["epsilon"] is None
-    assert report.as_json()["guarantee"] == "none: the noise source states no price"
+    assert report.to_dict()["guarantee"] == "None: the noise source has no known privacy cost."
 
 
 def test_what_a_round_releases_is_what_is_charged_for_it() -> None:
     """A method that changes what it releases cannot forget to change its plan: there is one source for both."""
     from dpadmm import simulate
-    from dpadmm.methods import DpAdmm, DpAdmmRounds, DpSgd
+    from dpadmm.methods import DpAdmm, DpSgd
 
-    @dataclass(frozen=True)
-    class LoudRounds(DpAdmmRounds):
+    class Loud(DpAdmm):
         def release(self, round: int) -> tuple[str, np.ndarray]:
             return "gradient", self.noise_multiplier * (0.05 if round == 1 else 1.0)
-
-    @dataclass(frozen=True)
-    class Loud(DpAdmm):
-        def rounds(self, setup: object) -> LoudRounds:
-            made = super().rounds(setup)  # type: ignore[arg-type]
-            return LoudRounds(made.rho, made.schedule, made.noise_multiplier)
 
     result = simulate("synthetic", method=Loud(), epsilon=1.0, n_rounds=10, n_agents=2, seed=1)
     z = result.method.noise_multiplier[0]
@@ -226,7 +223,7 @@ def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
 
     plan = ReleasePlan.constant(Release(5.0), 3)
     for rounds in ([4], [0], [-1, 1], range(1, 5)):
-        with pytest.raises(StudyError, match="the plan has 3 rounds, and others were taken part in"):
+        with pytest.raises(StudyError, match="the plan has 3 rounds, and a round outside of it"):
             plan.tally(rounds)
     assert plan.tally([]) == ((Release(5.0), 0),)
     training = Training(method="dp_admm", epsilon=1.0, n_rounds=3)
@@ -237,11 +234,10 @@ def test_rounds_beyond_the_plan_are_refused_and_not_forgotten() -> None:
 
 
 def test_agents_with_the_same_noise_share_a_plan_and_others_do_not() -> None:
-    from dpadmm.engine.method import plans_of
-    from dpadmm.methods import DpSgdRounds
+    from dpadmm.methods import DpSgd
 
-    method = DpSgdRounds(0.1, np.array([5.0, 3.0, 5.0, 4.0]))
-    plans = plans_of(method, 4, 9)
+    method = DpSgd(0.1, noise_multiplier=np.array([5.0, 3.0, 5.0, 4.0]))
+    plans = method.plans(4, 9)
     assert plans == [method.plan(agent, 9) for agent in range(4)]
     assert plans[0] is plans[2]
     assert len(set(plans)) == 3

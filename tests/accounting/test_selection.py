@@ -14,7 +14,7 @@ from scipy.stats import norm, poisson
 from dpadmm import StudyError, exact_epsilon
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.selection import (
-    MOST_RUNS,
+    MAX_RUNS,
     draw_runs,
     expected_runs,
     run_mu,
@@ -98,9 +98,9 @@ def test_gaussian_runs_with_the_worst_scores_stay_within_the_total_and_come_near
 
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0, 20.0])
 def test_a_run_is_calibrated_to_the_total_and_never_above(epsilon: float) -> None:
-    shares = [run_mu(epsilon, DELTA, runs) for runs in (1, 2, 5, MOST_RUNS)]
+    shares = [run_mu(epsilon, DELTA, runs) for runs in (1, 2, 5, MAX_RUNS)]
     assert [mu_from_epsilon(epsilon, DELTA), *shares] == sorted([mu_from_epsilon(epsilon, DELTA), *shares])[::-1]
-    for mu, runs in zip(shares, (1, 2, 5, MOST_RUNS), strict=True):
+    for mu, runs in zip(shares, (1, 2, 5, MAX_RUNS), strict=True):
         assert epsilon * (1.0 - 1e-9) < selection_epsilon(mu, runs, DELTA) <= epsilon
     assert selection_epsilon(math.inf, 5, DELTA) == math.inf
 

@@ -23,7 +23,7 @@ from dpadmm.audit.game import AUTO, GAMES
 from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import dp_admm
-from dpadmm.methods.dp_admm import AdmmState, DpAdmmRounds
+from dpadmm.methods.dp_admm import AdmmState, DpAdmm
 from dpadmm.queries import newton as newton
 from dpadmm.queries import problem
 from dpadmm.queries.moments import Moments
@@ -92,7 +92,7 @@ def dual_from_clean_primal(patch: Patch) -> None:
 
 
 def gradient_at_clean_primal(patch: Patch) -> None:
-    patch.setattr(DpAdmmRounds, "parameters", lambda self, state, consensus, round: _clean(state))
+    patch.setattr(DpAdmm, "parameters", lambda self, state, consensus, round: _clean(state))
     _keep_clean(patch)
 
 
@@ -305,19 +305,19 @@ def masks_left_out(patch: Patch) -> None:
 
 
 def masks_of_all_rounds_the_same(patch: Patch) -> None:
-    sound = Masks.over
-    patch.setattr(Masks, "over", lambda self, round, request, members: sound(self, 1, "00" * 32, members))
+    sound = Masks.for_round
+    patch.setattr(Masks, "for_round", lambda self, round, request, members: sound(self, 1, "00" * 32, members))
 
 
 def masks_of_all_studies_the_same(patch: Patch) -> None:
     """And of all requests, which have the study's name in them."""
-    sound = Masks.over
+    sound = Masks.for_round
 
     def over(self: Masks, round: int, request: str, members: bytes) -> Mask:
         self._study = bytes(32)
         return sound(self, round, "00" * 32, members)
 
-    patch.setattr(Masks, "over", over)
+    patch.setattr(Masks, "for_round", over)
 
 
 def sign_flipped(patch: Patch) -> None:
@@ -327,7 +327,7 @@ def sign_flipped(patch: Patch) -> None:
 
 def second_members_answered(patch: Patch) -> None:
     """The same noisy sum under another mask."""
-    sound, bare = Guard.masked, dict[tuple[int, str, int], Any]()
+    sound, bare = Guard.mask, dict[tuple[int, str, int], Any]()
 
     def masked(self: Guard, study: str, round: int, request: str, members: bytes) -> Any:
         ready, mask = self._prepared.get(study), self._with_masks(study)[1].over(round, request, members)
@@ -341,7 +341,7 @@ def second_members_answered(patch: Patch) -> None:
             numbers = bare[id(self), study, round]
             return numbers + mask.numbers(numbers.size)
 
-    patch.setattr(Guard, "masked", masked)
+    patch.setattr(Guard, "mask", masked)
 
 
 def quorum_not_checked(patch: Patch) -> None:
@@ -369,14 +369,14 @@ class Mutant:
     name: str
     inject: Callable[[Patch], None]
     red: tuple[str, ...]
-    games: tuple[str, ...] = ("auto", "dp_admm")
+    games: tuple[str, ...] = ("pgd", "dp_admm")
     trials: int = SHORT.trials
     """Small changes need more of them."""
 
 
-ADMM, AUTO_ONLY, COALITION, ALONE = ("dp_admm",), ("auto",), ("auto_coalition",), ("auto_alone",)
+ADMM, AUTO_ONLY, COALITION, ALONE = ("dp_admm",), ("pgd",), ("pgd_coalition",), ("pgd_alone",)
 MASKED = (*COALITION, *ALONE)
-COUNTS = ("auto_counts", "auto_times")
+COUNTS = ("newton_counts", "newton_times")
 MUTANTS = (
     Mutant("noise halved", noise_halved, ("noise: variance", "noise: shape")),
     Mutant("factor 2 missing", factor_2_missing, ("noise: variance", "noise: shape")),

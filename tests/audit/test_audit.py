@@ -18,7 +18,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit import Audit, AuditPlan, games_of, run_audit
 from dpadmm.audit import run as run_module
 from dpadmm.audit.formulas import FORMULAS, N_FEATURES
-from dpadmm.audit.game import AUTO, AUTO_COALITION, DP_ADMM, GAMES, IDLE, MAX_ROWS_PER_SITE, N_ROUNDS, N_USED, Game
+from dpadmm.audit.game import DP_ADMM, GAMES, IDLE, MAX_ROWS_PER_SITE, N_ROUNDS, N_USED, PGD, PGD_COALITION, Game
 from dpadmm.audit.gates import (
     Gate,
     Guesses,
@@ -130,14 +130,14 @@ def test_worlds_differ_in_one_row_as_far_as_they_can(game):
 
 
 def test_rows_of_auto_are_worth_clipping_in_every_way():
-    far, near = AUTO.roles
+    far, near = PGD.roles
     assert np.linalg.norm(far.rows(0)[0], axis=1).max() == pytest.approx(1.0)
     assert (far.sent[1] != far.sent[2]).any()  # shapes differ between rounds
     features, labels = near.rows(0)
     assert labels[~features.any(axis=1)].all()
     assert not features.any(axis=1).all()  # silent rows, with labels
     for role, k in product((0, 1), (1, 2)):
-        scale, direction, point = np.split(asked(AUTO, role, k), 3)
+        scale, direction, point = np.split(asked(PGD, role, k), 3)
         assert np.linalg.norm(scale[:9]) > 2.0
         assert direction.any()
         assert point.any()
@@ -158,13 +158,13 @@ def test_an_admm_listener_undoes_the_public_updates():
 
 
 def test_an_auto_listener_knows_what_agents_are_asked_for():
-    study = STUDIES["auto"]
-    for i, role in enumerate(AUTO.roles):
+    study = STUDIES["pgd"]
+    for i, role in enumerate(PGD.roles):
         method = study.method(role.n_rows)
         state = method.init(study.problem, PublicSizes(np.array([role.n_rows]), N_FEATURES))
         for k in range(N_ROUNDS):
             parameters = method.parameters(state, role.sent[k], round=k + 1)[0]
-            np.testing.assert_allclose(asked(AUTO, i, k), parameters, rtol=1e-15)
+            np.testing.assert_allclose(asked(PGD, i, k), parameters, rtol=1e-15)
             assert role.sent[k].shape == study.broadcast_shape
 
 
@@ -232,7 +232,7 @@ def test_four_thousand_trials_find_nine_tenths_mostly_and_ten_thousand_surely():
 # --- gates --------------------------------------------------------------------------------------------------
 
 
-def imagined(n: int, seed: int, game: Game = AUTO) -> TrialOutcomes:
+def imagined(n: int, seed: int, game: Game = PGD) -> TrialOutcomes:
     """What sound code would show, from seeded noise."""
     rng = np.random.default_rng(seed)
     worlds = np.array([[world_of(k, i) for i in (0, 1)] for k in range(n)]).reshape(n, 2)
@@ -264,13 +264,13 @@ def imagined(n: int, seed: int, game: Game = AUTO) -> TrialOutcomes:
     )
 
 
-def gates(seen: TrialOutcomes, false_alarm: float = 1e-6, game: Game = AUTO) -> dict[str, Gate]:
+def gates(seen: TrialOutcomes, false_alarm: float = 1e-6, game: Game = PGD) -> dict[str, Gate]:
     found = judge([(game, seen)], mu=MU, delta=DELTA, confidence=0.99, false_alarm=false_alarm)
     assert len({gate.name for gate in found}) == len(found)
     return {gate.name: gate for gate in found}
 
 
-def red(seen: TrialOutcomes, game: Game = AUTO) -> set[str]:
+def red(seen: TrialOutcomes, game: Game = PGD) -> set[str]:
     return {name for name, gate in gates(seen, game=game).items() if gate.failed}
 
 
@@ -289,7 +289,7 @@ def test_all_statistical_gates_share_the_rate_of_false_alarms(game):
 
 
 SOUND = imagined(400, 1)
-FIRST, *LATER = AUTO.cuts
+FIRST, *LATER = PGD.cuts
 
 
 def at(cut, factor):
@@ -301,7 +301,7 @@ def at(cut, factor):
 
 def lagged(noise):
     out = noise.copy()
-    for before, after in pairwise(AUTO.cuts):
+    for before, after in pairwise(PGD.cuts):
         out[..., after] += 0.3 * noise[..., before][..., :N_FEATURES]
     return out / np.sqrt(np.square(out).mean(axis=0, keepdims=True))
 
@@ -324,8 +324,8 @@ def test_each_gate_can_turn_red():
     for change, name in [
         ({"residuals": 0.95 * SOUND.residuals}, "noise: variance"),
         ({"residuals": 1.05 * SOUND.residuals}, "noise: variance"),
-        *(({"residuals": SOUND.residuals * at(cut, 0.9)}, "noise: variance by round") for cut in AUTO.cuts),
-        *(({"residuals": SOUND.residuals + 0.6 * (at(cut.start + 5, 2.0) - 1.0)}, "noise: mean") for cut in AUTO.cuts),
+        *(({"residuals": SOUND.residuals * at(cut, 0.9)}, "noise: variance by round") for cut in PGD.cuts),
+        *(({"residuals": SOUND.residuals + 0.6 * (at(cut.start + 5, 2.0) - 1.0)}, "noise: mean") for cut in PGD.cuts),
         ({"residuals": np.sign(SOUND.residuals)}, "noise: shape"),
         ({"residuals": lagged(SOUND.residuals)}, "noise: from round to round"),
         (
@@ -337,7 +337,7 @@ def test_each_gate_can_turn_red():
         ({"residuals": np.full_like(SOUND.residuals, np.nan)}, "noise: variance"),
         *(
             (scored(change, k), name.format(part.name))
-            for k, part in enumerate(AUTO.parts)
+            for k, part in enumerate(PGD.parts)
             for change, name in [
                 (lambda scores: scores + 0.5, "{}, world 0: mean"),
                 (lambda scores: scores - 0.5, "{}, world 1: mean"),
@@ -360,13 +360,13 @@ def test_each_gate_can_turn_red():
 
 
 def test_masked_answers_that_tell_something_are_red():
-    sound = imagined(400, 3, AUTO_COALITION)
+    sound = imagined(400, 3, PGD_COALITION)
     rounds, studies = sound.masked.copy(), sound.masked.copy()
     rounds[..., LATER[1]] = rounds[..., LATER[0]]
     studies[1] = studies[0]
-    assert red(sound, AUTO_COALITION) == set()
+    assert red(sound, PGD_COALITION) == set()
     for masked in (0.97 * sound.masked, rounds, np.concatenate([studies[:2]] * 200), np.full_like(studies, np.nan)):
-        assert red(replace(sound, masked=masked), AUTO_COALITION) == {"masked answers"}
+        assert red(replace(sound, masked=masked), PGD_COALITION) == {"masked answers"}
 
 
 def test_an_attack_that_finds_little_is_red_only_with_enough_trials():
@@ -396,19 +396,19 @@ def test_nothing_but_refusals_is_red():
 def test_games_are_judged_together_and_one_by_one():
     sound, numbers = imagined(400, 5, DP_ADMM), {"mu": MU, "delta": DELTA, "confidence": 0.99, "false_alarm": 1e-6}
     loud = replace(SOUND, residuals=0.5 * SOUND.residuals, refusals=("round-old",))
-    found = [(gate.game, gate.name) for gate in judge([(AUTO, loud), (DP_ADMM, sound)], **numbers) if gate.failed]
-    assert ("auto", "noise: variance") in found
-    assert {game for game, name in found if name != "requests are answered"} == {"auto"}
+    found = [(gate.game, gate.name) for gate in judge([(PGD, loud), (DP_ADMM, sound)], **numbers) if gate.failed]
+    assert ("pgd", "noise: variance") in found
+    assert {game for game, name in found if name != "requests are answered"} == {"pgd"}
     assert (None, "requests are answered") in found
-    assert all_guesses([(AUTO, loud), (DP_ADMM, sound)], MU).worlds.size == 2 * 2 * 400
+    assert all_guesses([(PGD, loud), (DP_ADMM, sound)], MU).worlds.size == 2 * 2 * 400
     # What one agent's auto noise and another's of dp_admm share would show
     twin = replace(sound, residuals=sound.residuals.copy())
-    cut, mine = DP_ADMM.cuts[0], AUTO.cuts[1]
+    cut, mine = DP_ADMM.cuts[0], PGD.cuts[1]
     scale = [
-        game.rounds[k].formula.noise_steps(game.rounds[k].noise_multiplier(MU)) for game, k in ((AUTO, 1), (DP_ADMM, 0))
+        game.rounds[k].formula.noise_steps(game.rounds[k].noise_multiplier(MU)) for game, k in ((PGD, 1), (DP_ADMM, 0))
     ]
     twin.residuals[0, 0, cut] = np.rint(SOUND.residuals[7, 1, mine] * scale[0]) / scale[1]
-    together = judge([(AUTO, SOUND), (DP_ADMM, twin)], **numbers)
+    together = judge([(PGD, SOUND), (DP_ADMM, twin)], **numbers)
     assert [gate.name for gate in together if gate.failed] == ["noise: never twice"]
 
 
@@ -493,9 +493,9 @@ def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path, name):
 
 def test_games_are_chosen_by_method_and_trust():
     assert games_of("all", "all") == tuple(GAMES)
-    newton = ("auto_inference", "auto_counts", "auto_times")
-    assert games_of("all", "plain") == ("auto", "dp_admm", *newton, "statistics", "evaluation")
-    assert games_of("auto", "secure") == ("auto_coalition", "auto_alone")
+    newton = ("newton", "newton_counts", "newton_times")
+    assert games_of("all", "plain") == ("pgd", "dp_admm", *newton, "statistics", "evaluation")
+    assert games_of("pgd", "secure") == ("pgd_coalition", "pgd_alone")
     for words, says in [(("dp_sgd", "all"), "method must be"), (("all", "x"), "aggregation must be")]:
         with pytest.raises(StudyError, match=says):
             games_of(*words)
@@ -506,7 +506,7 @@ def test_games_are_chosen_by_method_and_trust():
 def test_a_plan_that_cannot_be():
     for wrong in [
         {"games": ()},
-        {"games": ("auto", "auto")},
+        {"games": ("pgd", "pgd")},
         {"games": ("dp_sgd",)},
         {"trials": 0},
         {"trials": 39},

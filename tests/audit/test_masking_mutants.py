@@ -31,7 +31,7 @@ def opened(*stories: Story) -> bool:
     total = np.zeros(3, np.int64)
     for key, (study, round, request, members) in zip(KEYS, stories, strict=False):
         masks = Masks(study, key, [public for _, public in ROSTER])
-        total += masks.over(round, request, bitmap_of(members, N)).numbers(3)
+        total += masks.for_round(round, request, bitmap_of(members, N)).numbers(3)
     return not total.any()
 
 
@@ -41,7 +41,7 @@ def answered(folder: Path, members: bytes, *then: bytes) -> bool:
         for each in (members, *then):
             request = guard.prepare(HASH, 1, POINT)
             try:
-                guard.masked(HASH, 1, request, each)
+                guard.mask(HASH, 1, request, each)
             except RefusalError:
                 return False
     return True
@@ -63,19 +63,19 @@ def sums_agree(folder: Path) -> bool:
     with sites(folder) as guards:
         (request,) = {guard.prepare(HASH, 1, POINT) for guard in guards.values()}
         bare = [np.frombuffer(guard._prepared[HASH].numbers, "<i8") for guard in guards.values()]
-        told: list[Integers] = [guard.masked(HASH, 1, request, ALL) for guard in guards.values()]
+        told: list[Integers] = [guard.mask(HASH, 1, request, ALL) for guard in guards.values()]
     return np.array_equal(np.sum(told, axis=0).ravel(), np.sum(bare, axis=0))
 
 
 def recorded_before_sent(folder: Path) -> bool:
     with site(folder) as guard:
-        guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
+        guard.mask(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
         return 1 in read_ledger(folder).accounts[HASH].rounds
 
 
 def collusion_charged(folder: Path) -> bool:
     with site(folder) as guard:
-        guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
+        guard.mask(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
     return read_ledger(folder).collusion_spent == HONEST * Fraction(OWNER.release_cost(MASKED.terms.plan.at(1)))
 
 
@@ -109,7 +109,7 @@ def failed(inject: Callable[[Patch], None]) -> set[str]:
 
 def context_without(what: str) -> Callable[[Patch], None]:
     def inject(patch: Patch) -> None:
-        over, init = Masks.over, Masks.__init__
+        over, init = Masks.for_round, Masks.__init__
 
         def shorter(self: Masks, round: int, request: str, members: bytes) -> Mask:
             in_context = {"round": round, "request": request, "members": members}
@@ -117,7 +117,7 @@ def context_without(what: str) -> Callable[[Patch], None]:
             mask = over(self, **{**in_context, **({what: dummies[what]} if what in dummies else {})})
             return mask._replace(members=members_of(members, N))
 
-        patch.setattr(Masks, "over", shorter)
+        patch.setattr(Masks, "for_round", shorter)
         if what == "study":
             patch.setattr(Masks, "__init__", lambda self, study, *more: init(self, "00" * 32, *more))
 
@@ -168,13 +168,13 @@ def any_members(patch: Patch) -> None:
 def masked_with_others_only(patch: Patch) -> None:
     """Whether this site is among the members is not looked at."""
 
-    sound = Masks.over
+    sound = Masks.for_round
 
     def over(self: Masks, *asked: Any) -> Mask:
         mask = sound(self, *asked)
         return mask._replace(members=tuple({*mask.members, self.me}))
 
-    patch.setattr(Masks, "over", over)
+    patch.setattr(Masks, "for_round", over)
 
 
 MUTANTS: dict[str, tuple[Callable[[Patch], None], set[str]]] = {

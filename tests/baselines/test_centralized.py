@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 
-from dpadmm.baselines import CentralizedRounds
+from dpadmm.baselines import Centralized
 from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import ConvergenceWarning
@@ -165,7 +165,7 @@ def test_separable_rows_without_regularizer_end(recwarn: pytest.WarningsRecorder
 
 def test_the_method_is_one_round_at_the_optimum() -> None:
     loss = Logistic()
-    rows, problem, method = cohort(loss), Problem(loss, L2(), 0.01), CentralizedRounds()
+    rows, problem, method = cohort(loss), Problem(loss, L2(), 0.01), Centralized()
     state, uploads = method.step(
         method.init(problem, rows),
         Round(

@@ -17,7 +17,7 @@ from scipy import stats
 
 from dpadmm import kernels
 from dpadmm.accounting.events import ObjectiveRelease, PureRelease, Release
-from dpadmm.baselines import Admm, AdmmDvp, AdmmDvpRounds, AdmmPvp, AdmmPvpRounds, AdmmRounds
+from dpadmm.baselines import Admm, AdmmDvp, AdmmPvp
 from dpadmm.baselines.calibration import ObjectivePlan
 from dpadmm.baselines.objective_noise import PURE_ROUNDING, ROUNDING, ObjectiveNoise
 from dpadmm.engine.loop import Outcome, RandomParticipation, train
@@ -68,14 +68,14 @@ def as_written(problem: Problem, rows: Rows, rounds: int, noise: Floats, inside:
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3)], ids=lambda loss: loss.name)
 def test_admm_is_algorithm_2_as_written(loss: Loss) -> None:
     rows, problem = cohort(loss), Problem(loss, L2(), 0.02)
-    outcome = run(AdmmRounds(RHO, solver_tolerance=TIGHT), problem, rows, 4)
+    outcome = run(Admm(RHO, solver_tolerance=TIGHT), problem, rows, 4)
     written = as_written(problem, rows, 4, np.zeros((4, N, D, loss.n_outputs)), inside=False)
     np.testing.assert_allclose(outcome.consensus, written, atol=1e-8)
 
 
 def test_pvp_is_algorithm_3_as_written() -> None:
     rows, problem, z = cohort(Logistic()), Problem(Logistic(), L2(), 0.02), np.array([1.0, 2.0, 3.0, 4.0])
-    outcome = run(AdmmPvpRounds(RHO, z, solver_tolerance=TIGHT), problem, rows, 4)
+    outcome = run(AdmmPvp(RHO, noise_multiplier=z, solver_tolerance=TIGHT), problem, rows, 4)
     numbers = np.stack([SimulatedNoise(3, N, (D, 1)).draw(k) for k in range(1, 5)])
     sigma = z * 2.0 / ((0.02 + RHO) * M)  # the paper's σ_i, with z = √(2 ln(1.25/δ))/ε
     written = as_written(problem, rows, 4, numbers * sigma[:, None, None], inside=False)
@@ -93,7 +93,7 @@ def objective_noise(z: Floats, sizes: Floats = M) -> ObjectiveNoise:
 
 def test_dvp_puts_its_noise_inside_the_problem() -> None:
     rows, problem, z = cohort(Logistic()), Problem(Logistic(), L2(), 0.02), np.array([1.0, 2.0, 3.0, 4.0])
-    outcome = run(AdmmDvpRounds(RHO, objective_noise(z), solver_tolerance=1e-12), problem, rows, 4)
+    outcome = run(AdmmDvp(RHO, perturbation=objective_noise(z), solver_tolerance=1e-12), problem, rows, 4)
     numbers = np.stack([SimulatedNoise(3, N, (D, 1)).draw(k) for k in range(1, 5)])
     written = as_written(problem, rows, 4, numbers * (z * 2.0 / M)[:, None, None], inside=True)
     np.testing.assert_allclose(outcome.consensus, written, atol=1e-6)
@@ -107,7 +107,7 @@ def test_admm_reaches_the_centralised_optimum() -> None:
         with case(loss, regularizer, split):
             rows, problem = cohort(loss), Problem(loss, regularizer, 0.01)
             best = minimizer(problem, rows)
-            outcome = run(AdmmRounds(RHO, split, solver_tolerance=1e-6), problem, rows, 200)
+            outcome = run(Admm(RHO, split, solver_tolerance=1e-6), problem, rows, 200)
             floor = problem.objective(rows, best)
             assert abs(problem.objective(rows, outcome.consensus) - floor) < 1e-4 * floor
             assert np.linalg.norm(outcome.released - outcome.consensus, axis=(1, 2)).max() < 1e-2 * np.linalg.norm(best)
@@ -115,7 +115,7 @@ def test_admm_reaches_the_centralised_optimum() -> None:
 
 def test_split_l1_has_exact_zeros_in_the_global_model() -> None:
     rows, problem = cohort(Logistic()), Problem(Logistic(), L1(), 0.05)
-    split, whole = (run(AdmmRounds(RHO, form, 1e-6), problem, rows, 300).consensus for form in (True, False))
+    split, whole = (run(Admm(RHO, form, 1e-6), problem, rows, 300).consensus for form in (True, False))
     best = minimizer(problem, rows)
     assert 0 < np.count_nonzero(split == 0.0) < D
     np.testing.assert_allclose(split, best, atol=1e-4)
@@ -124,7 +124,7 @@ def test_split_l1_has_exact_zeros_in_the_global_model() -> None:
 
 def test_half_of_the_agents_per_round_still_reach_it() -> None:
     rows, problem = cohort(Logistic()), Problem(Logistic(), L2(), 0.01)
-    outcome = run(AdmmRounds(RHO), problem, rows, 600, participation=RandomParticipation(0.5, N, seed=1))
+    outcome = run(Admm(RHO), problem, rows, 600, participation=RandomParticipation(0.5, N, seed=1))
     np.testing.assert_allclose(outcome.consensus, minimizer(problem, rows), atol=2e-2)
 
 
@@ -156,14 +156,14 @@ def first_release(method: Method[Any], n: int, m: int, d: int, seed: int = 1) ->
 @pytest.mark.parametrize("tolerance", [1e-3, 0.5])
 def test_pvp_noise_is_z_times_the_sensitivity_with_the_solvers_share(tolerance: float) -> None:
     n, m, z = 1000, 3, 2.0
-    noise = first_release(AdmmPvpRounds(RHO, np.full(n, z), tolerance), n, m, 50)
+    noise = first_release(AdmmPvp(RHO, tolerance, noise_multiplier=np.full(n, z)), n, m, 50)
     assert noise.std() == pytest.approx(z * (2.0 / m) * (1.0 + 2.0 * tolerance) / RHO, rel=0.01)
 
 
 def test_dvp_noise_is_z_times_2_c1_over_m_and_covers_the_tolerance() -> None:
     n, m, z, share = 1000, 3, 2.0, 0.02
     perturbation = objective_noise(np.full(n, z), np.full(n, float(m)))
-    noise = first_release(AdmmDvpRounds(RHO, perturbation, share), n, m, 50)
+    noise = first_release(AdmmDvp(RHO, solver_tolerance=share, perturbation=perturbation), n, m, 50)
     inside, covering = z * (2.0 / m) / RHO, ROUNDING * z * 2.0 * share * (2.0 / m) / RHO
     assert noise.std() == pytest.approx(np.hypot(inside, covering), rel=0.01)
     numbers = SimulatedNoise(1, n, (50, 1))
@@ -174,7 +174,7 @@ def test_dvp_noise_is_z_times_2_c1_over_m_and_covers_the_tolerance() -> None:
 def test_pure_dvp_noise_has_the_originals_law() -> None:
     n, m, d, epsilon = 2000, 3, 7, 0.8
     perturbation = ObjectiveNoise(pure_noise(epsilon, m).plans * n)
-    released = first_release(AdmmDvpRounds(RHO, perturbation, 1e-9), n, m, d)
+    released = first_release(AdmmDvp(RHO, solver_tolerance=1e-9, perturbation=perturbation), n, m, d)
     zeta = m * (epsilon * (1.0 - PURE_ROUNDING) - np.log1p(0.250001 / (m * RHO))) / 2.0
     lengths = np.linalg.norm(released, axis=(1, 2)) * RHO
     assert stats.kstest(lengths, stats.gamma(d, scale=1.0 / zeta).cdf).pvalue > 0.01
@@ -182,12 +182,12 @@ def test_pure_dvp_noise_has_the_originals_law() -> None:
 
 def test_releases_say_what_is_spent() -> None:
     z = np.array([4.0, 0.0, 1.0, 2.0])
-    pvp, dvp = AdmmPvpRounds(RHO, z), AdmmDvpRounds(RHO, objective_noise(z))
+    pvp, dvp = AdmmPvp(RHO, noise_multiplier=z), AdmmDvp(RHO, perturbation=objective_noise(z))
     assert [pvp.plan(i, 1).at(1) for i in (0, 1)] == [Release(4.0), Release(0.0)]
     assert dvp.plan(0, 1).at(1) == ObjectiveRelease(4.0, 0.250001 / (20 * RHO), 80.0)
     assert dvp.plan(1, 1).at(1) == Release(0.0)
-    assert AdmmRounds(RHO).plan(0, 1).at(1) == Release(0.0)
-    assert AdmmDvpRounds(RHO, pure_noise(0.5, 20)).plan(0, 1).at(1) == PureRelease(0.5)
+    assert Admm(RHO).plan(0, 1).at(1) == Release(0.0)
+    assert AdmmDvp(RHO, perturbation=pure_noise(0.5, 20)).plan(0, 1).at(1) == PureRelease(0.5)
 
 
 SIZE = st.integers(2, 6)
@@ -199,7 +199,7 @@ def test_replacing_a_row_moves_a_minimiser_by_at_most_the_sensitivity(seed: int,
     """Also one that the solver left early: the noise of PVP is calibrated to what the solver returns."""
     rng = np.random.default_rng(seed)
     loss = [Logistic(), SmoothedHinge(0.1), Huber(0.5), Squared(0.5)][seed % 4]
-    problem, method = Problem(loss, L2(), 0.05), AdmmPvpRounds(RHO, np.zeros(1), share)
+    problem, method = Problem(loss, L2(), 0.05), AdmmPvp(RHO, share, noise_multiplier=np.zeros(1))
     rows = rng.standard_normal((m, 2))
     rows /= np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
     labels = rng.choice([-1.0, 1.0], size=m)
@@ -257,13 +257,13 @@ def test_a_method_applies_or_refuses_with_a_reason() -> None:
             if refused:
                 with pytest.raises(StudyError, match=rf"{name}.*\buse\b"):
                     run(
-                        settings.rounds(problem, rows, planned, seed=1),
+                        settings.build(problem, rows, planned),
                         problem,
                         rows,
                         settings.planned_rounds,
                     )
                 continue
-            method = settings.rounds(problem, rows, planned, seed=1)
+            method = settings.build(problem, rows, planned)
             outcome = run(method, problem, rows, settings.planned_rounds)
             assert np.isfinite(outcome.consensus).all()
             assert outcome.consensus.any()
@@ -280,7 +280,7 @@ def test_dvp_with_a_ridge_solves_the_ridged_problem() -> None:
     """Φ is part of what is solved: without noise the minimiser is that of f + (Φ/2)‖w‖²."""
     rows, problem, ridge = cohort(Logistic()), Problem(Logistic(), L2(), 0.02), 0.7
     quiet = ObjectivePlan(ObjectiveRelease(0.0, 0.1), 0.0, ridge)
-    state, _ = (method := AdmmDvpRounds(RHO, ObjectiveNoise((quiet,) * N), TIGHT)).step(
+    state, _ = (method := AdmmDvp(RHO, solver_tolerance=TIGHT, perturbation=ObjectiveNoise((quiet,) * N))).step(
         method.init(problem, rows),
         Round(
             number=1,

@@ -17,7 +17,7 @@ from dpadmm.baselines.local_solver import LocalProblems, NotSolvedError, solve, 
 from dpadmm.errors import StudyError
 from dpadmm.losses import Logistic, Loss, SmoothedHinge, Squared
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmmRounds, DpSgdRounds
+from dpadmm.methods import DpAdmm, DpSgd
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2, NoRegularizer, Regularizer
 from dpadmm.studies.checks import DEPLOYABLE
@@ -149,7 +149,7 @@ def test_no_method_that_solves_can_be_deployed() -> None:
     """Whether a solve ends well depends on rows; a study's agents must not be able to say so."""
     solving = [name for name in ALL_METHODS if name not in DEPLOYABLE]
     assert {"admm", "admm_pvp", "admm_dvp", "output_perturbation", "objective_perturbation"} < set(solving)
-    for method in (DpAdmmRounds, DpSgdRounds):
+    for method in (DpAdmm, DpSgd):
         assert method.name in DEPLOYABLE
         assert not {"solve", "LocalProblems", "minimizer"} & vars(sys.modules[method.__module__]).keys()
     for name in solving:

@@ -54,9 +54,9 @@ def test_the_suite_writes_its_lines_and_its_page(program, few, tmp_path):
     text = (tmp_path / "accuracy.md").read_text()
     assert text.startswith("# Accuracy")
     assert "### separable" in text
-    before = read_results(tmp_path / "correlated").table
+    before = read_results(tmp_path / "correlated").to_table()
     assert "auto is behind" in suite(program, tmp_path, sets="correlated,separable").succeeded().out
-    assert read_results(tmp_path / "correlated").table.equals(before)  # nothing was run again
+    assert read_results(tmp_path / "correlated").to_table().equals(before)  # nothing was run again
 
 
 def test_only_makes_one_method_s_runs_again(program, made):
@@ -77,10 +77,10 @@ def test_a_folder_from_before_a_contender_is_resumed(program, made):
     old = whole.select(cell=[key for each in grid["experiments"].values() for key in each["cells"]])
     assert len(old.cells) == len(whole.cells) - 2
     about = {"grid": grid, "data": whole.meta["data"], "command": whole.meta["command"]}
-    write_results(path, old.table, **about)
+    write_results(path, old.to_table(), **about)
     suite(program, made).succeeded()
     new = read_results(path)
-    assert new.select(cell=old.cells).table.equals(old.table)  # nothing of it was run again
+    assert new.select(cell=old.cells).to_table().equals(old.to_table())  # nothing of it was run again
     assert new.select("auto_secure").last().column("min_honest_sites").tolist() == [2, 2]
     assert {line.contender for line in accuracy.read_lines(made / "accuracy.csv")} == set(accuracy.CONTENDERS)
 

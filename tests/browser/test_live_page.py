@@ -43,14 +43,14 @@ def test_a_run_from_waiting_to_finished(browser, page, run):
     wait(browser, text("readout"), f"Latest, round 40: {run.changes()[-1]:.3g}")
     wait(browser, text("spoken") + ".includes('Running: round 41 of 100.')")
 
-    run.turn(2, "absent", ago=95)
+    run.turn(2, "missing", ago=95)
     run.play(10)
     wait(browser, text("rounds"), "50 of 100")
-    assert sites(browser)["site-03"] == ["○ absent", "40 of 100", "0.632 of 1", "1 min ago"]
+    assert sites(browser)["site-03"] == ["○ missing", "40 of 100", "0.632 of 1", "1 min ago"]
     assert sites(browser)["site-04"][1] == "50 of 100"
     assert browser.js(text("present")) == "9 of 10"
     assert browser.js(text("count-warnings")) == "1"
-    wait(browser, text("spoken"), "site-03 is absent.")
+    wait(browser, text("spoken"), "site-03 is missing.")
 
     run.turn(2, "present")
     run.turn(4, "refused", code="budget-cap")
@@ -121,7 +121,7 @@ def test_it_fits_and_reads(browser, dark, width):
     run = LiveRun(n_sites=50, n_rounds=1000)
     run.arrive()
     run.turn(1, "late")
-    run.turn(2, "absent")
+    run.turn(2, "missing")
     run.turn(3, "refused", code="request-malformed")
     run.turn(4, "revoked")
     run.turn(5, "connected")
@@ -242,22 +242,22 @@ def test_a_state_that_cannot_be_read_keeps_the_last(browser, run):
 
 def test_sites_and_events_are_filtered(browser, page, run):
     run.arrive()
-    run.turn(2, "absent")
+    run.turn(2, "missing")
     run.turn(7, "late")
     run.play(3)
     show(browser, page)
     chips = "[...document.querySelectorAll('#site-filter button')]"
     browser.js(f"{chips}.find(chip => chip.innerText === '○ Absent 1').click()")
     assert list(sites(browser)) == ["site-03"]
-    run.turn(3, "absent")
+    run.turn(3, "missing")
     wait(browser, text("present"), "7 of 10")
     assert list(sites(browser)) == ["site-03", "site-04"]
     browser.js("document.querySelector('[data-only=warnings]').click()")
     shown = "[...document.querySelectorAll('#event-rows li')].filter(line => line.checkVisibility())"
     assert browser.js(f"{shown}.map(line => line.lastChild.textContent)") == [
-        "site-04 is absent",
+        "site-04 is missing",
         "site-08 is late",
-        "site-03 is absent",
+        "site-03 is missing",
     ]
     assert browser.js("document.querySelector('[data-only=warnings]').ariaPressed") == "true"
 
@@ -350,7 +350,7 @@ def test_three_sites_leave_no_half_of_the_screen_empty(browser):
 def test_paper_shows_everything(browser, page, run):
     """All sites and events, whatever is chosen on the screen; what is folded away; the whole hash."""
     run.arrive()
-    run.turn(2, "absent")
+    run.turn(2, "missing")
     run.play(40)
     for k in range(60):
         run.say(f"event {k}")

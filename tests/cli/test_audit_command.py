@@ -117,8 +117,8 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     ("method", "games", "statistics"),
     [
         (
-            "auto",
-            ["auto", "auto_inference", "auto_counts", "auto_times"],
+            "pgd",
+            ["pgd", "newton", "newton_counts", "newton_times"],
             ["moments", "preconditioned_gradient", "newton"],
         ),
         ("dp_admm", ["dp_admm"], ["gradient"]),
@@ -142,7 +142,7 @@ def test_one_method_alone(cli, tmp_path, method, games, statistics):
 def test_secure_aggregation_alone(cli, tmp_path):
     answer = cli("audit", *SHORT, "--aggregation", "secure", "-o", tmp_path)
     assert answer.code == 3
-    assert "studies of auto_coalition and auto_alone" in " ".join(answer.out.split())
+    assert "studies of pgd_coalition and pgd_alone" in " ".join(answer.out.split())
     games = json.loads((tmp_path / "audit.json").read_text())["games"]
     totals = [sum(each["noise_multiplier"] ** -2.0 for each in game["rounds"]) for game in games.values()]
     assert totals == pytest.approx([4.0, 2.0])  # with half of the noise left, μ = 2 again

@@ -151,13 +151,13 @@ def test_a_bad_output_folder(cli, tmp_path):
 @pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize("when", ["optimum", "first run", "second run"])
 def test_ctrl_c(cli, tmp_path, monkeypatch, small, when):
-    from dpadmm.baselines import CentralizedRounds
-    from dpadmm.methods import DpAdmmRounds
+    from dpadmm.baselines import Centralized
+    from dpadmm.methods import DpAdmm
 
     method, at = {
-        "optimum": (CentralizedRounds, 1),
-        "first run": (DpAdmmRounds, 1),
-        "second run": (DpAdmmRounds, 105),
+        "optimum": (Centralized, 1),
+        "first run": (DpAdmm, 1),
+        "second run": (DpAdmm, 105),
     }[when]
     original, calls = method.step, 0
 

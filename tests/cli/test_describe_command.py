@@ -122,8 +122,8 @@ def test_mistakes_are_a_sentence_and_nothing_is_written(cli: Cli, table: Path, s
         (("describe", changed('kind = "statistics"', 'kind = "statistic"'), *data), "did you mean 'statistics'?"),
         (("describe", changed("[statistics]", "[evaluation]"), *data), "[evaluation] does not apply to kind"),
         (("describe", changed("[privacy]", "[loss]\nname = 'hinge'\n[privacy]"), *data), "[loss] does not apply"),
-        (("describe", study), "say which table to describe: --data TABLE"),
-        (("describe", plain, *data), 'describe is for studies that say kind = "statistics"'),
+        (("describe", study), "--data is required: name the table to describe"),
+        (("describe", plain, *data), 'describe needs kind = "statistics"'),
         (("describe", study, *data, "--by", "site", "--agents", "2"), "cannot be combined"),
         (("describe", dictionary.with_suffix(".json")), "dict.json"),
         (("train", study, *data), 'kind = "statistics" trains no model; use dpadmm describe'),
@@ -172,7 +172,7 @@ def test_a_model_is_evaluated_under_privacy(cli: Cli, table: Path, model: Path) 
     answer = cli("evaluate", model, "--data", table, "--epsilon", "4", "--by", "site", "-o", out).succeeded()
     assert max(len(line) for line in answer.out.splitlines() if str(table.parent) not in line) <= 80
     assert "(4, 1e-05)-differentially private" in " ".join(answer.out.split())
-    told = json.loads(out.read_text())["figures"]
+    told = json.loads(out.read_text())["metrics"]
     for name in ("accuracy", "auc", "brier"):
         with case(name):
             assert told[name]["value"] == pytest.approx(plain[name], abs=5.0 * told[name]["noise_se"] + 0.01)

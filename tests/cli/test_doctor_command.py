@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+import re
 import shutil
 import sqlite3
 from datetime import UTC, datetime, timedelta
@@ -32,7 +33,7 @@ def findings(answer) -> dict[tuple[str, str], str]:
     assert answer.json["problems"] == sum(each["level"] == "problem" for each in answer.json["findings"])
     assert answer.code == (1 if answer.json["problems"] else 0)
     for each in answer.json["findings"]:
-        assert each["cure"] or each["level"] == "ok" or "chmod" in each["text"], each
+        assert each["fix"] or each["level"] == "ok" or "chmod" in each["text"], each
     return {(each["check"], each["level"]): each["text"] for each in answer.json["findings"]}
 
 
@@ -51,7 +52,7 @@ def test_the_long_version_has_what_a_bug_report_needs_and_names_nobody(cli, monk
     assert not {"dev", "docs"} & set(said.json["extras"])
     assert said.json["threads"]["OPENBLAS_NUM_THREADS"] == "1"
     text = cli("version", "-v", columns=80).succeeded().out
-    assert f"  numpy {metadata.version('numpy')}\n" in text
+    assert re.search(rf"numpy +{re.escape(metadata.version('numpy'))}", text)
     private = {platform.node(), str(Path.home()), str(Path(dpadmm.__file__).parent), os.getcwd()}
     user = getpass.getuser()
     for name in {*private, *([user] if len(user) > 4 else [])} - {""}:
@@ -62,8 +63,8 @@ def test_a_healthy_installation(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = cli("doctor").succeeded().out
     for check in ("version", "packages", "extras", "compiler", "clock", "disk"):
-        assert f"{check}: " in text
-    assert "problem" not in text
+        assert f" {check} " in text
+    assert "0 problems found." in text
 
 
 def test_packages_that_are_missing_or_too_old(cli, monkeypatch):
@@ -87,15 +88,15 @@ def test_packages_that_are_missing_or_too_old(cli, monkeypatch):
 
 def test_a_compiler_cache_that_is_cold_warm_or_cannot_be_written(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
-    assert "nothing is compiled yet" in findings(cli("doctor", "--json"))["compiler", "ok"]
+    assert "is empty: the first run takes longer" in findings(cli("doctor", "--json"))["compiler", "ok"]
     (tmp_path / "cache" / "kernels").mkdir(parents=True)
     major, minor = platform.python_version_tuple()[:2]
     (tmp_path / "cache" / "kernels" / f"passes.sums-1.py{major}{minor}.nbi").touch()
     (tmp_path / "cache" / "kernels" / "passes.sums-1.py27.nbi").touch()
-    assert "1 compiled functions are kept" in findings(cli("doctor", "--json"))["compiler", "ok"]
+    assert "has 1 compiled function" in findings(cli("doctor", "--json"))["compiler", "ok"]
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert "cannot be kept in NUMBA_CACHE_DIR" in findings(cli("doctor", "--json"))["compiler", "warning"]
+    assert "cannot be stored in NUMBA_CACHE_DIR" in findings(cli("doctor", "--json"))["compiler", "warning"]
 
 
 def test_a_clock_before_the_installation_is_a_problem():
@@ -116,7 +117,7 @@ def test_a_site_from_its_file_to_its_ledger(cli, tmp_path, monkeypatch):
     answer = cli("doctor", "--site", tmp_path / "site.toml", "--json")
     assert "no such file" in findings(answer)["site", "problem"]
     file = site_in(tmp_path / "here")
-    assert findings(cli("doctor", "--site", file, "--json"))["ledger", "warning"] == "not begun"
+    assert findings(cli("doctor", "--site", file, "--json"))["ledger", "warning"] == "not created"
     read_site(file).begin()
     found = findings(cli("doctor", "--site", file, "--json"))
     assert found["ledger", "ok"].startswith("intact: ")
@@ -140,7 +141,7 @@ def test_a_damaged_ledger_and_one_from_the_future(cli, tmp_path, monkeypatch):
         later.setattr(ledgers, "datetime", Tomorrow)
         read_site(file).begin()
     found = findings(cli("doctor", "--ledger", file.parent / "ledger", "--json"))
-    assert "the last record of the ledger is of" in found["clock", "problem"]
+    assert "the last record of the ledger is dated" in found["clock", "problem"]
     (database,) = (file.parent / "ledger").glob("*.sqlite")
     with sqlite3.connect(database) as changed:
         changed.execute("UPDATE records SET mu_squared = 99")
@@ -167,5 +168,5 @@ def test_certificates(cli, tmp_path, monkeypatch):
         assert ("certificate", level) in findings(cli("doctor", "--site", file, "--json"))
     monkeypatch.undo()
     early = datetime.now(UTC) - timedelta(days=5000)
-    monkeypatch.setattr(joining.forms, "now_or", lambda moment: early)
+    monkeypatch.setattr(joining.certificates, "now_or", lambda moment: early)
     assert ("certificate", "problem") in findings(cli("doctor", "--site", file, "--json"))

@@ -81,6 +81,9 @@ def test_rounds_under_a_budget():
     text = run("--epsilon 0.5 --round-epsilon 0.05 --delta 1e-3 -t 100")
     assert "100 rounds do not fit" in text
     assert "100 rounds fit" in text
+    text = run("--epsilon 0.5 -z 10 --delta 1e-3 -t 1")
+    assert "1 round fits" in text
+    assert "1 round does not fit" in run("--epsilon 0.1 -z 1 --delta 1e-3 -t 1")
     assert "ε at most 0.5000" in run("--epsilon 0.5 --round-epsilon 0.05 --delta 1e-3")
     assert "does not allow a single round" in run("--epsilon 0.01 -z 1 --delta 1e-3")
 
@@ -114,7 +117,7 @@ def test_person_with_several_rows():
 
 def test_no_noise_is_said_plainly_and_stays_json():
     assert "no privacy guarantee" in run("-z 0 --delta 1e-3 -t 5")
-    assert values("-z 0 --delta 1e-3 -t 5 --epsilon 9 --cross-check")["epsilon_exact"] == "inf"
+    assert values("-z 0 --delta 1e-3 -t 5 --epsilon 9 --cross-check")["epsilon_exact"] is None
 
 
 def test_guarantee_in_words_is_not_understated():

@@ -33,7 +33,7 @@ person = {rows = 1}
 [limits]
 epsilon = 2.0
 delta = 1e-5
-methods = ["auto"]
+methods = ["pgd"]
 losses = ["logistic"]
 max_rounds = 100
 min_rows = 100

@@ -746,16 +746,16 @@ def _rest(screen: int) -> bytes:
 
 def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_csv, monkeypatch):
     """A second one does not wait."""
-    from dpadmm.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmm
 
-    original, presses = DpAdmmRounds.step, {3: 1}
+    original, presses = DpAdmm.step, {3: 1}
 
     def step(self, state, now):
         for _ in range(presses.get(now.number, 0)):
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, state, now)
 
-    monkeypatch.setattr(DpAdmmRounds, "step", step)
+    monkeypatch.setattr(DpAdmm, "step", step)
     words = ["simulate", "-d", rows_csv, *BINARY, *QUICK]
     for done in (3, 2):
         answer = cli(*words)
@@ -765,9 +765,9 @@ def test_ctrl_c_in_the_middle_of_a_round_waits_for_its_end(cli, tmp_path, rows_c
 
 
 def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, rows_csv, monkeypatch):
-    from dpadmm.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmm
 
-    original, calls = DpAdmmRounds.step, 0
+    original, calls = DpAdmm.step, 0
 
     def step(self, *args, **more):
         nonlocal calls
@@ -776,7 +776,7 @@ def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, r
             raise KeyboardInterrupt
         return original(self, *args, **more)
 
-    monkeypatch.setattr(DpAdmmRounds, "step", step)
+    monkeypatch.setattr(DpAdmm, "step", step)
     words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "5", "-o", tmp_path / "out"]
     answer = cli(*words)
     assert answer.code == 130
@@ -820,7 +820,7 @@ def test_ctrl_c_while_data_is_read(command, tmp_path):
 def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment):
     """Whatever is interrupted, runs that have finished are shown and whole in the folder."""
     import dpadmm.cli.simulate as module
-    from dpadmm.methods import DpAdmmRounds
+    from dpadmm.methods import DpAdmm
 
     calls = 0
 
@@ -837,7 +837,7 @@ def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment)
         monkeypatch.setattr(owner, name, wrapper)
 
     if moment.startswith("in"):
-        interrupt_at(DpAdmmRounds, "step", 1 if moment.endswith("1") else 5)
+        interrupt_at(DpAdmm, "step", 1 if moment.endswith("1") else 5)
     elif moment == "between":
         interrupt_at(module, "prepare", 2)
     else:

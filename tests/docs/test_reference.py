@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 SOURCES = sorted((ROOT / "src" / "dpadmm").rglob("*.py"))
 CODE = re.compile("[a-z]+(?:-[a-z]+)+")
-RAISING = ("RefusalError", "refusal_of", "_afford", "_budget", "_one_of", "Limit")
+RAISING = ("RefusalError", "refusal_of", "_require_fit", "_budget", "_one_of", "Limit")
 
 
 @pytest.fixture(scope="module")

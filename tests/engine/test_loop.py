@@ -26,7 +26,7 @@ from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import DivergenceError, StudyError
 from dpadmm.losses import Hinge, Logistic
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmmRounds, DpSgdRounds
+from dpadmm.methods import DpAdmm, DpSgd
 from dpadmm.methods.theory import Constant
 from dpadmm.queries.problem import Problem, Rows
 from dpadmm.regularizers import L2
@@ -38,7 +38,7 @@ RHO, ETA = 0.2, 0.8
 
 
 def run(n_rounds: int = 7, *, z: float = 1.0, seed: int = 1, rows: Rows = ROWS, **options: Any) -> Outcome:
-    method = DpAdmmRounds(RHO, Constant(ETA, N), np.full(N, z))
+    method = DpAdmm(RHO, step_sizes=Constant(ETA, N), noise_multiplier=np.full(N, z))
     return train(method, PROBLEM, rows, n_rounds=n_rounds, noise=SimulatedNoise(seed, N, (5, 1)), **options)
 
 
@@ -54,7 +54,7 @@ def watched(n_rounds: int = 7, **options: Any) -> tuple[list[RoundView], Outcome
 def runaway(n_rounds: int = 400, **options: Any) -> Outcome:
     """Steps 1,000 times as long as the l2 term allows, so that every one overshoots."""
     problem = Problem(Logistic(), L2(), 1.0)
-    method = DpSgdRounds(1e3, np.full(N, 1.0))
+    method = DpSgd(1e3, noise_multiplier=np.full(N, 1.0))
     return train(method, problem, ROWS, n_rounds=n_rounds, noise=SimulatedNoise(1, N, (5, 1)), **options)
 
 
@@ -71,7 +71,7 @@ def test_a_run_that_diverges_is_refused_with_its_round_and_a_way_out() -> None:
 
 def test_a_mean_that_overflows_is_refused_though_every_round_is_finite() -> None:
     problem = Problem(Logistic(), L2(), 0.0)
-    method = DpSgdRounds(1e8, np.full(N, 1e300))
+    method = DpSgd(1e8, noise_multiplier=np.full(N, 1e300))
     seen: list[RoundView] = []
     with pytest.raises(DivergenceError, match="diverged in round"):
         train(method, problem, ROWS, n_rounds=500, noise=SimulatedNoise(1, N, (5, 1)), observers=[seen.append])
@@ -288,7 +288,7 @@ def test_measures_are_the_papers(problem: Problem) -> None:
     averages = Averages(with_released=True)
     metrics = Metrics(problem, ROWS, averages, RHO, test, every=3)
     seen: list[RoundView] = []
-    method = DpAdmmRounds(RHO, Constant(ETA, N), np.ones(N))
+    method = DpAdmm(RHO, step_sizes=Constant(ETA, N), noise_multiplier=np.ones(N))
     noise = SimulatedNoise(1, N, (5, 1))
     train(method, problem, ROWS, n_rounds=8, noise=noise, averages=averages, observers=[metrics, seen.append])
     trace = metrics.trace

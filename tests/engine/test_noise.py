@@ -23,6 +23,7 @@ from dpadmm.engine.noise import (
     CohortQuery,
     ExactNoise,
     LazyAnswers,
+    Noise,
     SecureSumNoise,
     SimulatedNoise,
     fresh_seed,
@@ -296,16 +297,20 @@ def test_only_those_who_take_part_are_computed(noise: Any) -> None:
 def test_a_plan_has_the_prices_that_the_noise_states() -> None:
     plan = ReleasePlan.of([Release(5.0), None, Release(2.0)])
 
-    class Halved:
+    class Halved(SimulatedNoise):
         def price(self, release: Release) -> Release | None:
             return Release(release.noise_multiplier / 2.0) if release.noise_multiplier > 3.0 else None
 
     for noise in (SimulatedNoise(1, 3, (2, 1)), ExactNoise()):
         assert priced(plan, noise) == plan
     unpriced = UnpricedRelease("Halved")
-    assert priced(plan, Halved()) == ReleasePlan.of([Release(2.5), None, unpriced])  # type: ignore[arg-type]
-    silent = UnpricedRelease("object")
-    assert priced(plan, object()) == ReleasePlan.of([silent, None, silent])  # type: ignore[arg-type]
+    assert priced(plan, Halved(1, 3, (2, 1))) == ReleasePlan.of([Release(2.5), None, unpriced])
+
+    class Silent(SimulatedNoise):
+        price = Noise.price
+
+    silent = UnpricedRelease("Silent")
+    assert priced(plan, Silent(1, 3, (2, 1))) == ReleasePlan.of([silent, None, silent])
 
 
 def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_read() -> None:
@@ -317,7 +322,7 @@ def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_r
     unread = replace(rows, features=None)
     for active in (None, np.array([1])):
         with pytest.raises(
-            StudyError, match="round 3 asks for a preconditioned_gradient with numbers that agents refuse"
+            StudyError, match="round 3: agents refuse the parameters of the query preconditioned_gradient"
         ):
             ExactNoise().answer(CohortQuery(unread, statistic, asked, np.ones(2), 3, active))
     told = ExactNoise().answer(CohortQuery(rows, statistic, asked, np.ones(2), 3, np.array([0])))

@@ -109,7 +109,7 @@ def test_exact_shares_of_unequal_agents_add_up_on_one_grid() -> None:
     total = sum(noise[i, 2] for i in range(8))
     step = Lattice(1.0, 40, 1000).step
     assert np.array_equal(pooled.answer(asked(round=2)).ravel(), total * step / Cohort.n_rows.sum())
-    assert source.whole(asked(round=2), Cohort.n_rows).dtype == np.int64
+    assert source.integer_sums(asked(round=2), Cohort.n_rows).dtype == np.int64
 
 
 def test_agents_with_budgets_of_their_own_have_no_common_noise() -> None:
@@ -140,7 +140,7 @@ def test_absent_agents_add_no_share_and_too_few_are_not_asked() -> None:
     assert (there == 0).any()
     assert there[there > 0].min() >= 4
     assert result.privacy.epsilon < 1.0
-    with pytest.raises(StudyError, match="relies on 4 honest"):
+    with pytest.raises(StudyError, match="round 1 has 3 agents, but min_honest_sites is 4"):
         SecureSumNoise(ExactNoise(), 4, Cohort.n_rows, 400).answer(asked(active=np.array([0, 1, 2])))
 
 

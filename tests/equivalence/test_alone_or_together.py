@@ -15,10 +15,10 @@ from scipy.sparse import csr_array
 
 from dpadmm import kernels
 from dpadmm.engine.loop import PlannedParticipation, RoundView, train
-from dpadmm.engine.noise import SimulatedNoise
+from dpadmm.engine.noise import Noise, SimulatedNoise
 from dpadmm.losses import Logistic
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmmRounds, Method, Round, RoundResult
+from dpadmm.methods import DpAdmm, Method, Round, RoundResult
 from dpadmm.methods.theory import constants_of, theorem_schedule
 from dpadmm.queries import moments, problem
 from dpadmm.queries import preconditioner as shape_module
@@ -30,7 +30,7 @@ N, D, RHO, ROUNDS = len(SIZES), 5, 0.3, 12
 Z = np.array([0.5, 3.0, 1.0, 10.0])
 
 
-class OneAgentsNoise:
+class OneAgentsNoise(Noise):
     """The stream of agent i out of the cohort's: what that agent would draw itself."""
 
     answer, price = SimulatedNoise.answer, SimulatedNoise.price
@@ -46,9 +46,9 @@ class Kept(SimulatedNoise):
     """The cohort's noise, with all answers at hand: streamed ones differ in the last digits (test_oracles.py)."""
 
 
-def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmmRounds:
+def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmm:
     constants = constants_of(task, n_features=D, n_rows=n_rows, noise_multiplier=z, weight_radius=3.0)
-    return DpAdmmRounds(RHO, theorem_schedule(constants), constants.noise_multiplier)
+    return DpAdmm(RHO, step_sizes=theorem_schedule(constants), noise_multiplier=constants.noise_multiplier)
 
 
 def test_agents_alone_are_the_cohort() -> None:
@@ -127,7 +127,7 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
             task, rows = settings.problem(2), cohort(Logistic())
             together: list[RoundView] = []
             planned = settings.planned_rounds
-            whole = settings.rounds(task, rows, np.full(N, planned), seed=7)
+            whole = settings.build(task, rows, np.full(N, planned), seed=7)
             train(
                 whole,
                 task,
@@ -136,7 +136,7 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
                 noise=SimulatedNoise(7, N, (D, 1)) if whole.local_models else Kept(7, N, (D, 1)),
                 observers=[together.append],
             )
-            methods = [settings.rounds(task, rows.agent(i), np.array([planned]), seed=7) for i in range(N)]
+            methods = [settings.build(task, rows.agent(i), np.array([planned]), seed=7) for i in range(N)]
             check_alone(methods, whole, task, rows, np.ones((planned, N), dtype=bool), together)
 
 
@@ -156,9 +156,9 @@ def test_agents_of_auto_alone_are_the_cohort_for_all_losses_and_absences() -> No
             mask = np.ones((6, N), dtype=bool)
             mask[0, 1] = mask[3, :2] = mask[2:, 3] = False
             together: list[RoundView] = []
-            whole = settings.rounds(task, rows, mask.sum(axis=0), seed=7)
+            whole = settings.build(task, rows, mask.sum(axis=0), seed=7)
             noise = Kept(7, N, (D, loss.n_outputs))
             plan = PlannedParticipation(mask)
             train(whole, task, rows, n_rounds=6, noise=noise, participation=plan, observers=[together.append])
-            methods = [settings.rounds(task, rows.agent(i), mask.sum(axis=0)[i : i + 1], seed=7) for i in range(N)]
+            methods = [settings.build(task, rows.agent(i), mask.sum(axis=0)[i : i + 1], seed=7) for i in range(N)]
             check_alone(methods, whole, task, rows, mask, together)

@@ -20,12 +20,11 @@ from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm.engine.noise import ExactNoise
 from dpadmm.losses import LOSSES, Logistic, Loss, Softmax, Squared
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.methods import Round, RoundResult
+from dpadmm.methods import CONCRETE_METHODS, Round, RoundResult
 from dpadmm.parameters.fields import parameters
 from dpadmm.queries.newton import LOSSES as PAIRED
 from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.sites.agent import Agent
-from dpadmm.studies.checks import DEPLOYABLE
 from dpadmm.studies.settings import nest
 from dpadmm.studies.study import Study
 from dpadmm.trusted import discrete_gaussian as exact_noise
@@ -70,7 +69,7 @@ def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
         **rows,
         training=nest(
             {
-                **({"method": "auto", "method.inference": True} if method == "inference" else {"method": method}),
+                "method": method,
                 "loss": loss.name,
                 "n_rounds": ROUNDS,
                 "noise_multiplier": 3.0,
@@ -90,7 +89,7 @@ def rows_for(loss: Loss, storage: Any, weighted: bool) -> Rows:
 
 def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
     """All that a cohort says, round by round, under the injected noise."""
-    method = study.training.rounds(study.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    method = study.training.build(study.problem, rows, np.full(len(SIZES), ROUNDS))
     state, consensus, said = method.init(study.problem, rows), method.start(study.shape), []
     uploads = np.zeros((len(SIZES), *study.shape))
     for k in range(1, ROUNDS + 1):
@@ -104,7 +103,7 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
     return said
 
 
-EVERYTHING = list(product((*DEPLOYABLE, "inference"), ["all", "some"], [np.asarray, csr_array, coded]))
+EVERYTHING = list(product(CONCRETE_METHODS, ["all", "some"], [np.asarray, csr_array, coded]))
 """Methods, who takes part, and how rows are stored."""
 
 
@@ -113,9 +112,9 @@ def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPat
     for loss in LOSS_CASES:
         thoroughly = loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=2.0))
         for method, plan, storage in EVERYTHING:
-            if method == "inference" and loss.name not in PAIRED:
+            if method == "newton" and loss.name not in PAIRED:
                 continue
-            if method != "inference" and getattr(loss, "cuts", ()):  # hazards by intervals
+            if method != "newton" and getattr(loss, "cuts", ()):  # hazards by intervals
                 continue
             if thoroughly or (plan, storage) == ("some", csr_array):
                 with case(loss, method, plan, storage), pytest.MonkeyPatch.context() as monkeypatch:
@@ -123,8 +122,8 @@ def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPat
 
 
 def test_guards_and_cohort_upload_the_same_bits_with_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for loss, method in product(LOSS_CASES, ("auto", "dp_admm", "inference")):
-        if loss.name in PAIRED if method == "inference" else not getattr(loss, "cuts", ()):
+    for loss, method in product(LOSS_CASES, ("pgd", "dp_admm", "newton")):
+        if loss.name in PAIRED if method == "newton" else not getattr(loss, "cuts", ()):
             for storage in (np.asarray, csr_array, coded) if isinstance(loss, Logistic) else (csr_array,):
                 with case(loss, method, storage), pytest.MonkeyPatch.context() as monkeypatch:
                     folder = tmp_path_factory.mktemp("case")
@@ -178,7 +177,7 @@ def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempP
     for small, storage in product([0, 250], [np.asarray, csr_array, coded]):
         with case(small, storage), pytest.MonkeyPatch.context() as monkeypatch:
             tmp_path = tmp_path_factory.mktemp("case")
-            monkeypatch.setattr(kernels, "SMALL", small)
-            for method, weighted in (("dp_admm", True), ("auto", False)):
+            monkeypatch.setattr(kernels, "MAX_NUMPY_ENTRIES", small)
+            for method, weighted in (("dp_admm", True), ("pgd", False)):
                 folder = tmp_path / method
                 check_same_bits(Logistic(), method, "some", storage, folder, monkeypatch, weighted=weighted)

@@ -124,7 +124,7 @@ def test_an_estimator_sent_to_another_process_predicts_there_but_is_not_fitted(o
     np.testing.assert_array_equal(there.predict(X), model.predict(X))
     passed_on = pickle.loads(pickle.dumps(there))  # from a process where no block is open
     for each in (there, clone(there), passed_on):
-        with pytest.raises(StudyError, match="cannot be charged from another process"):
+        with pytest.raises(StudyError, match="another process created this BudgetAccountant"):
             each.fit(X, Y)
     assert len(accountant) == 1
 

@@ -28,6 +28,6 @@ def test_it_goes_from_counts_to_a_forest_plot_with_the_privacy_sentence(tmp_path
     assert table in shown
     for name in ("coefficients.png", "statistics.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
-    auc = json.loads((tmp_path / "evaluation.json").read_text())["figures"]["auc"]
+    auc = json.loads((tmp_path / "evaluation.json").read_text())["metrics"]["auc"]
     assert auc["value"] == pytest.approx(0.67, abs=5.0 * auc["se"])
     assert f"{auc['value']:.3f}" in shown

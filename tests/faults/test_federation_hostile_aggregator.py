@@ -82,11 +82,11 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
                 present = await ask(packed(Message(Kind.CALL, study.hash)))
                 assert present is not None
                 assert present.kind is Kind.PRESENT
-                await refused(request(2), "round-gap")
+                await refused(request(2), "round-missed")
                 first = await upload(request(1))
                 assert await upload(request(1)) == first
                 await refused(request(1, zeros + 1.0), "round-forked")
-                await refused(request(3), "round-gap")
+                await refused(request(3), "round-missed")
                 await refused(b"\0" * 50, "request-malformed")
                 await refused(b"x" * (8 * 2**20 - 1), "request-malformed")
                 await refused(packed(Message(Kind.REQUEST, other.hash, 2, zeros)), "request-malformed")
@@ -110,7 +110,7 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
         asyncio.run(talk())
         assert all.agents["a"].running()
         log = all.log("a")
-        for words in ("round-gap", "round-forked", "round-over", "another study", "not finite", "of shape"):
+        for words in ("round-missed", "round-forked", "round-over", "another study", "not finite", "of shape"):
             assert words in log, words
         all.agents["a"].end()
         book = read_ledger(all.sites["a"].ledger)

@@ -146,7 +146,7 @@ def test_two_guards_on_one_ledger_cannot_both_answer_a_round(folder):
 
 
 def test_rounds_come_one_by_one_and_end(guard):
-    assert refusal(guard.answer, HASH, 2, POINT).code == "round-gap"
+    assert refusal(guard.answer, HASH, 2, POINT).code == "round-missed"
     for round in range(1, ROUNDS + 1):
         guard.answer(HASH, round, POINT)
     before = books(guard)

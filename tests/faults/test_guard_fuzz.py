@@ -35,7 +35,7 @@ LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
 FUZZED = study(n_rounds=4000, noise_multiplier=300.0)
 HASH, ROUNDS = FUZZED.hash, FUZZED.training.n_rounds
-ABOUT_ROUNDS = {"round-forked", "round-old", "round-gap"}
+ABOUT_ROUNDS = {"round-forked", "round-old", "round-missed"}
 MALFORMED = {"study-unknown", "round-over", "request-malformed"}
 
 
@@ -352,7 +352,7 @@ def test_an_agent_that_hears_absurd_numbers_says_some_or_refuses_and_restarts_th
                         said[round] = agent.step(round, words).tobytes()
                     except RefusalError as refused:
                         codes.add(refused.code)
-            assert codes <= {"request-malformed", "round-gap"}
+            assert codes <= {"request-malformed", "round-missed"}
             assert said
             with guarded(folder) as guard:
                 agent = Agent(guard, absurd)

@@ -161,7 +161,7 @@ def _masked(members: bytes, prepared: bool = True) -> Callable[[Path, Any], Any]
     def act(folder: Path, opened: Any) -> Any:
         with site(folder, open_rows=opened) as guard:
             request = guard.prepare(MASKED.hash, 1, POINT) if prepared else "0" * 64
-            return refusal(guard.masked, MASKED.hash, 1, request, members)
+            return refusal(guard.mask, MASKED.hash, 1, request, members)
 
     return act
 
@@ -211,7 +211,7 @@ CASES: dict[str, Callable[[Path, Any], Any]] = {
     "release-failed": _release_failed,
     "round-forked": _answer((1, POINT), (1, POINT + 1)),
     "round-old": _answer((3, POINT), (2, POINT), asked=replace(STUDY, allow_missed_rounds=True)),
-    "round-gap": _answer((2, POINT)),
+    "round-missed": _answer((2, POINT)),
     "round-over": _answer((ROUNDS + 1, POINT)),
     **{f"ledger-{when}": _ledger(when) for when in ("missing", "locked", "damaged", "failed", "closed")},
 }

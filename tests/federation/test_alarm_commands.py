@@ -12,7 +12,8 @@ from federations import NAMES, Federation, small_study, wait_for
 from forked import ForkedProgram
 
 from dpadmm.federation.health import STATUS, Alarm, now_text, server_alarms, site_alarms, study_alarms
-from dpadmm.federation.server.process import alarms_of, begin, journal_of, status_of
+from dpadmm.federation.server.process import begin
+from dpadmm.federation.server.status import alarms_of, journal_of, status_of
 from dpadmm.federation.site.decisions import decide
 
 READY = {

@@ -179,7 +179,7 @@ def _a_study(land: Land) -> None:
 
     assert seen["served"] is False
     shown = " ".join(land.said("server", "status", "--folder", "hub").split())
-    assert f"noise multiplier z: {agreed.terms.plan.noise_in_words()}" in shown
+    assert f"noise multiplier z: {agreed.terms.plan.describe_noise()}" in shown
     assert "site last round rows" in shown
     assert all(f"{name} answered 60 {ROUNDS}" in shown for name in SITES)
     assert "present" not in shown  # nobody serves it any more

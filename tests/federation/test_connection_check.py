@@ -120,7 +120,7 @@ def test_dates_that_do_not_fit_are_a_matter_of_clocks_and_other_names_are_not(tm
         with case(text):
             csr = (hub.folder / "broker.csr").read_bytes()
             (hub.folder / "broker.pem").write_bytes(ca.sign(csr, of, usage=SERVER, first=first, last=last))
-            with listening(tls_server(hub.folder, "server")) as port:
+            with listening(tls_server(hub.folder, "broker")) as port:
                 failed, why = failure(checked(site, f"tls://localhost:{port}"))
             assert failed == name
             assert text in why

@@ -115,7 +115,7 @@ def test_enough_and_late_is_over(make: Any) -> None:
     assert not table.run.over(9.0)
     assert table.run.over(10.0)
     table.run.close_round(10.0)
-    assert table.run.members["c"].state == "absent"
+    assert table.run.members["c"].state == "missing"
     table.say("a", 1.0)
     assert not table.run.over(0.0)
     table.say("b", 2.0)

@@ -39,7 +39,8 @@ from dpadmm.federation.health import (
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.settings import url_of
 from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import begin, cached_for, overview
+from dpadmm.federation.server.process import begin, cached_for
+from dpadmm.federation.server.status import overview
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.states import SiteState, StudyState, headline, site_state, study_state
 
@@ -174,7 +175,7 @@ def study_status(**more: object) -> dict[str, Any]:
     return {**fine, "last_round": 1, "n_rounds": 9, "asked_at": None, "deadline_at": None, **more}
 
 
-OF_A_STUDY = ("data-changed", "study-unfit", "policy-rounds", "round-gap", "release-failed", "decision-missing")
+OF_A_STUDY = ("data-changed", "study-unfit", "policy-rounds", "round-missed", "release-failed", "decision-missing")
 OF_THE_SITE = ("ledger-failed", "ledger-behind", "cloned", "not-connected", "decision-unusable")
 """Reasons why a study is blocked that have an alarm of their own."""
 
@@ -300,13 +301,13 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
     }
     live = {"connected": True, "broker": "tls://x:1"}
     clone = {"name": "c", "clock_difference": None, "doubt": "cloned"}
-    refusing = {"name": "b", "state": "refused", "code": "round-gap", "clock_difference": None, "left_out": True}
+    refusing = {"name": "b", "state": "refused", "code": "round-missed", "clock_difference": None, "left_out": True}
     away = {"name": "d", "state": "silent", "clock_difference": None}
     sites = [site, site | refusing, site | clone, site | away, site | away | {"last_seen": "2026-01-01T00:00:00+00:00"}]
     told = list(study_alarms({"state": "running", "live": live, "sites": sites}, tmp_path))
     assert [alarm.text for alarm in told] == [
         "the clock of a is 61 seconds ahead of this machine's",
-        "b refused: round-gap",
+        "b refused: round-missed",
         "b missed too many rounds; the model uses only the other sites",
         "two processes use the certificate of c: the second one is refused",
         "d silent, never connected",

@@ -34,7 +34,7 @@ from dpadmm.trusted.policy import Policy
 
 SIZES, D, ROUNDS = (7, 40, 300), 5, 6
 NAMES = ("a", "b", "c")
-POLICY = Policy(1e3, 1e-5, frozenset({"auto", "dp_admm", "dp_sgd"}), frozenset(LOSSES), ROUNDS, 2)
+POLICY = Policy(1e3, 1e-5, frozenset({"pgd", "newton", "dp_admm", "dp_sgd"}), frozenset(LOSSES), ROUNDS, 2)
 LOG = logging.getLogger("test")
 
 
@@ -108,7 +108,7 @@ def sites(tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def reference(accepted: Study, rows: Rows, mask: np.ndarray) -> np.ndarray:
-    method = accepted.training.rounds(accepted.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    method = accepted.training.build(accepted.problem, rows, np.full(len(SIZES), ROUNDS))
     history: list[np.ndarray] = []
     train(
         method, accepted.problem, rows, n_rounds=ROUNDS, noise=ExactNoise(seeded),
@@ -146,17 +146,18 @@ def test_intervals_across_sites_are_those_of_one_process_to_the_last_bit(
     for name in NAMES:
         sites.start(name, accepted)
     run(accepted, sites, tmp_path / "s" / "journal.sqlite")
-    method = accepted.training.rounds(accepted.problem, rows, np.full(len(SIZES), ROUNDS), seed=0)
+    method = accepted.training.build(accepted.problem, rows, np.full(len(SIZES), ROUNDS))
     done = train(method, accepted.problem, rows, n_rounds=ROUNDS, noise=ExactNoise(seeded))
-    hessian_snr, covariance = method.inferred(done.broadcast)
-    assert covariance is not None
+    released = method.covariance(done.broadcast)
+    assert released is not None
+    assert released.matrix is not None
     with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
         told = result_of(journal)
-    assert hessian_snr > 1.0
+    assert released.hessian_snr > 1.0
     assert np.array_equal(told.weights, done.consensus)
     model = load_model(model_of(told).save(tmp_path / "m.dpadmm"))
-    assert model.hessian_snr == hessian_snr
-    assert np.array_equal(model.covariance, covariance)
+    assert model.hessian_snr == released.hessian_snr
+    assert np.array_equal(model.covariance, released.matrix)
     assert set(model.conf_int()) == {*"vwxyz", "intercept"}
     (group,) = told.privacy.groups
     assert [each.release.statistic for each in group.releases] == ["newton", "newton"]

@@ -63,7 +63,7 @@ def contents(folder):
         "../x",
         "a/b",
         "a@dpadmm",
-        "aggregator",
+        "server",
     ],
 )
 def test_names_that_could_mean_something_else_are_refused(name, site):

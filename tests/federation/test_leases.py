@@ -195,7 +195,7 @@ def test_an_old_copy_is_refused_until_the_latest_ledger_is_back_or_its_owner_say
     assert (forked.state, forked.held) == ("behind", False)
     assert hub.seconds(2, agent_of(copied(ledger, "latest"))) == [["held"], ["held"]], "nothing of the copy was kept"
     with Ledger.open(old, cap=10.0) as restored:
-        restored.restored(0.0, about={}, shares=1)
+        restored.record_restore(0.0, about={}, shares=1)
     clock.now += 10.0
     assert hub.seconds(6, agent_of(old))[-1] == ["held"]
     clock.now += 10.0

@@ -235,7 +235,7 @@ def test_after_a_restore_the_study_is_charged_and_the_server_learns_that_it_is_c
     site.answer(1)
     site.responder.close()
     with Ledger.open(site.folder, cap=read_ledger(site.folder).cap) as ledger:
-        ledger.restored(0.0, about={}, shares=1)
+        ledger.record_restore(0.0, about={}, shares=1)
     site.restart()
     assert site.responder.accept(GAPS) is not None
     assert site.say(packed(CALL)) == "study-closed"

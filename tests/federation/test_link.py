@@ -164,10 +164,10 @@ def test_a_broker_cannot_fill_the_log_with_errors_that_alternate_or_vary(
     async def flood() -> None:
         link = Link(site.url, site.client_context, lambda *_: None, LOG, name="a")
         for n in range(300):
-            link._log_repeated(logging.WARNING, f"error {n % 2}")
+            link._log.write(logging.WARNING, f"error {n % 2}")
         assert len(caplog.records) == 2
         for n in range(300):
-            link._log_repeated(logging.WARNING, f"error {n}")
+            link._log.write(logging.WARNING, f"error {n}")
         assert len(caplog.records) == MAX_LINES + 1  # the last one reports that others are omitted
         assert "omitted" in caplog.messages[-1]
 

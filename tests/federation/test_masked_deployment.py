@@ -59,9 +59,7 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
             sums, answered = journal.sums(), journal.answered()
             assert len(answered["d"]) < len(answered["a"])
             known = list(journal.consensus())
-            assert any(held(in_memory, each.view(np.int64)) for each in known[10:20]), (
-                "this is not the aggregator's memory"
-            )
+            assert any(held(in_memory, each.view(np.int64)) for each in known[10:20]), "this is not the server's memory"
             assert {name for aborted in journal.aborted_rounds() for name in aborted.sites} <= {"b", "d"}
         for total in sums.values():
             assert total.astype("<i8").tobytes() in on_disk

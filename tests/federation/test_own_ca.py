@@ -21,7 +21,8 @@ from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request, read_invitation, site_identity
 from dpadmm.federation.local import new_site
-from dpadmm.federation.server.process import alarms_of, begin
+from dpadmm.federation.server.process import begin
+from dpadmm.federation.server.status import alarms_of
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import Link
 

@@ -53,9 +53,9 @@ def test_names_that_are_allowed() -> None:
 
 
 def test_no_site_can_be_called_like_the_aggregator() -> None:
-    assert (SERVER, SERVER_USER) == ("aggregator", "server@dpadmm")
-    with pytest.raises(StudyError, match="'aggregator' is reserved"):
-        check_name("aggregator")
+    assert (SERVER, SERVER_USER) == ("server", "server@dpadmm")
+    with pytest.raises(StudyError, match="'server' is reserved"):
+        check_name("server")
 
 
 def test_sites_speak_to_the_aggregator_and_it_to_all() -> None:
@@ -70,7 +70,7 @@ def test_missing_packages_say_what_to_install() -> None:
 
 def test_signs_of_life_have_subjects_that_the_broker_allows_and_no_study_can_have() -> None:
     assert beat_subjects_of("north") == ("dpadmm.alive.up.north", "dpadmm.alive.down")
-    assert beat_subjects_of("aggregator") == ("dpadmm.alive.down", "dpadmm.alive.up.*")
+    assert beat_subjects_of("server") == ("dpadmm.alive.down", "dpadmm.alive.up.*")
 
 
 def test_a_sign_of_life_is_the_clock_in_16_bytes_and_anything_else_is_refused() -> None:

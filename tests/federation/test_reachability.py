@@ -111,7 +111,7 @@ def test_websocket_admits_nobody_else_and_allows_nothing_else(tmp_path: Path) ->
             with pytest.raises((OSError, nats.errors.Error)):
                 await connect(url, context, name="a", on_error=on_error)
         errors.clear()
-        boss = await connect(url, authority.client_context(), name="aggregator", on_error=on_error)
+        boss = await connect(url, authority.client_context(), name="server", on_error=on_error)
         client = await connect(url, site.client_context(), name="a", on_error=on_error)
 
         async def hear(message: Msg) -> None:

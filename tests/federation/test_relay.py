@@ -98,7 +98,7 @@ def test_a_relay_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
             context = tls_server(tmp_path, "false")
             if name != "false":
                 (hub.folder / "broker.pem").write_bytes(ca.sign(csr, x509.DNSName(name), usage=SERVER))
-                context = tls_server(hub.folder, "server")
+                context = tls_server(hub.folder, "broker")
             with listening(context) as port:
                 url = f"tls://localhost:{port}"
                 (found,) = check_connections(site, [url]).values()

@@ -19,7 +19,8 @@ from dpadmm.federation import health
 from dpadmm.federation.identity import certificates as forms
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import make_request
-from dpadmm.federation.server.process import alarms_of, begin
+from dpadmm.federation.server.process import begin
+from dpadmm.federation.server.status import alarms_of
 from dpadmm.federation.transport.broker import Broker
 
 YEARS = timedelta(days=5 * 365)

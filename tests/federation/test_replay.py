@@ -25,7 +25,7 @@ from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.site.responder import Responder
-from dpadmm.methods.auto import PublicState
+from dpadmm.methods.pgd import PublicState
 from dpadmm.methods.prior import Prior
 from dpadmm.sites.site import Site
 from dpadmm.studies.public_rows import PublicRows

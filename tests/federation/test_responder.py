@@ -174,7 +174,7 @@ def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
     assert told == [1, 1, 2, 3]
     assert heard.lines[0] == f"{short}: refused an invalid message: invalid message size: 7 bytes"
     assert heard.lines[1].startswith(f"{heard.lines[0]} (3 times since 20")
-    assert heard.lines[2].startswith(f"{short}: refused (round-gap): ")
+    assert heard.lines[2].startswith(f"{short}: refused (round-missed): ")
     assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     responder.close()
 
@@ -462,7 +462,7 @@ def test_how_often_an_old_ledger_was_put_back_is_known_while_it_is_open(tmp_path
 
     assert restores_told() == 0
     with Ledger.open(tmp_path, cap=read_ledger(tmp_path).cap) as ledger:
-        ledger.restored(0.0, about={}, shares=1)
+        ledger.record_restore(0.0, about={}, shares=1)
     assert restores_told() == 1
 
 

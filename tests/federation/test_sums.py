@@ -53,7 +53,7 @@ class Table:
         """x = value, masked over the members, which are those of the round unless a site is told otherwise."""
         over = bitmap_of([NAMES.index(each) for each in members], len(NAMES))
         shape = self.study.upload_shape(self.run.round)
-        mask = self.masks(name).over(self.run.round, request, over).numbers(int(np.prod(shape)))
+        mask = self.masks(name).for_round(self.run.round, request, over).numbers(int(np.prod(shape)))
         return (mask + value).reshape(shape)
 
     def masked(self, *names: str, members: str = "abcd", **more: Any) -> None:

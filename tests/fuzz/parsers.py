@@ -198,7 +198,7 @@ READERS: dict[str, Reader] = {
     "toml/study-check": _file("study.toml", _checked),
     "toml/grid": _file("grid.toml", _grid),
     "toml/simulate": _file("simulate.toml", _simulated),
-    "toml/aggregator": _file("server.toml", lambda path: read_settings(path.parent)),
+    "toml/server": _file("server.toml", lambda path: read_settings(path.parent)),
     "csv/dictionary": _file("dictionary.csv", _drafted),
     "json/decision": _decided,
     "json/privacy-report": _file("model.privacy.json", read_privacy_report),

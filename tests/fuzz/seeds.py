@@ -123,7 +123,7 @@ agents = 2
 rounds = 5
 seed = 3
 """
-_AGGREGATOR = """\
+_SERVER = """\
 format = "dpadmm-server/1"
 listen = "0.0.0.0"
 port = 4222
@@ -187,7 +187,7 @@ def _texts() -> dict[str, list[bytes]]:
         "toml/study-check": [_STUDY, _COLUMNS, short, drafted],
         "toml/grid": [_GRID, _GRID.replace("n_agents = 5", "").replace("label", 'by = "h"\nlabel')],
         "toml/simulate": [_SIMULATE],
-        "toml/aggregator": [_AGGREGATOR],
+        "toml/server": [_SERVER],
         "csv/dictionary": [_DICTIONARY],
     }
     return {name: [each.encode() for each in kept] for name, kept in texts.items()}

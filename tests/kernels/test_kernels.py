@@ -232,7 +232,7 @@ def test_sums_for_exact_noise_are_clipped_to_the_bound_that_was_asked_for() -> N
     """By whichever way: the bound is a hair below c1, and what is left of c1 pays for rounding."""
     for storage, small in product(["dense-f32", "csr-f64"], [0, 2**60]):
         with case(storage, small), pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(kernels, "SMALL", small)
+            monkeypatch.setattr(kernels, "MAX_NUMPY_ENTRIES", small)
             loss = Softmax(n_outputs=3)
             rows = cohort(loss, storage)
             points = points_for(rows, loss, scale=100.0)
@@ -469,7 +469,7 @@ def test_without_a_compiler_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch)
                 ]
 
             with monkeypatch.context() as patched:
-                patched.setattr(kernels, "SMALL", 100)  # all but the smallest
+                patched.setattr(kernels, "MAX_NUMPY_ENTRIES", 100)  # all but the smallest
                 compiled = all_sums()
                 patched.setitem(sys.modules, "numba", None)
                 plain = all_sums()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from itertools import product
@@ -96,3 +97,21 @@ def test_small_simulations_do_not_load_the_compiler(method: str) -> None:
         "sys.exit('numba' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_the_start_of_the_compiler_is_announced(tmp_path):
+    """With an empty cache; the second process loads the compiled function."""
+    code = (
+        "from dpadmm import kernels\n"
+        "from dpadmm.kernels.normals import MAX_NUMPY_NUMBERS, standard_normals\n"
+        "starts = []\n"
+        "kernels.compilation_listeners.append(lambda: starts.append(1))\n"
+        "standard_normals(7, 3, 1, MAX_NUMPY_NUMBERS)\n"
+        "few = len(starts)\n"
+        "standard_normals(7, 3, 1, MAX_NUMPY_NUMBERS + 1)\n"
+        "print(few, bool(starts))\n"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for expected in ("0 True", "0 False"):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        assert done.stdout.strip() == expected

@@ -13,7 +13,7 @@ from scipy import stats
 
 from dpadmm import simulate
 from dpadmm.accounting.events import ObjectiveRelease, PureRelease, Release
-from dpadmm.baselines import ObjectivePerturbationRounds, OutputPerturbationRounds
+from dpadmm.baselines import ObjectivePerturbation, OutputPerturbation
 from dpadmm.baselines.calibration import ObjectivePlan
 from dpadmm.baselines.objective_noise import PURE_ROUNDING, ObjectiveNoise
 from dpadmm.engine.loop import Outcome, train
@@ -47,7 +47,7 @@ def empty_rows(n: int, m: int, d: int) -> Rows:
 
 def test_output_perturbation_is_every_agents_optimum_plus_noise() -> None:
     rows, z = cohort(Logistic()), np.array([1.0, 2.0, 0.5, 4.0])
-    outcome = run(OutputPerturbationRounds(z, solver_tolerance=TIGHT), rows)
+    outcome = run(OutputPerturbation(noise_multiplier=z, solver_tolerance=TIGHT), rows)
     numbers = SimulatedNoise(3, N, (D, 1)).draw(1)
     for i in range(N):
         expected = minimizer(PROBLEM, rows.agent(i)) + z[i] * 2.0 / (SIZES[i] * SHARE) * numbers[i]
@@ -57,7 +57,7 @@ def test_output_perturbation_is_every_agents_optimum_plus_noise() -> None:
 
 def test_objective_perturbation_is_stationary_with_its_noise() -> None:
     rows = cohort(Logistic())
-    outcome = run(ObjectivePerturbationRounds(planned(1.5, 0.3), solver_tolerance=1e-12), rows)
+    outcome = run(ObjectivePerturbation(perturbation=planned(1.5, 0.3), solver_tolerance=1e-12), rows)
     xi = 1.5 * 2.0 / 20.0 * SimulatedNoise(3, N, (D, 1)).draw(1)
     for i in range(N):
         w = outcome.released[i]
@@ -68,7 +68,10 @@ def test_objective_perturbation_is_stationary_with_its_noise() -> None:
 @pytest.mark.parametrize("pure", [False, True])
 def test_output_noise_is_z_times_the_sensitivity_with_the_solvers_share(pure: bool) -> None:
     n, m, z, d, tolerance = 1500, 4, 2.0, 9, 0.5
-    noise = run(OutputPerturbationRounds(np.full(n, z), pure, tolerance), empty_rows(n, m, d)).released
+    noise = run(
+        OutputPerturbation("pure" if pure else "gaussian", tolerance, noise_multiplier=np.full(n, z)),
+        empty_rows(n, m, d),
+    ).released
     scale = z * (2.0 / m) * (1.0 + 2.0 * tolerance) / SHARE
     lengths = np.linalg.norm(noise, axis=(1, 2)) / scale
     law: Any = stats.gamma(d) if pure else stats.chi(d)
@@ -77,7 +80,9 @@ def test_output_noise_is_z_times_the_sensitivity_with_the_solvers_share(pure: bo
 
 def test_objective_noise_covers_the_solvers_tolerance() -> None:
     n, m, d, share = 1500, 4, 50, 0.02
-    noise = run(ObjectivePerturbationRounds(planned(2.0, 0.1, n, m), share), empty_rows(n, m, d)).released
+    noise = run(
+        ObjectivePerturbation(solver_tolerance=share, perturbation=planned(2.0, 0.1, n, m)), empty_rows(n, m, d)
+    ).released
     q = SHARE + 0.1
     inside, covering = 2.0 * (2.0 / m) / q, 40.0 * 2.0 * share * (2.0 / m) / q
     assert noise.std() == pytest.approx(np.hypot(inside, covering), rel=0.01)
@@ -85,9 +90,9 @@ def test_objective_noise_covers_the_solvers_tolerance() -> None:
 
 def test_releases_say_what_is_spent() -> None:
     z = np.array([4.0])
-    assert OutputPerturbationRounds(z).plan(0, 1).at(1) == Release(4.0)
-    assert OutputPerturbationRounds(z, pure=True).plan(0, 1).at(1) == PureRelease(0.25)
-    assert isinstance(ObjectivePerturbationRounds(planned(2.0, 0.0)).plan(0, 1).at(1), ObjectiveRelease)
+    assert OutputPerturbation(noise_multiplier=z).plan(0, 1).at(1) == Release(4.0)
+    assert OutputPerturbation(noise_multiplier=z, mechanism="pure").plan(0, 1).at(1) == PureRelease(0.25)
+    assert isinstance(ObjectivePerturbation(perturbation=planned(2.0, 0.0)).plan(0, 1).at(1), ObjectiveRelease)
 
 
 def totals(**options: Any) -> tuple[float, Floats]:

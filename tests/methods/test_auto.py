@@ -21,14 +21,15 @@ from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.release_plan import gaussian
 from dpadmm.data.datasets.synthetic import synthetic
 from dpadmm.engine.loop import tallies, train
-from dpadmm.engine.noise import CohortQuery, ExactNoise, SimulatedNoise
+from dpadmm.engine.noise import CohortQuery, ExactNoise, Noise, SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.kernels.compiler import numba
 from dpadmm.losses import Huber, Logistic, Loss, Softmax, Squared
 from dpadmm.losses.base import slopes
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import Auto, AutoRounds, Round, RoundResult
-from dpadmm.methods.auto import HYPERPARAMETERS, PublicState
+from dpadmm.methods import Pgd, Round, RoundResult
+from dpadmm.methods.hyperparameters import HYPERPARAMETERS
+from dpadmm.methods.pgd import PublicState
 from dpadmm.models.run import Result
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.preconditioner import WIDEST, Preconditioner
@@ -41,7 +42,7 @@ MEANT = {"test_rows": 0, "metrics_every": 0}
 
 
 @dataclass(frozen=True)
-class Silent:
+class Silent(Noise):
     """A noise source that puts none in, whatever noise a method is made for."""
 
     def draw(self, *_: Any, **__: Any) -> Floats:
@@ -51,10 +52,10 @@ class Silent:
         return asked.statistic.means(asked.rows, asked.parameters, asked.active)
 
 
-def made(rows: Rows, loss: Loss, n_rounds: int, *, alpha: float = 0.0, **budget: Any) -> AutoRounds:
+def made(rows: Rows, loss: Loss, n_rounds: int, *, alpha: float = 0.0, **budget: Any) -> Pgd:
     training = Training(method="auto", loss=loss, n_rounds=n_rounds, alpha=alpha, **budget)
-    method = training.rounds(Problem(loss, L2(), alpha), rows, np.full(rows.n_agents, n_rounds))
-    assert isinstance(method, AutoRounds)
+    method = training.build(Problem(loss, L2(), alpha), rows, np.full(rows.n_agents, n_rounds))
+    assert isinstance(method, Pgd)
     return method
 
 
@@ -172,7 +173,7 @@ def test_an_agents_releases_add_up_to_its_budget_and_never_to_more(
     mask[-1] = True
     training = Training(method="auto", epsilon=tuple(epsilons), delta=delta, n_rounds=n_rounds)
     sizes, problem = PublicSizes(np.array([10, 200, 3000]), D), Problem(Logistic(), L2(), 1e-6)
-    method = training.rounds(problem, sizes, mask.sum(axis=0))
+    method = training.build(problem, sizes, mask.sum(axis=0))
     for i, epsilon in enumerate(epsilons):
         plan = method.plan(i, n_rounds)
         assert plan.n_rounds == plan.n_releases == n_rounds
@@ -192,17 +193,17 @@ def test_an_agent_that_is_planned_for_no_round_has_no_release_without_noise() ->
     """It is never asked; if it were, an answer would cost no more than its share of one round."""
     sizes, problem = PublicSizes(np.array([100, 100]), D), Problem(Logistic(), L2(), 1e-6)
     training = Training(method="auto", noise_multiplier=3.0, n_rounds=9)
-    plan = training.rounds(problem, sizes, np.array([9, 0])).plan(1, 9)
+    plan = training.build(problem, sizes, np.array([9, 0])).plan(1, 9)
     assert min(gaussian(each).noise_multiplier for each, _ in plan.runs) >= 3.0
     with pytest.raises(StudyError, match="n_releases"):
-        training.with_changes(noise_multiplier=None, epsilon=1.0).rounds(problem, sizes, np.array([9, 0]))
+        training.with_changes(noise_multiplier=None, epsilon=1.0).build(problem, sizes, np.array([9, 0]))
 
 
 @pytest.mark.parametrize("budget", [{"round_epsilon": 0.1}, {"noise_multiplier": 7.0}])
 def test_budgets_of_rounds_are_dealt_anew_and_cost_what_equal_rounds_do(budget: dict[str, float]) -> None:
     sizes, problem = PublicSizes(np.array([100]), D), Problem(Logistic(), L2(), 1e-6)
     cost = [
-        Training(method=name, n_rounds=20, **budget).rounds(problem, sizes, np.array([20])).plan(0, 20).mu_squared()
+        Training(method=name, n_rounds=20, **budget).build(problem, sizes, np.array([20])).plan(0, 20).mu_squared()
         for name in ("auto", "dp_admm")
     ]
     assert float(cost[0]) == pytest.approx(float(cost[1]), rel=1e-12)
@@ -235,14 +236,14 @@ def test_rounds_follow_from_public_sizes_where_nobody_says_how_many() -> None:
     rounds = []
     for m, epsilon in ((50, 0.1), (3000, 1.0), (10**6, 3.0)):
         training = Training(method="auto", epsilon=epsilon)
-        found = training.with_rounds(problem, PublicSizes(np.full(4, m), 20))
-        assert found.with_rounds(problem, PublicSizes(np.array([2]), 20)) is found
+        found = training.resolved(problem, PublicSizes(np.full(4, m), 20))
+        assert found.resolved(problem, PublicSizes(np.array([2]), 20)) is found
         rounds.append(found.n_rounds)
     assert rounds[0] == 13 < rounds[1] < rounds[2] == 103
     result = simulate("synthetic", method="auto", epsilon=3.0, n_agents=3, seed=1, **MEANT)
     mask = np.ones((result.outcome.rounds, 3), dtype=bool)
     again = simulate("synthetic", method="auto", epsilon=3.0, n_agents=3, seed=1, participation=mask, **MEANT)
-    assert again.outcome.rounds == len(mask) != Auto.usual_rounds
+    assert again.outcome.rounds == len(mask) != Pgd.default_rounds
     np.testing.assert_allclose(again.weights, result.weights)
 
 
@@ -253,7 +254,7 @@ def test_answers_are_weighted_by_rows_and_budget_of_those_who_are_there() -> Non
     """W_i ∝ m_i·μ_i; what absent agents sent before is not used."""
     sizes, epsilons, problem = np.array([50, 500, 20, 4000]), (0.1, 2.0, 8.0, 0.5), Problem(Logistic(), L2(), 0.0)
     training = Training(method="auto", epsilon=epsilons, n_rounds=9)
-    method: Any = training.rounds(problem, PublicSizes(sizes, D), np.full(4, 9))
+    method: Any = training.build(problem, PublicSizes(sizes, D), np.full(4, 9))
     rng = np.random.default_rng(1)
     mus = np.array([float(mu_from_epsilon(each, 1e-5)) for each in epsilons])
     for active in (None, np.array([1, 3]), np.array([2])):
@@ -381,7 +382,7 @@ def test_wide_rows_get_a_diagonal_shape() -> None:
     moments = np.concatenate([rng.uniform(0, 0.1, d), rng.uniform(0, 0.01, d), rng.uniform(-0.1, 0.1, d)])
     for width in (d, WIDEST):
         problem = Problem(loss, L2(), 0.0)
-        method = AutoRounds(problem, width, 9, np.full(1, 1e-3), np.full(1, 1e-3))
+        method = Pgd(problem=problem, n_features=width, n_rounds=9, first=np.full(1, 1e-3), later=np.full(1, 1e-3))
         told = np.concatenate([each[:width] for each in np.split(moments, 3)])[None]
         packed = method.aggregate(RoundResult(told, method.start((width, 1)), 1, problem, np.array([10**6])))
         assert PublicState.unpacked(packed, (width, 1)).preconditioner.direction.any() == (width == WIDEST)
@@ -444,7 +445,7 @@ def test_all_losses_and_regularizers_run() -> None:
         with case(loss, regularizer, epsilon):
             rows, problem = cohort(loss), Problem(loss, regularizer, 0.01)
             training = Training(method="auto", loss=loss, regularizer=regularizer, epsilon=epsilon, n_rounds=9)
-            method = training.rounds(problem, rows, np.full(N, 9))
+            method = training.build(problem, rows, np.full(N, 9))
             noise = SimulatedNoise(3, N, (D, loss.n_outputs))
             outcome = train(method, problem, rows, n_rounds=9, noise=noise)
             assert outcome.consensus.shape == (D, loss.n_outputs)
@@ -491,8 +492,8 @@ def test_noise_of_the_weighted_mean_is_what_the_guard_of_the_step_expects() -> N
             drawn = []
             for k in range(30):
                 now = Round(round + 1000 * k, method.problem, rows, np.zeros(0), noise)
-                clean = Round(1, method.problem, rows, np.zeros(0), Silent()).answers(parameters, z, name)
-                drawn.append(np.tensordot(weights, now.answers(parameters, z, name) - clean, axes=1))
+                query = now.query(name, parameters, z)
+                drawn.append(np.tensordot(weights, noise.answer(query) - Silent().answer(query), axes=1))
             deviation = 2.0 * row_norm * math.sqrt(np.sum(np.square(weights * z / rows.n_rows)))
             with case(noise, round):
                 assert np.std(drawn) == pytest.approx(deviation, rel=0.04)

@@ -17,7 +17,7 @@ from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic, Loss, Softmax
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmm, DpAdmmRounds, Round
+from dpadmm.methods import DpAdmm, Round
 from dpadmm.methods import theory as bounds
 from dpadmm.methods.theory import Constant, constants_of, theorem_schedule
 from dpadmm.queries.problem import Problem, Rows, make_rows
@@ -33,7 +33,7 @@ def run(
     shape = (rows.n_features, problem.loss.n_outputs)
     constants = constants_of(problem, n_features=shape[0], n_rows=rows.n_rows, noise_multiplier=z, weight_radius=radius)
     noise = SimulatedNoise(seed, rows.n_agents, shape)
-    method = DpAdmmRounds(rho, theorem_schedule(constants), constants.noise_multiplier)
+    method = DpAdmm(rho, step_sizes=theorem_schedule(constants), noise_multiplier=constants.noise_multiplier)
     return train(method, problem, rows, n_rounds=rounds, noise=noise, **options)  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ def released_noise(loss: Loss, *, z: float, m: int, rho: float, eta: float, n: i
     p = loss.n_outputs
     problem = Problem(loss, NoRegularizer(), 0.0)
     rows = make_rows(np.zeros((n * m, d)), np.zeros(n * m), offsets=np.arange(0, n * m + 1, m))
-    method = DpAdmmRounds(rho, Constant(eta, n), np.full(n, z))
+    method = DpAdmm(rho, step_sizes=Constant(eta, n), noise_multiplier=np.full(n, z))
     state, _ = method.step(
         method.init(problem, rows),
         Round(
@@ -79,7 +79,7 @@ def test_noise_differs_between_rounds_and_agents_have_their_own_z() -> None:
     rows, problem = cohort(loss), Problem(loss, NoRegularizer(), 0.0)
     z = np.array([0.0, 1.0, 2.0, 3.0])
     eta, rho = 0.5, 0.2
-    quiet, loud = (DpAdmmRounds(rho, Constant(eta, 4), levels) for levels in (QUIET, z))
+    quiet, loud = (DpAdmm(rho, step_sizes=Constant(eta, 4), noise_multiplier=levels) for levels in (QUIET, z))
     noise, found = SimulatedNoise(3, 4, (5, 1)), []
     state = quiet.init(problem, rows)
     for k in (1, 2):
@@ -96,7 +96,7 @@ def test_noise_differs_between_rounds_and_agents_have_their_own_z() -> None:
 def test_an_absent_agents_state_stays() -> None:
     loss = Logistic()
     rows, problem = cohort(loss), Problem(loss, L2(), 0.1)
-    method, noise = DpAdmmRounds(0.2, Constant(0.5, 4), np.ones(4)), SimulatedNoise(3, 4, (5, 1))
+    method, noise = DpAdmm(0.2, step_sizes=Constant(0.5, 4), noise_multiplier=np.ones(4)), SimulatedNoise(3, 4, (5, 1))
     everyone, _ = method.step(
         method.init(problem, rows),
         Round(number=1, problem=problem, rows=rows, consensus=np.zeros((5, 1)), noise=noise),
@@ -121,7 +121,7 @@ def test_an_absent_agents_state_stays() -> None:
 
 
 def test_releases_say_what_is_spent() -> None:
-    method = DpAdmmRounds(0.2, Constant(0.5, 2), np.array([4.0, 0.0]))
+    method = DpAdmm(0.2, step_sizes=Constant(0.5, 2), noise_multiplier=np.array([4.0, 0.0]))
     assert method.plan(0, 1).at(1) == Release(4.0)
     assert method.plan(1, 1).at(1) == Release(0.0)
 

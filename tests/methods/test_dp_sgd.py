@@ -18,7 +18,7 @@ from dpadmm.engine.noise import LazyAnswers, SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.losses import Hinge, Logistic
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpSgd, DpSgdRounds, Round
+from dpadmm.methods import DpSgd, Round
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L2
 
@@ -26,7 +26,7 @@ N, D = len(SIZES), 5
 PROBLEM = Problem(Logistic(), L2(), 0.02)
 
 
-def uploads(method: DpSgdRounds, rows: Rows, *, round: int = 1, consensus: Floats | None = None) -> Floats:
+def uploads(method: DpSgd, rows: Rows, *, round: int = 1, consensus: Floats | None = None, seed: int = 0) -> Floats:
     shape = (rows.n_features, 1)
     _, sent = method.step(
         method.init(PROBLEM, rows),
@@ -36,6 +36,7 @@ def uploads(method: DpSgdRounds, rows: Rows, *, round: int = 1, consensus: Float
             rows=rows,
             consensus=np.zeros(shape) if consensus is None else consensus,
             noise=SimulatedNoise(3, rows.n_agents, shape),
+            seed=seed,
         ),
     )
     return sent.each() if isinstance(sent, LazyAnswers) else sent
@@ -44,7 +45,7 @@ def uploads(method: DpSgdRounds, rows: Rows, *, round: int = 1, consensus: Float
 def test_it_is_gradient_descent_as_written() -> None:
     rows, z, rate = cohort(Logistic()), np.array([1.0, 0.0, 2.0, 5.0]), 0.7
     noise = SimulatedNoise(3, N, (D, 1))
-    outcome = train(DpSgdRounds(rate, z), PROBLEM, rows, n_rounds=6, noise=noise)
+    outcome = train(DpSgd(rate, noise_multiplier=z), PROBLEM, rows, n_rounds=6, noise=noise)
     w = np.zeros((D, 1))
     for k in range(1, 7):
         sent = np.zeros((N, D, 1))
@@ -59,7 +60,7 @@ def test_it_is_gradient_descent_as_written() -> None:
 
 def test_without_noise_it_reaches_the_optimum() -> None:
     rows = cohort(Logistic())
-    quiet = DpSgdRounds(3.0, np.zeros(N))
+    quiet = DpSgd(3.0, noise_multiplier=np.zeros(N))
     outcome = train(quiet, PROBLEM, rows, n_rounds=500, noise=SimulatedNoise(3, N, (D, 1)))
     np.testing.assert_allclose(outcome.consensus, minimizer(PROBLEM, rows), atol=1e-5)
 
@@ -69,7 +70,7 @@ def test_noise_is_z_times_the_sensitivity_of_what_is_sent() -> None:
         with case(sampling, z, m):
             n, d = 2000, 50
             rows = make_rows(np.zeros((n * m, d)), np.ones(n * m), offsets=np.arange(0, n * m + 1, m))
-            noise = uploads(DpSgdRounds(1.0, np.full(n, z), sampling), rows)
+            noise = uploads(DpSgd(1.0, sampling, noise_multiplier=np.full(n, z)), rows)
             assert noise.std() == pytest.approx(z * 2.0 / (sampling * m), rel=0.01)
 
 
@@ -78,7 +79,7 @@ def test_noise_is_z_times_the_sensitivity_of_what_is_sent() -> None:
 def test_replacing_a_row_moves_the_upload_by_at_most_2_c1_over_q_m(seed: int, sampling: float) -> None:
     """With the same draw of rows, whatever the replaced row: the draw depends on no row."""
     rng = np.random.default_rng(seed)
-    m, method = 6, DpSgdRounds(1.0, np.zeros(1), sampling, seed)
+    m, method = 6, DpSgd(1.0, sampling, noise_multiplier=np.zeros(1))
     rows = rng.standard_normal((m, 2))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     labels = rng.choice([-1.0, 1.0], size=m)
@@ -86,7 +87,7 @@ def test_replacing_a_row_moves_the_upload_by_at_most_2_c1_over_q_m(seed: int, sa
     other[seed % m] = -labels[seed % m] * np.array([1.0, 0.0])
     rows[seed % m] = labels[seed % m] * np.array([1.0, 0.0])
     consensus = np.array([[-1e3], [0.0]])
-    first, second = (uploads(method, make_rows(x, labels), consensus=consensus)[0] for x in (rows, other))
+    first, second = (uploads(method, make_rows(x, labels), consensus=consensus, seed=seed)[0] for x in (rows, other))
     moved = float(np.linalg.norm(first - second))
     assert moved <= 2.0 / (sampling * m) * (1.0 + 1e-9)
     drawn = make_rows(rows, labels).subsample(sampling, seed=seed, round=1)
@@ -105,17 +106,17 @@ def test_rows_are_drawn_by_their_own_coins() -> None:
 
 def test_sampled_gradients_are_right_on_average_and_an_empty_draw_is_zero() -> None:
     rows, point = cohort(Logistic()), np.full((D, 1), 0.3)
-    sampled = DpSgdRounds(1.0, np.zeros(N), 0.3, seed=5)
-    mean = np.mean([uploads(sampled, rows, round=k, consensus=point) for k in range(1, 1501)], axis=0)
-    whole = uploads(DpSgdRounds(1.0, np.zeros(N)), rows, consensus=point)
+    sampled = DpSgd(1.0, 0.3, noise_multiplier=np.zeros(N))
+    mean = np.mean([uploads(sampled, rows, round=k, consensus=point, seed=5) for k in range(1, 1501)], axis=0)
+    whole = uploads(DpSgd(1.0, noise_multiplier=np.zeros(N)), rows, consensus=point)
     np.testing.assert_allclose(mean, whole, atol=0.02)
-    nothing = uploads(DpSgdRounds(1.0, np.zeros(N), 1e-9), rows, consensus=point)
+    nothing = uploads(DpSgd(1.0, 1e-9, noise_multiplier=np.zeros(N)), rows, consensus=point)
     np.testing.assert_array_equal(nothing, 0.0)
 
 
 def test_releases_say_what_is_spent() -> None:
-    assert DpSgdRounds(1.0, np.array([4.0])).plan(0, 1).at(1) == Release(4.0)
-    assert DpSgdRounds(1.0, np.array([4.0]), 0.1).plan(0, 1).at(1) == SampledRelease(4.0, 0.1)
+    assert DpSgd(1.0, noise_multiplier=np.array([4.0])).plan(0, 1).at(1) == Release(4.0)
+    assert DpSgd(1.0, 0.1, noise_multiplier=np.array([4.0])).plan(0, 1).at(1) == SampledRelease(4.0, 0.1)
 
 
 def test_bad_numbers_are_named() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import product
 
@@ -15,12 +14,12 @@ from looping import case
 
 from dpadmm import kernels
 from dpadmm.engine.loop import RoundView, train
-from dpadmm.engine.method import LARGE, DeployableMethod
+from dpadmm.engine.method import DeployableMethod
 from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.kernels import updates as compiled
 from dpadmm.losses import Huber, Loss, slopes
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.methods import DpAdmmRounds, Round
+from dpadmm.methods import DpAdmm, Round
 from dpadmm.methods import dp_admm as updates
 from dpadmm.methods.theory import constants_of, theorem_schedule
 from dpadmm.queries.problem import Problem, Rows, make_rows
@@ -93,7 +92,7 @@ def test_dp_admm_is_algorithm_1() -> None:
             schedule = theorem_schedule(constants)
             seen: list[RoundView] = []
             train(
-                DpAdmmRounds(RHO, schedule, Z),
+                DpAdmm(RHO, step_sizes=schedule, noise_multiplier=Z),
                 problem,
                 rows,
                 n_rounds=ROUNDS,
@@ -174,7 +173,7 @@ def test_duals_sum_to_zero_with_partial_participation() -> None:
     loss = LOSS_CASES[0]
     problem, rows = Problem(loss, REGULARIZER_CASES[1], 0.01), cohort(loss)
     present: list[Integers] = [np.array(who) for who in ([0, 2], [1], [0, 1, 3], [3], [2, 3], [0], [1, 2])]
-    method = DpAdmmRounds(RHO, lambda k: np.full(N, 0.5), Z)
+    method = DpAdmm(RHO, step_sizes=lambda k: np.full(N, 0.5), noise_multiplier=Z)
     noise = SimulatedNoise(5, N, (D, 1))
     state, uploads, consensus = method.init(problem, rows), np.zeros((N, D, 1)), np.zeros((D, 1))
     for k, active in enumerate(present, start=1):
@@ -191,11 +190,11 @@ def test_duals_sum_to_zero_with_partial_participation() -> None:
 def test_the_compiled_round_has_the_bits_of_the_equations() -> None:
     for loss, regularizer, z, alone in product(LOSS_CASES, REGULARIZER_CASES, (Z, 0.0 * Z), (0, 2**20)):
         with case(loss, regularizer, z, alone), pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(compiled, "ALONE", alone)  # numbers up to which one thread does it
+            monkeypatch.setattr(compiled, "MAX_SERIAL_NUMBERS", alone)  # numbers up to which one thread does it
             problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
             shape = (D, loss.n_outputs)
             method, noise = (
-                DpAdmmRounds(RHO, lambda k: np.array([0.5, 0.1, 2.0, 7.0]) / k, z),
+                DpAdmm(RHO, step_sizes=lambda k: np.array([0.5, 0.1, 2.0, 7.0]) / k, noise_multiplier=z),
                 SimulatedNoise(5, N, shape),
             )
             state, consensus = method.init(problem, rows), np.zeros(shape)
@@ -211,7 +210,7 @@ def test_the_compiled_round_has_the_bits_of_the_equations() -> None:
 
 def test_noise_is_made_for_the_rows_and_the_bound_at_hand() -> None:
     """One method object, asked about other rows or another loss: nothing is left of the sizes of before."""
-    method = DpAdmmRounds(RHO, lambda k: np.array([0.5, 0.1, 2.0, 7.0]), Z)
+    method = DpAdmm(RHO, step_sizes=lambda k: np.array([0.5, 0.1, 2.0, 7.0]), noise_multiplier=Z)
     few, many = cohort(Huber(1.0)), cohort(Huber(1.0), sizes=tuple(9 * size for size in SIZES))
     for rows, delta in ((few, 1.0), (many, 1.0), (few, 1.0), (few, 3.0), (few, 1.0)):
         with case(len(rows.labels), delta):
@@ -221,16 +220,3 @@ def test_noise_is_made_for_the_rows_and_the_bound_at_hand() -> None:
             )
             state = method.init(problem, rows)
             np.testing.assert_array_equal(method.step(state, now)[1], DeployableMethod.step(method, state, now)[1])
-
-
-def test_the_mean_of_many_uploads_is_the_mean_of_few() -> None:
-    uploads = np.random.default_rng(3).standard_normal((LARGE // 7 + 1, 7, 1))
-    np.testing.assert_array_equal(updates.consensus_step(uploads), uploads.mean(axis=0))
-
-
-def test_an_aggregator_without_a_compiler_has_the_same_mean(monkeypatch):
-    uploads = np.random.default_rng(2).normal(size=(5, 2**16, 1))
-    compiled = updates.consensus_step(uploads)
-    monkeypatch.setattr("dpadmm.kernels.find_spec", lambda name: None)
-    monkeypatch.setitem(sys.modules, "dpadmm.kernels.updates", None)
-    assert updates.consensus_step(uploads).tobytes() == compiled.tobytes()

@@ -22,7 +22,7 @@ from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
 from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
-from dpadmm.methods.newton import MAX_FEATURES, ROUNDS, Inferred
+from dpadmm.methods.newton import MAX_FEATURES, Newton, NewtonState
 from dpadmm.methods.prior import CLIPS, Prior, default_shrink
 from dpadmm.models.run import run
 from dpadmm.queries.problem import make_rows
@@ -58,18 +58,17 @@ def fitted(cell: Cell, *, noise: Any = None, n: int = 20, **more: Any) -> tuple[
 def test_the_last_round_has_most_of_the_budget_and_all_of_it_is_what_was_agreed() -> None:
     agreed = study()
     plan = agreed.terms.plan
-    assert plan.n_rounds == ROUNDS == agreed.training.planned_rounds
-    spent = [float(plan.mu_squared([k])) for k in range(1, ROUNDS + 1)]
+    assert plan.n_rounds == Newton.default_rounds == agreed.training.planned_rounds
+    spent = [float(plan.mu_squared([k])) for k in range(1, Newton.default_rounds + 1)]
     assert spent[-1] == pytest.approx(0.6 * sum(spent))
     assert spent[:-1] == pytest.approx([0.1 * sum(spent)] * 4)
     assert agreed.epsilon == pytest.approx(1.0)
     assert set(agreed.terms.statistics) == {"newton"}
     assert agreed.hash != study(training={"method": "auto"}).hash
-    assert agreed.as_json()["method"] == {"name": "auto", "inference": True}
-    assert study(training={"method": "auto"}).as_json()["method"] == {"name": "auto"}  # as it was, and its hash
+    assert agreed.as_json()["method"] == {"name": "newton"}
     again = study(training={"n_rounds": 3}).terms.plan
     assert [float(again.mu_squared([k])) for k in (1, 2, 3)] == pytest.approx(np.array([0.2, 0.2, 0.6]) * sum(spent))
-    some = Training(method=INFERENCE, epsilon=1.0, n_rounds=4).rounds(
+    some = Training(method=INFERENCE, epsilon=1.0, n_rounds=4).build(
         agreed.problem, make_rows(np.eye(4), np.ones(4), offsets=np.array([0, 2, 4])), np.array([2, 3])
     )
     whole = float(plan.mu_squared())
@@ -105,8 +104,8 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
 def test_what_is_broadcast_keeps_all_of_it() -> None:
     rng = np.random.default_rng(0)
     root = rng.normal(size=(4, 4))
-    told = Inferred(0.3, 1.7, rng.normal(size=4), root @ root.T)
-    again = Inferred.unpacked(told.packed(), 4)
+    told = NewtonState(0.3, 1.7, rng.normal(size=4), root @ root.T)
+    again = NewtonState.unpacked(told.packed(), 4)
     assert (again.clip, again.hessian_snr) == (0.3, 1.7)
     assert np.array_equal(again.weights, told.weights)
     np.testing.assert_allclose(again.covariance, told.covariance, rtol=1e-15)
@@ -270,7 +269,7 @@ def test_an_aborted_last_round_leaves_the_model_without_intervals() -> None:
             SimulatedNoise(1, 3, (6, 1)),
             aborts=lambda k, last=last: k == last,
         )
-        for last in (ROUNDS, ROUNDS + 1)
+        for last in (Newton.default_rounds, Newton.default_rounds + 1)
     ]
     assert done[0].hessian_snr == 0.0
     assert done[0].covariance is None

@@ -17,7 +17,8 @@ from dpadmm.engine.noise import ExactNoise, SimulatedNoise
 from dpadmm.errors import DataError
 from dpadmm.losses import Logistic, Loss, Softmax, Squared
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods.auto import PublicState, default_shrink
+from dpadmm.methods.hyperparameters import default_shrink
+from dpadmm.methods.pgd import PublicState
 from dpadmm.methods.prior import CLIPS, FOLDS, MIN_SHRINK, RIDGE, prior_of
 from dpadmm.models.run import Result, run
 from dpadmm.queries.problem import Problem, Rows, make_rows

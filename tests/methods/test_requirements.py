@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from cohorts import SIZES, cohort
 from looping import case
 
 from dpadmm.accounting.events import PureRelease
-from dpadmm.baselines import AdmmDvpRounds, AdmmPvpRounds, ObjectivePerturbationRounds, OutputPerturbationRounds
+from dpadmm.baselines import AdmmDvp, AdmmPvp, ObjectivePerturbation, OutputPerturbation
 from dpadmm.baselines.calibration import ObjectivePlan, objective_plan, pure_objective_plan
 from dpadmm.baselines.objective_noise import ObjectiveNoise
 from dpadmm.baselines.requirements import need_monotone_slopes, need_smooth, need_solvable
@@ -96,11 +97,11 @@ def test_a_loss_that_breaks_the_sensitivity_of_minimisers_is_refused() -> None:
     for loss in [Overflowing(), TwoScores(), Falling()]:
         with case(loss):
             problem, rows = Problem(loss, L2(), SHARE), cohort(Logistic())
-            for method in (AdmmPvpRounds(RHO, np.ones(N)), OutputPerturbationRounds(np.ones(N))):
+            for method in (AdmmPvp(RHO, noise_multiplier=np.ones(N)), OutputPerturbation(noise_multiplier=np.ones(N))):
                 with pytest.raises(StudyError, match=f"{method.name} does not apply: .* and {loss.name} has others"):
                     method.init(problem, rows)
             with pytest.raises(StudyError, match="admm_dvp does not apply"):
-                AdmmDvpRounds(RHO, plans(RHO)).init(problem, rows)
+                AdmmDvp(RHO, perturbation=plans(RHO)).init(problem, rows)
 
 
 # --- a plan is for one problem -----------------------------------------------------------------------------
@@ -128,25 +129,25 @@ PROBLEM = Problem(Logistic(), L2(), SHARE)
 
 
 def test_noise_planned_for_another_problem_is_refused() -> None:
-    for make, pure in product([lambda p: AdmmDvpRounds(RHO, p), ObjectivePerturbationRounds], [False, True]):
+    for make, pure in product([partial(AdmmDvp, RHO), ObjectivePerturbation], [False, True]):
         with case(make, pure):
             rows = cohort(Logistic())
-            own = RHO if make(plans(RHO)).name == "admm_dvp" else 0.0
-            make(plans(own, pure=pure)).init(PROBLEM, rows)
+            own = RHO if make().name == "admm_dvp" else 0.0
+            make(perturbation=plans(own, pure=pure)).init(PROBLEM, rows)
             for wrong in (
                 plans(own + 1.0, pure=pure),
                 plans(own, pure=pure, share=2.0 * SHARE),
                 plans(own, pure=pure, rows=2.0),
             ):
                 with pytest.raises(StudyError, match="planned for another problem"):
-                    make(wrong).init(PROBLEM, rows)
+                    make(perturbation=wrong).init(PROBLEM, rows)
 
 
 def test_plans_must_be_one_per_agent_and_of_one_kind() -> None:
     rows, good, other = cohort(Logistic()), plans(RHO).plans, plans(RHO, pure=True).plans
     for wrong in (good[:-1], (*good, good[0]), (*good[:-1], other[-1])):
         with pytest.raises(StudyError, match="one plan per agent, all Gaussian or all pure"):
-            AdmmDvpRounds(RHO, ObjectiveNoise(tuple(wrong))).init(PROBLEM, rows)
+            AdmmDvp(RHO, perturbation=ObjectiveNoise(tuple(wrong))).init(PROBLEM, rows)
 
 
 def test_every_smooth_loss_of_one_score_is_meant() -> None:

@@ -102,7 +102,7 @@ def test_rates_and_their_ratios_are_those_of_statsmodels(models: dict[str, Model
             assert each.standard_error is not None
             assert known.bse.iloc[place] < each.standard_error < 3.0 * known.bse.iloc[place]
             assert abs(each.coefficient - known.params.iloc[place]) < 4.0 * each.standard_error
-    row = by_name["smoker"].row(ratios=found.ratios)
+    row = by_name["smoker"].to_dict(ratios=found.ratios)
     assert row["rate_ratio_low"] < row["rate_ratio"] == math.exp(by_name["smoker"].coefficient) < row["rate_ratio_high"]
     predicted = models["plain"].predict(frame)
     np.testing.assert_allclose(predicted.mean(), known.predict(x, offset=np.zeros(len(x))).mean(), rtol=0.05)

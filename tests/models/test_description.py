@@ -65,7 +65,7 @@ def exact(table: Path) -> Description:
     agreed = study()
     rows = encode(agreed, table)
     sums = rows.features.toarray().sum(axis=0, dtype=float)  # type: ignore[union-attr]
-    return Description(agreed, Released(N, 0.0, sums), True, {}, {})
+    return Description(agreed, Released(N, 0.0, sums), True, {})
 
 
 def test_without_noise_it_is_the_plain_description(table: Path) -> None:
@@ -110,7 +110,7 @@ def test_standard_errors_are_true(table: Path) -> None:
     for _ in range(200):
         sums = truth.released.sums + rng.normal(0.0, noise, truth.released.sums.shape)
         for all_count in (True, False):
-            found = Description(agreed, Released(N, noise, sums), all_count, {}, {})
+            found = Description(agreed, Released(N, noise, sums), all_count, {})
             for name in ("age", "ward"):
                 one, other = found.columns[name], truth.columns[name]
                 bin = 5 if name == "age" else 2
@@ -211,7 +211,7 @@ def test_drafts_have_centers_and_scales_that_are_marked_as_released(result: Resu
 
 def test_an_sd_that_noise_hides_is_not_given(table: Path) -> None:
     truth = exact(table)
-    found = Description(truth.study, replace(truth.released, noise_std=400.0), True, {}, {})
+    found = Description(truth.study, replace(truth.released, noise_std=400.0), True, {})
     assert found.columns["age"].sd is None
     assert found.columns["age"].to_dict()["sd"] is None
     draft = draft_from_statistics(found, "ill")
@@ -220,7 +220,7 @@ def test_an_sd_that_noise_hides_is_not_given(table: Path) -> None:
 
 def test_results_of_other_kinds_are_refused(result: Result) -> None:
     plain = Study(name="x", features=("a",), training={"epsilon": 1.0})  # type: ignore[arg-type]
-    with pytest.raises(StudyError, match='is of the kind "training", and not "statistics"'):
+    with pytest.raises(StudyError, match='must be "statistics", not "training"'):
         description_of(replace(result, of_study=plain), all_count=True)
 
 

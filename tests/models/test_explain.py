@@ -244,7 +244,7 @@ def test_standard_errors_are_those_of_models_with_fresh_errors(loss):
 
 def test_why_there_are_no_intervals():
     model = random_model("logistic")
-    asked = replace(model, study={"method": {"name": "auto", "inference": True}})
+    asked = replace(model, study={"method": {"name": "newton"}})
     assert explain(model).no_intervals_because == NO_INTERVAL
     assert explain(asked).no_intervals_because == NO_LAST_RELEASE
     for hessian_snr in (
@@ -350,7 +350,7 @@ def test_an_effect_that_depends_on_another_column_is_found(tmp_path):
             "label": {"column": "ill", "classes": ["no", "yes"]},
             "columns": {**columns, "age": {"kind": "number", "bounds": [20, 80], "knots": [50]}},
             "interactions": [["dose", "sex"]],
-            "method": {"name": "auto", "inference": True},
+            "method": {"name": "newton"},
             "privacy": {"epsilon": 5.0, "delta": 1e-6},
         }
     )

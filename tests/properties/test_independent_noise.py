@@ -29,7 +29,7 @@ from dpadmm.data.encoder import Report
 from dpadmm.engine.noise import ExactNoise
 from dpadmm.losses import LOSSES, Logistic, Softmax
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmmRounds, DpSgd
+from dpadmm.methods import DpAdmm, DpSgd
 from dpadmm.queries.problem import make_rows
 from dpadmm.studies.study import Study
 from dpadmm.training.simulate import run_prepared as run
@@ -97,8 +97,8 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
     result = run_study(study, table, seed=seed, observers=[seen])
     assert result.n_rows == SIZES
     planned = np.full(len(SIZES), ROUNDS)
-    method = study.training.rounds(study.problem, result.rows, planned, seed=0)
-    assert isinstance(method, DpAdmmRounds)
+    method = study.training.build(study.problem, result.rows, planned)
+    assert isinstance(method, DpAdmm)
     return standard(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
 
 
@@ -122,7 +122,7 @@ def simulated(loss: str, **more: Any) -> Floats:
         **more,
     )
     method = result.settings.rounds(result.problem, result.rows, np.full(len(SIZES), ROUNDS), seed=0)
-    assert isinstance(method, DpAdmmRounds)
+    assert isinstance(method, DpAdmm)
     return standard(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
 
 

@@ -62,7 +62,7 @@ def played(folder: Path, neighbour: str | None) -> tuple[Seen, dict[tuple[int, i
                     requests = [guards[i].prepare(HASH, round, point(round), b"memo") for i in range(N)]
                     seen.said += requests
                     for i in ROUNDS[round]:
-                        answer = guards[i].masked(HASH, round, requests[i], bitmap_of(ROUNDS[round], N))
+                        answer = guards[i].mask(HASH, round, requests[i], bitmap_of(ROUNDS[round], N))
                         assert np.array_equal(answers.setdefault((round, i), answer), answer)
                 refused(seen, guards[0])
         with guarded(folder / "0", opened[0], OWNER, key=KEYS[0]) as guard:
@@ -86,7 +86,7 @@ def refused(seen: Seen, guard: Guard) -> None:
         (10**6, request, ALL),
         (1, "nothing", ALL),
     ):
-        seen.ask(guard.masked, HASH, round, asked, members)
+        seen.ask(guard.mask, HASH, round, asked, members)
     for round, where in ((1, np.nan), (0, 0.0), (10**6, 0.0)):
         seen.ask(guard.prepare, HASH, round, np.full((D, 1), where))
     seen.ask(guard.answer, HASH, 1, point(1))
@@ -144,7 +144,7 @@ def test_until_all_have_answered_masked_answers_and_their_sums_look_uniform() ->
         spies = [Masks(study.hash, KEYS[i], [key for _, key in ROSTER]) for i in COLLUDING]
         for round in range(1, MANY + 1):
             (request,) = {guard.prepare(study.hash, round, np.zeros((WIDE, 1))) for guard in guards.values()}
-            masked = {i: guard.masked(study.hash, round, request, bitmap).ravel() for i, guard in guards.items()}
+            masked = {i: guard.mask(study.hash, round, request, bitmap).ravel() for i, guard in guards.items()}
             bare.append([unmasked(guards[i], round, request, bitmap, masked[i]) for i in MEMBERS])
             streams = sum(spy.over(round, request, bitmap).numbers(WIDE) for spy in spies)
             seen.append([*masked.values(), streams])

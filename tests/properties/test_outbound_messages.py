@@ -66,7 +66,7 @@ NEIGHBOURS = {
 WIRE = frozenset(
     {
         *("budget-cap", "budget-reservation", "study-unknown", "study-closed", "study-blocked", "request-malformed"),
-        *("round-forked", "round-old", "round-gap", "round-over", "release-failed"),
+        *("round-forked", "round-old", "round-missed", "round-over", "release-failed"),
         *("policy-collusion", "round-not-ready", "members-malformed", "members-without-me", "members-few"),
         *("ledger-missing", "ledger-behind", "ledger-locked", "ledger-damaged", "ledger-failed", "ledger-closed"),
     }
@@ -394,7 +394,7 @@ def test_reasons_stay_at_the_site() -> None:
         found = {message(data).code if data else None for each, _, data in said if each == when}
         assert found == codes, when
     seen = {message(data).code for _, _, data in said if data} - {""}
-    assert seen >= {"round-gap", "round-over", "round-forked", "request-malformed", "study-blocked"}
+    assert seen >= {"round-missed", "round-over", "round-forked", "request-malformed", "study-blocked"}
 
 
 def test_the_same_request_gets_the_same_bytes_and_the_head_of_a_call_never_changes() -> None:

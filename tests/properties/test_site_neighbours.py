@@ -32,14 +32,14 @@ from neighbours import LONG, Seen, allowed_steps, dense, steps_between, watched
 from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
 from statistic_cases import all_statistics, grid_of, parameters_for
 
-from dpadmm.accounting.release_plan import gaussian, plan_from_json
+from dpadmm.accounting.release_plan import ReleasePlan, gaussian
 from dpadmm.federation.health import STATUS, write_status
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.joining import join, make_request
 from dpadmm.federation.protocol import HEAD, Kind, Message, packed, unpacked
 from dpadmm.federation.site.decisions import decide
 from dpadmm.federation.site.process import SiteProcess
-from dpadmm.sites.accounts import of_account
+from dpadmm.sites.accounts import report_of_account
 from dpadmm.sites.site import FORMAT, Site, read_site
 from dpadmm.studies.study import Study
 from dpadmm.trusted.discrete_gaussian import Lattice
@@ -53,7 +53,7 @@ seldom = settings(brief, max_examples=2_000 if LONG else 16)
 LIMITS = {
     "epsilon": 8.0,
     "delta": 1e-5,
-    "methods": ["auto", "dp_admm", "dp_sgd", "statistics", "evaluation"],
+    "methods": ["pgd", "newton", "dp_admm", "dp_sgd", "statistics", "evaluation"],
     "losses": ["logistic", "softmax", "squared", "huber", "poisson"],
     "max_rounds": 50,
     "min_rows": 2,
@@ -313,9 +313,9 @@ def _books(heard: Heard, site: Site, pair: Neighbours) -> None:
     book, k = read_ledger(site.ledger), pair.k
     heard.facts.append((book.cap, book.spent, book.promised, book.seq, [each.kind for each in book.records]))
     account = book.accounts[pair.study.hash]
-    heard.facts.append(of_account(pair.study.hash, account, site="site", version="1").as_bytes())
+    heard.facts.append(report_of_account(pair.study.hash, account, site="site").to_bytes())
     for account in book.accounts.values():
-        plan = plan_from_json(account.about["plan"])
+        plan = ReleasePlan.from_list(account.about["plan"])
         prices = {
             round: Fraction((k / gaussian(plan.at(round)).noise_multiplier) ** 2) for round in range(1, ROUNDS + 1)
         }
@@ -356,6 +356,6 @@ def test_a_study_that_is_played_has_uploads_and_every_refusal() -> None:
         about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
         told += [unpacked(each, **about) for each in heard.wire if each]
     assert {each.kind for each in told} == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
-    codes = "request-malformed round-forked round-gap round-old round-over study-closed"
+    codes = "request-malformed round-forked round-missed round-old round-over study-closed"
     assert sorted({each.code for each in told} - {""}) == codes.split()
     assert {each.n_rows for each in told} == {0, 6}

@@ -319,7 +319,7 @@ def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
     monkeypatch: pytest.MonkeyPatch, storage: Any, small: int
 ) -> None:
     monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
-    monkeypatch.setattr(kernels, "SMALL", small)
+    monkeypatch.setattr(kernels, "MAX_NUMPY_ENTRIES", small)
     monkeypatch.setattr(kernels, "MIN_COMPILED_ENTRIES", small)
     monkeypatch.setattr(memmap, "MEMORY_BYTES", 0)
     for module, name in (

@@ -7,6 +7,7 @@ from dataclasses import replace
 from html import unescape
 
 import numpy as np
+import pandas as pd
 import pytest
 from made_up import made_up, runs
 from scipy import stats
@@ -25,19 +26,19 @@ def found(paper_results):
 def test_paired_differences_have_students_interval():
     rng = np.random.default_rng(0)
     more, less = rng.normal(1.0, 1.0, 10), rng.normal(0.0, 1.0, 10)
-    one = paired(dict(enumerate(more)), dict(enumerate(less)))
+    one = paired(pd.Series(more), pd.Series(less))
     interval = stats.ttest_rel(more, less).confidence_interval(0.95)
     assert (one.mean - one.half, one.mean + one.half) == pytest.approx((interval.low, interval.high))
     assert one.clear == (interval.low > 0)
 
 
 def test_only_common_splits_count_and_one_is_not_enough():
-    assert paired({1: 2.0, 2: 3.0, 3: 9.0}, {1: 1.0, 2: 1.0, 4: 0.0}).mean == 1.5
-    assert paired({1: 2.0}, {1: 1.0}) is None
+    assert paired(pd.Series({1: 2.0, 2: 3.0, 3: 9.0}), pd.Series({1: 1.0, 2: 1.0, 4: 0.0})).mean == 1.5
+    assert paired(pd.Series({1: 2.0}), pd.Series({1: 1.0})) is None
 
 
 def test_the_rule_for_several_comparisons():
-    yes, no, turned = (paired(dict(enumerate(a)), {0: 1.0, 1: 1.0}) for a in ([2, 2.01], [0, 2.5], [0, 0.01]))
+    yes, no, turned = (paired(pd.Series(a), pd.Series([1.0, 1.0])) for a in ([2, 2.01], [0, 2.5], [0, 0.01]))
     assert (yes.clear, no.clear, turned.clear) == (True, False, False)
     assert (yes.reversed, no.reversed, turned.reversed) == (False, False, True)
     assert decide([yes, yes]) is ClaimVerdict.HOLDS
@@ -75,7 +76,7 @@ def test_the_papers_total_is_recomputed(found):
 
 
 def test_refusals_give_the_programs_reason(found, paper_results):
-    reason = paper_results.select("fig3", method="admm_pvp").column("reason")[0]
+    reason = paper_results.select("fig3", method="admm_pvp").frame["reason"].iloc[0]
     assert found["refused-l1"].evidence[0] == f"PVP: {reason}"
 
 

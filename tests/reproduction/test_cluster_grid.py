@@ -84,8 +84,8 @@ def test_a_client_that_is_killed_and_one_that_is_stopped_lose_no_finished_cell(
     assert len(before.cells) + 2 <= len(again.cells) < N_CELLS
     whole = run_grid(**run)
     assert without_times(whole).equals(without_times(local))
-    assert whole.select(cell=again.cells).table.equals(again.table)  # with their times: nothing was run again
-    assert again.select(cell=before.cells).table.equals(before.table)
+    assert whole.select(cell=again.cells).to_table().equals(again.to_table())  # with their times: nothing was run again
+    assert again.select(cell=before.cells).to_table().equals(before.to_table())
 
 
 def test_the_program_takes_a_scheduler(workers: Any, reproduction: Any, tmp_path: Path) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pyarrow as pa
 import pytest
 from looping import case
 from paper_runs import tampered
 
-from reproduction.comparison import comparison_picture
-from reproduction.figures import pictures
+from reproduction.figures import comparison_picture, pictures
 from reproduction.measurements import gaps
-from reproduction.series import by_round, where, with_optimum
+from reproduction.series import by_round, with_optimum
 
 NAMES = [
     "fig1", "fig2", "fig3", "fig3_global", "fig4", "fig6", "fig7", "fig7_global", "table3", "bounds",
@@ -42,11 +38,11 @@ def test_lines_are_the_means_of_the_results(drawn, paper_results):
     assert panel.get_title(loc="left") == "(b) ε per round = 0.1, δ = 10⁻³"
     lines = {line.get_label(): line for line in panel.lines}
     for label, method in (("DP-ADMM", "dp_admm"), ("PVP", "admm_pvp")):
-        group = where(paper_results.select("fig7"), method=method, round_epsilon=0.1, delta=1e-3)
+        group = paper_results.select("fig7").select(method=method, round_epsilon=0.1, delta=1e-3)
         assert np.allclose(lines[label].get_ydata(), by_round(group, "train_loss_local").mean), label
     (best,) = set(lines["non-private optimum"].get_ydata())
-    optimum = where(paper_results.select("fig7"), method="centralized")
-    assert best == pytest.approx(optimum.column("train_loss_global").mean())
+    optimum = paper_results.select("fig7").select(method="centralized")
+    assert best == pytest.approx(optimum.frame["train_loss_global"].mean())
 
 
 def test_panels_for_every_delta_and_lines_for_every_epsilon(drawn):
@@ -74,11 +70,11 @@ def test_a_part_of_the_experiments_gives_a_part_of_the_figures(paper_results):
 def test_distance_to_the_optimum_is_taken_split_by_split(paper_results):
     found = gaps(with_optimum(paper_results, "bounds"))
     assert [(gap.regularizer, gap.budget) for gap in found] == [("l1", 0.1), ("l2", 0.1)]
-    runs = where(paper_results.select("bounds"), method="dp_admm", regularizer="l2", round=100)
-    best = where(paper_results.select("bounds"), method="centralized", regularizer="l2")
-    distance = runs.column("augmented_objective") - 4 * best.column("objective_global")
-    assert found[1].measured.mean[-1] == pytest.approx(distance.mean())
-    assert found[1].bound[-1] == runs.column("bound")[0]
+    runs = paper_results.select("bounds").select(method="dp_admm", regularizer="l2", round=100)
+    best = paper_results.select("bounds").select(method="centralized", regularizer="l2")
+    distance = runs.frame["augmented_objective"].mean() - 4 * best.frame["objective_global"].mean()
+    assert found[1].measured.mean[-1] == pytest.approx(distance)
+    assert found[1].bound[-1] == runs.frame["bound"].iloc[0]
 
 
 def test_comparisons_have_a_panel_for_every_number_of_agents(comparison_results):
@@ -89,7 +85,7 @@ def test_comparisons_have_a_panel_for_every_number_of_agents(comparison_results)
     one = comparison_results.select(method="dp_admm", epsilon=0.5, n_agents=2, seed=1)
     drawn = error[0].lines[0].get_ydata()[0]
     two = comparison_results.select(method="dp_admm", epsilon=0.5, n_agents=2, seed=2)
-    ends = [each.last().column("test_error_global")[0] for each in (one, two)]
+    ends = [each.last().frame["test_error_global"].iloc[0] for each in (one, two)]
     assert drawn == pytest.approx(np.mean(ends))
 
 
@@ -128,13 +124,12 @@ def test_an_interrupted_comparison_has_a_whole_caption(comparison_results):
 
 def test_a_method_without_noise_has_in_every_panel_the_value_of_its_agents(comparison_results):
     two = comparison_results.select(method=["dp_admm", "dp_sgd"])
-    keep = two.select(method="dp_admm").table, two.select(method="dp_sgd", epsilon=0.5).table
-    some = replace(two, table=pa.concat_tables(keep))
+    some = two.keep((two.frame["method"] == "dp_admm") | (two.frame["epsilon"] == 0.5))
     lines = tampered(some, "epsilon", lambda values: values * np.nan, method="dp_sgd")
     panels = comparison_picture(lines, "comparison").figure.axes[2:]
     for axes, n in zip(panels, (2, 4), strict=True):
         (drawn,) = [line.get_ydata() for line in axes.lines if line.get_label() == "DPSGD"]
-        mine = where(lines, method="dp_sgd", n_agents=n).last().column("train_loss_global")
+        mine = lines.select(method="dp_sgd", n_agents=n).last().frame["train_loss_global"]
         assert drawn == pytest.approx(mine.mean())
 
 

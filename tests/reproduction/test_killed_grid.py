@@ -91,7 +91,7 @@ def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_pat
     assert process.wait() == 0
     assert counts == list(range(finished, n_cells + 1))  # what was finished was not run again
     whole = read_results(path)
-    assert whole.select(cell=before.cells).table.equals(before.table)
+    assert whole.select(cell=before.cells).to_table().equals(before.to_table())
     straight = in_one_go(tmp_path / "straight.parquet")
     assert without_times(whole).equals(without_times(straight))
     assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
@@ -110,11 +110,11 @@ def test_an_extension_killed_in_between_ends_with_the_file_of_an_uninterrupted_r
         process.wait()
         process.stdout.close()
     kept = read_results(path)
-    assert kept.select(cell=before.cells).table.equals(before.table)
+    assert kept.select(cell=before.cells).to_table().equals(before.to_table())
     seen = []
     whole = in_one_go(path, repeats=6, watch=seen.append)
     assert seen[0].done == len(kept.cells)
-    assert whole.select(cell=kept.cells).table.equals(kept.table)
+    assert whole.select(cell=kept.cells).to_table().equals(kept.to_table())
     straight = in_one_go(tmp_path / "straight" / "results.parquet", repeats=6)
     assert without_times(whole).equals(without_times(straight))
 
@@ -133,7 +133,7 @@ def test_a_disk_that_fills_up_leaves_what_was_written_and_one_sentence(tmp_path)
     assert process.returncode == 1
     assert "cannot be written (File too large); make room or choose another folder" in err.splitlines()[-1]
     kept = read_results(path)
-    assert kept.select(cell=first.cells).table.equals(first.table)
+    assert kept.select(cell=first.cells).to_table().equals(first.to_table())
     assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
 
 

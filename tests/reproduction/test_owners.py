@@ -37,8 +37,8 @@ def test_every_owner_is_an_agent_and_the_results_say_so(reproduction, tmp_path, 
     (tmp_path / "grid.toml").write_text(GRID)
     reproduction("run", "--grid", "grid.toml", "-o", "out", "--no-figures", "--workers", 1).succeeded()
     results = read_results(tmp_path / "out")
-    assert set(results.column("n_agents")) == {3}
-    assert set(results.column("partition")) == {"groups"}
+    assert set(results.frame["n_agents"]) == {3}
+    assert set(results.frame["partition"]) == {"groups"}
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,12 @@ def results(path) -> Results:
 
 
 def test_what_is_written_is_read(results, path):
-    assert results.table.equals(pa.Table.from_pylist(LINES, schema=SCHEMA))
+    assert results.to_table().equals(pa.Table.from_pylist(LINES, schema=SCHEMA))
     assert results.grid == GRID
     assert results.meta["version"] == dpadmm.__version__
     assert results.meta["data"] == DATA
     assert results.meta["command"] == "python -m reproduction run"
-    assert read_results(path.parent).table.equals(results.table)  # a folder means its results.parquet
+    assert read_results(path.parent).to_table().equals(results.to_table())  # a folder means its results.parquet
 
 
 def test_lines_are_selected_by_experiment_and_values(results):
@@ -74,14 +74,14 @@ def test_lines_are_selected_by_experiment_and_values(results):
         results.select(epsilons=1)
 
 
-def test_columns_are_arrays_with_nan_where_a_number_is_missing(results):
-    np.testing.assert_array_equal(results.column("test_error_global"), [0.4, 0.3, 0.2, np.nan])
-    assert results.column("n_agents").dtype.kind == "i"
-    assert results.column("reason").tolist() == [None, None, None, "no"]
+def test_missing_values_are_nan(results):
+    np.testing.assert_array_equal(results.frame["test_error_global"], [0.4, 0.3, 0.2, np.nan])
+    assert results.frame["n_agents"].dtype.kind == "i"
+    assert results.frame["reason"].dropna().tolist() == ["no"]
 
 
 def test_last_is_the_last_round_of_every_cell(results):
-    assert results.last().column("round").tolist() == [2, 1, 0]
+    assert results.last().frame["round"].tolist() == [2, 1, 0]
     assert results.select("one").last().cells == ["a", "b"]
     assert len(results.select(n_agents=7).last()) == 0
 

@@ -86,7 +86,7 @@ def test_more_repeats_extend_a_folder(reproduction, words, tmp_path):
     assert answer.json["experiments"]["agents"]["runs"] == 9
     after = read_results(tmp_path / "new")
     assert after.grid["repeats"] == 3
-    assert after.select(cell=before.cells).table.equals(before.table)
+    assert after.select(cell=before.cells).to_table().equals(before.to_table())
     assert len(after.meta["command"].splitlines()) == 2
 
 

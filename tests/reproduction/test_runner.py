@@ -43,10 +43,10 @@ def test_lines_stand_in_the_order_of_the_grid(straight):
     assert results.grid == grid.as_json
     assert results.meta["grid_digest"] == grid.digest
     refused = results.select(status="refused")
-    assert refused.column("round_epsilon").tolist() == [5.0]
-    assert results.select(timed=True).column("round").tolist() == [1, 3, 6]
+    assert refused.frame["round_epsilon"].tolist() == [5.0]
+    assert results.select(timed=True).frame["round"].tolist() == [1, 3, 6]
     assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
-    assert read_results(path).table.equals(results.table)
+    assert read_results(path).to_table().equals(results.to_table())
 
 
 def test_two_workers_in_two_parts_make_the_same_file_and_run_nothing_twice(straight, tmp_path):
@@ -58,8 +58,8 @@ def test_two_workers_in_two_parts_make_the_same_file_and_run_nothing_twice(strai
     assert first.cells == [cell.key for cell in grid.cells() if cell.key in {c.key for c in grid.cells(["again"])}]
     assert without_times(whole).equals(without_times(straight[1]))
     for name in ("seconds", "wall_seconds"):  # kept to the last bit: not run again
-        kept = whole.select("again").table[name].to_pylist()
-        assert kept == first.table[name].to_pylist()
+        kept = whole.select("again").to_table()[name].to_pylist()
+        assert kept == first.to_table()[name].to_pylist()
     stamp = path.stat().st_mtime_ns
     run_grid(grid, small_rows(), path)
     assert path.stat().st_mtime_ns == stamp  # nothing to do, nothing written
@@ -149,7 +149,7 @@ def test_more_repeats_extend_a_file_and_run_only_what_is_missing(straight, tmp_p
     longer = run_grid(more, small_rows(), path, workers=1, watch=seen.append)
     assert seen[0].done == N_CELLS
     assert longer.grid == more.as_json
-    assert longer.select(cell=straight[1].cells).table.equals(straight[1].table)  # with the old times
+    assert longer.select(cell=straight[1].cells).to_table().equals(straight[1].to_table())  # with the old times
     whole = run_grid(more, small_rows(), tmp_path / "whole" / "results.parquet", workers=1)
     assert without_times(longer).equals(without_times(whole))
     with pytest.raises(DataError, match=r"belongs to another grid \(repeats = 3, not 2\)"):

@@ -14,35 +14,33 @@ from reproduction.series import (
     distinct,
     done,
     has_local,
-    measure,
     split,
     variants,
-    where,
 )
 
 
 def test_curves_are_means_over_the_seeds(paper_results):
-    lines = where(paper_results.select("fig7"), method="dp_admm", round_epsilon=0.1, delta=1e-3)
+    lines = paper_results.select("fig7").select(method="dp_admm", round_epsilon=0.1, delta=1e-3)
     curve = by_round(lines, "train_loss_global")
     assert curve.x.tolist() == [1, 30, 60, 90, 100]
     assert curve.n_seeds == 2
-    values = lines.column("train_loss_global").reshape(2, -1)  # lines stand seed by seed
+    values = lines.frame["train_loss_global"].to_numpy().reshape(2, -1)  # lines stand seed by seed
     assert np.allclose(curve.mean, values.mean(axis=0))
     assert np.allclose(curve.std, values.std(axis=0, ddof=1))
-    assert at_end(lines, "train_loss_global") == {1: values[0, -1], 2: values[1, -1]}
+    assert at_end(lines, "train_loss_global").to_dict() == {1: values[0, -1], 2: values[1, -1]}
 
 
 def test_ends_against_a_column(paper_results):
-    lines = where(paper_results.select("fig4"), method="dp_admm", round_epsilon=0.1)
+    lines = paper_results.select("fig4").select(method="dp_admm", round_epsilon=0.1)
     curve = by_end(lines, "test_error_global", "n_agents")
     assert curve.x.tolist() == [2, 8]
-    at_eight = where(lines, n_agents=8, round=100).column("test_error_global")
+    at_eight = lines.select(n_agents=8, round=100).frame["test_error_global"]
     assert curve.mean[1] == pytest.approx(at_eight.mean())
 
 
 def test_empty_values_can_be_asked_for_and_come_last(paper_results):
     lines = done(paper_results.select("fig7"))
-    assert set(distinct(where(lines, round_epsilon=None), "method")) == {"admm", "centralized"}
+    assert set(distinct(lines.select(round_epsilon=None), "method")) == {"admm", "centralized"}
     groups = split(lines, "round_epsilon")
     assert list(groups) == [(0.05,), (0.1,), (None,)]
     assert sum(map(len, groups.values())) == len(lines)
@@ -58,14 +56,14 @@ def test_methods_are_told_apart_by_what_differs(paper_results):
         "DPSGD, rate 4, tail average",
         "optimum",
     ]
-    labels = list(variants(where(paper_results.select("choices"), method="dp_admm", round_epsilon=0.1)))
+    labels = list(variants(paper_results.select("choices").select(method="dp_admm", round_epsilon=0.1)))
     assert labels[0] == "DP-ADMM, λ/n = 1e-06, c_w = 5"
     assert len(labels) == 4
 
 
 def test_only_methods_with_models_of_their_own_have_local_ones(paper_results):
     for (method,), lines in split(done(paper_results.select("fig7")), "method").items():
-        same = np.array_equal(measure(lines, "train_loss_local"), measure(lines, "train_loss_global"))
+        same = np.array_equal(lines.frame["train_loss_local"], lines.frame["train_loss_global"])
         assert same == (not has_local(lines)) == (method in ONE_MODEL), method
 
 

@@ -9,20 +9,19 @@ import pytest
 from quick_workers import quick_workers
 
 from dpadmm.data import synthetic
-from reproduction.comparison import comparison_picture
+from reproduction.figures import comparison_picture
 from reproduction.grid import grid_from
 from reproduction.measurements import PAPER_SECONDS, times
 from reproduction.report import accuracy_table, in_words, settings_table, tables, time_table
 from reproduction.results import read_results
 from reproduction.runner import run_grid
-from reproduction.series import where
 
 
 def test_times_beside_the_papers(paper_results):
     rows = {(row.name, row.budget): row for row in times(paper_results.select("table3"))}
     assert set(rows) == {("dp_admm", 0.05), ("admm", 0.05), ("admm_pvp", 0.05)}
     admm = rows["admm", 0.05]
-    seconds = where(paper_results, timed=True, method="admm").last().column("seconds").min()
+    seconds = paper_results.select(timed=True, method="admm").last().frame["seconds"].min()
     assert admm.seconds == pytest.approx(seconds)
     assert admm.ratio == pytest.approx(seconds / rows["dp_admm", 0.05].seconds)
     assert admm.paper_ratio == pytest.approx(67.242 / 5.322)
@@ -32,40 +31,43 @@ def test_times_beside_the_papers(paper_results):
 
 def test_time_table_shows_no_iterations_where_nothing_is_solved(paper_results):
     table = time_table(paper_results)
-    shown = {row[1]: row for row in table.rows}
+    shown = {row[1]: row for row in table.frame.itertuples(index=False)}
     assert shown["DP-ADMM"][4:6] == ("1.0", "–")
     assert float(shown["PVP"][5]) > 0
 
 
 def test_accuracy_at_the_end(paper_results):
     table = accuracy_table(paper_results, "fig7")
-    shown = {row[:4]: row for row in table.rows}
+    shown = {row[:4]: row for row in table.frame.itertuples(index=False)}
     row = shown["DP-ADMM", "4", "0.05", "10⁻³"]
     assert row[4:6] == ("0.2772", "0.5009")
-    lines = where(paper_results.select("fig7"), method="dp_admm", round_epsilon=0.05, round=100)
-    error = lines.column("test_error_global")
+    lines = paper_results.select("fig7").select(method="dp_admm", round_epsilon=0.05, round=100)
+    error = lines.frame["test_error_global"]
     assert row[7] == f"{100 * error.mean():.2f} ± {100 * error.std(ddof=1):.2f}%"
-    optimum = next(row for row in table.rows if row[0] == "optimum")
+    optimum = next(row for row in table.frame.itertuples(index=False) if row[0] == "optimum")
     assert optimum[1:6] == ("–",) * 5
     assert shown["DPSGD, rate 0.1", "4", "0.05", "10⁻³"][8:] == ("–", "–")
 
 
 def test_two_kinds_of_budget_in_one_experiment(paper_results):
-    budgets = {row[2] for row in accuracy_table(paper_results, "choices").rows}
+    budgets = {row[2] for row in accuracy_table(paper_results, "choices").frame.itertuples(index=False)}
     assert budgets == {"0.1", "1 (total ε)"}
 
 
 def test_markdown_and_csv_hold_the_same(paper_results):
     for table in tables(paper_results):
         read = list(csv.reader(io.StringIO(table.csv())))
-        assert [tuple(row) for row in read] == [table.columns, *table.rows]
+        assert [tuple(row) for row in read] == [
+            tuple(table.frame.columns),
+            *table.frame.itertuples(index=False, name=None),
+        ]
         lines = [line for line in table.markdown().splitlines() if line.startswith("| ")]
-        assert len(lines) == len(table.rows) + 2
-        assert {line.replace("\\|", "").count("|") for line in lines} == {len(table.columns) + 1}
+        assert len(lines) == len(table.frame) + 2
+        assert {line.replace("\\|", "").count("|") for line in lines} == {table.frame.shape[1] + 1}
 
 
 def test_settings_with_their_values(paper_results):
-    shown = dict(settings_table(paper_results).rows)
+    shown = dict(settings_table(paper_results).frame.itertuples(index=False))
     assert shown["round_epsilon"] == "0.05, 0.1"
     assert shown["n_rounds"] == "100"
     assert shown["seed"] == "1, 2"
@@ -74,13 +76,13 @@ def test_settings_with_their_values(paper_results):
 
 def test_totals_are_not_all_called_exact(paper_results, comparison_results):
     table = accuracy_table(paper_results, "fig7")
-    assert table.columns[2:5] == ("ε per round", "δ", "total ε")
-    accountants = set(paper_results.select("fig7").table["accountant"].to_pylist()) - {None}
+    assert tuple(table.frame.columns[2:5]) == ("ε per round", "δ", "total ε")
+    accountants = set(paper_results.select("fig7").frame["accountant"].dropna())
     assert len(accountants) > 1
     assert all(name in table.note for name in accountants)
     assert "exact for plain Gaussian noise and otherwise a bound that holds" in table.note
     asked = accuracy_table(comparison_results, "comparison")
-    assert asked.columns[2:5] == ("total ε, asked", "δ", "total ε")
+    assert tuple(asked.frame.columns[2:5]) == ("total ε, asked", "δ", "total ε")
     optimum = accuracy_table(comparison_results.select(method="centralized"), "comparison")
     assert "Total ε" not in optimum.note
 
@@ -88,10 +90,10 @@ def test_totals_are_not_all_called_exact(paper_results, comparison_results):
 def test_one_split_has_no_spread(comparison_results):
     table = accuracy_table(comparison_results.select(seed=1), "comparison")
     assert table.note.startswith("One split. ")
-    assert not [cell for row in table.rows for cell in row if "±" in cell or "nan" in cell]
-    (loss,) = {row[6] for row in table.rows if row[0] == "optimum"}
-    best = where(comparison_results, method="centralized", seed=1).last().column("train_loss_global")
-    assert loss == f"{best[0]:.4f}"
+    assert not [cell for row in table.frame.itertuples(index=False) for cell in row if "±" in cell or "nan" in cell]
+    (loss,) = {row[6] for row in table.frame.itertuples(index=False) if row[0] == "optimum"}
+    best = comparison_results.select(method="centralized", seed=1).last().frame["train_loss_global"]
+    assert loss == f"{best.iloc[0]:.4f}"
 
 
 def test_errors_of_a_regression_are_rms_errors(tmp_path):
@@ -106,7 +108,7 @@ def test_errors_of_a_regression_are_rms_errors(tmp_path):
     with quick_workers():
         run_grid(grid_from(grid), rows, tmp_path / "results.parquet", command="")
     results = read_results(tmp_path)
-    columns = accuracy_table(results, "comparison").columns
+    columns = accuracy_table(results, "comparison").frame.columns
     assert (columns[7], columns[9]) == ("RMS error, global", "RMS error, local")
     picture = comparison_picture(results, "comparison")
     assert "RMS error (top)" in picture.caption

@@ -81,7 +81,7 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
     plain = person_study("logistic", "plain", intercept=False)
     assert site.open_rows(plain).n_features == 2
     assert site.rows.survey(plain) is not None
-    for error, told in ((DataError("why"), "gave no sum: why"), (KeyError("a cell"), "gave no sum: KeyError\n")):
+    for error, told in ((DataError("why"), "no sum: why"), (KeyError("a cell"), "no sum: KeyError\n")):
 
         def fail(*_: object, error: Exception = error) -> None:
             raise error

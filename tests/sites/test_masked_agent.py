@@ -10,7 +10,7 @@ import pytest
 from masked import NAMES, ROWS, MaskedSite, masked_study
 
 from dpadmm.errors import RefusalError
-from dpadmm.methods.auto import PublicState
+from dpadmm.methods.pgd import PublicState
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted.masking import bitmap_of
 

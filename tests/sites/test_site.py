@@ -124,7 +124,7 @@ def masked_study(site, **changes):
 
 
 AUTO = {
-    "limits": {"methods": ["auto"]},
+    "limits": {"methods": ["pgd"]},
     "secure_aggregation": {**MASKING, "min_withstood": 1, "epsilon_if_others_collude": 1.25},
 }
 
@@ -176,7 +176,7 @@ def test_a_key_that_is_missing_or_not_secret_or_not_alone_is_none(folder):
 
 
 def test_a_study_that_its_owner_does_not_allow_masked_is_refused_before_rows_are_read(folder, monkeypatch):
-    site = opened(folder, limits={"methods": ["auto"]})
+    site = opened(folder, limits={"methods": ["pgd"]})
     study = masked_study(site)
     monkeypatch.setattr(type(site), "open_rows", None)
     site.begin()
@@ -224,7 +224,7 @@ WRONG = [
     ({"data": {"label": "a\tb"}}, "data.label must be a text of one line"),
     (
         {"person": {"rows": None}},
-        "person.rows is missing; give a whole number between 1 and 1,000,000,000: the most",
+        "person.rows is missing; give a whole number between 1 and 1,000,000,000: the maximum",
     ),
     ({"person": {"rows": 0}}, "person.rows must be a whole number between 1 and 1,000,000,000, not 0"),
     ({"person": {"rows": 1.0}}, "person.rows must be"),

@@ -22,7 +22,8 @@ from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.errors import StudyError
 from dpadmm.losses import Huber, Logistic
 from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.methods import Auto, DpAdmm, DpAdmmRounds
+from dpadmm.methods import DpAdmm, Pgd
+from dpadmm.queries.problem import PublicSizes
 from dpadmm.studies.checks import DEPLOYABLE, provenance_parameters
 from dpadmm.studies.reading import read_study, study_from
 from dpadmm.studies.settings import Training, nest
@@ -114,7 +115,7 @@ def test_what_is_agreed_on():
     assert trained(intercept=True).shape == (3, 1)
     assert changed(classes=[1, 2, 3], training={"epsilon": 1.0, "loss": "softmax"}).shape == (2, 3)
     assert study.terms.hash == study.hash
-    assert study.terms.plan.n_rounds == study.training.n_rounds == DpAdmm.usual_rounds
+    assert study.terms.plan.n_rounds == study.training.n_rounds == DpAdmm.default_rounds
     total = exact_epsilon(math.sqrt(study.terms.plan.n_rounds) / study.noise_multiplier, 1e-6)
     assert 0.999 < total <= 1.0
 
@@ -129,15 +130,31 @@ def test_it_goes_round_by_json_and_toml(tmp_path):
     assert again.terms == study.terms
 
 
-def test_the_hash_pins_the_planned_rounds_where_nobody_said_how_many(monkeypatch):
+def test_a_study_without_rounds_is_open_until_the_sizes_are_known():
     study = trained(method="auto")
-    kept, agreed = json.dumps(study.as_json()), study.hash
+    assert study.training.is_open
     assert study.training.n_rounds is None
-    assert agreed == trained(method="auto", n_rounds=Auto.usual_rounds).hash
-    monkeypatch.setattr(Auto, "usual_rounds", 2 * Auto.usual_rounds)  # a later version
-    assert trained(method="auto").hash != agreed
-    again = study_from(json.loads(kept))
-    assert (again.hash, again.terms) == (agreed, study.terms)
+    again = study_from(json.loads(json.dumps(study.as_json())))
+    assert again.training.is_open
+    assert again.hash == study.hash
+    with pytest.raises(StudyError, match="leaves the number of rounds open; choose it: dpadmm plan study"):
+        study.check_concrete()
+    for n_rows, n_rounds in ((50, 13), (10**6, 103)):
+        training = study.training.resolved(study.problem, PublicSizes(np.full(4, n_rows), study.shape[0]))
+        assert (training.method.name, training.n_rounds) == ("pgd", n_rounds)
+
+
+def test_a_study_with_rounds_has_a_concrete_method_which_its_hash_pins():
+    study = trained(method="auto", n_rounds=25)
+    study.check_concrete()
+    assert study.training.method == Pgd()
+    assert study.as_json()["method"] == {"name": "pgd"}
+    assert study.terms.method == "pgd"
+    assert study.hash == trained(method="pgd").hash == trained(method="pgd", n_rounds=25).hash
+    inferring = trained(method={"name": "auto", "inference": True})
+    inferring.check_concrete()
+    assert inferring.as_json()["method"] == {"name": "newton"}
+    assert inferring.hash == trained(method="newton", n_rounds=5).hash
 
 
 @given(
@@ -507,7 +524,7 @@ def test_a_plan_that_a_site_could_not_finish_or_state_is_refused(kind, monkeypat
         "nine kinds": ReleasePlan.of([*(Release(5.0 + k) for k in range(9)), Release(5.0)]),
         "a short plan": ReleasePlan.constant(Release(5.0), 9),
     }
-    monkeypatch.setattr(DpAdmmRounds, "plan", lambda self, agent, n_rounds: plans[kind])
+    monkeypatch.setattr(DpAdmm, "plan", lambda self, agent, n_rounds: plans[kind])
     with pytest.raises(StudyError, match="must release something in every round, and at most 8 different kinds"):
         Study(name="s", features=("x",), training={"method": "dp_admm", "noise_multiplier": 5.0, "n_rounds": 10})
 

@@ -72,7 +72,7 @@ def site_in(folder: Path, tables: list[PersonTable], *, scheduler: str | None, k
         file = Path(table.write(folder))
         (folder / file).rename(folder / "rows" / f"part-{i:03d}{file.suffix}")
     where = {"table": "rows", "scheduler": scheduler} if scheduler else {"table": "rows/part-000.csv"}
-    limits = {"epsilon": 8.0, "delta": 1e-5, "methods": ["auto", "dp_admm"]}
+    limits = {"epsilon": 8.0, "delta": 1e-5, "methods": ["pgd", "dp_admm"]}
     sections = {
         "data": {**where, "label": "outcome"},
         "person": {"rows": k, **({"column": "id"} if by else {})},

@@ -20,7 +20,8 @@ from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.local import SiteSubprocess, invite, new_site, with_keys
 from dpadmm.federation.replay import Replay
 from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import begin, journal_of
+from dpadmm.federation.server.process import begin
+from dpadmm.federation.server.status import journal_of
 from dpadmm.federation.site.decisions import accept
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.sites.site import Site

@@ -44,4 +44,4 @@ def small_rows() -> Dataset:
 
 def without_times(results: Results) -> pa.Table:
     """Everything that must be the same in two runs of a grid."""
-    return results.table.drop_columns(list(TIMING))
+    return results.to_table().drop_columns(list(TIMING))

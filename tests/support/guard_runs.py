@@ -86,7 +86,7 @@ def check(folder: Path, sent: Sent) -> int:
             assert agent.step(last, consensus(last)).tobytes() == said
         assert refusal(agent.step, ROUNDS + 1, consensus(1)).code == "round-over"
         if last < ROUNDS - 1:
-            assert refusal(agent.step, last + 2, consensus(1)).code == "round-gap"
+            assert refusal(agent.step, last + 2, consensus(1)).code == "round-missed"
         assert guard._ledger.status().seq == book.seq == len(book.records), "a refused request was charged"
         return last
 
@@ -227,7 +227,7 @@ MASKED_STEPS: list[tuple[str, Any, str, bool, bool]] = [
     ("the mark", ledger.Ledger, "_extend_mark", True, True),
     ("the mark's sync", os, "fsync", True, True),
     ("reading the answer", guard_module.EnrolledQuery, "upload", True, True),
-    ("the masked answer", Guard, "masked", False, True),
+    ("the masked answer", Guard, "mask", False, True),
 ]
 """The same of an answer under secure aggregation."""
 
@@ -247,12 +247,12 @@ def kill_masked(root: Path) -> dict[str, int]:
                 assert recorded == on_record[after], f"{name}, {after}"
                 request = guard.prepare(study, 2, consensus(2))
                 if recorded:
-                    assert refusal(guard.masked, study, 2, request, few).code == "round-forked"
+                    assert refusal(guard.mask, study, 2, request, few).code == "round-forked"
                     said = guard._ledger.transcript(study)[1][1]
-                    assert guard.masked(study, 2, request, masked_sites.ALL).tobytes() == said[: 8 * D]
+                    assert guard.mask(study, 2, request, masked_sites.ALL).tobytes() == said[: 8 * D]
                 else:
-                    guard.masked(study, 2, request, few)
-                first = guard.masked(study, 1, guard.prepare(study, 1, consensus(1)), masked_sites.ALL)
+                    guard.mask(study, 2, request, few)
+                first = guard.mask(study, 1, guard.prepare(study, 1, consensus(1)), masked_sites.ALL)
                 assert first.tobytes() == sent[1]
                 spent = guard._ledger.status().spent
                 assert spent == 2 * Fraction(POLICY.release_cost(masked_sites.MASKED.terms.plan.at(1)))
@@ -266,7 +266,7 @@ def _die_masked(folder: Path, pipe: int, owner: Any, name: str, after: bool) -> 
             if round == 2:
                 _last_step(owner, name, after)
             request = guard.prepare(study, round, consensus(round))
-            upload = guard.masked(study, round, request, masked_sites.ALL)
+            upload = guard.mask(study, round, request, masked_sites.ALL)
             send(pipe, f"{json.dumps([round, upload.tobytes().hex()])}\n".encode())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from reproduction.results import MEASURES, SCHEMA, Results
+from reproduction.results import MEASURES, SCHEMA, Results, to_frame
 
 SEEDS = (1, 2, 3)
 ROUNDS = (1, 10, 25, 50, 75, 100)
@@ -46,4 +46,5 @@ def made_up(*groups: list[dict[str, Any]], data: dict[str, Any] | None = None) -
             about["cells"].append(line["cell"])
     known = [{name: value for name, value in line.items() if name in SCHEMA.names} for line in lines]
     meta = {"data": data or {"name": "made up", "rows": 1, "features": 1}}
-    return Results(pa.Table.from_pylist(known, schema=SCHEMA), {"title": "", "experiments": experiments}, meta)
+    frame = to_frame(pa.Table.from_pylist(known, schema=SCHEMA))
+    return Results(frame, {"title": "", "experiments": experiments}, meta)

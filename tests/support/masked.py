@@ -24,7 +24,7 @@ NAMES = ("a", "b", "c", "d")
 ROUNDS, MOST_ROWS, D = 5, 100, 3
 ROWS = {"a": 20, "b": 37, "c": 60, "d": 95}
 LIMITS = MaskingLimits(1e3, 2, 1)
-POLICY = Policy(1e3, 1e-5, frozenset({"auto"}), frozenset({"logistic"}), 1000, 2, masking=LIMITS)
+POLICY = Policy(1e3, 1e-5, frozenset({"pgd"}), frozenset({"logistic"}), 1000, 2, masking=LIMITS)
 LOG = logging.getLogger("masked")
 
 

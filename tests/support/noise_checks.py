@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpadmm.engine.loop import RoundView
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import DpAdmmRounds
+from dpadmm.methods import DpAdmm
 from dpadmm.queries.problem import Problem
 
 CHANCE = 1e-8
@@ -29,7 +29,7 @@ class Watcher:
         self.released.append(np.array(view.released))
 
 
-def gradients_said(seen: Watcher, method: DpAdmmRounds, problem: Problem) -> Floats:
+def gradients_said(seen: Watcher, method: DpAdmm, problem: Problem) -> Floats:
     """h_i^k of every round and agent, (t, n, d, p), from the models of all agents alone.
 
     For rows of zeros, whose gradients are zero, this is the noise itself.
@@ -39,7 +39,7 @@ def gradients_said(seen: Watcher, method: DpAdmmRounds, problem: Problem) -> Flo
     consensus = [np.zeros_like(seen.consensus[0]), *seen.consensus]
     dual, out = np.zeros_like(released[0]), []
     for k in range(1, len(released)):
-        pull = 1.0 / method.schedule(k)[:, None, None]
+        pull = 1.0 / method.step_sizes(k)[:, None, None]
         if k > 1:
             dual = dual - method.rho * (released[k - 1] - consensus[k - 1])
         before = dual + method.rho * consensus[k - 1] + released[k - 1] * pull

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from quick_workers import quick_workers
 
 from dpadmm.data import Dataset, synthetic
@@ -117,11 +115,8 @@ def make_results(grid: dict[str, Any], folder: Path) -> Results:
 
 def tampered(results: Results, column: str, change: Any, **equals: Any) -> Results:
     """The same results with a column changed in the lines that match: ``change(values) -> values``."""
-    mine = np.ones(len(results), dtype=bool)
-    for name, value in equals.items():
-        mine &= results.column(name) == value
-    values = np.array(results.column(column), dtype=float)
-    values[mine] = change(values[mine])
-    place = results.table.column_names.index(column)
-    new = pa.array(values, from_pandas=True)
-    return replace(results, table=results.table.set_column(place, column, new))
+    mine = results.select(**equals).frame.index
+    frame = results.frame.copy()
+    frame[column] = frame[column].astype(float)
+    frame.loc[mine, column] = change(frame.loc[mine, column])
+    return replace(results, frame=frame)

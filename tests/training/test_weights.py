@@ -202,7 +202,7 @@ def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Pat
     rows = path.read_text().splitlines()[:301]
     rows[5] = rows[5].rpartition(",")[0].rpartition(",")[0] + ",-1,4"
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
-    limits = 'epsilon = 8.0\ndelta = 1e-5\nmethods = ["auto"]\nlosses = ["logistic"]\nmax_rounds = 50\nmin_rows = 2'
+    limits = 'epsilon = 8.0\ndelta = 1e-5\nmethods = ["pgd"]\nlosses = ["logistic"]\nmax_rounds = 50\nmin_rows = 2'
     (tmp_path / "site.toml").write_text(
         f'format = "{FORMAT}"\nledger = "ledger"\n[data]\ntable = "t.csv"\nlabel = "ill"\n'
         f"[person]\nrows = 1\n[limits]\n{limits}\n"

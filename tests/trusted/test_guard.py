@@ -397,7 +397,7 @@ def test_what_a_study_asks_is_checked_before_any_row_is_read(tmp_path: Path) -> 
 
 
 AUTO = study(method="auto")
-AUTO_POLICY = replace(POLICY, methods=frozenset({"auto"}), epsilon=8.0)
+AUTO_POLICY = replace(POLICY, methods=frozenset({"pgd"}), epsilon=8.0)
 
 
 class Watched:
@@ -451,7 +451,7 @@ def test_to_another_shape_or_point_nothing_is_said_and_to_the_same_the_same(tmp_
     watched = Watched(private(*rows()))
     with guarded(tmp_path, lambda study: watched, policy=AUTO_POLICY) as guard:
         guard.enrol(AUTO)
-        assert refusal(guard.answer, AUTO.hash, 2, shaped()).code == "round-gap"
+        assert refusal(guard.answer, AUTO.hash, 2, shaped()).code == "round-missed"
         first = guard.answer(AUTO.hash, 1, np.zeros(0), b"memo")
         assert np.array_equal(guard.answer(AUTO.hash, 1, np.zeros(0), b"memo"), first)
         assert refusal(guard.answer, AUTO.hash, 1, np.zeros(0)).code == "round-forked"

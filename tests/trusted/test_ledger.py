@@ -227,8 +227,8 @@ def test_the_same_request_gets_the_stored_bytes_and_another_none(ledger):
     assert refusal(ledger.replay, A, 1, digest=OTHER_DIGEST).code == "round-forked"
     assert refusal(spend, ledger, upload=b"again").code == "round-old"
     assert ledger.replay(A, 2, digest=DIGEST) is None
-    assert refusal(ledger.replay, A, 3, digest=DIGEST).code == "round-gap"
-    assert refusal(spend, ledger, round=3).code == "round-gap"
+    assert refusal(ledger.replay, A, 3, digest=DIGEST).code == "round-missed"
+    assert refusal(spend, ledger, round=3).code == "round-missed"
     spend(ledger, round=2, upload=b"")
     assert ledger.replay(A, 2, digest=DIGEST) == b""
     assert [(record.round, upload) for record, upload in ledger.transcript(A)] == [(1, b"one"), (2, b"")]
@@ -705,7 +705,7 @@ def test_a_restore_closes_what_is_open_and_leaves_other_endings(ledger, tmp_path
         ledger.reserve(study, 0.25, about={})
         if ending:
             ledger.close_study(study, ending)
-    ledger.restored(0.0, about={}, shares=1)
+    ledger.record_restore(0.0, about={}, shares=1)
     for state in (ledger.status(), read_ledger(tmp_path)):
         assert [each.ending for each in state.accounts.values()] == ["finish", "restore", "end", "restore"]
         assert state.spent == Fraction(1, 4), "of the open one"
@@ -732,7 +732,7 @@ def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(le
     spend(ledger, B, 1, 0.125)
     ledger.close_study(B)
     ledger.reserve(C, 0.125, about={"name": "c"}, shares=2)
-    ledger.restored(0.0625, about={"name": "lost"}, shares=3)
+    ledger.record_restore(0.0625, about={"name": "lost"}, shares=3)
     for state in (ledger.status(), read_ledger(tmp_path)):
         assert state.restores == 1
         assert [float(each.spent) for each in state.accounts.values()] == [0.25, 0.125, 0.125, 0.0625]
@@ -750,13 +750,13 @@ def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(le
         assert refusal(spend, ledger, study, 2, 0.01).code == "study-closed"
         assert refusal(ledger.reserve, study, 0.01, about={}).code == "study-changed"
     assert refusal(ledger.reserve, "d" * 64, 0.5, about={}).code == "budget-cap"
-    ledger.restored(0.0, about={}, shares=1)
+    ledger.record_restore(0.0, about={}, shares=1)
     assert (ledger.status().restores, ledger.status().spent) == (2, Fraction(9, 16))
 
 
 def test_what_an_old_copy_may_lack_is_charged_beyond_the_cap_too(ledger):
     ledger.reserve(A, 1.0, about={"name": "a"})
-    ledger.restored(5.0, about={}, shares=1)
+    ledger.record_restore(5.0, about={}, shares=1)
     assert float(ledger.status().spent) == 6.0
 
 

@@ -81,7 +81,7 @@ def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_un
             requests = {guards[i].prepare(HASH, round, point) for i in members}
             assert len(requests) == 1
             (request,) = requests
-            masked = {i: guards[i].masked(HASH, round, request, bitmap) for i in members}
+            masked = {i: guards[i].mask(HASH, round, request, bitmap) for i in members}
             bare = {i: unmasked(guards[i], round, request, bitmap, masked[i]) for i in members}
         for i, (scale, noise) in zip(members, drawn, strict=True):
             total = TinyRows(*rows(i)).total(MASKED.terms.statistics["gradient"], point, grid)
@@ -94,14 +94,14 @@ def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_un
 def test_the_same_mask_again_gets_the_same_bytes_also_after_a_restart(folder: Path) -> None:
     with site(folder) as guard:
         request = guard.prepare(HASH, 1, POINT, b"memo")
-        first, before = guard.masked(HASH, 1, request, FEW), books(guard)
+        first, before = guard.mask(HASH, 1, request, FEW), books(guard)
         assert guard.prepare(HASH, 1, POINT, b"memo") == request
-        assert guard.masked(HASH, 1, request, FEW).tobytes() == first.tobytes()
+        assert guard.mask(HASH, 1, request, FEW).tobytes() == first.tobytes()
     with site(folder) as guard:
         for prepared in (False, True):
             if prepared:
                 guard.prepare(HASH, 1, POINT, b"memo")
-            assert guard.masked(HASH, 1, request, FEW).tobytes() == first.tobytes()
+            assert guard.mask(HASH, 1, request, FEW).tobytes() == first.tobytes()
         assert books(guard) == before
         ((round, answer, memo),) = guard.transcript(HASH)
         assert (round, answer.tobytes(), memo) == (1, first.tobytes(), b"memo")
@@ -117,18 +117,18 @@ def test_members_are_kept_apart_from_the_memo_for_any_number_of_sites(folder: Pa
     with site(folder, study=asked) as guard:
         for round, memo in ((1, {"memo": b"heard"}), (2, {})):
             request = guard.prepare(asked.hash, round, POINT, **memo)
-            answer = guard.masked(asked.hash, round, request, everybody)
+            answer = guard.mask(asked.hash, round, request, everybody)
             assert guard._ledger.transcript(asked.hash)[-1][1] == answer.tobytes() + memo.get("memo", b"") + everybody
         assert [memo for _, _, memo in guard.transcript(asked.hash)] == [b"heard", b""]
 
 
 def test_other_members_or_another_request_for_an_answered_round_are_refused(guard: Guard) -> None:
     request = guard.prepare(HASH, 1, POINT)
-    guard.masked(HASH, 1, request, FEW)
+    guard.mask(HASH, 1, request, FEW)
     before = books(guard)
     other = guard.prepare(HASH, 1, POINT + 1.0)
     for asked, members in ((request, ALL), (request, bitmap_of([0, 1, 2, 3], N)), (other, FEW), ("0" * 64, FEW)):
-        assert refusal(guard.masked, HASH, 1, asked, members).code == "round-forked"
+        assert refusal(guard.mask, HASH, 1, asked, members).code == "round-forked"
     assert books(guard) == before
     assert not guard._prepared
 
@@ -139,8 +139,8 @@ def test_what_was_prepared_is_used_once(guard: Guard, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(guard._ledger, "spend", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            guard.masked(HASH, 1, request, FEW)
-    assert refusal(guard.masked, HASH, 1, request, ALL).code == "round-not-ready"
+            guard.mask(HASH, 1, request, FEW)
+    assert refusal(guard.mask, HASH, 1, request, ALL).code == "round-not-ready"
 
 
 @pytest.mark.skipif(sqlite_vfs() is None, reason="this Python hides its SQLite library")
@@ -148,13 +148,13 @@ def test_an_answer_that_cannot_be_recorded_does_not_leave(folder: Path) -> None:
     with site(folder) as guard:
         request = guard.prepare(HASH, 1, POINT)
         with failing(Fault("EIO", 1)):
-            assert refusal(guard.masked, HASH, 1, request, FEW).code == "ledger-failed"
-        assert refusal(guard.masked, HASH, 1, request, FEW).code == "ledger-failed"
+            assert refusal(guard.mask, HASH, 1, request, FEW).code == "ledger-failed"
+        assert refusal(guard.mask, HASH, 1, request, FEW).code == "ledger-failed"
     with site(folder) as guard:
         if not guard._ledger.status().spent:
-            assert refusal(guard.masked, HASH, 1, request, FEW).code == "round-not-ready"
+            assert refusal(guard.mask, HASH, 1, request, FEW).code == "round-not-ready"
             guard.prepare(HASH, 1, POINT)
-        guard.masked(HASH, 1, request, FEW)
+        guard.mask(HASH, 1, request, FEW)
         assert guard._ledger.status().spent == PRICE
 
 
@@ -165,11 +165,11 @@ def test_after_a_crash_between_ready_and_mask_the_answer_has_other_noise(folder:
             request = guard.prepare(HASH, 1, POINT)
             seen.append(guard._prepared[HASH].numbers)
     with site(folder) as guard:
-        assert refusal(guard.masked, HASH, 1, request, ALL).code == "round-not-ready"
+        assert refusal(guard.mask, HASH, 1, request, ALL).code == "round-not-ready"
         assert not guard._ledger.status().spent
         assert guard.prepare(HASH, 1, POINT) == request
         assert guard._prepared[HASH].numbers not in seen
-        guard.masked(HASH, 1, request, ALL)
+        guard.mask(HASH, 1, request, ALL)
     assert len(set(seen)) == 2
 
 
@@ -180,13 +180,13 @@ def test_only_the_prepared_request_of_this_round_and_study_is_answered(guard: Gu
     foreign = guard.prepare(other.hash, 1, POINT)
     assert request != foreign
     for study, round, asked in ((HASH, 2, request), (HASH, 1, foreign), (other.hash, 1, request), (HASH, 1, "0" * 64)):
-        assert refusal(guard.masked, study, round, asked, ALL).code == "round-not-ready"
+        assert refusal(guard.mask, study, round, asked, ALL).code == "round-not-ready"
     numbers = guard._prepared[HASH].numbers
     assert guard.prepare(HASH, 1, POINT) == request
     assert guard._prepared[HASH].numbers == numbers  # no second draw for the same request
     assert not guard._ledger.status().spent
-    guard.masked(HASH, 1, request, ALL)
-    guard.masked(other.hash, 1, foreign, ALL)
+    guard.mask(HASH, 1, request, ALL)
+    guard.mask(other.hash, 1, foreign, ALL)
 
 
 def test_rows_are_summed_once_in_a_round_however_often_it_is_asked_for(
@@ -201,7 +201,7 @@ def test_rows_are_summed_once_in_a_round_however_often_it_is_asked_for(
             assert refusal(guard.prepare, HASH, round, POINT + where).code == "round-forked"
     assert guard.prepare(HASH, 3, POINT) == requests[3]
     assert len(sums) == 2
-    guard.masked(HASH, 3, requests[3], ALL)
+    guard.mask(HASH, 3, requests[3], ALL)
     guard.prepare(HASH, 4, POINT)
     assert len(sums) == 3
 
@@ -223,15 +223,15 @@ def test_rows_are_summed_once_in_a_round_however_often_it_is_asked_for(
 )
 def test_members_are_checked_before_all_else(guard: Guard, members: Any, code: str) -> None:
     request = guard.prepare(HASH, 1, POINT)
-    assert refusal(guard.masked, HASH, 1, request, members).code == code
-    guard.masked(HASH, 1, request, FEW)
-    assert refusal(guard.masked, HASH, 1, request, members).code == code  # an answered round is no way around
+    assert refusal(guard.mask, HASH, 1, request, members).code == code
+    guard.mask(HASH, 1, request, FEW)
+    assert refusal(guard.mask, HASH, 1, request, members).code == code  # an answered round is no way around
     assert guard._ledger.status().spent == PRICE
 
 
 @pytest.mark.parametrize("request_digest", [None, b"0" * 64, "0" * 63, "0" * 65, "G" * 64, "A" * 64, "0" * 64 + "\n"])
 def test_a_request_is_named_by_its_digest(guard: Guard, request_digest: Any) -> None:
-    assert refusal(guard.masked, HASH, 1, request_digest, ALL).code == "request-malformed"
+    assert refusal(guard.mask, HASH, 1, request_digest, ALL).code == "request-malformed"
 
 
 def test_a_study_is_masked_or_it_is_not(guard: Guard) -> None:
@@ -239,17 +239,17 @@ def test_a_study_is_masked_or_it_is_not(guard: Guard) -> None:
     for act in (
         lambda: guard.answer(HASH, 1, POINT),
         lambda: guard.prepare(STUDY.hash, 1, POINT),
-        lambda: guard.masked(STUDY.hash, 1, "0" * 64, ALL),
+        lambda: guard.mask(STUDY.hash, 1, "0" * 64, ALL),
     ):
         assert refusal(act).code == "request-malformed"
-    for act in (lambda: guard.prepare("0" * 64, 1, POINT), lambda: guard.masked("0" * 64, 1, "0" * 64, ALL)):
+    for act in (lambda: guard.prepare("0" * 64, 1, POINT), lambda: guard.mask("0" * 64, 1, "0" * 64, ALL)):
         assert refusal(act).code == "study-unknown"
     guard.answer(STUDY.hash, 1, POINT)
 
 
 def test_nothing_is_computed_for_a_round_that_cannot_be_answered(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     later = guard.prepare(HASH, 3, POINT)
-    guard.masked(HASH, 3, later, ALL)
+    guard.mask(HASH, 3, later, ALL)
     with monkeypatch.context() as patch:
         patch.setattr(TinyRows, "total", None)
         assert guard.prepare(HASH, 3, POINT) == later
@@ -267,14 +267,14 @@ def test_nothing_is_computed_for_a_round_that_cannot_be_answered(guard: Guard, m
 def test_rounds_may_be_missed_only_if_the_study_says_so(folder: Path) -> None:
     strict = masked_study(terms={"may_miss_rounds": False})
     with site(folder, study=strict) as guard:
-        assert refusal(guard.prepare, strict.hash, 2, POINT).code == "round-gap"
+        assert refusal(guard.prepare, strict.hash, 2, POINT).code == "round-missed"
 
 
 def test_both_sums_are_reserved_and_charged(folder: Path) -> None:
     policy = replace(limits(epsilon_if_others_collude=6.0), unit=PrivacyUnit(2), epsilon=3.0)
     price = Fraction(policy.release_cost(MASKED.terms.plan.at(1)))
     with site(folder, policy=policy, open_rows=tiny(*rows(), policy.unit)) as guard:
-        guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
+        guard.mask(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
     book = read_ledger(folder)
     assert (book.spent, book.collusion_spent) == (price, HONEST * price)
     assert float(book.promised) == policy.cost(MASKED.terms.plan)
@@ -330,11 +330,14 @@ def test_every_limit_of_secure_aggregation_is_told_and_only_where_there_is_one()
     zero, both = (Fraction(0), Fraction(0)), {"plain", "secure"}
     plain = [limit.name for limit in POLICY.evaluate(STUDY.terms, M, zero)]
     assert plain == ["method", "loss", "rounds", "rows", "budget"]
-    assert [limit.name for limit in POLICY.evaluate(STUDY.terms, M, (zero[0], Fraction(1)))] == [*plain, "alone"]
+    assert [limit.name for limit in POLICY.evaluate(STUDY.terms, M, (zero[0], Fraction(1)))] == [
+        *plain,
+        "collusion_budget",
+    ]
     told = {limit.name: limit for limit in OWNER.evaluate(MASKED.terms, M, zero)}
-    assert list(told) == [*plain[:3], "aggregation", "min_honest_sites", "withstood", *plain[3:], "alone"]
+    assert list(told) == [*plain[:3], "aggregation", "min_honest_sites", "withstood", *plain[3:], "collusion_budget"]
     assert (told["aggregation"].asked, set(told["aggregation"].allowed)) == ("secure", both)
-    assert [told[name].sentence for name in ("budget", "alone")] == ["", ""]
+    assert [told[name].sentence for name in ("budget", "collusion_budget")] == ["", ""]
     (refused,) = [limit for limit in POLICY.evaluate(MASKED.terms, None, None) if not limit.holds]
     assert (refused.name, refused.allowed) == ("aggregation", ("plain",))
     small = replace(OWNER, epsilon=0.1).evaluate(MASKED.terms, None, zero)[-2]
@@ -391,7 +394,7 @@ def test_terms_of_masking_changed_under_the_same_hash_are_refused(folder: Path, 
     forged.terms = forged.terms._replace(hash=HASH)
     with guarded(folder, policy=OWNER, key=KEYS[0]) as guard:
         assert refusal(guard.enrol, forged).code == "study-changed"
-        assert refusal(guard.masked, HASH, 1, "0" * 64, ALL).code == "study-unknown"
+        assert refusal(guard.mask, HASH, 1, "0" * 64, ALL).code == "study-unknown"
 
 
 def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) -> None:
@@ -411,10 +414,10 @@ def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) ->
 
 def test_a_lower_limit_ends_a_masked_study_early(folder: Path) -> None:
     with site(folder) as guard:
-        guard.masked(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
+        guard.mask(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
     lower = replace(OWNER, masking=MaskingLimits(exact_epsilon((2.5 * HONEST) ** 0.5 / Z, OWNER.delta), 2, 1))
     with site(folder, policy=lower) as guard:
-        guard.masked(HASH, 2, guard.prepare(HASH, 2, POINT), ALL)
+        guard.mask(HASH, 2, guard.prepare(HASH, 2, POINT), ALL)
         request = guard.prepare(HASH, 3, POINT)
-        assert refusal(guard.masked, HASH, 3, request, ALL).code == "policy-collusion"
+        assert refusal(guard.mask, HASH, 3, request, ALL).code == "policy-collusion"
         assert guard._ledger.status().collusion_spent == 2 * HONEST * PRICE

@@ -60,7 +60,7 @@ def reference(private: list[bytes], i: int, members: list[int], size: int, round
 def test_the_known_answer_of_the_design() -> None:
     """Keys of RFC 7748 §6.1, a study and a request of zeros, round 1."""
     masks = Masks("00" * 32, ALICE, [public_key(ALICE), public_key(BOB)])
-    mask = masks.over(1, "00" * 32, b"\xc0").numbers(4).astype("<i8").tobytes()
+    mask = masks.for_round(1, "00" * 32, b"\xc0").numbers(4).astype("<i8").tobytes()
     assert mask.hex() == "a559023df043f1d0cc79ef4dd2ba97f60afde0efa7367f900f078b089a5279ef"
     assert masks.tags.hex() == "00000000000000001be8f677ce138a03"
 
@@ -69,7 +69,7 @@ def test_masks_are_those_of_the_formulas() -> None:
     all_sites = sites(11)
     for members, round in (([0, 3, 10], 1), ([2, 3], 258), (list(range(11)), 10**9)):
         for i in members:
-            mask = all_sites[i].over(round, REQUEST, bitmap_of(members, 11)).numbers(5)
+            mask = all_sites[i].for_round(round, REQUEST, bitmap_of(members, 11)).numbers(5)
             assert mask.view(np.uint64).tolist() == reference(keys(11), i, members, 5, round)
 
 
@@ -80,7 +80,7 @@ def test_masks_cancel_over_any_members(case: tuple[int, set[int]]) -> None:
     bitmap, all_sites = bitmap_of(members, n), sites(n)
     assert members_of(bitmap, n) == tuple(sorted(members))
     answers = np.random.default_rng(0).integers(-(2**62), 2**62, (n, 3))
-    masked = [answers[i] + all_sites[i].over(7, REQUEST, bitmap).numbers(3) for i in members]
+    masked = [answers[i] + all_sites[i].for_round(7, REQUEST, bitmap).numbers(3) for i in members]
     np.testing.assert_array_equal(np.sum(masked, axis=0), answers[list(members)].sum(axis=0))
 
 
@@ -92,7 +92,7 @@ def uniform(numbers: np.ndarray) -> bool:
 
 def test_sums_over_fewer_than_all_members_look_uniform() -> None:
     members, size = [0, 2, 3, 5], 2**14
-    masks = {i: sites(6)[i].over(1, REQUEST, bitmap_of(members, 6)).numbers(size) for i in members}
+    masks = {i: sites(6)[i].for_round(1, REQUEST, bitmap_of(members, 6)).numbers(size) for i in members}
     subsets = [each for k in (1, 2, 3) for each in itertools.combinations(members, k)]
     assert len(subsets) == 14
     for subset in subsets:
@@ -127,10 +127,12 @@ def test_all_that_a_transcript_tells_is_the_sum_of_the_honest(
             return value.astype("<i8").tobytes()
 
     all_sites = sites(n)
-    monkeypatch.setattr(Masks, "derived", lambda self, j, info: "{} {}".format(*sorted((self.me, j))).encode())
+    monkeypatch.setattr(Masks, "derive_key", lambda self, j, info: "{} {}".format(*sorted((self.me, j))).encode())
     monkeypatch.setattr(masking.algorithms, "AES256", lambda key: key)
     monkeypatch.setattr(masking, "Cipher", Stream)
-    masks = [all_sites[i].over(1, REQUEST, bitmap_of(range(n), n)).numbers(choices.shape[1]) for i in min_honest_sites]
+    masks = [
+        all_sites[i].for_round(1, REQUEST, bitmap_of(range(n), n)).numbers(choices.shape[1]) for i in min_honest_sites
+    ]
 
     def told(answers: tuple[int, ...], missing: int | None = None) -> bytes:
         """How often each transcript is seen: a count for every possible one."""
@@ -160,7 +162,7 @@ def test_another_study_round_request_or_members_give_unrelated_masks() -> None:
         (*told[:3], [0, 1, 2]),
     ]
     masks = {
-        (i, k): sites(3, study)[i].over(round, request, bitmap_of(members, 3)).numbers(2**14)
+        (i, k): sites(3, study)[i].for_round(round, request, bitmap_of(members, 3)).numbers(2**14)
         for i in (0, 1)
         for k, (study, round, request, members) in enumerate(stories)
     }
@@ -217,7 +219,7 @@ def test_a_roster_without_me_with_weak_keys_or_one_key_twice_is_refused() -> Non
 def test_a_bitmap_of_another_form_is_refused(bitmap: object) -> None:
     assert members_of(b"\xff\x80", 9) == tuple(range(9))
     assert refusal(members_of, bitmap, 9).code == "members-malformed"
-    assert refusal(sites(9)[0].over, 1, REQUEST, bitmap).code == "members-malformed"
+    assert refusal(sites(9)[0].for_round, 1, REQUEST, bitmap).code == "members-malformed"
 
 
 def test_without_cryptography_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

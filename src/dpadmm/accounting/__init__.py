@@ -1,4 +1,4 @@
-"""Privacy: sensitivity, from (ε, δ) to noise and back, and what releases cost together."""
+"""Privacy accounting: sensitivity, calibration of noise, composition, and privacy reports."""
 
 from dpadmm.accounting.calibration import (
     exact_round_noise_multiplier,

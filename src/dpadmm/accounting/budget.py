@@ -1,7 +1,7 @@
-"""A budget that several fits on the same rows share: exact Gaussian composition, charged before a fit starts.
+"""A privacy budget shared by several fits on the same rows: exact Gaussian composition, charged before each fit.
 
-A fit of total (ε, δ) costs ``μ(ε, δ)²``; costs add up, and their sum may not exceed the whole budget's. This holds
-also for fits that are chosen by earlier results: it is a filter of Gaussian releases (docs/explanation/ledgers.md).
+A fit with total (ε, δ) costs ``μ(ε, δ)²``. The sum of all costs is limited by that of the whole budget. Later fits may
+depend on earlier results, because the limit is a filter of Gaussian releases (docs/explanation/ledgers.md).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dpadmm.errors import BudgetExceededError, StudyError
 from dpadmm.parameters.checks import require_whole
 
 _LOCK = RLock()
-"""One for all accountants, so that a fit is charged to several of them or to none."""
+"""Shared by all accountants, so that a fit is charged to all of several accountants or to none."""
 
 _OPEN: list[BudgetAccountant] = []
-"""Accountants whose ``with`` block is open, outermost first: the process's, since fits run in any thread."""
+"""Accountants with an open ``with`` block, outermost first. Shared by all threads of the process."""
 
 
 class Budget(NamedTuple):
@@ -32,13 +32,13 @@ class Budget(NamedTuple):
 
 
 class BudgetAccountant:
-    """A total (``epsilon``, ``delta``) for all fits charged to it; the fit that would exceed it is refused.
+    """A total (``epsilon``, ``delta``) for several fits. A fit that would exceed it is refused.
 
-    Give it to estimators as ``accountant=``, or open it as the default of every fit in a block, in whatever
-    thread of this process; in nested blocks a fit is charged to all of them. Every fit is charged for its
-    worst agent, before it starts, and keeps its charge if it fails. Copies (:func:`copy.deepcopy`,
-    :func:`sklearn.base.clone`) are the same accountant. In another process it can count nothing, so it
-    refuses every fit there: search with ``n_jobs=1`` or in threads.
+    Pass it to estimators as ``accountant=``, or use it as a context manager: then it is the default for every fit in
+    the block, in all threads of this process. In nested blocks a fit is charged to all accountants. A fit is charged
+    for its worst agent before it starts, also if it fails. Copies (:func:`copy.deepcopy`, :func:`sklearn.base.clone`)
+    are the same accountant. Other processes cannot charge it, so they refuse every fit: search with ``n_jobs=1`` or in
+    threads.
 
     Examples
     --------
@@ -62,27 +62,27 @@ class BudgetAccountant:
         self._process: int | None = os.getpid()
 
     @property
-    def here(self) -> bool:
-        """Whether fits in this process can be counted: false for what came out of another one."""
+    def is_chargeable(self) -> bool:
+        """Whether this process created the accountant. Only that process can charge it."""
         return self._process == os.getpid()
 
     @property
     def spent(self) -> Budget:
-        """(ε, δ) of all fits so far, together."""
+        """Total (ε, δ) of all fits so far."""
         with _LOCK:
             return self._as_budget(math.fsum(self._costs))
 
     @property
     def left(self) -> Budget:
-        """(ε, δ) of the largest fit still allowed. Not ``epsilon − spent``: ε does not add up, μ² does."""
+        """(ε, δ) of the largest fit still allowed. It is not ``epsilon − spent``: μ² adds up, ε does not."""
         return self.remaining()
 
     def remaining(self, n_fits: int = 1) -> Budget:
-        """(ε, δ) that each of ``n_fits`` more fits may have.
+        """Return the (ε, δ) available to each of ``n_fits`` further fits.
 
         Examples
         --------
-        Ten fits of a search and one at the end:
+        Ten fits of a search, and a final one:
 
         >>> round(BudgetAccountant(epsilon=2.0, delta=1e-5).remaining(11).epsilon, 3)
         0.535
@@ -90,28 +90,28 @@ class BudgetAccountant:
         require_whole("n_fits", n_fits, least=1)
         with _LOCK:
             rest = max(0.0, self._cap - math.fsum(self._costs))
-            # a little less, since ε is rounded up and n of them must fit
+            # slightly less, because ε is rounded up and n fits must be allowed
             return self._as_budget(rest / n_fits * (1.0 - 1e-9))
 
     def charge(self, epsilon: float, delta: float) -> None:
-        """Charge a fit of total (ε, δ), or raise :class:`BudgetExceededError` and charge nothing."""
+        """Charge a fit with total (ε, δ), or raise :class:`BudgetExceededError` without charging it."""
         charge_all([self], epsilon, delta)
 
     def _check(self, cost: float) -> None:
-        if not self.here:
+        if not self.is_chargeable:
             raise StudyError(
-                "a BudgetAccountant cannot be charged from another process than its own; fit with n_jobs=1, "
-                "or in threads: with joblib.parallel_config('threading')"
+                "another process created this BudgetAccountant, so it cannot be charged here; use n_jobs=1, or "
+                "threads: with joblib.parallel_config('threading')"
             )
         if math.fsum([*self._costs, cost]) > self._cap:
-            asked = self._as_budget(cost).epsilon
-            raise BudgetExceededError(asked, self.epsilon, self.left.epsilon, self.delta)
+            requested = self._as_budget(cost).epsilon
+            raise BudgetExceededError(requested, self.epsilon, self.left.epsilon, self.delta)
 
     def _as_budget(self, cost: float) -> Budget:
         return Budget(float(exact_epsilon(math.sqrt(cost), self.delta)), self.delta)
 
     def __len__(self) -> int:
-        """Fits charged so far."""
+        """Number of fits charged so far."""
         return len(self._costs)
 
     def __bool__(self) -> bool:
@@ -129,8 +129,8 @@ class BudgetAccountant:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _LOCK:  # other threads may have opened theirs since, so not simply the last
-            last = max(i for i, each in enumerate(_OPEN) if each is self)
+        with _LOCK:  # other threads may have opened accountants since
+            last = max(i for i, accountant in enumerate(_OPEN) if accountant is self)
             del _OPEN[last]
 
     def __copy__(self, _: Any = None) -> BudgetAccountant:
@@ -140,29 +140,29 @@ class BudgetAccountant:
 
     def __reduce__(self) -> tuple[Any, ...]:
         with _LOCK:
-            return _from_elsewhere, (self.epsilon, self.delta, tuple(self._costs))
+            return _unpickled, (self.epsilon, self.delta, tuple(self._costs))
 
 
-def _from_elsewhere(epsilon: float, delta: float, costs: Sequence[float]) -> BudgetAccountant:
-    """An accountant out of a pickle: it shows what was spent when it was written, and can count no more."""
+def _unpickled(epsilon: float, delta: float, costs: Sequence[float]) -> BudgetAccountant:
+    """Return an accountant that shows the budget spent when it was pickled, and cannot be charged."""
     accountant = BudgetAccountant(epsilon, delta)
     accountant._costs, accountant._process = list(costs), None
     return accountant
 
 
 def open_accountants() -> tuple[BudgetAccountant, ...]:
-    """The accountants whose ``with`` block is open, each once, outermost first."""
+    """Return the accountants with an open ``with`` block, outermost first, without duplicates."""
     with _LOCK:
-        return tuple({id(each): each for each in _OPEN}.values())
+        return tuple({id(accountant): accountant for accountant in _OPEN}.values())
 
 
 def charge_all(accountants: Sequence[BudgetAccountant], epsilon: float, delta: float) -> None:
-    """Charge a fit of total (ε, δ) to all of them or, if one refuses, to none."""
+    """Charge a fit with total (ε, δ) to all accountants or, if one refuses, to none."""
     if not accountants:
         return
     cost = mu_from_epsilon(float(epsilon), float(delta)) ** 2
     with _LOCK:
-        for each in accountants:
-            each._check(cost)
-        for each in accountants:
-            each._costs.append(cost)
+        for accountant in accountants:
+            accountant._check(cost)
+        for accountant in accountants:
+            accountant._costs.append(cost)

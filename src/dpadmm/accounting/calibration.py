@@ -1,6 +1,6 @@
-"""From a privacy target to the noise multiplier z (noise standard deviation = z × sensitivity), and back.
+"""Calibration: the noise multiplier z (noise standard deviation = z × sensitivity) for a privacy target, and back.
 
-Exact calibrations are safe to the last bit: ``exact_epsilon`` of what they return never exceeds the target.
+Exact calibrations are safe to the last bit: ``exact_epsilon`` of the result never exceeds the target.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIN_SAMPLED_MULTIPLIER = 0.1
 
 
 def paper_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Number:
-    """``z = √(2 ln(1.25/δ))/ε``: the paper's classical calibration of one round, for ε ≤ 1 only.
+    """Return ``z = √(2 ln(1.25/δ))/ε``: the paper's classical calibration of one round, for ε ≤ 1 only.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def paper_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Numb
 
 
 def round_epsilon_from_noise(noise_multiplier: Number, delta: Number | float) -> Number:
-    """``ε = √(2 ln(1.25/δ))/z``: the paper's ε of one round, proven only where it is ≤ 1; inf for z = 0."""
+    """Return ``ε = √(2 ln(1.25/δ))/z``: the paper's ε of one round, proven only if it is ≤ 1; inf for z = 0."""
     require_noise_multiplier(noise_multiplier)
     require_delta(delta)
     with np.errstate(divide="ignore", over="ignore"):
@@ -64,7 +64,7 @@ def _classical_factor(delta: float | Floats) -> Floats:
 
 
 def exact_round_noise_multiplier(round_epsilon: Number, delta: Number | float) -> Number:
-    """The smallest z with which one round is (ε, δ)-private, for any ε > 0 (analytic Gaussian mechanism).
+    """Return the smallest z for which one round is (ε, δ)-private, for any ε > 0 (analytic Gaussian mechanism).
 
     Examples
     --------
@@ -76,21 +76,16 @@ def exact_round_noise_multiplier(round_epsilon: Number, delta: Number | float) -
 
 
 def total_noise_multiplier(epsilon: Number, delta: Number | float, n_releases: int | Integers) -> Number:
-    """``z = √t/μ(ε, δ)``: the smallest z with which t releases together are (ε, δ)-private.
+    """Return ``z = √t/μ(ε, δ)``: the smallest z for which t releases are (ε, δ)-private in total.
 
     Any argument may be an array with one entry per agent.
 
     Parameters
     ----------
     epsilon, delta : float or array
-        The total promise.
+        Total privacy budget.
     n_releases : int or array
-        How often rows are asked, t.
-
-    Returns
-    -------
-    float or array
-        Standard deviation of the noise, in units of the sensitivity.
+        Number of releases, t.
 
     Examples
     --------
@@ -103,7 +98,7 @@ def total_noise_multiplier(epsilon: Number, delta: Number | float, n_releases: i
 
 
 def mu_from_epsilon(epsilon: Number, delta: Number | float) -> Number:
-    """The largest μ whose exact ε at δ is at most ε, rounded down.
+    """Return the largest μ with an exact ε at δ of at most ``epsilon``, rounded down.
 
     Bisection in ``a = ε/μ − μ/2``; then ``b = ε/μ + μ/2 = √(a² + 2ε)`` and ``μ = b − a`` stay accurate.
 
@@ -115,7 +110,7 @@ def mu_from_epsilon(epsilon: Number, delta: Number | float) -> Number:
     require_epsilon("epsilon", epsilon)
     require_delta(delta)
     loss, leak = np.broadcast_arrays(np.asarray(epsilon, float), np.asarray(delta, float))
-    # More slack than exact_epsilon takes, so that its answer stays below the target
+    # More slack than in exact_epsilon, so that its result stays below the target
     target = np.log(leak) - 3.0 * LOG_DELTA_SLACK
 
     def spread(start: Floats) -> Floats:
@@ -133,20 +128,20 @@ def mu_from_epsilon(epsilon: Number, delta: Number | float) -> Number:
 
 @lru_cache(maxsize=1024)
 def sampled_noise_multiplier(epsilon: float, delta: float, n_releases: int, sampling: float) -> float:
-    """The smallest z ≥ 0.1, to 0.1 %, with which t Poisson-sampled rounds together are (ε, δ)-private.
+    """Return the smallest z ≥ 0.1, to 0.1%, for which t Poisson-sampled rounds are (ε, δ)-private in total.
 
-    Where a row is drawn so rarely that δ alone would pay for showing it, no noise at all would do; that is
-    not what δ is for, so z stays at 0.1 or above.
+    If a row is sampled so rarely that δ covers its publication, even z = 0 would satisfy the definition. δ is not
+    meant for that, so z is at least 0.1.
 
     Examples
     --------
     >>> round(sampled_noise_multiplier(0.5, 1e-3, 100, 0.1), 1)
     4.6
     """
-    plain = total_noise_multiplier(epsilon, delta, n_releases)
-    if SampledRelease(plain, sampling).sampling == 1.0:
-        return plain
-    # First guess: the loss of a round has a variance of about 4q² sinh(1/(4z²)), and t of them add up to μ²
+    unsampled = total_noise_multiplier(epsilon, delta, n_releases)
+    if SampledRelease(unsampled, sampling).sampling == 1.0:
+        return unsampled
+    # First guess: the loss of a round has variance of about 4q² sinh(1/(4z²)); the sum over t rounds is μ²
     share = mu_from_epsilon(epsilon, delta) / (2.0 * sampling)
     guess = 0.5 / math.sqrt(math.asinh(share * share / n_releases))
 
@@ -156,13 +151,13 @@ def sampled_noise_multiplier(epsilon: float, delta: float, n_releases: int, samp
     if holds(MIN_SAMPLED_MULTIPLIER):
         return MIN_SAMPLED_MULTIPLIER
     guess = max(guess, MIN_SAMPLED_MULTIPLIER)
-    return smallest_that_holds(holds, guess=guess, enough=max(plain, guess), precision=1e-3)
+    return smallest_that_holds(holds, guess=guess, enough=max(unsampled, guess), precision=1e-3)
 
 
 def smallest_that_holds(holds: Callable[[float], bool], *, guess: float, enough: float, precision: float) -> float:
-    """The smallest positive number that holds, to a relative precision and on the safe side.
+    """Return the smallest positive number for which ``holds`` is true, to a relative precision and rounded up.
 
-    ``enough`` is known to hold. A good ``guess`` saves evaluations: the bracket grows from 2 % around it.
+    ``holds(enough)`` must be true. A good ``guess`` saves evaluations: the bracket starts at 2% around it.
     """
     low, high, factor = min(guess, enough), enough, 1.02
     if holds(low):

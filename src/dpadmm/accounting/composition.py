@@ -1,6 +1,6 @@
-"""What rounds cost together, for every kind of release: equal ones, and any tally of them.
+"""Composition: the total ε of many releases, for every mechanism.
 
-Every answer is an upper bound: discretisation, truncation and rounding go up. Neighbours are replace-one.
+Every result is an upper bound: discretisation, truncation and rounding go up. Neighbours are replace-one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.checks import require_delta, require_whole
 
 _FFT_SLACK = 1e-11
-"""More than the rounding error of a convolution by FFT of 10⁴ rounds (absolute, whatever δ): taken off δ.
+"""Upper bound of the absolute rounding error of an FFT convolution of 10⁴ rounds. It is subtracted from δ.
 
-It grows with the rounds: seen were 1e-13 after 10⁴, 4e-12 after 10⁵ and 7e-11 after 10⁶.
+The error grows with the number of rounds. Measured: 1e-13 after 10⁴, 4e-12 after 10⁵ and 7e-11 after 10⁶.
 """
 
 _GRID_POINTS = 20_000
@@ -38,7 +38,7 @@ ORDERS = np.geomspace(1e-3, 1e9, 481)
 
 
 def total_epsilon(release: AnyRelease, count: int, delta: float) -> float:
-    """The total ε at δ of ``count`` such rounds of one agent; 0 for none, inf where rows met no noise.
+    """Return the total ε at δ of ``count`` equal releases of one agent; 0 for none, inf without noise.
 
     Examples
     --------
@@ -55,11 +55,11 @@ def total_epsilon(release: AnyRelease, count: int, delta: float) -> float:
 
 
 def tally_epsilon(tally: Tally, delta: float) -> float:
-    """The total ε at δ of rounds that may differ; 0 for none, inf where rows met no noise.
+    """Return the total ε at δ of releases that may differ; 0 for none, inf without noise.
 
-    Gaussian releases add up exactly, whatever their noise multipliers. Other kinds are added up each by
-    itself and then by basic composition, with equal shares of δ, which holds however the rounds are mixed
-    (concurrent composition: Vadhan and Zhang 2023).
+    Composition of Gaussian releases is exact for any noise multipliers. Each other mechanism is composed separately.
+    The totals are added by basic composition with equal shares of δ, which holds for rounds in any order (concurrent
+    composition: Vadhan and Zhang 2023).
 
     Examples
     --------
@@ -86,18 +86,18 @@ def tally_mu(tally: Tally) -> float:
 
 
 def tally_paper_epsilon(tally: Tally, delta: float) -> float:
-    """The paper's moments bound ε̄; NaN where it does not apply: it is for equal Gaussian releases."""
-    plain = [(each, n) for each, n in tally if isinstance(each, Release)]
-    rounds = sum(each.count * n for each, n in plain)
-    if len(plain) < len(tally) or len({each.noise_multiplier for each, _ in plain}) > 1:
+    """Return the paper's moments bound ε̄; NaN unless all releases are Gaussian with equal noise."""
+    gaussian = [(release, n) for release, n in tally if isinstance(release, Release)]
+    rounds = sum(release.count * n for release, n in gaussian)
+    if len(gaussian) < len(tally) or len({release.noise_multiplier for release, _ in gaussian}) > 1:
         return math.nan
-    return float(paper_epsilon(plain[0][0].noise_multiplier, rounds, delta)) if rounds else 0.0
+    return float(paper_epsilon(gaussian[0][0].noise_multiplier, rounds, delta)) if rounds else 0.0
 
 
 def accountant_of(release: AnyRelease) -> str:
-    """How rounds of this kind are added up."""
+    """Return the name of the composition theorem for a release."""
     if isinstance(release, UnpricedRelease):
-        return f"none: {release.source} states no price"
+        return f"none: {release.source} has no known privacy cost"
     return _ACCOUNTANTS[type(release)]
 
 
@@ -114,12 +114,12 @@ def _total(release: AnyRelease, count: int, delta: float) -> float:
     if isinstance(release, Release):
         return _gaussian(release.noise_multiplier, count * release.count, delta)
     if isinstance(release, SampledRelease):
-        # Without the sample's secret it is a plain Gaussian release, which is also the limit for tiny δ
-        plain = _gaussian(release.noise_multiplier, count, delta)
+        # Without secrecy of the sample it is a Gaussian release, which is also the limit for tiny δ
+        unsampled = _gaussian(release.noise_multiplier, count, delta)
         slack = _FFT_SLACK * max(1.0, count / 1e4)
-        if release.sampling == 1.0 or math.isinf(plain) or delta <= 2.0 * slack:
-            return plain
-        return min(plain, sampled_epsilon(release, count, delta - slack))
+        if release.sampling == 1.0 or math.isinf(unsampled) or delta <= 2.0 * slack:
+            return unsampled
+        return min(unsampled, sampled_epsilon(release, count, delta - slack))
     if isinstance(release, ObjectiveRelease):
         return epsilon_from_renyi(count * objective_renyi(release, 1.0 + ORDERS), 1.0 + ORDERS, delta)
     if isinstance(release, PureRelease):
@@ -136,10 +136,10 @@ def _gaussian(noise_multiplier: float, count: int, delta: float) -> float:
 
 
 def sampled_epsilon(release: SampledRelease, count: int, delta: float) -> float:
-    """Total ε by dp_accounting's privacy loss distributions, in units in which replacing a row moves by 1.
+    """Return the total ε by dp_accounting's privacy loss distributions, in units of the sensitivity.
 
-    The worst pair is ``(1−q)N(0, z²) + qN(½, z²)`` against ``(1−q)N(0, z²) + qN(−½, z²)``: a row is sampled
-    with chance q, and then adds ``±c1`` (half of the sensitivity), not nothing.
+    The worst pair is ``(1−q)N(0, z²) + qN(½, z²)`` against ``(1−q)N(0, z²) + qN(−½, z²)``: a row is sampled with
+    probability q, and then contributes ``±c1``, half of the sensitivity.
     """
     from dp_accounting import NeighboringRelation  # 1.3 s to import
     from dp_accounting.pld import privacy_loss_distribution
@@ -147,7 +147,7 @@ def sampled_epsilon(release: SampledRelease, count: int, delta: float) -> float:
     z, q = release.noise_multiplier, release.sampling
     one_round = privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=z,
-        sensitivity=0.5,  # dp_accounting moves by this in both directions
+        sensitivity=0.5,  # dp_accounting shifts by this in both directions
         sampling_prob=q,
         value_discretization_interval=_loss_grid(z, q),
         neighboring_relation=NeighboringRelation.REPLACE_ONE,
@@ -156,9 +156,9 @@ def sampled_epsilon(release: SampledRelease, count: int, delta: float) -> float:
 
 
 def _loss_grid(z: float, q: float) -> float:
-    """A hundredth of the loss's standard deviation (its χ²), but at most some 20,000 points in all.
+    """Return the grid step: 1% of the standard deviation of the loss (its χ²), at most about 20,000 points in total.
 
-    Any grid is safe; this one is within 1e-4 of the limit.
+    Every step gives an upper bound. This one is within 1e-4 of the limit.
     """
     spread = min(1.0 / z, 2.0 * q * math.sqrt(math.sinh(min(0.25 / z / z, 500.0))))
     edge = (10.5 * z + 0.5) / (2.0 * z * z)  # log-likelihood ratio where less than e⁻⁵⁰ is left
@@ -167,15 +167,15 @@ def _loss_grid(z: float, q: float) -> float:
 
 
 def objective_renyi(release: ObjectiveRelease, orders: Floats) -> Floats:
-    """A bound of the Rényi divergence of ``argmin_w f(w) + ⟨ξ, w⟩``, ``ξ ~ N(0, σ²I)``, at every order α > 1.
+    """Return a bound of the Rényi divergence of ``argmin_w f(w) + ⟨ξ, w⟩``, ``ξ ~ N(0, σ²I)``, at orders α > 1.
 
-    It holds in both directions. Proof: ``docs/explanation/proofs.md``. The tests compare it with exact divergences.
+    It holds in both directions. Proof: ``docs/explanation/proofs.md``. Tests compare it with exact divergences.
 
     With ``s = α − 1``, ``μ = 1/z``, ``e = ln(1 + β)`` and ``κ = min(β²/(1 + β), μ√(2/π) + e)`` it is
 
     ``μ²/2 + (1/s) ln{1 + sκ + [2 exp(s e + s²μ²/2) Φ(sμ) − 1 − s(μ√(2/π) + e)]}``,
 
-    plus ``α μ_r²/2`` for the Gaussian that covers the solver's tolerance.
+    plus ``α μ_r²/2`` for the Gaussian noise on the minimiser.
     """
     noise, rounding = release.noise_multiplier, release.rounding_multiplier
     if noise == 0.0 or rounding == 0.0:
@@ -186,25 +186,25 @@ def objective_renyi(release: ObjectiveRelease, orders: Floats) -> Floats:
 
 
 def argmin_renyi(mu: float, curvature_ratio: float, s: Floats) -> Floats:
-    """The bound at orders ``1 + s`` without rounding; ``mu = 0`` leaves the cost of the curvature alone."""
+    """Return the bound at orders ``1 + s`` for an exact minimiser; ``mu = 0`` leaves only the cost of the curvature."""
     beta = curvature_ratio
     det, half_normal = math.log1p(beta), mu * math.sqrt(2.0 / math.pi)
     mean = min(beta * (beta / (1.0 + beta)), half_normal + det)
     with np.errstate(over="ignore"):
         exponent = s * det + (s * mu) ** 2 / 2.0
-        # ln(2 Φ(x)), to full precision on both ends
+        # ln(2 Φ(x)), to full precision at both ends
         log_moment = exponent + np.where(
             s * mu < 1.0, np.log1p(erf(s * mu / math.sqrt(2.0))), math.log(2.0) + log_ndtr(s * mu)
         )
         near = np.expm1(np.minimum(log_moment, 30.0)) - s * (half_normal + det - mean)
-        # Beyond e³⁰ what is subtracted makes no difference, and leaving it out is safe
+        # Above e³⁰ the subtracted term is negligible, and omitting it is safe
         inner = np.where(log_moment > 30.0, log_moment, np.log1p(np.maximum(near, 0.0)))
         slack = 8.0 * _EPS * (1.0 + s * (half_normal + det)) / s
         return np.asarray(mu * mu / 2.0 + inner / s * (1.0 + 8.0 * _EPS) + slack)
 
 
 def epsilon_from_renyi(divergences: Floats, orders: Floats, delta: float) -> float:
-    """``min_α ε_α + ln(1 − 1/α) − ln(δ α)/(α − 1)`` (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+    """Return ``min_α ε_α + ln(1 − 1/α) − ln(δ α)/(α − 1)`` (Canonne, Kamath and Steinke 2020, Proposition 12)."""
     with np.errstate(over="ignore", invalid="ignore"):
         epsilons = divergences + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
     epsilons = np.where(np.isnan(epsilons), np.inf, epsilons)
@@ -212,18 +212,18 @@ def epsilon_from_renyi(divergences: Floats, orders: Floats, delta: float) -> flo
 
 
 def pure_composition(epsilon: float, count: int, delta: float) -> float:
-    """The smallest total ε' at δ of t = ``count`` ε-private rounds, whatever they are; at most ``t ε``.
+    """Return the smallest total ε' at δ of t = ``count`` ε-private releases of any kind; at most ``t ε``.
 
-    The worst rounds are coins with odds e^ε (Kairouz, Oh and Viswanath 2015): the loss is ``(2K − t)ε`` with
-    ``K ~ Bin(t, 1/(1 + e^{−ε}))``. With ``A_j`` and ``B_j`` the chance of ``K ≥ j`` under one and the other
-    neighbour, ``δ(ε') = max_j A_j − e^{ε'} B_j``, so ``ε' = max_j ln((A_j − δ)/B_j)``.
+    The worst releases are coins with odds e^ε (Kairouz, Oh and Viswanath 2015): the loss is ``(2K − t)ε`` with
+    ``K ~ Bin(t, 1/(1 + e^{−ε}))``. Let ``A_j`` and ``B_j`` be the probabilities of ``K ≥ j`` for the two neighbours.
+    Then ``δ(ε') = max_j A_j − e^{ε'} B_j``, so ``ε' = max_j ln((A_j − δ)/B_j)``.
     """
     k = np.arange(count, -1.0, -1.0)
     log_miss = -math.log1p(math.exp(-epsilon)) - epsilon
     log_ways = gammaln(count + 1.0) - gammaln(k + 1.0) - gammaln(count - k + 1.0)
-    log_chance = log_ways + k * (log_miss + epsilon) + (count - k) * log_miss
-    above = np.logaddexp.accumulate(log_chance)
-    below = np.logaddexp.accumulate(log_chance - (2.0 * k - count) * epsilon)
+    log_probability = log_ways + k * (log_miss + epsilon) + (count - k) * log_miss
+    above = np.logaddexp.accumulate(log_probability)
+    below = np.logaddexp.accumulate(log_probability - (2.0 * k - count) * epsilon)
     slack = 16.0 * _EPS * (50.0 + count * (1.0 + math.log1p(count) + epsilon))
     excess = np.exp(np.minimum(above + slack, 0.0)) - delta
     possible = excess > 0.0

@@ -1,7 +1,6 @@
-"""What one agent gives away in one round. Events only say what happened; ``composition.py`` interprets them.
+"""Privacy events: the release of one agent in one round, by mechanism. ``composition.py`` computes their cost.
 
-In every event the noise multiplier is z = noise standard deviation / sensitivity, and the sensitivity is that
-of replacing one row (``sensitivity.py``).
+The noise multiplier is z = noise standard deviation / sensitivity, for replacing one row (``sensitivity.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dpadmm.parameters.checks import require, require_epsilon, require_noise_mul
 
 @dataclass(frozen=True)
 class Release:
-    """``count`` Gaussian releases of one statistic with the same noise multiplier; 0 means without noise."""
+    """``count`` Gaussian releases of one statistic with noise multiplier z; z = 0 means no noise."""
 
     noise_multiplier: float
     count: int = 1
@@ -29,9 +28,9 @@ class Release:
 
 @dataclass(frozen=True)
 class SampledRelease:
-    """A Gaussian release of a sum over a secret Poisson sample: every row by its own coin of chance q.
+    """A Gaussian release of a sum over a secret Poisson sample, in which each row is included with probability q.
 
-    ``noise_multiplier`` is against the sensitivity ``2·c1`` of the sum, not against ``c1``.
+    ``noise_multiplier`` is relative to the sensitivity ``2·c1`` of the sum, not to ``c1``.
     """
 
     noise_multiplier: float
@@ -44,17 +43,17 @@ class SampledRelease:
 
 @dataclass(frozen=True)
 class ObjectiveRelease:
-    """``argmin_w f(w) + ⟨ξ, w⟩`` with ``ξ ~ N(0, σ²I)``: a smooth loss of ONE score ``aᵀw``, rows ‖a‖ ≤ 1.
+    """``argmin_w f(w) + ⟨ξ, w⟩`` with ``ξ ~ N(0, σ²I)``, for a smooth loss of one score ``aᵀw`` and rows ‖a‖ ≤ 1.
 
     Parameters
     ----------
     noise_multiplier : float
         ``z = σ/Δ`` with ``Δ = 2·c1/m``.
     curvature_ratio : float
-        ``β = c3/(m q)``, q the strong convexity of everything but the data term.
+        ``β = c3/(m q)``, where q is the strong convexity of all terms except the data term.
     rounding_multiplier : float
-        Standard deviation of Gaussian noise added to the answer itself, over the distance ``2·tol/q`` by
-        which two solvers' errors can differ. inf claims that the minimiser is exact.
+        Standard deviation of the Gaussian noise on the minimiser, divided by ``2·tol/q``, the largest distance
+        between two solver errors. inf for an exact minimiser.
     """
 
     noise_multiplier: float
@@ -70,7 +69,7 @@ class ObjectiveRelease:
 
 @dataclass(frozen=True)
 class PureRelease:
-    """Any release that is (ε, 0)-private by itself."""
+    """A release that satisfies pure (ε, 0)-differential privacy."""
 
     epsilon: float
 
@@ -80,7 +79,7 @@ class PureRelease:
 
 @dataclass(frozen=True)
 class UnpricedRelease:
-    """A release whose noise source states no price: nothing is known about its privacy, so ε is inf."""
+    """A release from a noise source of unknown privacy cost. Its ε is inf."""
 
     source: str
 

@@ -1,12 +1,12 @@
-"""What a set of Gaussian releases costs: exact, by the paper's moments bound, and two cross-checks.
+"""Composition of Gaussian releases: exact, by the paper's moments bound, and by two cross-checks.
 
 A release with noise multiplier z (noise standard deviation = z × sensitivity) is μ-GDP with ``μ = 1/z``.
-Adaptive composition is exact, ``μ = √(Σ_k 1/z_k²)``, and μ-GDP means (ε, δ)-DP for every ε with
-``δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2)``. The same holds for z_k that are chosen by earlier releases, if a filter
-stops before ``Σ_k 1/z_k²`` exceeds a bound that was fixed in advance (docs/explanation/ledgers.md).
+Adaptive composition is exact, ``μ = √(Σ_k 1/z_k²)``, and μ-GDP implies (ε, δ)-DP for every ε with
+``δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2)``. The z_k may depend on earlier releases if a filter stops before
+``Σ_k 1/z_k²`` exceeds a bound that was fixed in advance (docs/explanation/ledgers.md).
 
-Neighbours are replace-one; their factor 2 is in the sensitivity (``sensitivity.py``) and nowhere here.
-Every ε and δ that leaves this file is an upper bound: searches stop on the safe side and rounding goes up.
+Neighbours are replace-one; their factor 2 is in the sensitivity (``sensitivity.py``) and not in this module.
+Every ε and δ is an upper bound: searches stop on the safe side, and rounding goes up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dpadmm.parameters.checks import (
 Accountant = Literal["exact", "paper"]
 
 LOG_DELTA_SLACK = 1e-12
-"""More than the rounding error of ``log_delta`` (about 1e-13); added to δ, so that ε is never too small."""
+"""Upper bound of the rounding error of ``log_delta`` (about 1e-13). It is added to δ, so ε is never too small."""
 
 ROUND_UP = 1.0 + 4.0 * np.finfo(float).eps
 
@@ -46,7 +46,7 @@ _NODES, _WEIGHTS = (_NODES + 1.0) / 2.0, _WEIGHTS / 2.0
 
 
 def gaussian_mu(releases: Iterable[Release]) -> float:
-    """``μ = √(Σ_k count_k/z_k²)``, the exact GDP parameter of all releases together; inf without noise.
+    """Return ``μ = √(Σ_k count_k/z_k²)``, the exact GDP parameter of all releases together; inf without noise.
 
     Examples
     --------
@@ -63,14 +63,14 @@ def _release_mu(release: Release) -> float:
 
 
 def group_mu(mu: float, n_rows: int) -> float:
-    """``k·μ``: the GDP parameter for a person who has k of an agent's rows."""
+    """Return ``k·μ``: the GDP parameter for a person with k rows of an agent."""
     require_mu(mu)
     require_whole("n_rows", n_rows, least=1)
     return mu * n_rows
 
 
 def exact_delta(mu: Number, epsilon: Number | float) -> Number:
-    """``δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2)``, rounded up; ε ≥ 0, and μ = 0 or inf are allowed.
+    """Return ``δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2)``, rounded up, for ε ≥ 0 and any μ from 0 to inf.
 
     Examples
     --------
@@ -90,23 +90,18 @@ def exact_delta(mu: Number, epsilon: Number | float) -> Number:
 
 
 def exact_epsilon(mu: Number, delta: Number | float) -> Number:
-    """The smallest ε with ``δ(ε) ≤ δ`` under μ-GDP, rounded up; 0 for μ = 0, inf for μ = inf (no noise).
+    """Return the smallest ε with ``δ(ε) ≤ δ`` under μ-GDP, rounded up; 0 for μ = 0, inf for μ = inf (no noise).
 
-    Bisection in ``x = ε/μ``, which keeps full relative precision for tiny and for huge μ. dp_accounting's
-    ``get_epsilon_gaussian`` is the tests' oracle and not used here: for small μ its δ cancels, it warns, and
-    its ε falls below the truth in the tenth digit.
+    Bisection in ``x = ε/μ`` keeps full relative precision for tiny and for huge μ. dp_accounting's
+    ``get_epsilon_gaussian`` is the reference in the tests, but is not used here: for small μ its δ cancels, it
+    warns, and its ε is too small in the tenth digit.
 
     Parameters
     ----------
     mu : float or array
         μ of all releases together, ``√(Σ 1/z²)``.
     delta : float or array
-        δ of the promise, between 0 and 1.
-
-    Returns
-    -------
-    float or array
-        ε, never below the truth.
+        Between 0 and 1.
 
     Examples
     --------
@@ -133,19 +128,19 @@ def exact_epsilon(mu: Number, delta: Number | float) -> Number:
 
 
 def log_delta(start: Floats, mu: Floats) -> Floats:
-    """``ln δ`` with ``a = ε/μ − μ/2`` (``start``) and ``b = a + μ = ε/μ + μ/2``.
+    """Return ``ln δ`` with ``a = ε/μ − μ/2`` (``start``) and ``b = a + μ = ε/μ + μ/2``.
 
     Since ``e^ε φ(b) = φ(a)``, ``δ = φ(a)·(R(a) − R(b))`` with the Mills ratio ``R(x) = Φ(−x)/φ(x)``.
-    For small μ the difference would cancel; there it is integrated: ``R(a) − R(b) = ∫ (1 − x R(x)) dx``.
+    For small μ the difference would cancel, so it is integrated: ``R(a) − R(b) = ∫ (1 − x R(x)) dx``.
     """
     beyond = _mills(start + mu)
     wide = _mills(np.maximum(start, 0.0)) - beyond
     with np.errstate(over="ignore", divide="ignore"):
-        # A sum and not @, whose last bit depends on the shape: an agent's ε is the same alone and in a cohort
+        # A sum instead of @, whose last bit depends on the shape: ε of an agent does not depend on the others
         narrow = mu * np.sum(_mills_slope(start[..., None] + mu[..., None] * _NODES) * _WEIGHTS, axis=-1)
         log_density = -0.5 * start * start - _LOG_SQRT_2PI
         right = log_density + np.log(np.where(mu < 0.5, narrow, wide))
-        # Left of 0 the ratio R(a) overflows, but there δ = 1 − Φ(a) − φ(a)·R(b) has nothing to cancel
+        # For a < 0 the ratio R(a) overflows, but δ = 1 − Φ(a) − φ(a)·R(b) does not cancel
         rest = ndtr(start) + np.exp(log_density) * beyond
         left = np.log1p(-np.minimum(rest, 1.0))
     return np.asarray(np.where((start < 0.0) & (mu >= 0.5), left, right))
@@ -156,13 +151,13 @@ def _mills(x: Floats) -> Floats:
 
 
 def _mills_slope(x: Floats) -> Floats:
-    """``−R'(x) = 1 − x R(x)``, which falls; beyond 1000, where it cancels, the larger value at 1000."""
+    """Return ``−R'(x) = 1 − x R(x)``, which decreases; above 1000, where it cancels, the larger value at 1000."""
     x = np.minimum(x, 1e3)
     return np.asarray(1.0 - x * _mills(x))
 
 
 def smallest_true(holds: Callable[[Floats], NDArray[np.bool_]], low: Floats, high: Floats) -> Floats:
-    """Where ``holds`` turns from false to true between low and high, elementwise; ends on the true side."""
+    """Return the smallest value between low and high for which ``holds`` is true, elementwise, by bisection."""
     for _ in range(200):
         middle = low + (high - low) / 2.0
         if np.all((middle == low) | (middle == high)):
@@ -173,10 +168,10 @@ def smallest_true(holds: Callable[[Floats], NDArray[np.bool_]], low: Floats, hig
 
 
 def paper_epsilon(noise_multiplier: Number, n_rounds: int, delta: float) -> Number:
-    """``ε̄ = min over integer τ ≥ 1 of (t·τ(τ+1)/(2z²) + ln(1/δ))/τ``: the paper's moments bound of t rounds.
+    """Return ``ε̄ = min over integer τ ≥ 1 of (t·τ(τ+1)/(2z²) + ln(1/δ))/τ``, the paper's moments bound of t rounds.
 
     With ``z = √(2 ln(1.25/δ))/ε`` the first term is the paper's ``tτ(τ+1)ε²/(4 ln(1.25/δ))``. The function is
-    convex in τ with its real minimum at ``√(2z² ln(1/δ)/t)``, so a whole number beside that is the best.
+    convex in τ with its real minimum at ``√(2z² ln(1/δ)/t)``, so the best integer is next to it.
 
     Examples
     --------
@@ -188,7 +183,7 @@ def paper_epsilon(noise_multiplier: Number, n_rounds: int, delta: float) -> Numb
     require_delta(delta)
     z = np.asarray(noise_multiplier, float)
     log_inverse, rounds = -math.log(delta), float(n_rounds)
-    # Every order gives a valid bound, so a cap against overflow is safe
+    # Every order gives a valid bound, so limiting z against overflow is safe
     order = np.maximum(1.0, np.floor(np.minimum(z, 1e300) * math.sqrt(2.0 * log_inverse / rounds)))
     with np.errstate(over="ignore", divide="ignore"):
         below, above = (rounds / z * ((tau + 1.0) / z) / 2.0 + log_inverse / tau for tau in (order, order + 1.0))
@@ -196,7 +191,7 @@ def paper_epsilon(noise_multiplier: Number, n_rounds: int, delta: float) -> Numb
 
 
 def rdp_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The total ε by dp_accounting's Rényi accountant: a cross-check, never below the exact value."""
+    """Return the total ε by dp_accounting's Rényi accountant: a cross-check, never below the exact value."""
     require_delta(delta)
     events = [release for release in releases if release.count]
     mu = gaussian_mu(events)
@@ -211,14 +206,14 @@ def rdp_epsilon(releases: Iterable[Release], delta: float) -> float:
 
 
 def pld_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The total ε by dp_accounting's privacy loss distributions: a cross-check, rounded up on a fine grid."""
+    """Return the total ε by dp_accounting's privacy loss distributions: a cross-check, rounded up on a fine grid."""
     require_delta(delta)
     events = [release for release in releases if release.count]
     mu = gaussian_mu(events)
     from dp_accounting import pld  # 1.3 s to import
 
-    # The default neighbouring relation again: PLDAccountant(REPLACE_ONE) would count the factor 2 twice.
-    # The loss has standard deviation μ, so this grid has the same number of points for every μ
+    # The default neighbouring relation: PLDAccountant(REPLACE_ONE) would count the factor 2 twice.
+    # The loss has standard deviation μ, so the grid has the same number of points for every μ
     accountant = pld.PLDAccountant(value_discretization_interval=1e-4 * mu)
     return _composed(accountant, events, delta)
 
@@ -234,21 +229,16 @@ def _composed(accountant: Any, events: Iterable[Release], delta: float) -> float
 def affordable_rounds(
     noise_multiplier: float, epsilon: float, delta: float, *, accountant: Accountant = "exact"
 ) -> int:
-    """The largest number of rounds t whose total is at most ε; 0 if not even one is.
+    """Return the largest number of rounds with a total of at most ε; 0 if one round exceeds it.
 
     Parameters
     ----------
     noise_multiplier : float
         z of every round.
     epsilon, delta : float
-        The total that may be spent.
+        Privacy budget.
     accountant : "exact" or "paper"
         The exact composition, or the paper's bound.
-
-    Returns
-    -------
-    int
-        Rounds.
 
     Examples
     --------

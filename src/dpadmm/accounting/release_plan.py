@@ -1,7 +1,7 @@
-"""A release plan: what an agent will say about its rows, round by round, fixed before anything is said.
+"""Release plan: the releases of an agent in every round, fixed before the first one.
 
-Accounting, ledger, policy, statement and verifier read the plan and the rounds taken part in; nothing
-multiplies the price of one round by a number of rounds.
+Accounting, ledger, policy and privacy report use the plan and the rounds in which the agent participated. Nothing
+multiplies the cost of one round by a number of rounds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dpadmm.errors import StudyError
 from dpadmm.parameters.checks import require_whole
 
 MAX_RELEASES = 8
-"""Different releases that a plan of a study may have, and a statement can list."""
+"""Maximum number of different releases in a study's plan and in a privacy report."""
 
 Tally = tuple[tuple[AnyRelease, int], ...]
-"""Releases, and in how many rounds each was made, perhaps in none; each release once."""
+"""Distinct releases, each with its number of rounds, which may be 0."""
 
 
 @dataclass(frozen=True)
@@ -43,76 +43,92 @@ class ReleasePlan:
     def __post_init__(self) -> None:
         for _, n_rounds in self.runs:
             require_whole("rounds of a release", n_rounds, least=1)
-        merged = tuple((release, sum(n for _, n in run)) for release, run in groupby(self.runs, lambda pair: pair[0]))
-        object.__setattr__(self, "runs", merged)
+
+    @classmethod
+    def from_runs(cls, runs: Iterable[tuple[AnyRelease | None, int]]) -> ReleasePlan:
+        """Return a plan in which consecutive runs with equal releases are merged."""
+        by_release = groupby(runs, lambda run: run[0])
+        return cls(tuple((release, sum(n_rounds for _, n_rounds in group)) for release, group in by_release))
 
     @classmethod
     def constant(cls, release: AnyRelease | None, n_rounds: int) -> ReleasePlan:
-        """The same release in every round."""
+        """Return a plan with the same release in every round."""
         return cls(((release, n_rounds),) if n_rounds else ())
 
     @classmethod
     def of(cls, releases: Iterable[AnyRelease | None]) -> ReleasePlan:
-        """A plan from the release of every round; None for a round that releases nothing."""
-        return cls(tuple((release, 1) for release in releases))
+        """Return a plan from the release of every round; None for a round without a release."""
+        return cls.from_runs((release, 1) for release in releases)
+
+    @classmethod
+    def from_list(cls, runs: Sequence[Mapping[str, Any]]) -> ReleasePlan:
+        """Return the plan that :meth:`to_list` wrote. Raise StudyError for invalid values."""
+        parsed: list[tuple[AnyRelease | None, int]] = []
+        for run in runs:
+            statistic, z, n_rounds = run["statistic"], run["noise_multiplier"], run["rounds"]
+            if type(n_rounds) is not int or not isinstance(z, int | float | None) or type(z) is bool:
+                raise StudyError(f"rounds and noise_multiplier of a plan must be numbers, not {run!r:.80}")
+            parsed.append((None if z is None else Release(float(z), statistic=str(statistic)), n_rounds))
+        return cls.from_runs(parsed)
 
     @property
     def n_rounds(self) -> int:
+        """Number of rounds."""
         return sum(n_rounds for _, n_rounds in self.runs)
 
     @property
     def n_releases(self) -> int:
-        """Rounds that release something."""
+        """Number of rounds with a release."""
         return sum(n_rounds for release, n_rounds in self.runs if release is not None)
 
     def at(self, round: int) -> AnyRelease | None:
-        """What is released in round k, from 1."""
+        """Return the release of a round, counted from 1; None if it has none."""
         last = 0
         for release, n_rounds in self.runs:
             last += n_rounds
             if 1 <= round <= last:
                 return release
-        raise StudyError(f"the plan has {self.n_rounds} rounds, and no round {round!r}")
+        raise StudyError(f"the plan has {self.n_rounds} rounds, but no round {round!r}")
 
     def tally(self, rounds: Iterable[int] | None = None) -> Tally:
-        """What is released in these rounds, or in all; a release that was made in none of them counts 0."""
-        taken = None if rounds is None else np.fromiter(rounds, np.int64)
-        if taken is not None and taken.size and not (taken.min() >= 1 and taken.max() <= self.n_rounds):
-            raise StudyError(f"the plan has {self.n_rounds} rounds, and others were taken part in; plan them too")
-        found: dict[AnyRelease, int] = {}
+        """Return the number of these rounds (default: all rounds) with each release of the plan, which may be 0."""
+        chosen = None if rounds is None else np.fromiter(rounds, np.int64)
+        if chosen is not None and chosen.size and not (chosen.min() >= 1 and chosen.max() <= self.n_rounds):
+            raise StudyError(f"the plan has {self.n_rounds} rounds, and a round outside of it was requested")
+        counts: dict[AnyRelease, int] = {}
         last = 0
         for release, n_rounds in self.runs:
             first, last = last, last + n_rounds
-            if taken is not None:
-                n_rounds = int(np.count_nonzero((taken > first) & (taken <= last)))
+            if chosen is not None:
+                n_rounds = int(np.count_nonzero((chosen > first) & (chosen <= last)))
             if release is not None:
-                found[release] = found.get(release, 0) + n_rounds
-        return tuple(found.items())
+                counts[release] = counts.get(release, 0) + n_rounds
+        return tuple(counts.items())
 
     def mu_squared(self, rounds: Iterable[int] | None = None) -> Fraction:
-        """``Σ_k 1/z_k²`` of one row in these rounds, or in all, exact; of Gaussian releases with noise."""
-        prices = ((Fraction((1.0 / gaussian(each).noise_multiplier) ** 2), n) for each, n in self.tally(rounds))
-        return Fraction(sum(price * n for price, n in prices))
+        """Return ``Σ_k 1/z_k²`` of one row in these rounds (default: all), exact, for Gaussian releases with noise."""
+        costs = (n * Fraction((1.0 / gaussian(release).noise_multiplier) ** 2) for release, n in self.tally(rounds))
+        return Fraction(sum(costs))
 
-    def noise_in_words(self) -> str:
-        """The noise multiplier z of every round, for people; where rounds differ, with what they release.
+    def describe_noise(self) -> str:
+        """Return the noise multiplier z of every round as text, with the statistic if rounds differ.
 
         Examples
         --------
-        >>> ReleasePlan.of([Release(20.0, statistic="moments"), Release(5.0), Release(5.0)]).noise_in_words()
+        >>> ReleasePlan.of([Release(20.0, statistic="moments"), Release(5.0), Release(5.0)]).describe_noise()
         '20.0000 in round 1 (moments), 5.0000 from round 2 on (gradient)'
         """
-        said, last = [], 0
+        parts, last = [], 0
         for release, n_rounds in self.runs:
             first, last = last + 1, last + n_rounds
             if release is not None:
                 z, statistic = f"{gaussian(release).noise_multiplier:.4f}", gaussian(release).statistic
                 several = f"from round {first} on" if last == self.n_rounds else f"in rounds {first} to {last}"
-                said.append((z, f"{f'in round {first}' if n_rounds == 1 else several} ({statistic})"))
-        return said[0][0] if len(self.runs) == 1 else ", ".join(f"{z} {where}" for z, where in said)
+                parts.append((z, f"{f'in round {first}' if n_rounds == 1 else several} ({statistic})"))
+        return parts[0][0] if len(self.runs) == 1 else ", ".join(f"{z} {where}" for z, where in parts)
 
-    def as_json(self) -> list[dict[str, Any]]:
-        """Plain values, for plans of Gaussian releases."""
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return the runs as JSON values, for Gaussian releases."""
         return [
             {"statistic": None, "noise_multiplier": None, "rounds": n_rounds}
             if release is None
@@ -125,27 +141,17 @@ class ReleasePlan:
         ]
 
 
-def plan_from_json(runs: Sequence[Mapping[str, Any]]) -> ReleasePlan:
-    """The plan that :meth:`ReleasePlan.as_json` wrote."""
-    made: list[tuple[AnyRelease | None, int]] = []
-    for run in runs:
-        statistic, z, n_rounds = run["statistic"], run["noise_multiplier"], run["rounds"]
-        if type(n_rounds) is not int or not isinstance(z, int | float | None) or type(z) is bool:
-            raise StudyError(f"rounds and noise_multiplier of a plan must be numbers, not {run!r:.80}")
-        made.append((None if z is None else Release(float(z), statistic=str(statistic)), n_rounds))
-    return ReleasePlan(tuple(made))
-
-
 def gaussian(release: AnyRelease) -> Release:
-    """A release as a single Gaussian one with noise, the only kind that a deployed agent makes."""
+    """Return the release if it is one Gaussian release with noise, as of deployed agents. Else raise StudyError."""
     if not isinstance(release, Release) or release.noise_multiplier == 0.0 or release.count != 1:
-        raise StudyError(f"agents release sums with Gaussian noise, one in a round, and not {release!r}")
+        raise StudyError(f"agents release one sum with Gaussian noise per round, not {release!r}")
     return release
 
 
-def fits(asked: float | Fraction, used: Fraction, allowed: float) -> bool:
-    """Whether Σμ² of ``asked`` fits beside what is used: the one rule for review, enrolment and ledger.
+def fits(requested: float | Fraction, used: Fraction, limit: float) -> bool:
+    """Return whether Σμ² of a request fits into a limit: the only rule for review, enrolment and ledger.
 
-    Exact and rounded once: n rounds fit n times their μ², and no limit is exceeded by more than 2⁻⁵³ of it.
+    The sum is exact and rounded once: n rounds fit into n times their μ², and no limit is exceeded by more than 2⁻⁵³
+    of it.
     """
-    return float(used + Fraction(asked)) <= allowed
+    return float(used + Fraction(requested)) <= limit

@@ -1,19 +1,20 @@
-"""What it costs to train a secret number of times and release the best run alone.
+"""Private selection: the cost of releasing only the best of a secret number of runs.
 
-K is Poisson with mean λ, drawn again while it is 0; its mean is then ``k = λ/(1 − e^{−λ})``. Each of K runs is μ-GDP
-and gives itself a score. The run with the highest score is released, and neither K nor anything of the other runs
-(Liu and Talwar 2019; Papernot and Steinke 2022, Theorem 6). For every order α > 1 the Rényi divergence is at most
+K is Poisson with parameter λ, conditioned on K ≥ 1; its mean is ``k = λ/(1 − e^{−λ})``. Each of the K runs is μ-GDP and
+computes its own score. Only the run with the highest score is released; K and the other runs stay secret (Liu and
+Talwar 2019; Papernot and Steinke 2022, Theorem 6). For every order α > 1 the Rényi divergence is at most
 
 ``α μ²/2 + λ·δ_μ(ln(α/(α − 1))) + ln(k)/(α − 1)``, with the exact ``δ_μ(ε)`` of a μ-GDP release.
 
-*Proof.* Let a run end in y with density Q(y), and a score up to that of y with chance q (ties are broken by a coin).
+*Proof.* Let a run return y with density Q(y), and score at most as high as y with probability q (ties are broken at
+random).
 The best of K runs is y with density ``Q(y)·f'(q)``, where ``f(x) = E x^K``, so ``f'(x) = k·e^{λ(x − 1)}``. In
-``∫ A^α A'^{1−α}``, for neighbours, the integrand is thus ``Q^α Q'^{1−α}·k·exp(λ·{(α − 1)(1 − q') − α(1 − q)})``. A
+``∫ A^α A'^{1−α}``, for neighbours, the integrand is ``Q^α Q'^{1−α}·k·exp(λ·{(α − 1)(1 − q') − α(1 − q)})``. A
 higher score is an event of one run, so ``1 − q' ≤ e^ε(1 − q) + δ_μ(ε)`` for every ε; with ``e^ε = α/(α − 1)`` the
 braces are at most ``(α − 1)·δ_μ(ε)``. The rest, ``∫ Q^α Q'^{1−α}``, is at most ``exp((α − 1)·α μ²/2)``. ∎
 
-dp_accounting's ``RepeatAndSelectDpEvent`` is the tests' oracle: it takes δ from Rényi divergences where it is known
-exactly here, so that with five runs each may have a sixth more μ.
+dp_accounting's ``RepeatAndSelectDpEvent`` is the reference in the tests. It bounds δ by Rényi divergences, while δ is
+exact here. With five runs this allows 1/6 more μ per run.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from dpadmm.accounting.gaussian import ROUND_UP, exact_delta, smallest_true
 from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.checks import require, require_delta, require_whole
 
-MOST_RUNS = 100
+MAX_RUNS = 100
 
 
 def selection_epsilon(mu: float, runs: int, delta: float) -> float:
-    """The total ε at δ of the best of K runs, each of them μ-GDP; ``runs`` is λ. Never below the truth.
+    """Return an upper bound of the total ε at δ of the best of K runs, each of them μ-GDP. ``runs`` is λ.
 
     Examples
     --------
-    Five runs on average, of ε 0.6 each, cost less than two:
+    Five expected runs with ε = 0.6 each cost less than two of them:
 
     >>> round(selection_epsilon(mu_from_epsilon(0.6, 1e-5), 5, 1e-5), 3)
     0.973
@@ -53,17 +54,17 @@ def selection_epsilon(mu: float, runs: int, delta: float) -> float:
 
 
 def selected_renyi(divergences: Floats, tails: Floats, orders: Floats, runs: int) -> Floats:
-    """The bound at every order α, from that of one run and from its δ at ``ε = ln(α/(α − 1))``."""
+    """Return the bound at every order α, given the bound of one run and its δ at ``ε = ln(α/(α − 1))``."""
     return divergences + runs * tails + math.log(expected_runs(runs)) / (orders - 1.0)
 
 
 def expected_runs(runs: int) -> float:
-    """``k = λ/(1 − e^{−λ})``, the mean of K."""
+    """Return ``k = λ/(1 − e^{−λ})``, the mean of K."""
     return runs / -math.expm1(-runs)
 
 
 def run_mu(epsilon: float, delta: float, runs: int) -> float:
-    """The largest μ of one run with which the best of K is (ε, δ)-private, rounded down.
+    """Return the largest μ of one run for which the best of K is (ε, δ)-private, rounded down.
 
     Examples
     --------
@@ -74,25 +75,25 @@ def run_mu(epsilon: float, delta: float, runs: int) -> float:
     def holds(z: Floats) -> np.ndarray:
         return np.array(selection_epsilon(1.0 / float(z), runs, delta) <= epsilon)
 
-    z = np.array(1.0 / mu_from_epsilon(epsilon, delta))  # one run's, which is too small
+    z = np.array(1.0 / mu_from_epsilon(epsilon, delta))  # enough for one run only
     while not holds(z):
         z = 2.0 * z
     return float(1.0 / smallest_true(holds, z / 2.0, z) / ROUND_UP)
 
 
 def draw_runs(runs: int, below: Callable[[int], int]) -> int:
-    """K in whole numbers alone, ``P(K = k) ∝ λ^k/k!`` for k ≥ 1; ``below(n)`` is uniform on 0 … n − 1.
+    """Draw K in integer arithmetic, ``P(K = k) ∝ λ^k/k!`` for k ≥ 1. ``below(n)`` is uniform on 0 … n − 1.
 
-    It is cut where less than 10⁻²⁵⁰ is left.
+    The tail with probability below 10⁻²⁵⁰ is cut off.
     """
     require_runs(runs)
-    runs, most = int(runs), 200 + 8 * int(runs)
-    weights = accumulate(range(1, most + 1), lambda weight, k: weight * runs // k, initial=math.factorial(most))
-    totals = list(accumulate(islice(weights, 1, None)))  # the first weight is that of no run
+    runs, max_k = int(runs), 200 + 8 * int(runs)
+    weights = accumulate(range(1, max_k + 1), lambda weight, k: weight * runs // k, initial=math.factorial(max_k))
+    totals = list(accumulate(islice(weights, 1, None)))  # the first weight is for K = 0
     return 1 + bisect_right(totals, below(totals[-1]))
 
 
 def require_runs(runs: int) -> None:
-    """A number of runs, or a sentence."""
+    """Raise StudyError unless ``runs`` is an integer from 1 to MAX_RUNS."""
     require_whole("runs", runs, least=1)
-    require("runs", runs, lambda n: n <= MOST_RUNS, f"at most {MOST_RUNS}")
+    require("runs", runs, lambda n: n <= MAX_RUNS, f"at most {MAX_RUNS}")

@@ -1,4 +1,4 @@
-"""How far one person's row can move what an agent releases. The factor 2 of replace-one lives here only."""
+"""Sensitivity of an agent's releases to replacing one row. The factor 2 of replace-one is only here."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def mean_sensitivity(lipschitz: float | Floats, n_rows: Integers) -> Floats: ...
 @overload
 def mean_sensitivity(lipschitz: Floats, n_rows: int | Integers) -> Floats: ...
 def mean_sensitivity(lipschitz: float | Floats, n_rows: int | Integers) -> float | Floats:
-    """``Δ = 2·c1/m``: the L2 sensitivity of a mean over rows ``g = (1/m) Σ_j g_j`` with ``‖g_j‖ ≤ c1``.
+    """Return ``Δ = 2·c1/m``, the L2 sensitivity of a mean over rows ``g = (1/m) Σ_j g_j`` with ``‖g_j‖ ≤ c1``.
 
     Neighbours differ in one row, and m is public. If row j is replaced, all other terms cancel and
     ``‖g − g'‖ = ‖g_j − g_j'‖/m ≤ (‖g_j‖ + ‖g_j'‖)/m ≤ 2·c1/m``, attained by opposite contributions of norm c1. It
-    holds whatever the public parameters are, so an aggregator cannot make it larger by what it sends.
+    holds for all public parameters, so no request can increase it.
 
     Parameters
     ----------
     lipschitz : float or array
-        c1, the bound of the norm of a row's contribution, such as its gradient (rows are clipped to it).
+        c1, the clipping bound of a row's contribution, such as its gradient.
     n_rows : int or array
-        m, the public number of rows of an agent; an array for several agents.
+        m, the public number of rows of an agent, or an array for several agents.
 
     Examples
     --------
@@ -52,18 +52,18 @@ def minimizer_sensitivity(
     strong_convexity: float | Floats,
     tolerance: float | Floats = 0.0,
 ) -> float | Floats:
-    """``(2·c1/m + 2·tol)/q``: the L2 sensitivity of a solved ``argmin_w (1/m) Σ_j ℓ_j(w) + r(w)``.
+    """Return ``(2·c1/m + 2·tol)/q``, the L2 sensitivity of an approximate ``argmin_w (1/m) Σ_j ℓ_j(w) + r(w)``.
 
-    r is q-strongly convex and depends on no row. At the minimiser w of one neighbour the other's gradient is
-    at most ``2·c1/m`` long, so by strong convexity the minimisers are at most ``2·c1/(m q)`` apart. A solver
-    that stops at a gradient norm of at most tol is within ``tol/q`` of its minimiser, on either side.
+    r is q-strongly convex and depends on no row. At the minimiser for one neighbour, the gradient for the other has
+    norm at most ``2·c1/m``, so by strong convexity the minimisers are at most ``2·c1/(m q)`` apart. Each solver result
+    with a gradient norm of at most tol is within ``tol/q`` of its minimiser.
 
     Parameters
     ----------
     lipschitz, n_rows
         c1 and m, as in :func:`mean_sensitivity`.
     strong_convexity : float or array
-        q, of everything but the data term: ``ρ + λ c/n`` in ADMM with a c-strongly convex regularizer.
+        q of all terms except the data term: ``ρ + λ c/n`` in ADMM with a c-strongly convex regularizer.
     tolerance : float or array
         Gradient norm at which the solver stops.
 

@@ -9,19 +9,19 @@ so its clipped gradient has the maximum norm in every round. (With the logistic 
 the first round of DP-ADMM, at 0.)
 
 - ``dp_admm``: the row is ``(±cos θ, sin θ)``. Its two gradients differ by ``2·cos θ``: 0.9988 of the sensitivity.
-- ``auto``: the row is ±a with nine equal entries. Its two preconditioned gradients are opposite and differ by the
+- ``pgd``: the row is ±a with nine equal entries. Its two preconditioned gradients are opposite and differ by the
   whole sensitivity of 2. Of its moments ``(a, a∘a, √3·y·a, y²/2)``, the first and the third change their signs:
   0.958 of 4.
-- ``auto_inference``: the rows of ``dp_admm`` with the logistic loss at a distant point, where slopes are 1 and
+- ``newton``: the rows of ``dp_admm`` with the logistic loss at a distant point, where slopes are 1 and
   curvatures vanish: 0.9988 of the sensitivity (with the squared loss, at most 0.78).
-- ``auto_counts``, ``auto_times``: the same with the Poisson loss, for counts with an exposure and for survival times.
-  The row predicts far more events than the cap in one world, and none in the other. Gradient and Hessian have half of
-  the squared norm each, so two rows differ by at most ``√(5/8)`` of the sensitivity, which covers replacing two rows
-  by zeros.
+- ``newton_counts``, ``newton_times``: the same with the Poisson loss, for counts with an exposure and for survival
+  times. The row predicts far more events than the cap in one world, and none in the other. Gradient and Hessian have
+  half of the squared norm each, so two rows differ by at most ``√(5/8)`` of the sensitivity, which covers replacing two
+  rows by zeros.
 - ``statistics``: the row is ±a, and its two sums differ by the whole sensitivity.
 - ``evaluation``: the row is in one of two bins of scores, which differ by ``√½`` of the sensitivity. The sensitivity
   covers replacing two rows of the same bin by zeros. All labels are positive, so half of the histogram is only noise.
-- ``auto_coalition``, ``auto_alone``: the same with secure aggregation and an active server. It sends each of the two
+- ``pgd_coalition``, ``pgd_alone``: the same with secure aggregation and an active server. It sends each of the two
   agents its own set of members: the agent, a partner site, and a third site that is in both sets and colludes with the
   server. In ``alone`` the partners collude too. The remaining noise must be exactly the promised one.
 """
@@ -41,8 +41,8 @@ from dpadmm.audit.formulas import CUTS, FORMULAS, MAX_COUNT, N_FEATURES, Formula
 from dpadmm.data.schema import Label, Plain, Schema
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods import KINDS
-from dpadmm.methods.auto import PublicState
-from dpadmm.methods.newton import Inferred
+from dpadmm.methods.newton import NewtonState
+from dpadmm.methods.pgd import PublicState
 from dpadmm.queries.preconditioner import Preconditioner
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.settings import Training, nest
@@ -153,17 +153,12 @@ class Game:
     decoder: Callable[[], Decoder]
     coalition: Coalition | None = None
     loss: str = "squared"
-    inference: bool = False
     label: Label | None = None
     """The label of counts, or of events at times."""
 
     @property
     def name(self) -> str:
-        variant = (
-            self.coalition.name
-            if self.coalition
-            else self.rounds[0].label_kind or ("inference" if self.inference else "")
-        )
+        variant = self.coalition.name if self.coalition else self.rounds[0].label_kind
         return f"{self.method}_{variant}" if variant else self.method
 
     @property
@@ -221,10 +216,9 @@ class Game:
         options: dict[str, Any] = {}
         if self.method == "dp_admm":
             training["method.schedule"] = "constant"
-        if self.inference:
-            training["method.inference"] = True
         if self.method in KINDS:
-            training["method"] = KINDS[self.method](**({"weights": WEIGHTS} if self.method == "evaluation" else {}))
+            parameters: dict[str, Any] = {"weights": WEIGHTS} if self.method == "evaluation" else {}
+            training["method"] = KINDS[self.method](**parameters)
         if self.coalition:
             training |= {"aggregation": self.aggregation, "min_honest_sites": self.shares}
             options = {"max_rows_per_site": MAX_ROWS_PER_SITE, "allow_missed_rounds": True, "quorum": self.shares + 1}
@@ -294,10 +288,10 @@ DP_ADMM = Game(
 )
 
 
-# --- auto: moments, then preconditioned gradients ----------------------------------------------------------------
+# --- pgd: moments, then preconditioned gradients ----------------------------------------------------------------
 
 
-class AutoDecoder:
+class PgdDecoder:
     """Agents have no state: an upload is the release."""
 
     def __init__(self) -> None:
@@ -312,7 +306,7 @@ class AutoDecoder:
         return parameters if self.round > 1 else np.zeros(0), upload.ravel()
 
 
-def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
+def _pgd_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
     """Return a message with C, s, q and θ; fields that agents do not use are zero."""
     ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
     return PublicState(
@@ -322,18 +316,18 @@ def _auto_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ..
     ).packed()  # fmt: skip
 
 
-def _auto_role(
+def _pgd_role(
     name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...],
     scale: tuple[float, ...], direction: tuple[float, ...], *point: float,
 ) -> Role:  # fmt: skip
     """Return a role whose preconditioner changes between rounds, so that rows cached for an old one are detected."""
     row = (1.0 / 3.0,) * N_USED
-    sent = _auto_sent(1.0, scale, direction, *point), _auto_sent(1.25, scale, direction[::-1], *point)
+    sent = _pgd_sent(1.0, scale, direction, *point), _pgd_sent(1.25, scale, direction[::-1], *point)
     return Role(name, n_rows, (row, tuple(-value for value in row)), others, (sent[0], *sent))
 
 
-AUTO = Game(
-    "auto",
+PGD = Game(
+    "pgd",
     {"loss.gradient_bound": 3.0},  # not used: preconditioned gradients are clipped to norm 1
     (
         GameRound("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
@@ -341,14 +335,14 @@ AUTO = Game(
     ),
     (
         # A distant point, and a preconditioner that gives the row a large norm. The moments of 20 rows are clipped
-        _auto_role("far", 40, ((2, 20, 1.0, 1.0), (2, 19, 0.05, 18.0)),
+        _pgd_role("far", 40, ((2, 20, 1.0, 1.0), (2, 19, 0.05, 18.0)),
                    (4.0, 4.0, 1.0, *[4.0] * 6), (0.4, 0.4, 0.2, *[0.3] * 3, 0.2, 0.4, 0.4), 400.0, -400.0),
         # Ten rows of zeros with labels; 30 rows that are not clipped and whose gradients depend on the point
-        _auto_role("near", 50, ((2, 9, 0.05, 18.0), (2, 10, 0.0, 18.0),
+        _pgd_role("near", 50, ((2, 9, 0.05, 18.0), (2, 10, 0.0, 18.0),
                                 *((column, 5, 1.0, 0.0) for column in range(3, N_USED))),
                    (1.0, 1.5, 2.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.3, -0.6, 0.9, *[0.5] * 6), *[0.2] * N_USED),
     ),
-    AutoDecoder,
+    PgdDecoder,
 )  # fmt: skip
 
 
@@ -360,19 +354,19 @@ class NewtonDecoder:
 
     def decode(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
         """Return the point, with the cap, and the release."""
-        state = Inferred.unpacked(sent, self.n_weights)
+        state = NewtonState.unpacked(sent, self.n_weights)
         return np.append(state.weights, state.clip) if self.capped else state.weights, upload.ravel()
 
 
 def _newton_role(name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...], *point: float) -> Role:
     worlds = (math.cos(ANGLE), math.sin(ANGLE)), (-math.cos(ANGLE), math.sin(ANGLE))
     none = np.zeros((N_FEATURES, N_FEATURES))
-    sent = tuple(Inferred(1.0, 0.0, _padded((0.0, far, *point)), none).packed() for far in (1e3, 2e3, 1e3))
+    sent = tuple(NewtonState(1.0, 0.0, _padded((0.0, far, *point)), none).packed() for far in (1e3, 2e3, 1e3))
     return Role(name, n_rows, worlds, others, sent, label=-1.0)
 
 
-AUTO_INFERENCE = Game(
-    "auto",
+NEWTON = Game(
+    "newton",
     {},
     tuple(GameRound("newton", share, math.cos(ANGLE)) for share in (0.2, 0.2, 0.6)),
     (
@@ -385,7 +379,6 @@ AUTO_INFERENCE = Game(
     ),
     NewtonDecoder,
     loss="logistic",
-    inference=True,
 )  # fmt: skip
 
 
@@ -401,7 +394,7 @@ def _count_role(
     worlds = (math.cos(ANGLE), math.sin(ANGLE)), (math.cos(ANGLE), -math.sin(ANGLE))
     weights = np.append(_padded((0.0, 1e3, *point))[:-1], constants)
     none = np.zeros((len(weights), len(weights)))
-    sent = tuple(Inferred(cap, 0.0, weights, none).packed() for cap in caps)
+    sent = tuple(NewtonState(cap, 0.0, weights, none).packed() for cap in caps)
     return Role(name, n_rows, worlds, others, sent, label=_count(1.0), constant=0.28)
 
 
@@ -422,13 +415,13 @@ def _count_game(kind: str, label: Label, caps: tuple[float, ...], *constants: fl
         parameters, _ = decoder().decode(roles[0].sent[k], np.zeros(0))
         one, other = (round.formula.total(*roles[0].rows(world), parameters) for world in (0, 1))
         rounds.append(round._replace(sharpness=float(np.linalg.norm(one - other)) / (2.0 * round.formula.row_norm)))
-    return Game("auto", {}, tuple(rounds), roles, decoder, loss="poisson", inference=True, label=label)
+    return Game("newton", {}, tuple(rounds), roles, decoder, loss="poisson", label=label)
 
 
-AUTO_COUNTS = _count_game(  # at the first cap, counts are clipped to half of the maximum
+NEWTON_COUNTS = _count_game(  # at the first cap, counts are clipped to half of the maximum
     "counts", Label("y", bounds=(0.0, MAX_COUNT), exposure="years", exposure_bound=1.0), (0.125, 1.0, 1.0), -1.0
 )
-AUTO_TIMES = _count_game("times", Label("y", exposure="years", times=(*CUTS, 1.0)), (0.5, 1.0, 1.0), -1.0, 0.5)
+NEWTON_TIMES = _count_game("times", Label("y", exposure="years", times=(*CUTS, 1.0)), (0.5, 1.0, 1.0), -1.0, 0.5)
 
 # --- Studies that train nothing -----------------------------------------------------------------------------
 
@@ -473,12 +466,12 @@ EVALUATION = Game(
     loss="logistic",
 )
 
-AUTO_COALITION = replace(AUTO, coalition=Coalition("coalition", shares=2, min_honest_sites=2))
-AUTO_ALONE = replace(AUTO, coalition=Coalition("alone", shares=2, min_honest_sites=1))
+PGD_COALITION = replace(PGD, coalition=Coalition("coalition", shares=2, min_honest_sites=2))
+PGD_ALONE = replace(PGD, coalition=Coalition("alone", shares=2, min_honest_sites=1))
 
 GAMES: Mapping[str, Game] = {
     game.name: game
     for game in (
-        AUTO, DP_ADMM, AUTO_INFERENCE, AUTO_COUNTS, AUTO_TIMES, QUERIES, EVALUATION, AUTO_COALITION, AUTO_ALONE,
+        PGD, DP_ADMM, NEWTON, NEWTON_COUNTS, NEWTON_TIMES, QUERIES, EVALUATION, PGD_COALITION, PGD_ALONE,
     )
 }  # fmt: skip

@@ -192,11 +192,11 @@ def _epsilon(names: tuple[str, str], guesses: Guesses, mu: float, *, delta: floa
     too_low = float(chance[possible < mu_from_epsilon(wanted, delta)].sum())
     reached, decided = bool(bound.epsilon >= wanted), too_low <= UNDECIDED
     share = f"{100 * bound.epsilon / promised:.1f}%"
-    found = f"ε is at least {bound.epsilon:.3f} with {100 * confidence:.6g}% confidence"
+    proven = f"ε is at least {bound.epsilon:.3f} with {100 * confidence:.6g}% confidence"
     return [
         Gate(
             names[0], bound.epsilon, None, promised, bool(bound.epsilon <= promised), too_high,
-            f"Guesses prove that {found}; the promise is {promised:.3f}.",
+            f"Guesses prove that {proven}; the promise is {promised:.3f}.",
         ),
         Gate(
             names[1], bound.epsilon / promised, POWER, None,

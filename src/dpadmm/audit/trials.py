@@ -337,7 +337,7 @@ class _Masked(_Member):
         (request,) = {answer[0] for answer in answers}
         sums = [answer[1] for answer in answers]
         formula = self.game.rounds[round - 1].formula
-        colluding = [masks.over(round, request, self.members).numbers(formula.size) for masks in self.masks]
+        colluding = [masks.for_round(round, request, self.members).numbers(formula.size) for masks in self.masks]
         masks = np.sum(colluding, axis=0)
         self.masked.append(np.asarray((sums[0] + masks if self.partners else sums[0]) * 2.0**-64))
         return np.asarray((np.sum(sums, axis=0) + masks) * (formula.grid_step / self.site.role.n_rows))

@@ -3,16 +3,16 @@
 ``BASELINES`` lists them by name; ``ALL_METHODS`` adds the deployable methods.
 """
 
-from dpadmm.baselines.admm import Admm, AdmmRounds
-from dpadmm.baselines.admm_dvp import AdmmDvp, AdmmDvpRounds
-from dpadmm.baselines.admm_pvp import AdmmPvp, AdmmPvpRounds
-from dpadmm.baselines.centralized import Centralized, CentralizedRounds
-from dpadmm.baselines.objective_perturbation import ObjectivePerturbation, ObjectivePerturbationRounds
-from dpadmm.baselines.output_perturbation import OutputPerturbation, OutputPerturbationRounds
-from dpadmm.methods import METHODS, MethodSettings
+from dpadmm.baselines.admm import Admm
+from dpadmm.baselines.admm_dvp import AdmmDvp
+from dpadmm.baselines.admm_pvp import AdmmPvp
+from dpadmm.baselines.centralized import Centralized
+from dpadmm.baselines.objective_perturbation import ObjectivePerturbation
+from dpadmm.baselines.output_perturbation import OutputPerturbation
+from dpadmm.methods import METHODS, MethodChoice
 from dpadmm.parameters.fields import registered
 
-BASELINES: dict[str, type[MethodSettings]] = registered(
+BASELINES: dict[str, type[MethodChoice]] = registered(
     __name__,
     "admm",
     "admm_pvp",
@@ -20,9 +20,9 @@ BASELINES: dict[str, type[MethodSettings]] = registered(
     "output_perturbation",
     "objective_perturbation",
     "centralized",
-    having="rounds",
+    having="concrete",
 )
-_FIRST = ("auto", "dp_admm", "admm", "admm_pvp", "admm_dvp", "dp_sgd")
+_FIRST = ("auto", "pgd", "newton", "dp_admm", "admm", "admm_pvp", "admm_dvp", "dp_sgd")
 ALL_METHODS = {name: (METHODS | BASELINES)[name] for name in (*_FIRST, *METHODS, *BASELINES)}
 """All methods, in the order of tables and legends."""
 METHOD_TITLES = {name: method.title for name, method in ALL_METHODS.items()}
@@ -31,8 +31,14 @@ ONE_MODEL = tuple(name for name, method in ALL_METHODS.items() if not method.loc
 """Methods without local models; their single model is reported as the local one."""
 
 __all__ = [
-    "ALL_METHODS", "BASELINES", "METHOD_TITLES", "ONE_MODEL", "Admm", "AdmmDvp", "AdmmDvpRounds", "AdmmPvp",
-    "AdmmPvpRounds", "AdmmRounds",
-    "Centralized", "CentralizedRounds", "ObjectivePerturbation", "ObjectivePerturbationRounds",
-    "OutputPerturbation", "OutputPerturbationRounds",
-]  # fmt: skip
+    "ALL_METHODS",
+    "BASELINES",
+    "METHOD_TITLES",
+    "ONE_MODEL",
+    "Admm",
+    "AdmmDvp",
+    "AdmmPvp",
+    "Centralized",
+    "ObjectivePerturbation",
+    "OutputPerturbation",
+]

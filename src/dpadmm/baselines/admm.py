@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -11,18 +11,19 @@ from dpadmm.accounting.events import Release
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.requirements import need_solvable
 from dpadmm.baselines.solved_rounds import SolvedAdmm
-from dpadmm.engine.method import MethodSettings, Rho, Round, RoundResult, SolverTolerance
+from dpadmm.engine.method import Rho, Round, RoundResult, SolverTolerance
 from dpadmm.matrices.arrays import Floats
 from dpadmm.queries.problem import Problem, Rows
 from dpadmm.regularizers import NoRegularizer
 
-if TYPE_CHECKING:
-    from dpadmm.methods.setup import Setup
-
 
 @dataclass(frozen=True)
-class Admm(MethodSettings):
-    """The paper's Algorithm 2, without noise."""
+class Admm(SolvedAdmm):
+    """The paper's Algorithm 2, without noise.
+
+    With ``split_regularizer`` the regularizer is in the consensus step: ``w = prox_{λR/(nρ)}(mean_i[w_i − γ_i/ρ])``.
+    Then local problems are smooth whatever the regularizer.
+    """
 
     rho: Rho = 0.1
     split_regularizer: Annotated[
@@ -34,30 +35,13 @@ class Admm(MethodSettings):
     title: ClassVar[str] = "ADMM"
     private: ClassVar[bool] = False
 
-    def rounds(self, setup: Setup) -> AdmmRounds:
-        return AdmmRounds(self.rho, self.split_regularizer, self.solver_tolerance)
-
-
-@dataclass(frozen=True)
-class AdmmRounds(SolvedAdmm):
-    """Algorithm 2.
-
-    With ``split`` the regularizer is in the consensus step: ``w = prox_{λR/(nρ)}(mean_i[w_i − γ_i/ρ])``. Then
-    local problems are smooth whatever the regularizer.
-    """
-
-    split: bool = False
-    solver_tolerance: float = 1e-3
-
-    name: ClassVar[str] = "admm"
-
     def check(self, problem: Problem, rows: Rows) -> None:
         need_solvable(problem, self.name)
 
     def problems(self, now: Round, dual: Floats) -> LocalProblems:
         problem, rows = now.problem, now.rows
         return LocalProblems(
-            replace(problem, regularizer=NoRegularizer()) if self.split else problem,
+            replace(problem, regularizer=NoRegularizer()) if self.split_regularizer else problem,
             rows,
             np.full(rows.n_agents, self.rho),
             now.consensus + dual / self.rho,
@@ -68,9 +52,9 @@ class AdmmRounds(SolvedAdmm):
     def protected(self, weights: Floats, problems: LocalProblems, now: Round) -> Floats:
         return weights
 
-    def price(self, agent: int) -> Release:
+    def event(self, agent: int) -> Release:
         return Release(0.0)
 
     def aggregate(self, result: RoundResult) -> Floats:
         mean, problem = super().aggregate(result), result.problem
-        return problem.regularizer.prox(mean, problem.alpha / self.rho) if self.split else mean
+        return problem.regularizer.prox(mean, problem.alpha / self.rho) if self.split_regularizer else mean

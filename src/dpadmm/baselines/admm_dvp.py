@@ -1,27 +1,25 @@
-"""ADMM with dual variable perturbation (Zhang and Zhu): noise in the local problem, its exact minimiser out.
+"""ADMM with dual variable perturbation (Zhang and Zhu): noise in the local problem, whose minimiser is released.
 
-``w_i = argmin_w f_i(w) − ⟨γ_i, w⟩ + (ρ/2)‖w − w^{k−1}‖² + (Φ/2)‖w‖² + ⟨ξ_i, w⟩``. That is no Gaussian
-release; :class:`dpadmm.accounting.events.ObjectiveRelease` says how it is accounted.
+``w_i = argmin_w f_i(w) − ⟨γ_i, w⟩ + (ρ/2)‖w − w^{k−1}‖² + (Φ/2)‖w‖² + ⟨ξ_i, w⟩``. This is not a Gaussian release;
+:class:`dpadmm.accounting.events.ObjectiveRelease` describes its accounting.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.objective_noise import plan_objective_noise
 from dpadmm.baselines.solved_rounds import PerturbedObjective, SolvedAdmm, SolverState
-from dpadmm.engine.method import Mechanism, MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.engine.method import Mechanism, Rho, Round, SolverTolerance
 from dpadmm.matrices.arrays import Floats
-from dpadmm.queries.problem import Problem, Rows
-
-if TYPE_CHECKING:
-    from dpadmm.methods.setup import Setup
+from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
 @dataclass(frozen=True)
-class AdmmDvp(MethodSettings):
+class AdmmDvp(PerturbedObjective[SolverState], SolvedAdmm):
     """ADMM with dual variable perturbation."""
 
     rho: Rho = 0.1
@@ -31,18 +29,11 @@ class AdmmDvp(MethodSettings):
     name: ClassVar[str] = "admm_dvp"
     title: ClassVar[str] = "DVP"
 
-    def rounds(self, setup: Setup) -> AdmmDvpRounds:
-        perturbation = plan_objective_noise(setup, self.name, rho=self.rho, pure=self.mechanism == "pure")
-        return AdmmDvpRounds(self.rho, perturbation, self.solver_tolerance)
-
-
-@dataclass(frozen=True)
-class AdmmDvpRounds(PerturbedObjective[SolverState], SolvedAdmm):
-    """Dual variable perturbation."""
-
-    solver_tolerance: float = 1e-3
-
-    name: ClassVar[str] = "admm_dvp"
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        pure = self.mechanism == "pure"
+        return replace(
+            self, perturbation=plan_objective_noise(problem, sizes, budget, self.name, rho=self.rho, pure=pure)
+        )
 
     def check(self, problem: Problem, rows: Rows) -> None:
         self.perturbation.check(problem, rows, self.rho, self.name)

@@ -1,9 +1,9 @@
-"""ADMM with primal variable perturbation, the paper's Algorithm 3: exact local solves, then noise on them."""
+"""ADMM with primal variable perturbation, the paper's Algorithm 3: noise on the minimisers of local problems."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -11,17 +11,18 @@ from dpadmm.accounting.events import Release
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.requirements import need_monotone_slopes, need_smooth
 from dpadmm.baselines.solved_rounds import NoisyMinimizers, SolvedAdmm, SolverState
-from dpadmm.engine.method import MethodSettings, Rho, Round, SolverTolerance
+from dpadmm.engine.method import Rho, Round, SolverTolerance
 from dpadmm.matrices.arrays import Floats
-from dpadmm.queries.problem import Problem, Rows
-
-if TYPE_CHECKING:
-    from dpadmm.methods.setup import Setup
+from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
 @dataclass(frozen=True)
-class AdmmPvp(MethodSettings):
-    """The paper's Algorithm 3: primal variable perturbation."""
+class AdmmPvp(NoisyMinimizers[SolverState], SolvedAdmm):
+    """The paper's Algorithm 3: primal variable perturbation.
+
+    ``w̃_i = argmin_w L_ρ,i(w) + N(0, (zΔ)²I)`` with ``Δ = (2c1/m_i + 2·tol)/(ρ + λc/n)``.
+    """
 
     rho: Rho = 0.1
     solver_tolerance: SolverTolerance = 1e-3
@@ -29,17 +30,8 @@ class AdmmPvp(MethodSettings):
     name: ClassVar[str] = "admm_pvp"
     title: ClassVar[str] = "PVP"
 
-    def rounds(self, setup: Setup) -> AdmmPvpRounds:
-        return AdmmPvpRounds(self.rho, setup.gaussian(), self.solver_tolerance)
-
-
-@dataclass(frozen=True)
-class AdmmPvpRounds(NoisyMinimizers[SolverState], SolvedAdmm):
-    """Algorithm 3: ``w̃_i = argmin_w L_ρ,i(w) + N(0, (zΔ)²I)`` with ``Δ = (2c1/m_i + 2·tol)/(ρ + λc/n)``."""
-
-    solver_tolerance: float = 1e-3
-
-    name: ClassVar[str] = "admm_pvp"
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        return replace(self, noise_multiplier=budget.gaussian())
 
     def check(self, problem: Problem, rows: Rows) -> None:
         need_smooth(problem, self.name)
@@ -50,5 +42,5 @@ class AdmmPvpRounds(NoisyMinimizers[SolverState], SolvedAdmm):
         centers = now.consensus + dual / self.rho
         return LocalProblems(now.problem, now.rows, pull, centers, tolerances(now.problem, now.rows, tolerance))
 
-    def price(self, agent: int) -> Release:
+    def event(self, agent: int) -> Release:
         return Release(float(self.noise_multiplier[agent]))

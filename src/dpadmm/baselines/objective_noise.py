@@ -33,8 +33,8 @@ from dpadmm.engine.noise import Noise, release, spherical
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import NORM_SLACK
-from dpadmm.methods.setup import Setup, by_distinct_agent
-from dpadmm.queries.problem import Problem, Rows
+from dpadmm.methods.budget import PrivacyBudget, by_distinct_agent
+from dpadmm.queries.problem import Problem, Rows, Sizes
 
 ROUNDING = 20.0
 """Noise multiplier of the covering noise over that of a plain Gaussian release: it costs 1/400 of its μ²."""
@@ -128,42 +128,41 @@ def _covers(plan: ObjectivePlan, curvature: float, sensitivity: float) -> bool:
     return bool(enough and curvature <= event.curvature_ratio * slack)
 
 
-def pure_epsilons(setup: Setup) -> Floats:
-    """ε (n,) of one round of a pure mechanism."""
-    if setup.noise_multiplier is not None:
+def pure_epsilons(budget: PrivacyBudget) -> Floats:
+    """Return ε (n,) of one round of a pure mechanism."""
+    if budget.noise_multiplier is not None:
         raise StudyError("the pure mechanism has no noise_multiplier; give epsilon or round_epsilon")
-    if setup.epsilon is None:
-        return setup.per_agent("round_epsilon")
-    totals = setup.per_agent("epsilon")
-    return by_distinct_agent(lambda e, k: pure_round_epsilon(e, setup.delta, int(k)), totals, setup.planned)
+    if budget.epsilon is None:
+        return budget.amounts
+    return by_distinct_agent(lambda e, k: pure_round_epsilon(e, budget.delta, int(k)), budget.amounts, budget.planned)
 
 
-def plan_objective_noise(setup: Setup, method: str, *, rho: float = 0.0, pure: bool = False) -> ObjectiveNoise:
+def plan_objective_noise(
+    problem: Problem, sizes: Sizes, budget: PrivacyBudget, method: str, *, rho: float = 0.0, pure: bool = False
+) -> ObjectiveNoise:
     """Plan ξ and Φ of a perturbed objective with penalty ρ (0: none)."""
-    problem, delta = setup.problem, setup.delta
     need_smooth(problem, method)
     need_one_score(problem, method)
     need_convex(problem, method, rho)
-    own = rho + problem.alpha * problem.regularizer.convexity
+    own, delta = rho + problem.alpha * problem.regularizer.convexity, budget.delta
     constants = {"lipschitz": problem.loss.lipschitz, "smoothness": objective_smoothness(problem)}
 
-    def plan(m: int, budget: float, rounds: int) -> ObjectivePlan:
+    def plan(m: int, amount: float, rounds: int) -> ObjectivePlan:
         arguments: dict[str, Any] = {**constants, "n_rows": m, "strong_convexity": own}
         if pure:
-            inner = pure_objective_plan(**arguments, round_epsilon=budget * (1.0 - PURE_ROUNDING))
-            return replace(inner, release=PureRelease(budget))
-        if setup.noise_multiplier is not None:
-            event = ObjectiveRelease(budget, constants["smoothness"] / (m * own), ROUNDING * budget)
-            return ObjectivePlan(event, budget * mean_sensitivity(constants["lipschitz"], m), 0.0)
-        if setup.epsilon is None and setup.calibration == "paper":
-            rounding = ROUNDING * paper_noise_multiplier(budget, delta)
-            return objective_round_plan(**arguments, round_epsilon=budget, delta=delta, rounding_multiplier=rounding)
-        n = 1 if setup.epsilon is None else rounds
-        rounding = ROUNDING * total_noise_multiplier(budget, delta, n)
-        return objective_plan(**arguments, epsilon=budget, delta=delta, n_releases=n, rounding_multiplier=rounding)
+            inner = pure_objective_plan(**arguments, round_epsilon=amount * (1.0 - PURE_ROUNDING))
+            return replace(inner, release=PureRelease(amount))
+        if budget.noise_multiplier is not None:
+            event = ObjectiveRelease(amount, constants["smoothness"] / (m * own), ROUNDING * amount)
+            return ObjectivePlan(event, amount * mean_sensitivity(constants["lipschitz"], m), 0.0)
+        if budget.epsilon is None and budget.calibration == "paper":
+            rounding = ROUNDING * paper_noise_multiplier(amount, delta)
+            return objective_round_plan(**arguments, round_epsilon=amount, delta=delta, rounding_multiplier=rounding)
+        n = 1 if budget.epsilon is None else rounds
+        rounding = ROUNDING * total_noise_multiplier(amount, delta, n)
+        return objective_plan(**arguments, epsilon=amount, delta=delta, n_releases=n, rounding_multiplier=rounding)
 
-    names = (name for name in ("noise_multiplier", "epsilon") if getattr(setup, name) is not None)
-    budgets = pure_epsilons(setup) if pure else setup.per_agent(next(names, "round_epsilon"))
-    agents = zip(setup.sizes.n_rows.tolist(), budgets.tolist(), setup.planned.tolist(), strict=True)
+    amounts = pure_epsilons(budget) if pure else budget.amounts
+    agents = zip(sizes.n_rows.tolist(), amounts.tolist(), budget.planned.tolist(), strict=True)
     cached_plan = lru_cache(maxsize=None)(plan)
     return ObjectiveNoise(tuple(cached_plan(*agent) for agent in agents))

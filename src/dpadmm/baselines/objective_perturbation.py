@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.objective_noise import plan_objective_noise
-from dpadmm.baselines.solved_rounds import AloneState, PerturbedObjective, SolvedAlone
-from dpadmm.engine.method import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
-from dpadmm.queries.problem import Problem, Rows
-
-if TYPE_CHECKING:
-    from dpadmm.methods.setup import Setup
+from dpadmm.baselines.solved_rounds import PerturbedObjective, SingleSolve, SingleState
+from dpadmm.engine.method import Mechanism, Round, SolverTolerance, zero_models
+from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
 @dataclass(frozen=True)
-class ObjectivePerturbation(MethodSettings):
+class ObjectivePerturbation(PerturbedObjective[SingleState], SingleSolve):
     """The minimiser of every agent's own perturbed objective, averaged."""
 
     mechanism: Mechanism = "gaussian"
@@ -27,20 +25,10 @@ class ObjectivePerturbation(MethodSettings):
 
     name: ClassVar[str] = "objective_perturbation"
     title: ClassVar[str] = "objective perturbation"
-    one_round: ClassVar[bool] = True
 
-    def rounds(self, setup: Setup) -> ObjectivePerturbationRounds:
-        perturbation = plan_objective_noise(setup, self.name, pure=self.mechanism == "pure")
-        return ObjectivePerturbationRounds(perturbation, self.solver_tolerance)
-
-
-@dataclass(frozen=True)
-class ObjectivePerturbationRounds(PerturbedObjective[AloneState], SolvedAlone):
-    """Objective perturbation."""
-
-    solver_tolerance: float = 1e-3
-
-    name: ClassVar[str] = "objective_perturbation"
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        pure = self.mechanism == "pure"
+        return replace(self, perturbation=plan_objective_noise(problem, sizes, budget, self.name, pure=pure))
 
     def check(self, problem: Problem, rows: Rows) -> None:
         self.perturbation.check(problem, rows, 0.0, self.name)

@@ -1,12 +1,12 @@
 """Output perturbation (Chaudhuri, Monteleoni, Sarwate) at every agent, then averaged.
 
-``w̃_i = argmin_w f_i(w) + noise``, once. One row moves it by at most ``Δ = (2c1/m_i + 2·tol)/(λc/n)``.
+``w̃_i = argmin_w f_i(w) + noise``, once. One row changes it by at most ``Δ = (2c1/m_i + 2·tol)/(λc/n)``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -14,41 +14,33 @@ from dpadmm.accounting.events import PureRelease, Release
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
 from dpadmm.baselines.objective_noise import pure_epsilons
 from dpadmm.baselines.requirements import need_convex, need_monotone_slopes, need_solvable
-from dpadmm.baselines.solved_rounds import AloneState, NoisyMinimizers, SolvedAlone
-from dpadmm.engine.method import Mechanism, MethodSettings, Round, SolverTolerance, zero_models
+from dpadmm.baselines.solved_rounds import NoisyMinimizers, SingleSolve, SingleState
+from dpadmm.engine.method import Mechanism, Round, SolverTolerance, zero_models
 from dpadmm.engine.noise import spherical
 from dpadmm.matrices.arrays import Floats
-from dpadmm.queries.problem import Problem, Rows
-
-if TYPE_CHECKING:
-    from dpadmm.methods.setup import Setup
+from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
 @dataclass(frozen=True)
-class OutputPerturbation(MethodSettings):
-    """Every agent's own minimiser with noise, averaged."""
+class OutputPerturbation(NoisyMinimizers[SingleState], SingleSolve):
+    """Every agent's own minimiser with noise, averaged.
+
+    Noise of the pure mechanism has density ∝ exp(−‖ξ‖/(multiplier·Δ)), which is (1/multiplier)-private.
+    """
 
     mechanism: Mechanism = "gaussian"
     solver_tolerance: SolverTolerance = 1e-3
 
     name: ClassVar[str] = "output_perturbation"
     title: ClassVar[str] = "output perturbation"
-    one_round: ClassVar[bool] = True
 
-    def rounds(self, setup: Setup) -> OutputPerturbationRounds:
-        pure = self.mechanism == "pure"
-        noise = 1.0 / pure_epsilons(setup) if pure else setup.gaussian()
-        return OutputPerturbationRounds(noise, pure, self.solver_tolerance)
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        return replace(self, noise_multiplier=1.0 / pure_epsilons(budget) if self.is_pure else budget.gaussian())
 
-
-@dataclass(frozen=True)
-class OutputPerturbationRounds(NoisyMinimizers[AloneState], SolvedAlone):
-    """Output perturbation; ``pure`` noise has density ∝ exp(−‖ξ‖/(multiplier·Δ)): (1/multiplier)-private."""
-
-    pure: bool = False
-    solver_tolerance: float = 1e-3
-
-    name: ClassVar[str] = "output_perturbation"
+    @property
+    def is_pure(self) -> bool:
+        return self.mechanism == "pure"
 
     def check(self, problem: Problem, rows: Rows) -> None:
         need_solvable(problem, self.name)
@@ -61,8 +53,8 @@ class OutputPerturbationRounds(NoisyMinimizers[AloneState], SolvedAlone):
         return LocalProblems(problem, rows, np.zeros(rows.n_agents), zero_models(problem, rows), tolerance)
 
     def unit_noise(self, now: Round) -> Floats:
-        return spherical(now.noise, now.number) if self.pure else super().unit_noise(now)
+        return spherical(now.noise, now.number) if self.is_pure else super().unit_noise(now)
 
-    def price(self, agent: int) -> PureRelease | Release:
+    def event(self, agent: int) -> PureRelease | Release:
         z = float(self.noise_multiplier[agent])
-        return PureRelease(1.0 / z) if self.pure else Release(z)
+        return PureRelease(1.0 / z) if self.is_pure else Release(z)

@@ -1,10 +1,10 @@
-"""What the methods share whose agents solve local problems exactly: in every round of ADMM, or once and alone."""
+"""Methods whose agents solve local problems exactly: in every round of ADMM, or once without the others."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -13,46 +13,64 @@ from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.accounting.sensitivity import minimizer_sensitivity
 from dpadmm.baselines.local_solver import LocalProblems, solve
 from dpadmm.baselines.objective_noise import ObjectiveNoise
-from dpadmm.engine.method import Method, Round, S, check_noise, keep_absent, zero_models
+from dpadmm.engine.method import Method, Round, keep_absent, prepared, zero_models
 from dpadmm.engine.noise import release
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods.dp_admm import AdmmState, next_dual, upload
 from dpadmm.queries.problem import Problem, Rows
 
 
+@dataclass(frozen=True)
+class SingleState:
+    """Released models (n, d, p), and the gradient passes that each took (n,)."""
+
+    released: Floats
+    passes: Integers
+
+
+@dataclass(frozen=True)
+class SolverState(AdmmState):
+    """Local models and duals; the offset of the last minimiser from its centre, and all gradient passes so far.
+
+    ``offset`` (n, d, p) is where the next solve starts, and private to the agent; ``passes`` are (n,).
+    """
+
+    offset: Floats
+    passes: Integers
+
+
+S = TypeVar("S", SingleState, SolverState)
+
+
 class SolvedRounds(Method[S]):
     """Rounds in which agents release minimisers of local problems, which are averaged."""
 
     divergence_hint: ClassVar[str] = "a larger rho or alpha, or less noise"
-    local_models: ClassVar[bool] = True
 
     @abstractmethod
     def check(self, problem: Problem, rows: Rows) -> None:
-        """Refuse a problem that the method does not apply to."""
+        """Raise StudyError if the method does not apply to a problem."""
 
     @abstractmethod
     def protected(self, weights: Floats, problems: LocalProblems, now: Round) -> Floats:
-        """What is released of the minimisers, (n, d, p)."""
+        """Return the release (n, d, p) from the minimisers."""
 
     @abstractmethod
-    def price(self, agent: int) -> AnyRelease:
-        """What one round costs an agent."""
+    def event(self, agent: int) -> AnyRelease:
+        """Return the privacy event of one round of an agent."""
 
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
-        return ReleasePlan.constant(self.price(agent), n_rounds)
+        return ReleasePlan.constant(self.event(agent), n_rounds)
 
 
 @dataclass(frozen=True)
 class NoisyMinimizers(SolvedRounds[S]):
-    """Noise on the minimisers: z of every agent (n,) times how far one row moves them; 0 means no noise."""
+    """Noise on the minimisers: z of every agent (n,) times the sensitivity of its minimiser; 0 means no noise."""
 
-    noise_multiplier: Floats
-
-    def __post_init__(self) -> None:
-        check_noise(self.noise_multiplier)
+    noise_multiplier: Floats = prepared()
 
     def unit_noise(self, now: Round) -> Floats:
-        """Noise of size 1, (n, d, p)."""
+        """Return noise of scale 1, (n, d, p)."""
         return now.noise.draw(now.number)
 
     def protected(self, weights: Floats, problems: LocalProblems, now: Round) -> Floats:
@@ -66,32 +84,17 @@ class NoisyMinimizers(SolvedRounds[S]):
 
 @dataclass(frozen=True)
 class PerturbedObjective(SolvedRounds[S]):
-    """Noise in the local problems: ξ, Φ and what they cost."""
+    """Noise in the local problems: ξ, Φ and their cost."""
 
-    perturbation: ObjectiveNoise
+    perturbation: ObjectiveNoise = prepared()
 
     def protected(self, weights: Floats, problems: LocalProblems, now: Round) -> Floats:
         return self.perturbation.cover(weights, problems.tolerance / problems.convexity, now.noise, now.number)
 
-    def price(self, agent: int) -> AnyRelease:
+    def event(self, agent: int) -> AnyRelease:
         return self.perturbation.release(agent)
 
 
-# --- ADMM --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SolverState(AdmmState):
-    """Local models and duals; how far the last minimiser was from its centre, and all gradient passes so far.
-
-    ``offset`` (n, d, p) is where the next solve starts, and private to the agent; ``passes`` are (n,).
-    """
-
-    offset: Floats
-    passes: Integers
-
-
-@dataclass(frozen=True)
 class SolvedAdmm(SolvedRounds[SolverState]):
     """ADMM with penalty ρ."""
 
@@ -99,7 +102,7 @@ class SolvedAdmm(SolvedRounds[SolverState]):
 
     @abstractmethod
     def problems(self, now: Round, dual: Floats) -> LocalProblems:
-        """The local problems of a round."""
+        """Return the local problems of a round."""
 
     def init(self, problem: Problem, rows: Rows) -> SolverState:
         self.check(problem, rows)
@@ -120,30 +123,21 @@ class SolvedAdmm(SolvedRounds[SolverState]):
         return new, upload(released, dual, self.rho)
 
 
-# --- every agent alone -------------------------------------------------------------------------------------
+class SingleSolve(SolvedRounds[SingleState]):
+    """Every agent trains without the others and releases its model once."""
 
-
-@dataclass(frozen=True)
-class AloneState:
-    """The models that agents gave away (n, d, p), and how many gradient passes each took (n,)."""
-
-    released: Floats
-    passes: Integers
-
-
-class SolvedAlone(SolvedRounds[AloneState]):
-    """Every agent trains alone and speaks once."""
+    one_round: ClassVar[bool] = True
 
     @abstractmethod
     def problems(self, now: Round) -> LocalProblems:
-        """The local problems, around zero."""
+        """Return the local problems, centred at zero."""
 
-    def init(self, problem: Problem, rows: Rows) -> AloneState:
+    def init(self, problem: Problem, rows: Rows) -> SingleState:
         self.check(problem, rows)
-        return AloneState(zero_models(problem, rows), np.zeros(rows.n_agents, dtype=np.int64))
+        return SingleState(zero_models(problem, rows), np.zeros(rows.n_agents, dtype=np.int64))
 
-    def step(self, state: AloneState, now: Round) -> tuple[AloneState, Floats]:
+    def step(self, state: SingleState, now: Round) -> tuple[SingleState, Floats]:
         problems = self.problems(now)
         solved = solve(problems, problems.centers, now.active)
         released = keep_absent(self.protected(solved.weights, problems, now), state.released, now.active)
-        return AloneState(released, state.passes + solved.passes), released
+        return SingleState(released, state.passes + solved.passes), released

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -12,11 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import typer
-from numpy.typing import ArrayLike
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +26,11 @@ from dpadmm.files.atomic import atomic_file
 from dpadmm.parameters.text import printable
 from dpadmm.rendering import Cell, Column, Facts, Paragraph, Renderable, Rendering
 from dpadmm.rendering import Table as RenderedTable
+from dpadmm.rendering.formats import epsilon_text as epsilon_text
+from dpadmm.rendering.formats import mean_text
+from dpadmm.rendering.formats import number_range as number_range
+from dpadmm.rendering.formats import rounded_down as rounded_down
+from dpadmm.rendering.formats import rounded_up as rounded_up
 
 if TYPE_CHECKING:
     from dpadmm.accounting.report import PrivacyReport
@@ -94,7 +97,7 @@ def progress(total_rounds: int | None, text: str, *, quiet: bool) -> Iterator[Ob
 
     Ctrl-C takes effect at the end of a round, or immediately if pressed twice.
     """
-    with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
+    with progress_bar(quiet=quiet) as bar, announced_compilation(bar.console, quiet=bar.disable), CtrlC() as ctrl_c:
         task = bar.add_task(text, total=total_rounds)
 
         def advance(view: RoundView) -> None:
@@ -113,13 +116,31 @@ def progress_bar(*, quiet: bool) -> Progress:
 
 
 @contextmanager
+def announced_compilation(console: Console, *, quiet: bool = False) -> Iterator[None]:
+    """Print a line when the compiler starts."""
+    from dpadmm.kernels import compilation_listeners  # imports NumPy
+
+    def announce() -> None:
+        compilation_listeners.remove(announce)
+        console.print("Compiling numerical code for this machine (once, about 10 seconds)", style="dim")
+
+    if not quiet:
+        compilation_listeners.append(announce)
+    try:
+        yield
+    finally:
+        if announce in compilation_listeners:
+            compilation_listeners.remove(announce)
+
+
+@contextmanager
 def waiting(text: str, *, quiet: bool) -> Iterator[None]:
     """Show a spinner on stderr if that is a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield
         return
-    with console.status(Text(printable(text))):
+    with console.status(Text(printable(text))), announced_compilation(console):
         yield
 
 
@@ -263,11 +284,11 @@ def _print_table(
     caption: str | None = None,
     min_width: int | None = None,
 ) -> None:
-    """Print a table. An empty row draws a rule. The first column has at least ``min_width`` characters."""
-    has_header = any(column.title for column in columns)
-    out = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_header=has_header, padding=(0, 1, 0, 0), caption_justify="left"
-    )
+    """Print a table; without headings as an indented list. The first column has at least ``min_width`` characters."""
+    if any(column.title for column in columns):
+        out, indent = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left"), 0
+    else:
+        out, indent = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False), 2
     if title:
         echo(title, style="bold")
     if caption:
@@ -286,7 +307,7 @@ def _print_table(
             out.add_row(*(_plain_text(cell.text or "", STYLES.get(cell.style, "")) for cell in row))
         else:
             out.add_section()
-    Console().print(out)
+    Console().print(Padding(out, (0, 0, 0, indent)))
 
 
 def write(path: Path, content: bytes) -> None:
@@ -317,24 +338,7 @@ def check_free(*paths: Path, overwrite: bool) -> None:
 
 def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str:
     """Return ``0.4312 ± 0.0067``, in percent for error rates."""
-    from dpadmm.engine.metrics import spread
-
-    percent = is_rate and "error" in name
-    scale, unit, digits = (100.0, "%", 2) if percent else (1.0, "", 4)
-    mean = f"{np.mean(values) * scale:.{digits}f}"
-    deviation = f" ± {spread(values) * scale:.{digits}f}" if len(values) > 1 else ""
-    return f"{mean}{deviation}{unit}"
-
-
-def epsilon_text(value: float) -> str:
-    """Return ε with four digits."""
-    return f"{value:.4f}" if np.isfinite(value) else "∞ (no privacy)"
-
-
-def number_range(values: ArrayLike, form: str = ".4f") -> str:
-    """Return ``smallest to largest``, or one number if both have the same text."""
-    low, high = f"{np.min(values):{form}}", f"{np.max(values):{form}}"
-    return low if low == high else f"{low} to {high}"
+    return mean_text(values, is_rate=is_rate and "error" in name)
 
 
 def aggregation_rows(report: PrivacyReport | Costs) -> list[Row]:
@@ -345,13 +349,3 @@ def aggregation_rows(report: PrivacyReport | Costs) -> list[Row]:
         (f"  with at least {report.min_honest_sites} honest agents", ""),
         ("  if all others collude", rounded_up(report.epsilon_if_others_collude)),
     ]
-
-
-def rounded_up(epsilon: float) -> str:
-    """Return ε with four digits, rounded up so that the privacy loss is not understated."""
-    return f"{math.ceil(epsilon * 1e4 * (1.0 - 1e-9)) / 1e4:.4f}"
-
-
-def rounded_down(epsilon: float) -> str:
-    """Return a remaining ε with four digits, rounded down, up to a relative error of 1e-9."""
-    return f"{math.floor(epsilon * 1e4 * (1.0 + 1e-9)) / 1e4:.4f}"

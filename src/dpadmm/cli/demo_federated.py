@@ -26,6 +26,7 @@ def demo_federated(n_sites: int, training: Training, *, output: Path | None = No
     """
     if (n_honest := training.min_honest_sites) is not None and n_sites <= n_honest:
         raise StudyError(f"secure aggregation with {n_honest} honest sites takes at least {n_honest + 1} sites")
+    training = training.with_changes(n_rounds=training.planned_rounds)  # sites need a fixed number of rounds
     began = time.monotonic()
     if output is not None:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -42,7 +43,7 @@ def _run(n_sites: int, training: Training, folder: Path, *, quiet: bool) -> Summ
     from dpadmm.federation.demo import demonstrate
 
     log = logging.getLogger("dpadmm.federation.demo")
-    handler = logging.FileHandler(folder / "aggregator.log")
+    handler = logging.FileHandler(folder / "server.log")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -66,7 +67,7 @@ def _rendering(summary: Summary, seconds: float) -> Rendering:
     assert summary.replay is not None
     replay, study, n_honest = summary.replay, summary.study, summary.study.training.min_honest_sites
     shape = f"{summary.n_sites} sites with {summary.rows_per_site:,} rows each, d = {study.shape[0]}"
-    noise = f"{replay.n_rounds} rounds; noise multiplier {study.terms.plan.noise_in_words()}"
+    noise = f"{replay.n_rounds} rounds; noise multiplier {study.terms.plan.describe_noise()}"
     epsilon, alone = epsilon_text(summary.epsilon), epsilon_text(summary.epsilon_if_others_collude)
     majority = f"{summary.majority_class:.1%}"
     ledgers = (

@@ -1,4 +1,4 @@
-"""``dpadmm version`` and ``dpadmm doctor``: what is installed, and whether this machine is ready for it. No network."""
+"""``dpadmm version`` and ``dpadmm doctor``: versions, and checks of this machine without network access."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -18,39 +18,43 @@ import typer
 from typer import Option
 
 import dpadmm
-from dpadmm.cli.console import AsJson, echo, echo_json, echo_path
+from dpadmm.cli.console import AsJson, echo_json, show
 from dpadmm.errors import DPADMMError
+from dpadmm.rendering import Cell, Column, Fact, Facts, Paragraph, Rendering, Style, Table
+from dpadmm.rendering.formats import plural
 
-SITE_LEAVES_OUT = ("numba", "matplotlib", "jinja2")
-"""Packages without which a site works: docs/decisions/0002-dependencies.md."""
+OPTIONAL_FOR_SITES = ("numba", "matplotlib", "jinja2")
+"""Packages that a site does not need: docs/decisions/0002-dependencies.md."""
 
-FOR_DEVELOPERS = ("dev", "docs")
+STYLE_OF_LEVEL: dict[str, Style] = {"ok": "", "warning": "warning", "problem": "bad"}
+
+DEVELOPER_EXTRAS = ("dev", "docs")
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 CLOCK_TOLERANCE = timedelta(minutes=1)
 
 
 class Finding(NamedTuple):
-    """The result of one check; ``cure`` says what to do about a warning or a problem."""
+    """Result of one check, with a fix for a warning or problem."""
 
     check: str
     level: Literal["ok", "warning", "problem"]
     text: str
-    cure: str = ""
+    fix: str = ""
 
 
 class Requirement(NamedTuple):
     """A package that dpadmm or one of its extras requires."""
 
     package: str
-    least: str
-    """The oldest version that will do."""
+    min_version: str
+    """Oldest supported version."""
     extra: str | None
-    found: str | None
-    """The installed version, or None."""
+    installed: str | None
+    """Installed version, or None."""
 
     @property
     def too_old(self) -> bool:
-        return self.found is not None and _numbers(self.found) < _numbers(self.least)
+        return self.installed is not None and _numbers(self.installed) < _numbers(self.min_version)
 
 
 def version(
@@ -59,17 +63,18 @@ def version(
 ) -> None:
     """Show the version; with --verbose, also the environment.
 
-    The long form names no person, machine or folder, so that it can be published.
+    The long form contains no personal or host information; safe to paste in
+    an issue.
     """
-    about = {"dpadmm": dpadmm.__version__, **(installation() if verbose else {})}
-    if as_json:
-        return echo_json(about)
-    if not verbose:
+    if not verbose and not as_json:
         return typer.echo(dpadmm.__version__)
-    for name, value in about.items():
-        listed = [f"  {key} {each}" for key, each in value.items()] if isinstance(value, dict) else []
-        echo(f"{name}:" if listed else f"{name}: {value}", *listed)
-    return None
+    values = {"dpadmm": dpadmm.__version__, **(installation() if verbose else {})}
+    if as_json:
+        return echo_json(values)
+    groups = {name: group for name, group in values.items() if isinstance(group, dict)}
+    single = [Fact("", name, value) for name, value in values.items() if name not in groups]
+    listed = [Facts([Fact("", key, text) for key, text in group.items()], title=name) for name, group in groups.items()]
+    return show(Rendering(body=[Facts(single), *listed]))
 
 
 def doctor(
@@ -79,27 +84,41 @@ def doctor(
 ) -> None:
     """Check this installation and suggest fixes for problems.
 
-    Checks packages, compiler cache, clock and disk; with --site also limits, table, ledger and certificate. Nothing is
-    changed, and the network is not used. Exit code 1: there is a problem (warnings do not count).
+    Checks packages, compiler cache, clock and disk; with --site also limits,
+    table, ledger and certificate. Nothing is changed, and the network is not
+    used. The exit code is 1 if there is a problem.
     """
-    found = [*_packages(), _compiler_cache(), *_clock(), *_disk(Path.cwd()), *_disk(Path(tempfile.gettempdir()))]
+    findings = [*_packages(), _compiler_cache(), *_clock(), *_disk(Path.cwd()), *_disk(Path(tempfile.gettempdir()))]
     if site_file is not None:
-        found += _site(site_file)
+        findings += _site(site_file)
     if ledger is not None:
-        found += _ledger(ledger)
-    found = list(dict.fromkeys(found))
-    problems = sum(each.level == "problem" for each in found)
-    if as_json:
-        echo_json({"problems": problems, "findings": [each._asdict() for each in found]})
-    else:
-        for each in found:
-            echo_path(f"{each.level:<9}{each.check}: {each.text}{f'. {each.cure}' if each.cure else ''}")
-    if problems:
+        findings += _ledger(ledger)
+    diagnosis = diagnose(list(dict.fromkeys(findings)))
+    show(diagnosis, as_json=as_json)
+    if diagnosis.data["problems"]:
         raise typer.Exit(1)
 
 
+def diagnose(findings: Sequence[Finding]) -> Rendering:
+    """Return all findings, and the number of problems."""
+    columns = [Column("level", ""), Column("check", ""), Column("text"), Column("fix"), Column("", "")]
+    rows = [
+        (
+            Cell(each.level, style=STYLE_OF_LEVEL[each.level]),
+            each.check,
+            each.text,
+            each.fix,
+            f"{each.text}{f'. {each.fix}' if each.fix else ''}",
+        )
+        for each in findings
+    ]
+    problems = sum(each.level == "problem" for each in findings)
+    verdict = Paragraph(f"{plural(problems, 'problem')} found.", "bad" if problems else "good")
+    return Rendering(body=[Table(columns, rows, key="findings")], verdict=verdict, data={"problems": problems})
+
+
 def installation() -> dict[str, Any]:
-    """What a bug report should say, without names of persons, machines and folders."""
+    """Return the environment for a bug report, without names of persons, machines or folders."""
     wanted = requirements()
     extras = dict.fromkeys(each.extra for each in wanted if each.extra is not None)
     return {
@@ -108,13 +127,13 @@ def installation() -> dict[str, Any]:
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": {name: os.environ[name] for name in THREADS if os.environ.get(name)} or "not limited",
         "blas": _blas(),
-        "packages": {each.package: each.found or "missing" for each in wanted if each.extra is None},
+        "packages": {each.package: each.installed or "missing" for each in wanted if each.extra is None},
         "extras": {str(extra): _presence([each for each in wanted if each.extra == extra]) for extra in extras},
     }
 
 
 def requirements() -> list[Requirement]:
-    """What the metadata of the installed dpadmm requires; empty if it runs from a folder of sources."""
+    """Return the requirements of the installed dpadmm; empty if it runs from a source folder."""
     try:
         lines = metadata.requires("dpadmm") or []
     except metadata.PackageNotFoundError:
@@ -122,9 +141,9 @@ def requirements() -> list[Requirement]:
     pattern = re.compile(r"""([A-Za-z0-9._-]+)\s*(?:[>=]=\s*([0-9.]+))?[^;]*(?:;\s*extra\s*==\s*["'](\w+)["'])?""")
     parts = [match.groups() for line in lines if (match := pattern.fullmatch(line))]
     return [
-        Requirement(package.lower(), least or "0", extra, _installed(package))
-        for package, least, extra in parts
-        if extra not in FOR_DEVELOPERS
+        Requirement(package.lower(), minimum or "0", extra, _installed(package))
+        for package, minimum, extra in parts
+        if extra not in DEVELOPER_EXTRAS
     ]
 
 
@@ -136,19 +155,19 @@ def _installed(package: str) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release numbers of a version: ``(2, 0)`` of ``2.0.0rc1``; zeros at the end do not count.
+    """Return the release numbers of a version, without zeros at the end: ``(2,)`` for ``2.0.0rc1``.
 
     Examples
     --------
     >>> _numbers("2.10.0rc1") == _numbers("2.10") > _numbers("2.9.1")
     True
     """
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, re.sub(r"(\.0+)+$", "", found[0]).split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, re.sub(r"(\.0+)+$", "", match[0]).split("."))) if match else ()
 
 
 def _presence(wanted: list[Requirement]) -> str:
-    missing = [each.package for each in wanted if each.found is None]
+    missing = [each.package for each in wanted if each.installed is None]
     if not missing:
         return "installed"
     return "missing" if len(missing) == len(wanted) else f"without {' and '.join(missing)}"
@@ -166,48 +185,48 @@ def _packages() -> Iterator[Finding]:
     yield Finding("version", "ok", running)
     wanted = requirements()
     own = [each for each in wanted if each.extra is None]
-    missing = [each.package for each in own if each.found is None]
-    old = [f"{each.package} {each.found} (needs {each.least})" for each in wanted if each.too_old]
+    missing = [each.package for each in own if each.installed is None]
+    old = [f"{each.package} {each.installed} (needs {each.min_version})" for each in wanted if each.too_old]
     if old:
         yield Finding("packages", "problem", f"too old: {', '.join(old)}", "Upgrade: pip install --upgrade dpadmm")
-    if needed := [name for name in missing if name not in SITE_LEAVES_OUT]:
+    if needed := [name for name in missing if name not in OPTIONAL_FOR_SITES]:
         yield Finding("packages", "problem", f"missing: {', '.join(needed)}", "Install dpadmm again with pip")
     elif missing:
-        cure = "A site needs no more; for training, figures and reports: pip install dpadmm"
-        yield Finding("packages", "warning", f"without {', '.join(missing)}", cure)
+        fix = "A site needs no more; for training and figures: pip install dpadmm"
+        yield Finding("packages", "warning", f"without {', '.join(missing)}", fix)
     elif not old:
-        yield Finding("packages", "ok", f"all {len(own)} that are required, in versions that work")
+        yield Finding("packages", "ok", f"all {len(own)} required packages are installed")
     extras = {extra: _presence([each for each in wanted if each.extra == extra]) for _, _, extra, _ in wanted if extra}
     text = ", ".join(f"{extra} {state}" for extra, state in extras.items())
-    yield Finding("extras", "ok", text or "unknown, since dpadmm runs from a folder of sources")
+    yield Finding("extras", "ok", text or "unknown, because dpadmm runs from a source folder")
 
 
 def _compiler_cache() -> Finding:
-    """Compiled loops are kept beside the package or in NUMBA_CACHE_DIR; the compiler itself is not loaded."""
+    """Check the folder of compiled kernels: that of the package, or NUMBA_CACHE_DIR. Does not load the compiler."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(chosen) if chosen else Path(dpadmm.__file__).parent / "optim" / "kernels" / "__pycache__"
+    folder = Path(chosen) if chosen else Path(dpadmm.__file__).parent / "kernels" / "__pycache__"
     where = "NUMBA_CACHE_DIR" if chosen else "the folder of the package"
     if _installed("numba") is None:
-        return Finding("compiler", "ok", "not installed: NumPy sums the rows")
+        return Finding("compiler", "ok", "not installed; NumPy is used instead")
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        cure = "Set NUMBA_CACHE_DIR to a folder that you may write to"
-        return Finding("compiler", "warning", f"compiled code cannot be kept in {where}", cure)
+        fix = "Set NUMBA_CACHE_DIR to a writable folder"
+        return Finding("compiler", "warning", f"compiled code cannot be stored in {where}", fix)
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    kept = sum(1 for _ in folder.rglob(f"*.{python}*.nbi"))
-    state = f"{kept} compiled functions are kept" if kept else "nothing is compiled yet: the first run takes longer"
-    return Finding("compiler", "ok", f"{where} is writable, and {state}")
+    n_cached = sum(1 for _ in folder.rglob(f"*.{python}*.nbi"))
+    state = f"has {plural(n_cached, 'compiled function')}" if n_cached else "is empty: the first run takes longer"
+    return Finding("compiler", "ok", f"{where} is writable and {state}")
 
 
 def _clock(now: datetime | None = None) -> Iterator[Finding]:
-    """Against the time at which this version was installed: no clock is ever right before that."""
+    """Check the clock against the time at which this version was installed."""
     now = now or datetime.now(UTC)
     installed = datetime.fromtimestamp(Path(dpadmm.version.__file__).stat().st_mtime, UTC)
     if now + CLOCK_TOLERANCE < installed:
         text = f"it shows {_minute(now)}, and this version was installed at {_minute(installed)}"
-        yield Finding("clock", "problem", text, "Set it: certificates and ledgers are dated by it")
+        yield Finding("clock", "problem", text, "Set the clock: certificates and ledgers depend on it")
     else:
-        yield Finding("clock", "ok", f"{_minute(now)}; not compared with any other clock")
+        yield Finding("clock", "ok", f"{_minute(now)}; not compared with another clock")
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
@@ -238,9 +257,7 @@ def _site(file: Path) -> Iterator[Finding]:
     if site.ledger.exists():
         yield from _ledger(site.ledger)
     else:
-        yield Finding(
-            "ledger", "warning", "not begun", f"dpadmm site join --request NAME --site {file} creates it, once"
-        )
+        yield Finding("ledger", "warning", "not created", f"dpadmm site join --request NAME --site {file} creates it")
     yield from _disk(file.resolve().parent)
     yield from _certificate(file.parent)
 
@@ -251,20 +268,18 @@ def _ledger(folder: Path) -> Iterator[Finding]:
     try:
         state = read_ledger(folder)
     except (DPADMMError, OSError) as error:
-        yield Finding(
-            "ledger", "problem", _words(error), "docs/how-to/operations.md says what to do with a damaged ledger"
-        )
+        yield Finding("ledger", "problem", _words(error), "See docs/how-to/operations.md on damaged ledgers")
         return
     yield Finding("ledger", "ok", f"intact: {state.seq} records, {len(state.accounts)} studies")
     last, now = datetime.fromisoformat(state.records[-1].at) if state.records else None, datetime.now(UTC)
     if last is not None and last > now + CLOCK_TOLERANCE:
-        text = f"the last record of the ledger is of {_minute(last)}, and this clock shows {_minute(now)}"
+        text = f"the last record of the ledger is dated {_minute(last)}, but the clock shows {_minute(now)}"
         yield Finding("clock", "problem", text, "Set the clock before the agent runs again")
 
 
 def _certificate(folder: Path) -> Iterator[Finding]:
     if not (folder / "network" / "invitation.json").exists():
-        yield Finding("certificate", "ok", "none: this site has not joined an aggregator")
+        yield Finding("certificate", "ok", "none: this site has not joined a server")
         return
     try:
         from dpadmm.federation.health import CERTIFICATE_DAYS, days_left
@@ -272,15 +287,15 @@ def _certificate(folder: Path) -> Iterator[Finding]:
 
         identity = site_identity(folder)
         days = days_left(identity.expires)
-        cure = "Ask the coordinator for a new invitation: dpadmm site join --invitation FILE"
-        if days >= 0:  # one that is not valid yet tells of a wrong clock
+        fix = "Ask the coordinator for a new invitation: dpadmm site join --invitation FILE"
+        if days >= 0:  # a certificate that is not valid yet indicates a wrong clock
             identity.check_dates()
     except (DPADMMError, OSError) as error:
         yield Finding("certificate", "problem", _words(error), "Check the clock, then join again")
         return
     if days < CERTIFICATE_DAYS:
         text = f"expires in {days} days" if days >= 0 else f"expired {-days} days ago"
-        yield Finding("certificate", "warning" if days >= 0 else "problem", text, cure)
+        yield Finding("certificate", "warning" if days >= 0 else "problem", text, fix)
     else:
         yield Finding("certificate", "ok", f"valid for {days} more days")
 

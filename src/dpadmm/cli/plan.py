@@ -32,7 +32,7 @@ from dpadmm.cli.console import (
 from dpadmm.data.leakage import leakage_warnings
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods.auto import HYPERPARAMETERS, Auto
+from dpadmm.methods.hyperparameters import HYPERPARAMETERS
 from dpadmm.models.description import load_description
 from dpadmm.planning import forecast
 from dpadmm.planning import plan as planning
@@ -142,7 +142,7 @@ def plan(
     compared = planning.alternatives(given, sizes, own)
     outlooks, found = _run(study, scenarios, sizes, grid, compared, seed=seed, quiet=as_json)
     intervals = None
-    if isinstance(study.training.method, Auto) and study.training.method.inference:
+    if study.training.has_inference:
         with console.waiting("forecasting intervals", quiet=as_json):
             intervals = forecast_intervals(study, scenarios, sizes, seed=seed)
     warnings = [f"{each}." for each in study_warnings(study, int(sizes.max()))]
@@ -170,16 +170,15 @@ def plan(
     show(made)
     if write_rounds:
         echo(f"The study says n_rounds = {made.n_rounds} now.")
-    elif given.training.n_rounds is None and made.n_rounds != given.training.planned_rounds:
-        usual = given.training.planned_rounds
-        echo(f"Across sites the study runs {usual} rounds, since it sets no n_rounds; --write sets the best number.")
+    elif given.training.is_open:
+        echo("The study leaves the number of rounds open. --write sets the best number, which sites require.")
     return echo_path(*(f"Written: {path}" for path in written))
 
 
 def other_rounds(study: Study) -> Sequence[int]:
     """Numbers of rounds to compare with the study's."""
     own = study.training.planned_rounds
-    if not isinstance(study.training.method, Auto):
+    if not study.training.method.sums_only:
         return ROUNDS
     return [t for t in (FEW_ROUNDS, own // 2, 2 * own) if t == FEW_ROUNDS or t >= 2 * FEW_ROUNDS]
 
@@ -285,7 +284,7 @@ def _show_costs(costs: planning.Costs, releases: ReleasePlan) -> None:
     rows: list[Row] = [
         (f"total ε at δ = {costs.delta:g}, exact", console.rounded_up(costs.epsilon)),
         *console.aggregation_rows(costs),
-        ("noise multiplier z", releases.noise_in_words()),
+        ("noise multiplier z", releases.describe_noise()),
         ("noise of a mean over all rows, ν", f"{costs.noise:.3g}"),
         (f"ν in all {costs.n_features} features, x", f"{costs.noise_all:.3g}{drowned}"),
         ("one agent in a round", f"hears {decimal(costs.bytes_heard)}, says up to {decimal(costs.bytes_said)}"),

@@ -360,7 +360,7 @@ def status(
     If there are several studies, show one line for each.
     """
     from dpadmm.cli.server_status import status_rendering
-    from dpadmm.federation.server.process import alarms_of, journals, status_of
+    from dpadmm.federation.server.status import alarms_of, journals, status_of
 
     authority = _authority(folder)
     seen = [status_of(authority, each) for each in ([_journal(folder, study)] if study else journals(folder))]
@@ -428,7 +428,7 @@ def _authority(folder: Path) -> Authority:
 def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> Path:
     """Return the journal of a study by its file, name or hash; without one, that of the only (unfinished) study."""
     from dpadmm.federation.health import command_line
-    from dpadmm.federation.server.process import SHORT_HASH, journal_of, journals, overview
+    from dpadmm.federation.server.status import SHORT_HASH, journal_of, journals, overview
     from dpadmm.studies.reading import read_study
 
     if study is not None and study.is_file():
@@ -458,7 +458,7 @@ def _journal(folder: Path, study: Path | None, *, unfinished: bool = False) -> P
 def _log(form: str) -> logging.Logger:
     from dpadmm.federation.logs import make_log
 
-    return make_log("aggregator", terminal=True, as_json=form == "json")
+    return make_log("server", terminal=True, as_json=form == "json")
 
 
 def _run(server: Server, page_port: int | None) -> None:

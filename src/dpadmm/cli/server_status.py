@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpadmm.federation.health import STATUS, Alarm, ServerStatus, command_line, is_live, read_status
-from dpadmm.federation.server.process import SHORT_HASH, overview
+from dpadmm.federation.server.status import SHORT_HASH, overview
 from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_STALLS_SHOWN = 10
 """Latest stalls that are shown. JSON has all stalls of a snapshot."""
-LAST_ROUND_STATES = {"present": "answered", "absent": "missed", "unseen": "never answered"}
+LAST_ROUND_STATES = {"present": "answered", "missing": "missed", "unseen": "never answered"}
 """Names of states of sites when no server runs the study."""
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from dpadmm.accounting.gaussian import exact_epsilon
-from dpadmm.accounting.release_plan import gaussian, plan_from_json
+from dpadmm.accounting.release_plan import ReleasePlan, gaussian
 from dpadmm.cli.console import AsJson, echo, echo_path, show, write
 from dpadmm.errors import DataError, StudyError
 from dpadmm.federation.site.lifecycle import participation
@@ -308,7 +308,7 @@ def _releases(account: Account) -> list[dict[str, Any]]:
     """Return each statistic of the study's plan with its released and planned rounds."""
     if "plan" not in account.about:  # not reserved by a guard
         return []
-    plan = plan_from_json(account.about["plan"])
+    plan = ReleasePlan.from_list(account.about["plan"])
     return [
         {"statistic": of.statistic, "noise_multiplier": of.noise_multiplier, "released": n, "planned": planned}
         for (each, n), (_, planned) in zip(plan.tally(account.rounds), plan.tally(), strict=True)

@@ -250,7 +250,7 @@ def review_rendering(
     body: list[Block] = [
         Paragraph(study.hash),
         Paragraph(describe_releases(study)[0]),
-        Paragraph(f"Noise multiplier z: {study.terms.plan.noise_in_words()}."),
+        Paragraph(f"Noise multiplier z: {study.terms.plan.describe_noise()}."),
         _limits_table(limits, policy),
         Paragraph(f"{loss}. Σμ² of several studies adds up; ε does not."),
     ]

@@ -31,14 +31,14 @@ from dpadmm.cli.console import (
     write,
 )
 from dpadmm.data.schema import Category, Column, Interaction, Number, Ordinal, Schema
-from dpadmm.errors import DPADMMError, StudyError
+from dpadmm.errors import DataError, StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import parameters
 from dpadmm.parameters.suggestions import first_of
 from dpadmm.studies.checks import dotted, study_notes, study_warnings
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.reading import Confirmation, confirmations, read_study, study_problems, table_parameters
-from dpadmm.studies.settings import CHOICES
+from dpadmm.studies.settings import CHOICES, Training
 from dpadmm.studies.study import TABLES, Study
 
 if TYPE_CHECKING:
@@ -291,13 +291,11 @@ def check(
 
 
 def _public_rows_problems(study: Study) -> list[str]:
-    """Return the problems of a study's public rows."""
-    from dpadmm.training.train import prior_from
-
+    """Return a problem if the public table is not the declared one. Its rows were checked when it was drafted."""
     assert study.public_rows is not None
     try:
-        prior_from(study, study.public_rows.verified())
-    except DPADMMError as error:
+        study.public_rows.verified()
+    except DataError as error:
         return [f"public_rows: {error}"]
     return []
 
@@ -446,7 +444,7 @@ def figures(study: Study) -> dict[str, Any]:
         "lipschitz": float(study.problem.loss.lipschitz),
         "noise_multiplier": study.noise_multiplier,
         "n_rounds": terms.plan.n_rounds,
-        "plan": terms.plan.as_json(),
+        "plan": terms.plan.to_list(),
         "delta": terms.delta,
         "epsilon_exact": exact_epsilon(math.sqrt(mu_squared), terms.delta),
         "epsilon_if_others_collude": exact_epsilon(math.sqrt(terms.shares * mu_squared), terms.delta),
@@ -491,7 +489,6 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     settings, numbers = study.training, figures(study)
     paper = numbers["epsilon_paper"]
     intercept = ", including an intercept" if settings.intercept else ""
-    by_size = " across sites; chosen from rows and budget in one process"
     origin = ", ".join(f"{name}: {text}" for name, text in sorted(dotted(study.provenance).items()))
     model = [
         ("model", f"{settings.loss.name} loss, {settings.regularizer.name} regularizer"),
@@ -502,8 +499,8 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     return [
         *_describe_rows(study),
         *(model if study.kind == "training" else [("kind", study.kind), *_describe_statistics(study)]),
-        ("rounds", f"{settings.planned_rounds}{by_size if settings.n_rounds is None else ''}{_describe_quorum(study)}"),
-        ("noise multiplier z", study.terms.plan.noise_in_words()),
+        ("rounds", f"{_describe_rounds(settings)}{_describe_quorum(study)}"),
+        ("noise multiplier z", study.terms.plan.describe_noise()),
         ("δ", f"{numbers['delta']:g}"),
         ("total ε, exact", rounded_up(numbers["epsilon_exact"])),
         *([("secure aggregation", _describe_sites(study))] if settings.min_honest_sites is not None else []),
@@ -511,6 +508,12 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         *([("constants", origin or "default")] if study.kind == "training" else []),
         *([("public rows", describe_public_rows(study.public_rows))] if study.public_rows else []),
     ]
+
+
+def _describe_rounds(settings: Training) -> str:
+    if settings.is_open:
+        return f"chosen from rows and budget (the noise below is for {settings.planned_rounds})"
+    return str(settings.planned_rounds)
 
 
 def _describe_statistics(study: Study) -> list[tuple[str, str]]:

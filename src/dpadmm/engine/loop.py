@@ -237,6 +237,7 @@ def train(
     keep_interrupted: bool = False,
     sizes: Sizes | None = None,
     aborts: Callable[[int], bool] | None = None,
+    seed: int = 0,
 ) -> Outcome:
     """Run a method over a cohort.
 
@@ -254,6 +255,8 @@ def train(
         Sizes that the aggregator uses, if they differ from those of ``rows`` (forecasts).
     aborts : callable, optional
         Whether a round is aborted: its releases are charged, and its result is discarded.
+    seed : int
+        Seed of methods that sample rows.
 
     Raises
     ------
@@ -281,7 +284,7 @@ def train(
                 done = charged = k
                 continue
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # raised below
-                new_state, sent = method.step(state, Round(k, problem, rows, broadcast, noise, active))
+                new_state, sent = method.step(state, Round(k, problem, rows, broadcast, noise, active, seed))
                 if active is not None and not method.server_side:
                     sent = keep_absent(np.asarray(sent), np.asarray(uploads), active)
                 uploads = sent

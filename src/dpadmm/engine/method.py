@@ -1,28 +1,27 @@
-"""Interfaces of training methods: settings, rounds at the agents, aggregation, and the release plan."""
+"""Interface of training methods: parameters, rounds at the agents, aggregation and release plan."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, final
 
 import numpy as np
 
-from dpadmm import kernels
 from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.noise import CohortQuery, LazyAnswers, Noise, SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers, kinds
-from dpadmm.parameters.fields import Positive, check
+from dpadmm.parameters.fields import NOT_IN_FILE, Positive, check
 from dpadmm.queries import make_query
-from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
 if TYPE_CHECKING:
+    from dpadmm.methods.budget import PrivacyBudget
     from dpadmm.methods.prior import Prior
-    from dpadmm.methods.setup import Setup
 
 Rho = Annotated[Positive, "ADMM penalty parameter ρ."]
 SolverTolerance = Annotated[
@@ -33,50 +32,8 @@ Mechanism = Annotated[
     Literal["gaussian", "pure"], "Noise: gaussian, or pure (density ∝ exp(−ζ‖ξ‖), δ = 0 in every round)."
 ]
 
-
-@dataclass(frozen=True)
-class MethodSettings(ABC):
-    """Settings of a method in a study or a simulation, one subclass per method.
-
-    The fields are parameters of the same name in Python, in files and on the command line. ``rounds`` builds the method
-    with noise for the budget.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    """Name in figures and tables."""
-    private: ClassVar[bool] = True
-    """Whether it adds noise. References without noise have no budget."""
-    one_round: ClassVar[bool] = False
-    """Whether every agent sends one message, whatever ``n_rounds`` is."""
-    local_models: ClassVar[bool] = True
-    """Whether agents have local models. Otherwise all use the consensus."""
-    deployable: ClassVar[bool] = False
-    """Whether agents release only noisy sums over all their rows, which a guard can check and charge."""
-    usual_alpha: ClassVar[float] = 1e-4
-    """Default weight of the regularizer."""
-    usual_rounds: ClassVar[int] = 100
-    """Default number of rounds if the sizes of the cohort are not available."""
-    sums_only: ClassVar[bool] = False
-    """Whether the aggregator needs only the sum of all answers, as with secure aggregation."""
-    weighs_public_rows: ClassVar[bool] = False
-    """Whether the aggregator weights public rows against the noise. Other methods only start from their model."""
-    omit_if_default: ClassVar[tuple[str, ...]] = ()
-    """Parameters added after 0.1. Omitted from the study's hash at their default, so existing hashes stay valid."""
-    rounds_by_size: ClassVar[bool] = False
-    """Whether ``best_rounds`` depends on the sizes of a cohort."""
-
-    def best_rounds(self, setup: Setup) -> int:
-        """Return the default number of rounds for these public sizes and this budget."""
-        return self.usual_rounds
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    @abstractmethod
-    def rounds(self, setup: Setup) -> Method[Any]:
-        """Build the method for a cohort, with its noise."""
-
+PATIENCE = 10
+"""Number of missed rounds after which an agent leaves the mean until it answers again (decision 12)."""
 
 @dataclass(frozen=True)
 class Round:
@@ -92,6 +49,8 @@ class Round:
         Noise source of all agents.
     active : (present,), optional
         Agents that participate; None for all.
+    seed : int
+        Seed of methods that sample rows, which is independent of the noise.
     """
 
     number: int
@@ -100,45 +59,12 @@ class Round:
     consensus: Floats
     noise: Noise
     active: Integers | None = None
+    seed: int = 0
 
-    def answers(self, parameters: Floats, noise_multiplier: Floats, statistic: str = Gradient.name) -> Floats:
-        """Return every agent's noisy mean of a statistic at its own public parameters: (n, *shape)."""
-        return self.noise.answer(self.query(parameters, noise_multiplier, statistic))
-
-    def query(self, parameters: Floats, noise_multiplier: Floats, statistic: str) -> CohortQuery:
+    def query(self, statistic: str, parameters: Floats, noise_multiplier: Floats) -> CohortQuery:
+        """Return the query for a statistic of every agent's rows, at its own public parameters (n, ...)."""
         query = make_query(statistic, self.problem, self.rows.n_features)
         return CohortQuery(self.rows, query, parameters, noise_multiplier, self.number, self.active)
-
-
-class State(Protocol):
-    """State of a cohort of agents between rounds.
-
-    Messages may depend on it only through the public transcript. A solver's starting point may be private: it changes
-    the release by at most the solver's tolerance, whose privacy cost is included.
-    """
-
-    @property
-    def released(self) -> Floats:
-        """The public local models w̃_i: (n, d, p)."""
-
-
-@dataclass(frozen=True)
-class NoState:
-    """Agents without state; every agent's model is the consensus."""
-
-    released: Floats
-
-    @classmethod
-    def of(cls, problem: Problem, sizes: Sizes) -> NoState:
-        shape = (sizes.n_agents, sizes.n_features, problem.loss.n_outputs)
-        return cls(np.broadcast_to(np.zeros(()), shape))  # needs no memory
-
-
-S = TypeVar("S", bound=State)
-
-
-PATIENCE = 10
-"""Number of missed rounds after which an agent leaves the mean until it answers again (decision 12)."""
 
 
 @dataclass(frozen=True)
@@ -208,34 +134,108 @@ class RoundResult:
         return self.uploads[(self.answered > 0) & (self.answered > self.round - PATIENCE)]
 
 
-LARGE = 2**18
-"""Size of an array from which threads are used."""
+@dataclass(frozen=True)
+class Covariance:
+    """Covariance of the weights, from a released Hessian.
+
+    Attributes
+    ----------
+    hessian_snr : float
+        Smallest eigenvalue of the Hessian relative to the value that intervals need.
+    matrix : (d, d), optional
+        None if ``hessian_snr`` is below 1.
+    """
+
+    hessian_snr: float
+    matrix: Floats | None
 
 
-def consensus_step(uploads: Floats) -> Floats:
-    """Return ``w^k = mean_i c_i^k``."""
-    if uploads.size < LARGE or not kernels.can_compile():
-        return np.asarray(np.add.reduce(uploads, axis=0) / len(uploads))
-    from dpadmm.kernels.updates import column_means  # the same bits
+class State(Protocol):
+    """State of a cohort of agents between rounds.
 
-    return column_means(uploads)
+    Messages may depend on it only through the public transcript. A solver's starting point may be private: it changes
+    the release by at most the solver's tolerance, whose privacy cost is included.
+    """
+
+    @property
+    def released(self) -> Floats:
+        """The public local models w̃_i: (n, d, p)."""
 
 
-class Method(ABC, Generic[S]):
-    """A training method for a cohort of any number of agents.
+@dataclass(frozen=True)
+class NoState:
+    """Agents without state; every agent's model is the consensus."""
 
-    The aggregator broadcasts the weights w^k, or a larger state if the method needs one.
+    released: Floats
+
+    @classmethod
+    def of(cls, problem: Problem, sizes: Sizes) -> NoState:
+        shape = (sizes.n_agents, sizes.n_features, problem.loss.n_outputs)
+        return cls(np.broadcast_to(np.zeros(()), shape))  # needs no memory
+
+
+S = TypeVar("S", bound=State)
+
+
+def prepared() -> Any:
+    """Return a dataclass field that :meth:`Method.build` sets. It is not a parameter."""
+    return field(default=None, kw_only=True, repr=False, compare=False, metadata=NOT_IN_FILE)
+
+
+@dataclass(frozen=True)
+class MethodChoice(ABC):
+    """A method as studies and simulations name it. Its fields are the parameters.
+
+    Parameters have the same names in Python, in files and on the command line.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    """Name in figures and tables."""
+    private: ClassVar[bool] = True
+    """Whether it adds noise. References without noise have no budget."""
+    deployable: ClassVar[bool] = False
+    """Whether agents release only noisy sums over all their rows, which a guard can check and charge."""
+    one_round: ClassVar[bool] = False
+    """Whether every agent sends one message, whatever ``n_rounds`` is."""
+    local_models: ClassVar[bool] = True
+    """Whether agents have local models. Otherwise all use the consensus."""
+    sums_only: ClassVar[bool] = False
+    """Whether the aggregator needs only the sum of all answers, as with secure aggregation."""
+    uses_public_rows: ClassVar[bool] = False
+    """Whether the aggregator weights public rows against the noise. Other methods only start from their model."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @abstractmethod
+    def concrete(self) -> Method[Any]:
+        """Return the method that runs."""
+
+
+class Method(MethodChoice, Generic[S]):
+    """A training method for a cohort of any number of agents.
+
+    :meth:`build` returns the method with noise for a budget. The aggregator broadcasts the weights w^k, or a larger
+    state if the method needs one.
+    """
+
+    default_alpha: ClassVar[float] = 1e-4
+    """Default weight of the regularizer."""
+    default_rounds: ClassVar[int] = 100
     divergence_hint: ClassVar[str]
     """Suggestion shown when the run diverges."""
-    local_models: ClassVar[bool]
-    """Whether agents have local models. Otherwise all use the consensus."""
     server_side: ClassVar[bool] = False
     """Whether absent agents are excluded. Otherwise their last uploads stay in the mean for ``PATIENCE`` rounds."""
     weighs_answers: ClassVar[bool] = False
     """Whether ``aggregate`` uses only ``result.mean``, so single answers need not be stored."""
+
+    def concrete(self) -> Self:
+        return self
+
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        """Return the method for a cohort, with its ``prepared`` fields. No row is read."""
+        return self
 
     @abstractmethod
     def init(self, problem: Problem, rows: Rows) -> S:
@@ -253,6 +253,10 @@ class Method(ABC, Generic[S]):
     def plan(self, agent: int, n_rounds: int) -> ReleasePlan:
         """Return the release plan of agent i."""
 
+    def plans(self, n_agents: int, n_rounds: int) -> Sequence[ReleasePlan]:
+        """Return the release plans of all agents."""
+        return [self.plan(agent, n_rounds) for agent in range(n_agents)]
+
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
         """Return the broadcast before round 1, for weights of shape (d, p)."""
         return np.zeros(shape) if warm_start is None else warm_start
@@ -265,9 +269,9 @@ class Method(ABC, Generic[S]):
         """Return the weights (d, p) of a broadcast."""
         return consensus
 
-    def inferred(self, consensus: Floats) -> tuple[float, Floats | None]:
-        """Return the Hessian's signal-to-noise ratio (0 if not released) and the weights' covariance (d, d) or None."""
-        return 0.0, None
+    def covariance(self, consensus: Floats) -> Covariance | None:
+        """Return the covariance of the weights of a broadcast; None if no Hessian was released."""
+        return None
 
     def aggregate(self, result: RoundResult) -> Floats:
         """Return the next broadcast from the result of a round; by default the mean of recent uploads.
@@ -284,6 +288,8 @@ class DeployableMethod(Method[S]):
     Rounds may request different statistics. ``step`` is ``advance`` with the answers at ``parameters``. Everything
     except the answers is a function of public values, so an agent can be restored from its transcript.
     """
+
+    deployable: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, problem: Problem, sizes: Sizes) -> S:
@@ -313,8 +319,15 @@ class DeployableMethod(Method[S]):
         return self._plan(agent, self._runs(n_rounds))
 
     @final
+    def plans(self, n_agents: int, n_rounds: int) -> Sequence[ReleasePlan]:
+        """Return the release plans of all agents. Agents with the same noise share one plan."""
+        runs = self._runs(n_rounds)
+        first, which = kinds(np.zeros(n_agents), *(z for _, z, _ in runs))
+        plans = [self._plan(agent, runs) for agent in first.tolist()]
+        return [plans[kind] for kind in which.tolist()]
+
     def _plan(self, agent: int, runs: list[tuple[str, Floats, int]]) -> ReleasePlan:
-        return ReleasePlan(tuple((self.event(name, float(z[agent])), count) for name, z, count in runs))
+        return ReleasePlan.from_runs((self.event(name, float(z[agent])), count) for name, z, count in runs)
 
     def _runs(self, n_rounds: int) -> list[tuple[str, Floats, int]]:
         """Return runs of consecutive rounds with the same release: statistic, z (n,) and number of rounds."""
@@ -330,7 +343,7 @@ class DeployableMethod(Method[S]):
     def step(self, state: S, now: Round) -> tuple[S, Floats | LazyAnswers]:
         """Run round k at the agents of a cohort; the state of absent agents does not change."""
         statistic, z = self.release(now.number)
-        query = now.query(self.parameters(state, now.consensus, round=now.number), z, statistic)
+        query = now.query(statistic, self.parameters(state, now.consensus, round=now.number), z)
         if self.weighs_answers and type(now.noise) is SimulatedNoise and query.at_one_point:
             return state, LazyAnswers(query, now.noise)
         answers = now.noise.answer(query)
@@ -353,14 +366,9 @@ class ServerSideMethod(DeployableMethod[NoState]):
         return state, answers
 
 
-def plans_of(method: Method[Any], n_agents: int, n_rounds: int) -> list[ReleasePlan]:
-    """Return the release plans of all agents. Agents of a deployable method with the same noise share one plan."""
-    if not isinstance(method, DeployableMethod):
-        return [method.plan(agent, n_rounds) for agent in range(n_agents)]
-    runs = method._runs(n_rounds)
-    first, which = kinds(np.zeros(n_agents), *(z for _, z, _ in runs))
-    plans = [method._plan(agent, runs) for agent in first.tolist()]
-    return [plans[kind] for kind in which.tolist()]
+def consensus_step(uploads: Floats) -> Floats:
+    """Return ``w^k = mean_i c_i^k``."""
+    return np.asarray(np.add.reduce(uploads, axis=0) / len(uploads))
 
 
 def zero_models(problem: Problem, sizes: Sizes) -> Floats:
@@ -369,6 +377,7 @@ def zero_models(problem: Problem, sizes: Sizes) -> Floats:
 
 
 def check_noise(noise_multiplier: Floats) -> None:
+    """Raise StudyError unless all noise multipliers are numbers ≥ 0."""
     if not (np.isfinite(noise_multiplier).all() and np.all(noise_multiplier >= 0.0)):
         raise StudyError(f"noise_multiplier must be numbers ≥ 0, not {noise_multiplier!r}")
 

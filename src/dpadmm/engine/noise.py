@@ -1,17 +1,18 @@
 """Noise for the releases of a cohort of agents in one process.
 
-``SimulatedNoise`` is fast, seeded and for experiments only: floating-point noise from a known seed protects
-nobody, and every result that used it says so. ``ExactNoise`` is what a deployed agent's guard adds.
+``SimulatedNoise`` is fast and seeded, for experiments only. Floating-point noise from a known seed provides no privacy,
+and every report of a run says which noise it used. ``ExactNoise`` is the noise of a deployed agent's guard.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,61 +25,88 @@ from dpadmm.queries import Query
 from dpadmm.queries.problem import Rows
 from dpadmm.trusted.discrete_gaussian import Draw, Lattice, as_mean, discrete_gaussian, release_sum
 
-BATCH = 2**16
-"""Numbers that exact noise is drawn for at once."""
+MAX_BATCH = 2**16
+"""Maximum number of integers that exact noise draws at once."""
 
 
 @dataclass(frozen=True)
 class CohortQuery:
-    """Noisy means over rows that a method asks for in a round."""
+    """The query of a round for the rows of all agents.
+
+    Attributes
+    ----------
+    parameters : (n, *statistic.parameter_shape)
+        Public parameters, such as the point of a gradient.
+    noise_multiplier : (n,)
+        z of every agent; all 0 for no noise.
+    round : int
+        k, from 1.
+    active : (present,), optional
+        Agents that participate; None for all. No value of the others may be used.
+    """
 
     rows: Rows
     statistic: Query
-    parameters: Floats  # (n, *statistic.parameter_shape): public, such as the point of a gradient
-    noise_multiplier: Floats  # (n,): z of every agent; all 0 for no noise
-    round: int  # k, from 1
-    active: Integers | None = None  # who takes part; None: all. Of others no value may be used
+    parameters: Floats
+    noise_multiplier: Floats
+    round: int
+    active: Integers | None = None
 
     @property
     def at_one_point(self) -> bool:
-        """Whether all agents are asked the same, so that their answers can be added up while they are made."""
+        """Whether all agents have the same parameters, so that their answers can be added up one by one."""
         return self.parameters.strides[0] == 0
 
     @property
     def agents(self) -> Sequence[int]:
-        """Those that take part."""
+        """Agents that participate."""
         return range(self.rows.n_agents) if self.active is None else self.active.tolist()
 
-    def grid(self, n_rows: int) -> Lattice:
-        """The grid of the answer of an agent with so many rows."""
+    def lattice(self, n_rows: int) -> Lattice:
+        """Return the lattice of the answer of an agent with this number of rows."""
         return Lattice(self.statistic.row_norm, math.prod(self.statistic.shape), n_rows)
 
 
-class Noise(Protocol):
-    """Noise for every agent and round."""
+@runtime_checkable
+class Summable(Protocol):
+    """A query that computes the weighted mean over agents without storing the mean of each."""
 
-    def draw(self, round: int, stream: int = ..., shape: tuple[int, ...] | None = ...) -> Floats:
-        """(n_agents, *shape) standard normal numbers for this round; different streams are independent.
+    def weighted_mean(self, rows: Rows, parameters: Floats, weights: Floats, active: Integers | None = None) -> Floats:
+        """Return ``Σ_i W_i g_i`` over the active agents, at the same parameters for all."""
 
-        The shape is (d, p) unless given.
+
+class Noise(ABC):
+    """A source of noise for every agent and round."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the noise is that of a deployed agent."""
+        return False
+
+    @abstractmethod
+    def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
+        """Return (n_agents, *shape) standard normal numbers for a round; different streams are independent.
+
+        The default shape is (d, p).
         """
+
+    @abstractmethod
+    def answer(self, query: CohortQuery) -> Floats:
+        """Return ``h_i = g_i + N(0, (z_i·2R/m_i)² I)``: the noisy mean over every agent's rows, (n, *shape)."""
 
     def price(self, release: AnyRelease) -> AnyRelease | None:
-        """What a release with this noise costs: itself, if the noise is independent and Gaussian.
+        """Return the privacy event of a release with this noise: itself, if the noise is independent and Gaussian.
 
-        Whoever puts in other noise has to bring its accounting; a source that states no price (None, or no
-        such method) leaves a run without ε.
+        Other noise needs its own accounting. With the default, None, a run has no ε.
         """
-
-    def answer(self, asked: CohortQuery) -> Floats:
-        """``h_i = g_i + N(0, (z_i·2R/m_i)² I)``: noisy means over every agent's rows, (n, *shape)."""
+        return None
 
 
 @dataclass(frozen=True)
-class SimulatedNoise:
-    """Noise that is a function of (seed, agent, round, stream), the same whoever else takes part and when.
+class SimulatedNoise(Noise):
+    """Noise that is a function of (seed, agent, round, stream), so it does not depend on who participates.
 
-    The seed names the whole run; see :func:`fresh_seed`. The shape of a draw is ``(n_agents, *shape)``.
+    One seed belongs to one run; see :func:`fresh_seed`. The shape of a draw is ``(n_agents, *shape)``.
 
     Examples
     --------
@@ -102,124 +130,142 @@ class SimulatedNoise:
     def price(self, release: AnyRelease) -> AnyRelease:
         return release
 
-    def answer(self, asked: CohortQuery) -> Floats:
-        return with_normals(asked, self, asked.rows.n_rows)
+    def answer(self, query: CohortQuery) -> Floats:
+        return with_normals(query, self, query.rows.n_rows)
 
-    def weighted_mean(self, asked: CohortQuery, weights: Floats) -> Floats:
-        """``Σ_i W_i h_i`` over the answers of those that take part, none of which is kept: (present,) -> shape.
+    def weighted_mean(self, query: CohortQuery, weights: Floats) -> Floats:
+        """Return ``Σ_i W_i h_i`` over the answers of the present agents, without storing single answers.
 
-        For a question at one point for all. It is the weighted sum of ``answer`` but for rounding, by at most some
-        2⁻⁵³ of the sum of the rows' absolute values for each of its additions.
+        All agents must have the same parameters; ``weights`` are (present,). The result equals the weighted sum of
+        :meth:`answer` up to rounding: at most some 2⁻⁵³ of the sum of the rows' absolute values for each addition.
         """
         from dpadmm.kernels.normals import weighted_normals
 
-        rows, statistic = asked.rows, asked.statistic
-        agents = np.arange(rows.n_agents) if asked.active is None else asked.active
-        if hasattr(statistic, "weighted_mean"):
-            found = statistic.weighted_mean(rows, asked.parameters[0], weights, asked.active)
+        rows, statistic = query.rows, query.statistic
+        agents = np.arange(rows.n_agents) if query.active is None else query.active
+        if isinstance(statistic, Summable):
+            mean = statistic.weighted_mean(rows, query.parameters[0], weights, query.active)
         else:
-            found = np.tensordot(weights, statistic.means(rows, asked.parameters, asked.active)[agents], 1)
-        z = np.broadcast_to(asked.noise_multiplier, (rows.n_agents,))[agents]
+            mean = np.tensordot(weights, statistic.means(rows, query.parameters, query.active)[agents], 1)
+        z = np.broadcast_to(query.noise_multiplier, (rows.n_agents,))[agents]
         scales = weights * (z * mean_sensitivity(statistic.row_norm, rows.n_rows[agents]))
         if not np.any(scales):
-            return np.asarray(found)
-        noise = weighted_normals(self.seed, asked.round, agents, scales, math.prod(statistic.shape))
-        return np.asarray(found + noise.reshape(statistic.shape))
+            return np.asarray(mean)
+        noise = weighted_normals(self.seed, query.round, agents, scales, math.prod(statistic.shape))
+        return np.asarray(mean + noise.reshape(statistic.shape))
 
 
 @dataclass(frozen=True)
 class LazyAnswers:
-    """Answers of which a weighted mean is all that is wanted: they are made and added up when it is asked for."""
+    """Answers of which only a weighted mean is needed. They are computed and added up on request."""
 
-    asked: CohortQuery
+    query: CohortQuery
     noise: SimulatedNoise
 
     def mean(self, weights: Floats) -> Floats:
-        return self.noise.weighted_mean(self.asked, weights)
+        return self.noise.weighted_mean(self.query, weights)
 
     def each(self) -> Floats:
-        """What every agent says, for whoever has room for it: (n, *shape)."""
-        return self.noise.answer(self.asked)
+        """Return all answers (n, *shape), which may need much memory."""
+        return self.noise.answer(self.query)
 
 
-def with_normals(asked: CohortQuery, noise: Noise, n_rows: Integers) -> Floats:
-    """The means with normal noise for agents of ``n_rows`` rows."""
-    means = asked.statistic.means(asked.rows, asked.parameters, asked.active)
-    if not np.any(asked.noise_multiplier):
+def with_normals(query: CohortQuery, noise: Noise, n_rows: Integers) -> Floats:
+    """Return the means with normal noise for agents of ``n_rows`` rows."""
+    means = query.statistic.means(query.rows, query.parameters, query.active)
+    if not np.any(query.noise_multiplier):
         return means
-    noise_std = asked.noise_multiplier * mean_sensitivity(asked.statistic.row_norm, n_rows)
+    noise_std = query.noise_multiplier * mean_sensitivity(query.statistic.row_norm, n_rows)
     scale = noise_std.reshape(len(means), *[1] * (means.ndim - 1))
-    return release(means, noise_std=scale, noise=noise.draw(asked.round, shape=means.shape[1:]))
+    return release(means, noise_std=scale, noise=noise.draw(query.round, shape=means.shape[1:]))
 
 
 @dataclass(frozen=True)
-class ExactNoise:
-    """The noise of deployed agents, for a cohort in this process: whole numbers, from the operating system.
+class ExactNoise(Noise):
+    """The noise of deployed agents: integers, drawn from the operating system's entropy.
 
-    The same lines as in an agent's guard, so the same uploads to the last bit for the same whole numbers.
-    ``source`` is for tests: (agent, round) -> their own ``draw``, in place of ``discrete_gaussian``.
+    It runs the same code as an agent's guard, so the same integers give the same uploads to the last bit. ``source`` is
+    for tests: (agent, round) -> a function that replaces ``discrete_gaussian``.
     """
 
     source: Callable[[int, int], Draw] | None = None
 
-    exact: ClassVar[bool] = True
+    @property
+    def exact(self) -> bool:
+        return True
 
     def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
-        raise StudyError("exact noise is for sums over all rows: for auto, dp_admm, and dp_sgd without sampling")
+        raise StudyError(
+            "exact noise applies to sums over all rows only: use auto, dp_admm, or dp_sgd without sampling"
+        )
 
     def price(self, release: AnyRelease) -> AnyRelease:
         return release
 
-    def answer(self, asked: CohortQuery) -> Floats:
-        whole = self.whole(asked, asked.rows.n_rows)
-        out = np.zeros(whole.shape)
-        for i in asked.agents:
-            out[i] = as_mean(whole[i], asked.grid(int(asked.rows.n_rows[i])))
+    def answer(self, query: CohortQuery) -> Floats:
+        sums = self.integer_sums(query, query.rows.n_rows)
+        out = np.zeros(sums.shape)
+        for i in query.agents:
+            out[i] = as_mean(sums[i], query.lattice(int(query.rows.n_rows[i])))
         return out
 
-    def whole(self, asked: CohortQuery, n_rows: Integers, shares: int = 1) -> Integers:
-        """What every agent's guard would say, in steps of the grid for so many rows (n,): (n, *shape)."""
-        rows, statistic = asked.rows, asked.statistic
-        if not all(statistic.accepts(asked.parameters[i]) for i in asked.agents):  # as a guard: before rows are read
-            raise StudyError(f"round {asked.round} asks for a {statistic.name} with numbers that agents refuse")
-        sums = statistic.sums(rows, asked.parameters, asked.active, bound=asked.grid(1).row_bound)
+    def integer_sums(self, query: CohortQuery, n_rows: Integers, shares: int = 1) -> Integers:
+        """Return every agent's noisy sum (n, *shape), in steps of the lattice for ``n_rows`` (n,)."""
+        rows, statistic = query.rows, query.statistic
+        if not all(statistic.accepts(query.parameters[i]) for i in query.agents):  # as a guard: before rows are read
+            raise StudyError(f"round {query.round}: agents refuse the parameters of the query {statistic.name}")
+        sums = statistic.sums(rows, query.parameters, query.active, bound=query.lattice(1).row_bound)
         out = np.zeros(sums.shape, np.int64)
-        levels = {i: (asked.grid(int(n_rows[i])), float(asked.noise_multiplier[i])) for i in asked.agents}
-        draws = self.source or _batched(Counter(grid.noise_scale(z, shares) for grid, z in levels.values()))
-        for i, (grid, z) in levels.items():
-            out[i] = release_sum(sums[i], grid, z, shares=shares, draw=draws(i, asked.round))
+        levels = {i: (query.lattice(int(n_rows[i])), float(query.noise_multiplier[i])) for i in query.agents}
+        draws = self.source or _batched(Counter(lattice.noise_scale(z, shares) for lattice, z in levels.values()))
+        for i, (lattice, z) in levels.items():
+            out[i] = release_sum(sums[i], lattice, z, shares=shares, draw=draws(i, query.round))
         return out
 
 
 def _batched(scales: Counter[int]) -> Callable[[int, int], Draw]:
-    """Draws of :func:`discrete_gaussian`, so many of each scale: many small ones take longer than a large one."""
-    at_hand: dict[int, list[Integers]] = {}
+    """Return a source of :func:`discrete_gaussian` that draws for several agents at once, which is faster.
+
+    ``scales`` is the number of draws of each scale.
+    """
+    stored: dict[int, list[Integers]] = {}
 
     def draw(scale: int, count: int) -> Integers:
-        left = at_hand.setdefault(scale, [])
+        left = stored.setdefault(scale, [])
         if not left:
-            several = max(1, min(scales[scale], BATCH // count))
-            left.extend(discrete_gaussian(scale, several * count).reshape(several, count))
+            batch = max(1, min(scales[scale], MAX_BATCH // count))
+            left.extend(discrete_gaussian(scale, batch * count).reshape(batch, count))
         return left.pop()
 
     return lambda agent, round: draw
 
 
 @dataclass(frozen=True)
-class SecureSumNoise:
+class SecureSumNoise(Noise):
     """Secure aggregation in one process: every agent adds a share of the noise, and only the sum is used.
 
-    The shares of ``min_honest_sites`` agents are together the noise of a release; those of more than that are to spare.
+    The shares of ``min_honest_sites`` agents add up to the noise of a release. Those of further agents are extra noise.
+
+    Attributes
+    ----------
+    noise : Noise
+        Source of the shares.
+    min_honest_sites : int
+        h: a release costs 1/z if this many agents do not reveal their shares.
+    n_rows : (n,)
+        Public numbers of rows.
+    max_rows_per_site : int
+        Maximum number of rows of an agent, for which exact shares are calibrated.
     """
 
-    noise: Noise  # where the shares come from
-    min_honest_sites: int  # h: a release costs 1/z if so many agents keep their shares to themselves
-    n_rows: Integers  # (n,), public
-    max_rows_per_site: int  # no agent has more; what exact shares are for
+    noise: Noise
+    min_honest_sites: int
+    n_rows: Integers
+    max_rows_per_site: int
 
     @property
     def exact(self) -> bool:
-        return isinstance(self.noise, ExactNoise)
+        return self.noise.exact
 
     def draw(self, round: int, stream: int = 0, shape: tuple[int, ...] | None = None) -> Floats:
         return self.noise.draw(round, stream, shape)
@@ -227,38 +273,35 @@ class SecureSumNoise:
     def price(self, release: AnyRelease) -> AnyRelease | None:
         return self.noise.price(release)
 
-    def answer(self, asked: CohortQuery) -> Floats:
-        """The noisy mean over the rows of all that take part: (1, *shape)."""
-        if np.any(asked.noise_multiplier != asked.noise_multiplier[0]):
+    def answer(self, query: CohortQuery) -> Floats:
+        """Return the noisy mean over the rows of all present agents: (1, *shape)."""
+        if np.any(query.noise_multiplier != query.noise_multiplier[0]):
             raise StudyError("with secure aggregation all agents have the same budget and the same planned rounds")
-        agents = np.fromiter(asked.agents, np.int64)
+        agents = np.fromiter(query.agents, np.int64)
         if len(agents) < self.min_honest_sites:
             raise StudyError(
-                f"round {asked.round} has {len(agents)} agents, and secure aggregation relies on "
-                f"{self.min_honest_sites} honest "
-                "ones; a smaller min_honest_sites means more noise"
+                f"round {query.round} has {len(agents)} agents, but min_honest_sites is {self.min_honest_sites}; use a "
+                "smaller min_honest_sites, which means more noise"
             )
         n_rows = self.n_rows[agents]
         if isinstance(self.noise, ExactNoise):
-            most = np.full(len(self.n_rows), self.max_rows_per_site)
-            total = self.noise.whole(asked, most, self.min_honest_sites)[agents].sum(axis=0)
-            return pooled_mean(total, asked.grid(self.max_rows_per_site), int(n_rows.sum()))[None]
-        shares, weights = (
-            replace(asked, noise_multiplier=asked.noise_multiplier / math.sqrt(self.min_honest_sites)),
-            n_rows / n_rows.sum(),
-        )
-        if type(self.noise) is SimulatedNoise and asked.at_one_point:
+            max_rows = np.full(len(self.n_rows), self.max_rows_per_site)
+            total = self.noise.integer_sums(query, max_rows, self.min_honest_sites)[agents].sum(axis=0)
+            return pooled_mean(total, query.lattice(self.max_rows_per_site), int(n_rows.sum()))[None]
+        shares = replace(query, noise_multiplier=query.noise_multiplier / math.sqrt(self.min_honest_sites))
+        weights = n_rows / n_rows.sum()
+        if type(self.noise) is SimulatedNoise and query.at_one_point:
             return self.noise.weighted_mean(shares, weights)[None]
         return np.asarray(np.tensordot(weights, self.noise.answer(shares)[agents], axes=1))[None]
 
 
-def pooled_mean(total: Integers, grid: Lattice, n_rows: int) -> Floats:
-    """The mean over ``n_rows`` rows of several agents, from the sum of what they said in whole numbers."""
-    return total.astype(np.float64) * grid.step / n_rows
+def pooled_mean(total: Integers, lattice: Lattice, n_rows: int) -> Floats:
+    """Return the mean over ``n_rows`` rows of several agents, from the sum of their integers."""
+    return total.astype(np.float64) * lattice.step / n_rows
 
 
 def spherical(noise: Noise, round: int, *, first_stream: int = 1) -> Floats:
-    """(n, d, p) numbers of density ∝ ``exp(−‖ξ‖)`` per agent: uniform direction, length ``Gamma(dp, 1)``.
+    """Return (n, d, p) numbers of density ∝ ``exp(−‖ξ‖)`` per agent: uniform direction, norm ``Gamma(dp, 1)``.
 
     A chi-square of 2dp degrees of freedom is twice such a Gamma. Three streams of the round are used.
     """
@@ -270,19 +313,18 @@ def spherical(noise: Noise, round: int, *, first_stream: int = 1) -> Floats:
 
 
 def priced(plan: ReleasePlan, noise: Noise) -> ReleasePlan:
-    """The plan at the prices that the noise source states."""
-    state_price = getattr(noise, "price", lambda release: None)
+    """Return the plan with the privacy events of the noise source."""
     unpriced = UnpricedRelease(type(noise).__name__)
-    return ReleasePlan(tuple((release and (state_price(release) or unpriced), n) for release, n in plan.runs))
+    return ReleasePlan.from_runs((release and (noise.price(release) or unpriced), n) for release, n in plan.runs)
 
 
 def fresh_seed() -> int:
-    """A seed from the operating system's entropy."""
+    """Return a seed from the operating system's entropy."""
     return secrets.randbits(63)
 
 
 def release(statistic: Floats, *, noise_std: Floats, noise: Floats) -> Floats:
-    """``h = g + noise_std · N(0, I)``: what an agent may say of its rows."""
+    """Return ``h = g + noise_std · N(0, I)``."""
     out = noise * noise_std
     out += statistic
     return out

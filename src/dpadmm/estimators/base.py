@@ -260,9 +260,9 @@ class PrivateLinearModel(BaseEstimator):
         prepared = prepare(dataset, settings)
         problem, rows = prepared.problem, prepared.rows
         check_min_honest_sites(settings.min_honest_sites, rows.n_agents)
-        settings = settings.with_rounds(problem, rows)
+        settings = settings.resolved(problem, rows)
         n_rounds = settings.planned_rounds
-        method = settings.rounds(problem, rows, np.full(rows.n_agents, n_rounds))
+        method = settings.build(problem, rows, np.full(rows.n_agents, n_rounds))
         if self.random_state is None:
             try:
                 for release, _ in method.plan(0, n_rounds).runs:  # all agents have the same
@@ -329,7 +329,7 @@ class PrivateLinearModel(BaseEstimator):
 
     def _accountants(self) -> Sequence[BudgetAccountant]:
         """Return the accountants to charge: the estimator's own, then the open ones of this and the sending process."""
-        remote = [accountant for accountant in self._sent_from if not accountant.here]
+        remote = [accountant for accountant in self._sent_from if not accountant.is_chargeable]
         if self.accountant is None:
             return [*open_accountants(), *remote]
         if not isinstance(self.accountant, BudgetAccountant):

@@ -375,9 +375,7 @@ def site_samples(status: Status, folder: Path) -> Iterator[Sample]:
 def server_samples(status: Status, folder: Path) -> Iterator[Sample]:
     yield "connected", {}, float(status["connected"])
     for name, site in status["sites"].items():
-        yield "site_silent", {"site": name}, float(site["silent"])
-        if site["clock_difference"] is not None:
-            yield "clock_difference_seconds", {"of": name}, site["clock_difference"]
+        yield from _contact_samples(name, site, {})
     yield from _common_samples(list(disk_alarms(folder)), folder)
 
 
@@ -388,12 +386,15 @@ def study_samples(status: Status, folder: Path) -> Iterator[Sample]:
     yield "rounds_planned", study, float(status["study"]["n_rounds"])
     yield "stalled", study, float(bool(status["stalled"]))
     for site in status["sites"]:
-        labels = study | {"site": site["name"]}
-        yield "site_rounds_answered", labels, float(site["answered"])
-        yield "site_silent", labels, float(site["silent"])
-        if site["clock_difference"] is not None:
-            yield "clock_difference_seconds", {"of": site["name"]}, site["clock_difference"]
+        yield "site_rounds_answered", study | {"site": site["name"]}, float(site["answered"])
+        yield from _contact_samples(site["name"], site, study)
     yield from _common_samples([*study_alarms(status, folder), *disk_alarms(folder)], folder)
+
+
+def _contact_samples(name: str, site: Status, labels: Mapping[str, str]) -> Iterator[Sample]:
+    yield "site_silent", {**labels, "site": name}, float(site["silent"])
+    if site["clock_difference"] is not None:
+        yield "clock_difference_seconds", {"of": name}, site["clock_difference"]
 
 
 def _common_samples(alarms: Sequence[Alarm], folder: Path) -> Iterator[Sample]:

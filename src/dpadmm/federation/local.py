@@ -36,7 +36,7 @@ rows = 1
 [limits]
 epsilon = {epsilon!r}
 delta = {delta!r}
-methods = ["auto", "dp_admm", "dp_sgd", "statistics", "evaluation"]
+methods = ["pgd", "newton", "dp_admm", "dp_sgd", "statistics", "evaluation"]
 losses = ["logistic"]
 max_rounds = {max_rounds}
 min_rows = 20

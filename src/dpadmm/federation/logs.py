@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
@@ -69,6 +70,18 @@ class Repeats:
             return None
         line.written, line.pause = now, min(2.0 * line.pause, MAX_PAUSE)
         return f"{text} ({line.count:,} times since {line.since})"
+
+
+class RepeatLog:
+    """Writes to a log, with repeated lines of a source counted."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._repeats = log, Repeats()
+
+    def write(self, level: int, text: str, source: str = "") -> None:
+        """Write a line, prefixed with its source, unless it repeats a recent one."""
+        if (line := self._repeats.deduplicate(source, text, now=time.monotonic())) is not None:
+            self._log.log(level, "%s", f"{source}: {line}" if source else line)
 
 
 class _ForgivingHandler(logging.Handler):

@@ -230,8 +230,8 @@ class Notifier:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("HOME", "TZ") if name in os.environ}
-    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **kept}
+    own = {name: os.environ[name] for name in ("HOME", "TZ") if name in os.environ}
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **own}
 
 
 def _kill(process: subprocess.Popen[bytes] | None) -> None:

@@ -47,6 +47,7 @@ def read_offer(path: Path) -> Offer:
 def with_roster(draft: Path, offers: Sequence[Path]) -> str:
     """Return the text of a study: the draft's file with a roster of these offers, sorted by name."""
     study, keys = read_study(draft), dict[str, str]()
+    study.check_concrete()
     if study.training.aggregation != "secure":
         raise StudyError(f'{draft}: a roster is for studies with aggregation = "secure" in [privacy]')
     if study.roster:

@@ -27,7 +27,7 @@ import numpy as np
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 
-SERVER = "aggregator"
+SERVER = "server"
 SERVER_USER = "server@dpadmm"
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,39}")
 
@@ -119,14 +119,17 @@ def packed_beat(clock: float) -> bytes:
 
 def clock_of_beat(data: bytes) -> float:
     """Return the sender's clock, or raise ``BadMessageError``."""
-    if len(data) != BEAT.size:
-        raise BadMessageError("not a heartbeat")
-    *head, clock = BEAT.unpack(data)
-    if head != [MAGIC, VERSION, BEAT_KIND, 0]:
-        raise BadMessageError("not a heartbeat")
-    if not 0.0 <= clock < 1e11:
-        raise BadMessageError("invalid clock in a heartbeat")
+    flag, clock = _fields(BEAT, BEAT_KIND, data, "a heartbeat")
+    if flag or not 0.0 <= clock < 1e11:
+        raise BadMessageError("invalid clock in a heartbeat" if not flag else "not a heartbeat")
     return float(clock)
+
+
+def _fields(form: struct.Struct, kind: int, data: bytes, expected: str) -> list[Any]:
+    """Return the fields of a message of fixed size, from its fourth on, or raise ``BadMessageError``."""
+    if len(data) != form.size or data[:6] != MAGIC + bytes([VERSION, kind]):
+        raise BadMessageError(f"not {expected}")
+    return list(form.unpack(data))[3:]
 
 
 class Mark(NamedTuple):
@@ -209,7 +212,7 @@ def packed_claim(claim: LeaseClaim) -> bytes:
 
 
 def unpacked_claim(data: bytes) -> LeaseClaim:
-    leaving, instance, number, restores, seq, chain, proved = _lease_fields(CLAIM, CLAIM_KIND, data)
+    leaving, instance, number, restores, seq, chain, proved = _fields(CLAIM, CLAIM_KIND, data, "a lease message")
     if leaving > 1:
         raise BadMessageError("not a lease message")
     return LeaseClaim(instance.hex(), number, Mark(restores, seq, chain.hex()), proved.hex(), bool(leaving))
@@ -222,16 +225,10 @@ def packed_grant(grant: Grant) -> bytes:
 
 
 def unpacked_grant(data: bytes) -> Grant:
-    verdict, instance, number, restores, seq, chain, contested = _lease_fields(GRANT, GRANT_KIND, data)
+    verdict, instance, number, restores, seq, chain, contested = _fields(GRANT, GRANT_KIND, data, "a lease message")
     if verdict not in set(LeaseReply) or contested > 1:
         raise BadMessageError("not a lease message")
     return Grant(LeaseReply(verdict), instance.hex(), number, Mark(restores, seq, chain.hex()), bool(contested))
-
-
-def _lease_fields(form: struct.Struct, kind: int, data: bytes) -> list[Any]:
-    if len(data) != form.size or data[:6] != MAGIC + bytes([VERSION, kind]):
-        raise BadMessageError("not a lease message")
-    return list(form.unpack(data))[3:]
 
 
 PROPOSAL = struct.Struct("<4sBBH32s")
@@ -251,9 +248,10 @@ def packed_proposal(study: str) -> bytes:
 
 def unpacked_proposal(data: bytes) -> str:
     """Return the hash of the proposed study, or raise ``BadMessageError``."""
-    if len(data) != PROPOSAL.size or data[:8] != MAGIC + bytes([VERSION, PROPOSAL_KIND, 0, 0]):
+    reserved, study = _fields(PROPOSAL, PROPOSAL_KIND, data, "a proposal")
+    if reserved:
         raise BadMessageError("not a proposal")
-    return data[8:].hex()
+    return bytes(study).hex()
 
 
 class LastContact(NamedTuple):

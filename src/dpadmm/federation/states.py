@@ -41,7 +41,7 @@ class SiteState(StrEnum):
 
     PRESENT = "present"
     LATE = "late"
-    ABSENT = "absent"
+    MISSING = "missing"
     CONNECTED = "connected"
     SILENT = "silent"
     REFUSED = "refused"

@@ -27,4 +27,4 @@ def check_claim(archive: ZipFile, member: str) -> None:
             raise ValueError(f"its header is of version {version}")
         shape, _, dtype = _HEADERS[version](file)
     if math.prod(shape) * dtype.itemsize > archive.getinfo(member).file_size:
-        raise ValueError(f"it says shape {shape}, and is shorter")
+        raise ValueError(f"its header has shape {shape}, but the data is shorter")

@@ -11,7 +11,7 @@ loss's own compiled formula, clipping to c1, and the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm.kernels import plain
-from dpadmm.losses.base import Loss
+from dpadmm.losses.base import Loss, RowLoop
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.features import layout, products
 from dpadmm.matrices.memmap import portions
@@ -33,8 +33,11 @@ ENTRIES_PER_BLOCK = 2**17
 MIN_COMPILED_ENTRIES = 10**6
 """Cohorts with fewer stored entries are summed in NumPy, in at most about 10 ms."""
 
-SMALL = 2**23
-"""Agents of at most so many feature entries, ``m·d``, are summed without the compiler by ``guarded_sums``."""
+MAX_NUMPY_ENTRIES = 2**23
+"""``guarded_sums`` sums agents of up to this many feature entries, ``m·d``, without the compiler."""
+
+compilation_listeners: list[Callable[[], object]] = []
+"""Called when the compiler starts; compiled functions in its cache are loaded without it."""
 
 # --- cutting -----------------------------------------------------------------------------------------------
 
@@ -53,7 +56,7 @@ def cut_blocks(offsets: Integers, entries: Integers, n_features: int, size: int 
     entries : (n_agents,)
         Stored feature entries of every agent.
     n_features : int
-        A block is never smaller than 16 gradients, so that the partial sums stay small beside the rows.
+        A block is never smaller than 16 gradients, so that the partial sums stay small compared with the rows.
     size : int, optional
         Entries of a block.
 
@@ -149,8 +152,8 @@ def _block_sums(
         return None
     from dpadmm.kernels import passes as compiled
 
-    of_rows = getattr(loss, "formula_of_rows", None)
-    slopes_of = compiled.compiled_slopes(of_rows or loss.formula, of_rows is not None)
+    row_loop = loss.formula_of_rows if isinstance(loss, RowLoop) else None
+    slopes_of = compiled.compiled_slopes(row_loop or loss.formula, row_loop is not None)
     if slopes_of is None:
         return None
     if not (points.flags.c_contiguous and points.flags.writeable and points.dtype == np.float64):
@@ -225,7 +228,7 @@ def guarded_sums(
     that serves no other needs no compiler. An agent alone and in a cohort has the same sum, to the last bit.
     """
     agents = np.arange(rows.n_agents) if active is None else active
-    small = rows.n_rows[agents] * rows.n_features <= SMALL
+    small = rows.n_rows[agents] * rows.n_features <= MAX_NUMPY_ENTRIES
     out = np.zeros(points.shape)
     bounds = np.broadcast_to(bound, rows.n_agents)
     for each in np.unique(bounds[agents[~small]]):

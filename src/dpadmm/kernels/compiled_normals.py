@@ -12,7 +12,6 @@ from dpadmm.kernels.normals import BIG, BIG_BITS, GOLDEN, GROUP, LN2, MANTISSA, 
 from dpadmm.matrices.arrays import Floats, Integers
 
 _inline = numba.njit(error_model="numpy", fastmath=False)
-_serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
 _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False, parallel=True)
 
 
@@ -93,19 +92,12 @@ def fill_one(key, round, agent, scratch, out):  # type: ignore[no-untyped-def]
 
 
 @_parallel
-def _fill_together(key, round, out):  # type: ignore[no-untyped-def]
+def _fill(key, round, out):  # type: ignore[no-untyped-def]
     n, size = out.shape
     for g in numba.prange(64):
         scratch = np.empty((2, (size + 1) // 2))
         for agent in range(n * g // 64, n * (g + 1) // 64):
             fill_one(key, round, agent, scratch, out[agent])
-
-
-@_serial
-def _fill_alone(key, round, out):  # type: ignore[no-untyped-def]
-    scratch = np.empty((2, (out.shape[1] + 1) // 2))
-    for agent in range(out.shape[0]):
-        fill_one(key, round, agent, scratch, out[agent])
 
 
 @_parallel
@@ -122,8 +114,7 @@ def _add_up(key, round, agents, scales, sums):  # type: ignore[no-untyped-def]
 
 def fill(key: np.uint64, round: int, out: Floats) -> None:
     """Fill ``out`` (n_agents, size) with the numbers of agents 0 to n_agents − 1."""
-    # waking a second thread takes as long as about 20,000 numbers
-    (_fill_together if out.size > 40_000 else _fill_alone)(key, np.int64(round), out)
+    _fill(key, np.int64(round), out)
 
 
 def weighted_sums(key: np.uint64, round: int, agents: Integers, scales: Floats, size: int) -> Floats:

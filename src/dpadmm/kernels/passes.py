@@ -28,7 +28,7 @@ _intrinsic: Any = intrinsic  # typed as if the compiler's context were an argume
 
 _PER_THREAD = 4  # parts that work is cut into for each thread, which takes the next when it is done with one
 _TILE = 5  # outputs that share what is read of a row
-_EIGHT = 2 * WIDTH  # columns whose sums for so many outputs fit into registers
+_EIGHT = 2 * WIDTH  # columns whose sums for _TILE outputs fit into registers
 _LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
 
 
@@ -159,8 +159,8 @@ def _dense_scores_of_many(features, rows, weights, scores, ahead):  # type: igno
 def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
     """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``, always.
 
-    Slopes that are not finite (a point so far out that scores overflow) become 0, so that no row can be
-    told by its turning the sum into NaN. Squares are taken relative to the largest slope, so that none
+    Slopes that are not finite (a point so far out that scores overflow) become 0, so that no row can
+    reveal itself by turning the sum into NaN. Squares are taken relative to the largest slope, so that none
     overflows or vanishes.
     """
     n_outputs, n_rows = slope.shape[0], len(norms)
@@ -200,7 +200,7 @@ def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
             for h in range(n_outputs):
                 squared += (slope[h, i] / largest) ** 2
             length = np.sqrt(squared) * norms[i]
-            if largest * length > bound:  # asked as above, so that nothing depends on the rows beside it
+            if largest * length > bound:  # asked as above, so that the result does not depend on neighbouring rows
                 limit = min(bound / length, largest)
                 for h in range(n_outputs):
                     slope[h, i] = slope[h, i] / largest * limit

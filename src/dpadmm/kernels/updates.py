@@ -1,7 +1,6 @@
-"""Compiled passes over what agents remember: a round of Algorithm 1 after the gradient, and the mean of uploads.
+"""The compiled part of a round of Algorithm 1 after the gradient.
 
-Every number is rounded as in the equations of ``methods/dp_admm.py``, one operation after the other, so both
-give the same bits; the tests compare them.
+Every operation rounds as in the equations of ``methods/dp_admm.py``, so both give the same bits.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dpadmm.kernels.compiler import numba
 from dpadmm.kernels.normals import key_of
 from dpadmm.matrices.arrays import Floats, Integers
 
-ALONE = 20_000
-"""So many numbers are one thread's work: to wake a second takes about as long."""
+MAX_SERIAL_NUMBERS = 20_000
+"""Up to this size one thread does the work: waking a second takes about as long."""
 
 _serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
 _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False, parallel=True)
@@ -26,7 +25,7 @@ def _admm(first, last, asked):  # type: ignore[no-untyped-def]
     size = sums.shape[1]
     scratch, h, back, noisy = np.empty((2, (size + 1) // 2)), np.empty(size), -1.0 / rho, noise_std.any()
     for i in range(first, last):
-        # short loops over few arrays: with more the compiler cannot tell that they are apart
+        # short loops over few arrays: with more the compiler cannot prove that they do not overlap
         released, gamma, upload, pulled = new[0, i], new[1, i], new[2, i], 1.0 / step_size[i]
         shrink = 1.0 / (rho + pulled)
         if noisy:
@@ -51,16 +50,6 @@ def _admm(first, last, asked):  # type: ignore[no-untyped-def]
 def _admm_together(n, parts, asked):  # type: ignore[no-untyped-def]
     for g in numba.prange(parts):
         _admm(n * g // parts, n * (g + 1) // parts, asked)
-
-
-@_parallel
-def _column_sums(rows, parts, sums):  # type: ignore[no-untyped-def]
-    n, size = rows.shape
-    for part in numba.prange(parts):
-        first, last = size * part // parts, size * (part + 1) // parts
-        for i in range(n):
-            for j in range(first, last):
-                sums[j] += rows[i, j]
 
 
 def admm_round(
@@ -90,19 +79,11 @@ def admm_round(
         _writable(reg_gradient, flat), alpha, _writable(released, flat), _writable(dual, flat),
         _writable(consensus, -1), step_size, rho, new,
     )  # fmt: skip
-    if sums.size <= ALONE:
+    if sums.size <= MAX_SERIAL_NUMBERS:
         _admm(0, len(released), asked)
     else:
         _admm_together(len(released), 4 * numba.get_num_threads(), asked)
     return new[0].reshape(shape), new[1].reshape(shape), new[2].reshape(shape)
-
-
-def column_means(uploads: Floats) -> Floats:
-    """``uploads.mean(axis=0)``, by all threads and with the same bits: every column is added up in order."""
-    flat = _writable(uploads, (len(uploads), -1))
-    sums = np.zeros(flat.shape[1])
-    _column_sums(flat, numba.get_num_threads(), sums)
-    return np.asarray((sums / len(uploads)).reshape(uploads.shape[1:]))
 
 
 def _writable(array: Floats, shape: int | tuple[int, ...]) -> Floats:

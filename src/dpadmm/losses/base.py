@@ -1,4 +1,4 @@
-"""What a loss is: a convex function of (label, scores), and the constants the theorems need.
+"""Losses: a convex function of (label, scores), and the constants the theorems need.
 
 With row ``a`` (L2 norm ≤ 1), weights ``w`` (d × p) and scores ``s = wᵀa`` (p numbers), the row's loss is
 ``ℓ(b, s)`` and its gradient in ``w`` is the outer product ``a · (∂ℓ/∂s)ᵀ``, of Frobenius norm
@@ -31,9 +31,6 @@ class Loss(Protocol):
     ``formula`` is the only place of the derivative. It is written once and run twice: compiled, with ``i``
     the number of a row, and by NumPy, with ``i`` a slice that means all rows. So use arithmetic, comparisons,
     NumPy's elementwise functions, and ``exp`` from this file, which the compiler has a faster version of.
-
-    A loss of several outputs may have a ``formula_of_rows(labels, scores, parameters, out)`` beside it, which is
-    compiled in its place: with the rows in the innermost loop the compiler works on four of them at once.
     """
 
     name: ClassVar[str]
@@ -63,6 +60,18 @@ class Loss(Protocol):
         """Write ``∂ℓ/∂s_h`` of row i into ``out[h, i]`` for all h: labels (rows,), scores (p, rows)."""
 
 
+@runtime_checkable
+class RowLoop(Protocol):
+    """A loss of several outputs with its own loop over the rows, which is compiled in place of ``formula``.
+
+    With the rows in the innermost loop the compiler vectorises over four of them.
+    """
+
+    @staticmethod
+    def formula_of_rows(labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
+        """Write ``∂ℓ/∂s_h`` of every row i into ``out[h, i]``."""
+
+
 def slopes(loss: Loss, labels: Floats, scores: Floats) -> Floats:
     """``∂ℓ/∂s`` of every row: labels (rows,), scores (rows, p) -> (rows, p), unclipped.
 
@@ -81,7 +90,7 @@ def slopes(loss: Loss, labels: Floats, scores: Floats) -> Floats:
 def check_loss(loss: Any) -> None:
     """Refuse an own loss that lacks a member, or whose formula does not give finite slopes for a few rows."""
     name = type(loss).__name__
-    missing = [each for each in _MEMBERS if not hasattr(loss, each)]
+    missing = [each for each in _MEMBERS if each not in dir(loss)]
     if missing:
         raise StudyError(f"loss {name} has no {missing[0]}; a loss needs {', '.join(_MEMBERS)} (CONTRIBUTING.md)")
     labels = np.array([1.0, -1.0, 1.0]) if loss.task == "binary" else np.array([0.0, 1.0, 0.0])

@@ -1,7 +1,7 @@
 """Poisson loss with log link, for counts with an exposure; with cuts of time, piecewise-exponential survival.
 
 Labels are scaled by public numbers: a count over the largest one, an exposure over the largest one. Both stand in one
-number, so that rows, kernels and files know of labels as ever: ``coded`` and ``decoded``.
+number, so rows, kernels and files store one label per row: ``coded`` and ``decoded``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Poisson:
 
     y is the count and e the exposure, from 0 to 1 each. Without cuts there is one score, ``e_1 = e`` and k = 1. With
     cuts, which share (0, 1] out into intervals, e_h is how much of ``(0, e]`` lies in interval h, k is the interval
-    that e lies in, and y says whether an event ended there: a row is a person, whose intervals count as one.
+    that e lies in, and y is 1 if an event ended there. A row is a person, and all its intervals count as one.
 
     The slope has no bound of its own, so c1 is declared: ``gradient_bound``, in largest counts. Neither has the
     curvature ``e_h exp(s_h)``, so there is no c3.
     """
 
     gradient_bound: Annotated[
-        float, Meta(gt=0, le=1e100), "Rows' gradients are shortened to it; for counts in units of the largest one."
+        float, Meta(gt=0, le=1e100), "Clipping bound of the gradient of a row; for counts in units of the largest one."
     ] = 2.0
     unit: float = field(default=1.0, metadata=NOT_IN_FILE)
     """What one event adds to a label: 1 over the largest count."""
@@ -77,7 +77,7 @@ class Poisson:
         return np.asarray(np.maximum(xlogy(counts, counts) - counts * known - counts + means, 0.0))
 
     def spent(self, labels: Floats) -> tuple[Floats, Floats]:
-        """How much of every interval a row's exposure is, and 1 for the one that it ends in: (rows, p) each."""
+        """Split the exposure of every row by interval, and mark the interval in which it ends: (rows, p) each."""
         _, exposures = decoded(labels)
         edges = np.array(self.parameters)
         reached = exposures[:, None] - edges[:-1]

@@ -21,7 +21,7 @@ class Squared:
     [−1, 1] the default 2 never clips a row whose prediction also lies in [−1, 1].
     """
 
-    gradient_bound: Annotated[float, Meta(gt=0, le=1e100), "Rows' gradients are shortened to it."] = 2.0
+    gradient_bound: Annotated[float, Meta(gt=0, le=1e100), "Clipping bound of the gradient of a row."] = 2.0
 
     name: ClassVar[str] = "squared"
     task: ClassVar[Task] = "regression"

@@ -7,29 +7,20 @@ runs ``dual_step`` (which completes the round before), ``primal_step`` and ``upl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal, Self
 
 from dpadmm import kernels
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.engine.method import (
-    DeployableMethod,
-    MethodSettings,
-    Rho,
-    Round,
-    check_noise,
-    zero_models,
-)
+from dpadmm.engine.method import DeployableMethod, Rho, Round, prepared, zero_models
 from dpadmm.engine.method import consensus_step as consensus_step
 from dpadmm.engine.noise import LazyAnswers, SimulatedNoise
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods.theory import Constant, Schedule, theorem_schedule
+from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.methods.theory import Constant, Constants, Schedule, constants_of, theorem_schedule
 from dpadmm.parameters.fields import Positive
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.problem import Problem, Sizes
-
-if TYPE_CHECKING:
-    from dpadmm.methods.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -89,8 +80,18 @@ def upload(released: Floats, dual: Floats, rho: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class DpAdmm(MethodSettings):
-    """The paper's Algorithm 1."""
+class DpAdmm(DeployableMethod[AdmmState]):
+    """The paper's Algorithm 1.
+
+    Attributes
+    ----------
+    constants : Constants
+        Constants of the theorems.
+    step_sizes : Schedule
+        η_i^k of round k.
+    noise_multiplier : (n,)
+        z of every agent, in units of its gradient's sensitivity 2c1/m_i; 0 means no noise.
+    """
 
     rho: Rho = 0.1
     weight_radius: Annotated[
@@ -100,43 +101,28 @@ class DpAdmm(MethodSettings):
         Literal["theorem", "constant"], "Step sizes of the applicable theorem, or step_size in every round."
     ] = "theorem"
     step_size: Annotated[Positive, "η of the constant schedule."] = 1.0
+    constants: Constants = prepared()
+    step_sizes: Schedule = prepared()
+    noise_multiplier: Floats = prepared()
 
     name: ClassVar[str] = "dp_admm"
     title: ClassVar[str] = "DP-ADMM"
-    deployable: ClassVar[bool] = True
-
-    def rounds(self, setup: Setup) -> DpAdmmRounds:
-        z = setup.gaussian()
-        constants = setup.constants(self.weight_radius, z)
-        theorem = self.schedule == "theorem"
-        schedule = theorem_schedule(constants) if theorem else Constant(self.step_size, setup.n_agents)
-        return DpAdmmRounds(self.rho, schedule, z)
-
-
-@dataclass(frozen=True)
-class DpAdmmRounds(DeployableMethod[AdmmState]):
-    """Algorithm 1.
-
-    Attributes
-    ----------
-    schedule : Schedule
-        Step sizes η_i^k.
-    noise_multiplier : (n,)
-        z of every agent, in units of its gradient's sensitivity 2c1/m_i; 0 means no noise.
-    """
-
-    rho: float
-    schedule: Schedule
-    noise_multiplier: Floats
-
-    name: ClassVar[str] = "dp_admm"
     divergence_hint: ClassVar[str] = (
         "a smaller step_size (or the theorem's schedule), a larger rho, a smaller alpha, or less noise"
     )
-    local_models: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_noise(self.noise_multiplier)
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        z = budget.gaussian()
+        constants = constants_of(
+            problem,
+            n_features=sizes.n_features,
+            n_rows=sizes.n_rows,
+            noise_multiplier=z,
+            weight_radius=self.weight_radius,
+        )
+        theorem = self.schedule == "theorem"
+        step_sizes = theorem_schedule(constants) if theorem else Constant(self.step_size, sizes.n_agents)
+        return replace(self, constants=constants, step_sizes=step_sizes, noise_multiplier=z)
 
     def init(self, problem: Problem, sizes: Sizes) -> AdmmState:
         zeros = zero_models(problem, sizes)
@@ -167,7 +153,7 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             released=state.released,
             dual=state.dual,
             consensus=now.consensus,
-            step_size=self.schedule(now.number),
+            step_size=self.step_sizes(now.number),
             rho=self.rho,
         )
         return AdmmState(released, dual), uploads
@@ -183,6 +169,6 @@ class DpAdmmRounds(DeployableMethod[AdmmState]):
             dual=dual,
             consensus=consensus,
             rho=self.rho,
-            step_size=self.schedule(round)[:, None, None],
+            step_size=self.step_sizes(round)[:, None, None],
         )
         return AdmmState(released, dual), upload(released, dual, self.rho)

@@ -5,52 +5,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
 from dpadmm import kernels
 from dpadmm.accounting.events import AnyRelease, SampledRelease
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.engine.method import MethodSettings, NoState, Round, RoundResult, ServerSideMethod, check_noise
+from dpadmm.engine.method import NoState, Round, RoundResult, ServerSideMethod, prepared
 from dpadmm.engine.noise import LazyAnswers, release
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
+from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.parameters.fields import Positive, Probability
 from dpadmm.queries.gradient import Gradient
-from dpadmm.queries.problem import Problem
-
-if TYPE_CHECKING:
-    from dpadmm.methods.setup import Setup
+from dpadmm.queries.problem import Problem, Sizes
 
 
 @dataclass(frozen=True)
-class DpSgd(MethodSettings):
-    """Distributed DP-SGD."""
-
-    learning_rate: Annotated[Positive | None, "Step size; default 1/(c3 + λc4/n), which guarantees convergence."] = None
-    sampling: Annotated[Probability, "Probability that a row is used in a round (Poisson sampling)."] = 1.0
-
-    name: ClassVar[str] = "dp_sgd"
-    title: ClassVar[str] = "DPSGD"
-    local_models: ClassVar[bool] = False
-    deployable: ClassVar[bool] = True
-
-    def rounds(self, setup: Setup) -> DpSgdRounds:
-        rate = self._allowed_rate(setup.problem) if self.learning_rate is None else self.learning_rate
-        return DpSgdRounds(rate, setup.gaussian(self.sampling), self.sampling, setup.seed)
-
-    def _allowed_rate(self, problem: Problem) -> float:
-        if problem.loss.smoothness is None:
-            raise StudyError(
-                f"dp_sgd has no default learning_rate for the loss {problem.loss.name}, which is not smooth; set one"
-            )
-        return 1.0 / (problem.loss.smoothness + problem.alpha * (problem.regularizer.smoothness or 0.0))
-
-
-@dataclass(frozen=True)
-class DpSgdRounds(ServerSideMethod):
+class DpSgd(ServerSideMethod):
     """Distributed DP-SGD.
 
     With ``sampling`` q, every row is in a round's sample with probability q (Poisson sampling). The sum over the sample
@@ -60,21 +34,27 @@ class DpSgdRounds(ServerSideMethod):
     ----------
     noise_multiplier : (n,)
         z of every agent, in units of the sensitivity of its release; 0 means no noise.
-    seed : int
-        Seed of the samples, which are independent of the noise.
     """
 
-    learning_rate: float
-    noise_multiplier: Floats
-    sampling: float = 1.0
-    seed: int = 0
+    learning_rate: Annotated[Positive | None, "Step size; default 1/(c3 + λc4/n), which guarantees convergence."] = None
+    sampling: Annotated[Probability, "Probability that a row is used in a round (Poisson sampling)."] = 1.0
+    noise_multiplier: Floats = prepared()
 
     name: ClassVar[str] = "dp_sgd"
+    title: ClassVar[str] = "DPSGD"
     divergence_hint: ClassVar[str] = "a smaller learning_rate, a smaller alpha, or less noise"
     weighs_answers: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_noise(self.noise_multiplier)
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        z = budget.gaussian(self.sampling)
+        if self.learning_rate is not None:
+            return replace(self, noise_multiplier=z)
+        if problem.loss.smoothness is None:
+            raise StudyError(
+                f"dp_sgd has no default learning_rate for the loss {problem.loss.name}, which is not smooth; set one"
+            )
+        curvature = problem.loss.smoothness + problem.alpha * (problem.regularizer.smoothness or 0.0)
+        return replace(self, learning_rate=1.0 / curvature, noise_multiplier=z)
 
     def release(self, round: int) -> tuple[str, Floats]:
         return Gradient.name, self.noise_multiplier
@@ -90,7 +70,7 @@ class DpSgdRounds(ServerSideMethod):
 
     def _sampled_gradient(self, points: Floats, now: Round) -> Floats:
         rows, loss = now.rows, now.problem.loss
-        sample = rows.subsample(self.sampling, seed=self.seed, round=now.number)
+        sample = rows.subsample(self.sampling, seed=now.seed, round=now.number)
         # The kernel divides by the size of the sample, which is not public; the mechanism divides by q·m
         mean = kernels.gradient(sample, points, loss, now.active)
         mean = np.asarray(mean * (sample.n_rows / (self.sampling * rows.n_rows))[:, None, None])
@@ -103,7 +83,7 @@ class DpSgdRounds(ServerSideMethod):
     def aggregate(self, result: RoundResult) -> Floats:
         consensus, problem = result.consensus, result.problem
         slope = result.mean() + problem.alpha * problem.regularizer.gradient(consensus)
-        return np.asarray(consensus - self.learning_rate * slope)
+        return np.asarray(consensus - (self.learning_rate or 0.0) * slope)
 
     def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:
         if self.sampling == 1.0:

@@ -1,4 +1,4 @@
-"""``auto`` with confidence intervals: private Newton steps.
+"""``newton``: private Newton steps, with confidence intervals.
 
 Every round releases the gradient and the Hessian at the current point, without preconditioner. The rounds before the
 last share 40% of the budget (in μ²). They come close enough to the optimum that the last step is linear: estimate and
@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.engine.method import NoState, RoundResult, ServerSideMethod
+from dpadmm.engine.method import Covariance, NoState, RoundResult, ServerSideMethod, prepared
 from dpadmm.errors import StudyError
 from dpadmm.losses.poisson import Poisson
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.clipping import INTERCEPT
+from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.methods.prior import Prior
 from dpadmm.queries.newton import NewtonQuery
-from dpadmm.queries.problem import Problem
-
-if TYPE_CHECKING:
-    from dpadmm.methods.prior import Prior
-    from dpadmm.methods.setup import Setup
+from dpadmm.queries.problem import Problem, Sizes
 
 LAST_SHARE = 0.6
 """Share of the budget of the last round, in μ²."""
-
-ROUNDS = 5
-"""Default number of rounds."""
 
 MAX_FEATURES = 200
 """All d(d + 1)/2 products of features are released."""
@@ -50,7 +45,7 @@ MAX_RESIDUAL = 2.0
 
 
 @dataclass(frozen=True)
-class Inferred:
+class NewtonState:
     """The aggregator's state, which is public.
 
     Attributes
@@ -75,7 +70,7 @@ class Inferred:
         return np.concatenate([[self.clip, self.hessian_snr], self.weights, _upper(self.covariance)])
 
     @classmethod
-    def unpacked(cls, packed: Floats, d: int) -> Inferred:
+    def unpacked(cls, packed: Floats, d: int) -> NewtonState:
         half = np.zeros((d, d))
         half[np.triu_indices(d)] = packed[2 + d :]
         return cls(float(packed[0]), float(packed[1]), packed[2 : 2 + d], half + np.triu(half, 1).T)
@@ -86,8 +81,8 @@ def _upper(matrix: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class NewtonRounds(ServerSideMethod):
-    """Newton steps with confidence intervals.
+class Newton(ServerSideMethod):
+    """Newton steps with confidence intervals. It has no parameters.
 
     Attributes
     ----------
@@ -97,28 +92,33 @@ class NewtonRounds(ServerSideMethod):
         Prior from public rows: the start. Only the aggregator needs it.
     """
 
-    problem: Problem
-    n_features: int
-    n_rounds: int
-    earlier: Floats
-    last: Floats
-    prior: Prior | None = None
+    problem: Problem = prepared()
+    n_features: int = prepared()
+    n_rounds: int = prepared()
+    earlier: Floats = prepared()
+    last: Floats = prepared()
+    prior: Prior | None = prepared()
 
-    name: ClassVar[str] = "auto"
+    name: ClassVar[str] = "newton"
+    title: ClassVar[str] = "Newton"
     divergence_hint: ClassVar[str] = "fewer columns, or more noise"
+    default_alpha: ClassVar[float] = 1e-6
+    default_rounds: ClassVar[int] = 5
+    sums_only: ClassVar[bool] = True
+    uses_public_rows: ClassVar[bool] = True
 
-    @classmethod
-    def of(cls, setup: Setup) -> NewtonRounds:
-        NewtonQuery.of(setup.problem, 1)  # raises if the loss has no such query
-        if setup.n_rounds < 2:
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        NewtonQuery.of(problem, 1)  # raises if the loss has no such query
+        if budget.n_rounds < 2:
             raise StudyError("intervals need at least 2 rounds: the last one starts from the result of the others")
-        if setup.sizes.n_features > MAX_FEATURES:
+        if sizes.n_features > MAX_FEATURES:
             raise StudyError(
-                f"intervals support at most {MAX_FEATURES} features, not {setup.sizes.n_features}, since all of their "
+                f"intervals support at most {MAX_FEATURES} features, not {sizes.n_features}, since all of their "
                 "products are released; remove columns, or set inference = false"
             )
-        last, earlier = setup.gaussian_apart(LAST_SHARE)
-        return cls(setup.problem, setup.sizes.n_features, setup.n_rounds, earlier, last)
+        last, earlier = budget.gaussian_apart(LAST_SHARE)
+        n_features, n_rounds = sizes.n_features, budget.n_rounds
+        return replace(self, problem=problem, n_features=n_features, n_rounds=n_rounds, earlier=earlier, last=last)
 
     @property
     def _query(self) -> NewtonQuery:
@@ -156,21 +156,23 @@ class NewtonRounds(ServerSideMethod):
         if warm_start is not None:  # one constant per interval, and the mean of the other weights
             point = np.append(warm_start[:-1].mean(axis=1), warm_start[-1])
         is_warm_regression = self.problem.loss.task == "regression" and point.any()
-        return Inferred(MAX_RESIDUAL if is_warm_regression else 1.0, 0.0, point, np.zeros((d, d))).packed()
+        return NewtonState(MAX_RESIDUAL if is_warm_regression else 1.0, 0.0, point, np.zeros((d, d))).packed()
 
-    def with_prior(self, prior: Prior) -> NewtonRounds:
+    def with_prior(self, prior: Prior) -> Self:
         return replace(self, prior=prior)
 
     def model(self, consensus: Floats) -> Floats:
         weights, p = self._state(consensus).weights, self.problem.loss.n_outputs
         return np.vstack([np.repeat(weights[:-p, None], p, axis=1), weights[-p:]])
 
-    def inferred(self, consensus: Floats) -> tuple[float, Floats | None]:
+    def covariance(self, consensus: Floats) -> Covariance | None:
         now = self._state(consensus)
-        return now.hessian_snr, now.covariance if now.hessian_snr >= 1.0 else None
+        if not now.hessian_snr:
+            return None
+        return Covariance(now.hessian_snr, now.covariance if now.hessian_snr >= 1.0 else None)
 
-    def _state(self, consensus: Floats) -> Inferred:
-        return Inferred.unpacked(consensus, self._query.n_weights)
+    def _state(self, consensus: Floats) -> NewtonState:
+        return NewtonState.unpacked(consensus, self._query.n_weights)
 
     def parameters(self, state: NoState, consensus: Floats, *, round: int) -> Floats:
         now, size = self._state(consensus), self._query.parameter_shape[0]
@@ -186,7 +188,9 @@ class NewtonRounds(ServerSideMethod):
         per_row = float(np.sum(np.square(weights) / n_rows))
         return self._take_step(self._state(result.consensus), mean, deviation, per_row, final=final).packed()
 
-    def _take_step(self, now: Inferred, released: Floats, deviation: float, per_row: float, *, final: bool) -> Inferred:
+    def _take_step(
+        self, now: NewtonState, released: Floats, deviation: float, per_row: float, *, final: bool
+    ) -> NewtonState:
         """Take a Newton step ``ŵ = w − Ĥ⁻¹ĝ``. In the last round, compute its covariance if the Hessian allows it.
 
         Let E be the noise in Ĥ, e the noise in ĝ, and ``v = w − H⁻¹g`` the result of the step without noise. Then
@@ -241,4 +245,4 @@ class NewtonRounds(ServerSideMethod):
             noise = ((deviation / scales.gradient) ** 2 + spread**2 * float(step @ step)) * np.eye(d)
             noise += spread**2 * np.outer(step, step)
             covariance = inverse @ noise @ inverse + dispersion * per_row * inverse
-        return Inferred(clip, hessian_snr if final else 0.0, start - step, covariance)
+        return NewtonState(clip, hessian_snr if final else 0.0, start - step, covariance)

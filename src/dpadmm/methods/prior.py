@@ -1,4 +1,4 @@
-"""The prior of ``auto`` from public rows: a start, its precision, moments and shrink factors."""
+"""The prior of ``pgd`` from public rows: a start, its precision, moments and shrink factors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpadmm.errors import DataError
 from dpadmm.losses.poisson import decoded
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.features import squared, weighted_sum
-from dpadmm.methods.auto import default_shrink
+from dpadmm.methods.hyperparameters import default_shrink
 from dpadmm.queries.problem import Problem, Rows
 from dpadmm.regularizers import L2
 

@@ -8,87 +8,26 @@ share of the budget.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from msgspec import Meta
 
 from dpadmm.accounting.sensitivity import mean_sensitivity
-from dpadmm.engine.method import MethodSettings, NoState, RoundResult, ServerSideMethod
+from dpadmm.engine.method import NoState, RoundResult, ServerSideMethod, prepared
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
+from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.queries import Query, make_query
 from dpadmm.queries.column_sums import ColumnSums
+from dpadmm.queries.problem import Problem, Sizes
 from dpadmm.queries.score_histogram import ScoreHistogram
-
-if TYPE_CHECKING:
-    from dpadmm.methods.setup import Setup
 
 MAX_NOISE = 0.1
 """Upper limit of the standard deviation of the noise of a count, as a share of the rows."""
 
 Weight = Annotated[float, Meta(ge=-1e9, le=1e9)]
-
-
-@dataclass(frozen=True)
-class ReleaseSettings(MethodSettings):
-    """Base class of the settings of both kinds."""
-
-    statistic: ClassVar[str]
-    private: ClassVar[bool] = True
-    local_models: ClassVar[bool] = False
-    deployable: ClassVar[bool] = True
-    sums_only: ClassVar[bool] = True
-    usual_rounds: ClassVar[int] = 1
-
-    @property
-    def point(self) -> tuple[float, ...]:
-        """Public parameters of the statistic."""
-        return ()
-
-    def rounds(self, setup: Setup) -> ReleaseRounds:
-        query = make_query(self.statistic, setup.problem, setup.sizes.n_features)
-        point = np.array(self.point, dtype=float)
-        if point.shape != query.parameter_shape:
-            raise StudyError(f"{self.name}: {len(point)} weights for rows of {query.n_features} features")
-        rounds = StatisticsRounds if self.statistic == ColumnSums.name else EvaluationRounds
-        return rounds(query, point, setup.gaussian(), setup.n_rounds)
-
-
-@dataclass(frozen=True)
-class StatisticsRelease(ReleaseSettings):
-    """Counts, means, variances, histograms and two-way tables of columns."""
-
-    tables: Annotated[
-        tuple[tuple[str, str], ...] | None, 'Two-way tables: pairs of columns, such as [["sex", "smoker"]].'
-    ] = None
-    bins: Annotated[
-        Annotated[int, Meta(ge=2, le=1000)], "Number of bins of equal width, for numbers that define no bins."
-    ] = 20
-
-    name: ClassVar[str] = "statistics"
-    title: ClassVar[str] = "statistics"
-    statistic: ClassVar[str] = ColumnSums.name
-
-
-@dataclass(frozen=True)
-class EvaluationRelease(ReleaseSettings):
-    """Accuracy, AUC, calibration and Brier score of a finished model."""
-
-    weights: Annotated[tuple[Weight, ...], "Weights of the model; the weight of the constant column is last."] = (0.0,)
-
-    name: ClassVar[str] = "evaluation"
-    title: ClassVar[str] = "evaluation"
-    statistic: ClassVar[str] = ScoreHistogram.name
-
-    @property
-    def point(self) -> tuple[float, ...]:
-        return self.weights
-
-
-KINDS: dict[str, type[ReleaseSettings]] = {kind.name: kind for kind in (StatisticsRelease, EvaluationRelease)}
-"""Kinds of studies that train no model."""
 
 
 @dataclass(frozen=True)
@@ -101,25 +40,39 @@ class Released:
 
 
 @dataclass(frozen=True)
-class ReleaseRounds(ServerSideMethod):
-    """One statistic at public parameters ``point``, released in every round.
+class ReleaseMethod(ServerSideMethod):
+    """One statistic at public parameters, released in every round.
 
-    ``noise_multiplier`` is z per agent (n,) or common to all (1,). The broadcast consists of totals over the rounds so
-    far, where n_k is the number of rows in round k: ``Σ n_k``, ``max n_k``, ``Σ σ_k²`` and the sums.
+    The broadcast consists of totals over the rounds so far, where n_k is the number of rows in round k: ``Σ n_k``,
+    ``max n_k``, ``Σ σ_k²`` and the sums.
     """
 
-    statistic: Query
-    point: Floats
-    noise_multiplier: Floats
-    n_rounds: int
+    query: Query = prepared()
+    noise_multiplier: Floats = prepared()
+    n_rounds: int = prepared()
 
+    statistic: ClassVar[str]
+
+    default_rounds: ClassVar[int] = 1
+    sums_only: ClassVar[bool] = True
     divergence_hint: ClassVar[str] = "more noise"
 
+    @property
+    def point(self) -> Floats:
+        """Public parameters of the statistic."""
+        return np.zeros(0)
+
+    def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
+        query = make_query(self.statistic, problem, sizes.n_features)
+        if self.point.shape != query.parameter_shape:
+            raise StudyError(f"{self.name}: {len(self.point)} weights for rows of {query.n_features} features")
+        return replace(self, query=query, noise_multiplier=budget.gaussian(), n_rounds=budget.n_rounds)
+
     def release(self, round: int) -> tuple[str, Floats]:
-        return self.statistic.name, self.noise_multiplier
+        return self.statistic, self.noise_multiplier
 
     def start(self, shape: tuple[int, int], warm_start: Floats | None = None) -> Floats:
-        return np.zeros(3 + math.prod(self.statistic.shape))
+        return np.zeros(3 + math.prod(self.query.shape))
 
     def model(self, consensus: Floats) -> Floats:
         """Return a placeholder: there is no model."""
@@ -138,7 +91,7 @@ class ReleaseRounds(ServerSideMethod):
     def _variance(self, n: int, present: Integers, spread: float = 1.0) -> float:
         """Return the variance of the noise of a round's sums."""
         z = np.broadcast_to(self.noise_multiplier[:n], (n,))[present] * spread
-        return float(np.sum(np.square(z * mean_sensitivity(self.statistic.row_norm, 1))))
+        return float(np.sum(np.square(z * mean_sensitivity(self.query.row_norm, 1))))
 
     def released(self, consensus: Floats) -> Released:
         """Return the mean over the rounds, scaled to the rows of the largest round."""
@@ -146,7 +99,7 @@ class ReleaseRounds(ServerSideMethod):
         if not row_sum:
             raise StudyError("nothing was released: every round was aborted or had no answers; start a new study")
         share = max_rows / row_sum
-        return Released(int(max_rows), share * math.sqrt(variance), share * consensus[3:].reshape(self.statistic.shape))
+        return Released(int(max_rows), share * math.sqrt(variance), share * consensus[3:].reshape(self.query.shape))
 
     def check_rows(self, n_rows: Integers, unit: float, min_honest_sites: int | None = None) -> None:
         """Raise StudyError if counts would be too noisy. A count of 1 is released as 1/``unit``."""
@@ -166,13 +119,36 @@ class ReleaseRounds(ServerSideMethod):
         )
 
 
-class StatisticsRounds(ReleaseRounds):
-    """Rounds of :class:`StatisticsRelease`."""
+@dataclass(frozen=True)
+class StatisticsRelease(ReleaseMethod):
+    """Counts, means, variances, histograms and two-way tables of columns."""
 
-    name: ClassVar[str] = StatisticsRelease.name
+    tables: Annotated[
+        tuple[tuple[str, str], ...] | None, 'Two-way tables: pairs of columns, such as [["sex", "smoker"]].'
+    ] = None
+    bins: Annotated[
+        Annotated[int, Meta(ge=2, le=1000)], "Number of bins of equal width, for numbers that define no bins."
+    ] = 20
+
+    name: ClassVar[str] = "statistics"
+    title: ClassVar[str] = "statistics"
+    statistic: ClassVar[str] = ColumnSums.name
 
 
-class EvaluationRounds(ReleaseRounds):
-    """Rounds of :class:`EvaluationRelease`."""
+@dataclass(frozen=True)
+class EvaluationRelease(ReleaseMethod):
+    """Accuracy, AUC, calibration and Brier score of a finished model."""
 
-    name: ClassVar[str] = EvaluationRelease.name
+    weights: Annotated[tuple[Weight, ...], "Weights of the model; the weight of the constant column is last."] = (0.0,)
+
+    name: ClassVar[str] = "evaluation"
+    title: ClassVar[str] = "evaluation"
+    statistic: ClassVar[str] = ScoreHistogram.name
+
+    @property
+    def point(self) -> Floats:
+        return np.array(self.weights, dtype=float)
+
+
+KINDS: dict[str, type[ReleaseMethod]] = {kind.name: kind for kind in (StatisticsRelease, EvaluationRelease)}
+"""Kinds of studies that train no model."""

@@ -28,7 +28,7 @@ from dpadmm.data.schema_file import RELEASED, schema_as_json
 from dpadmm.data.tabulation import Counts, Crossed, NumberMoments
 from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods import Released, ReleaseRounds, StatisticsRelease
+from dpadmm.methods import Released, ReleaseMethod, StatisticsRelease
 from dpadmm.models.file import require_texts
 from dpadmm.models.model import Finished
 from dpadmm.parameters.suggestions import first_of, unknown_name
@@ -330,7 +330,7 @@ def released_by(result: Finished, kind: str) -> Released:
     """Return the release of a study of this kind."""
     if result.study.kind != kind:
         raise StudyError(f'the kind of the study must be "{kind}", not "{result.study.kind}"')
-    method: ReleaseRounds = result.method
+    method: ReleaseMethod = result.method
     return method.released(result.broadcast)
 
 

@@ -151,7 +151,7 @@ def why_no_intervals(model: Model, schema: Schema) -> str:
     intercept decreases, because no coefficient depends on them.
     """
     if model.covariance is None:
-        is_requested = bool(model.study.get("method", {}).get("inference")) or model.hessian_snr > 0.0
+        is_requested = model.study.get("method", {}).get("name") == "newton" or model.hessian_snr > 0.0
         if not is_requested:
             return NO_INTERVAL
         return NOT_CLEAR if model.hessian_snr else NO_LAST_RELEASE

@@ -338,7 +338,7 @@ def model_of(result: Finished) -> Model:
     """Return the model of a study's run. It contains released values only."""
     study = result.study
     loss = study.problem.loss
-    hessian_snr, covariance = result.method.inferred(result.broadcast)
+    covariance = result.method.covariance(result.broadcast)
     return Model(
         weights=result.weights,
         task=loss.task,
@@ -351,8 +351,8 @@ def model_of(result: Finished) -> Model:
         schema=study.schema,
         label=study.label,
         study=study.as_json(),
-        covariance=covariance,
-        hessian_snr=hessian_snr,
+        covariance=None if covariance is None else covariance.matrix,
+        hessian_snr=0.0 if covariance is None else covariance.hessian_snr,
     )
 
 

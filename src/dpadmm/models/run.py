@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm.accounting.report import PrivacyReport, share_equal
+from dpadmm.baselines.solved_rounds import SingleState, SolverState
 from dpadmm.data import Dataset
 from dpadmm.engine.loop import (
     Averages,
@@ -26,14 +27,12 @@ from dpadmm.engine.loop import (
     tallies,
     train,
 )
-from dpadmm.engine.method import plans_of
 from dpadmm.engine.metrics import Trace
 from dpadmm.engine.noise import Noise, SecureSumNoise, priced
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import Method
 from dpadmm.methods.prior import Prior
-from dpadmm.methods.theory import Constants, constants_of
 from dpadmm.models.model import Model, model_of
 from dpadmm.models.run_rendering import render_run
 from dpadmm.queries.problem import Problem, Rows, Sizes
@@ -137,12 +136,14 @@ class Result(Renderable):
     @property
     def covariance(self) -> Floats | None:
         """Covariance of the weights; None if no Hessian was released or ``hessian_snr`` is below 1."""
-        return self.method.inferred(self.broadcast)[1]
+        released = self.method.covariance(self.broadcast)
+        return None if released is None else released.matrix
 
     @property
     def hessian_snr(self) -> float:
         """Smallest eigenvalue of the released Hessian over the value that intervals require; 0 without a release."""
-        return self.method.inferred(self.broadcast)[0]
+        released = self.method.covariance(self.broadcast)
+        return 0.0 if released is None else released.hessian_snr
 
     @property
     def broadcast(self) -> Floats:
@@ -157,24 +158,15 @@ class Result(Renderable):
     @property
     def iterations(self) -> float:
         """Mean number of gradient passes of the exact local solver, per agent and round; 0 for other methods."""
-        passes = getattr(self.outcome.state, "passes", np.zeros(1))
-        return float(np.mean(passes)) / max(1, self.outcome.rounds)
-
-    @property
-    def constants(self) -> Constants:
-        """The paper's constants c1..c4 and the others of :mod:`dpadmm.methods.theory`."""
-        return constants_of(
-            self.problem,
-            n_features=self.rows.n_features,
-            n_rows=self.rows.n_rows,
-            noise_multiplier=getattr(self.method, "noise_multiplier", np.zeros(self.rows.n_agents)),
-            weight_radius=getattr(self.training.method, "weight_radius", 1.0),
-        )
+        state = self.outcome.state
+        if not isinstance(state, SolverState | SingleState):
+            return 0.0
+        return float(np.mean(state.passes)) / max(1, self.outcome.rounds)
 
     @cached_property
     def privacy(self) -> PrivacyReport:
         """Privacy loss of every agent, from the method's release plans and the noise source."""
-        plans = plans_of(self.method, self.rows.n_agents, self.training.planned_rounds)
+        plans = self.method.plans(self.rows.n_agents, self.training.planned_rounds)
         by_id = {id(plan): priced(plan, self.noise) for plan in {id(plan): plan for plan in plans}.values()}
         plans = [by_id[id(plan)] for plan in plans]
         return PrivacyReport(
@@ -186,7 +178,7 @@ class Result(Renderable):
             self.rows.n_rows,
             self.training.delta,
             self.method.name,
-            exact_noise=getattr(self.noise, "exact", False),
+            exact_noise=self.noise.exact,
             names=self.names,
             study=None if self.of_study is None else self.of_study.name,
             study_hash=None if self.of_study is None else self.of_study.hash,
@@ -269,12 +261,12 @@ def run(
         largest agent.
     """
     started = perf_counter()
-    training = training.with_rounds(problem, sizes or rows)
+    training = training.resolved(problem, sizes or rows)
     if n_rounds is not None and n_rounds > training.planned_rounds:
         raise StudyError(f"n_rounds must be at most {training.planned_rounds}, the number of planned rounds")
     mask = participation.mask if isinstance(participation, PlannedParticipation) else None
     planned = np.full(rows.n_agents, training.planned_rounds) if mask is None else mask.sum(axis=0)
-    method = training.rounds(problem, sizes or rows, planned, seed=seed)
+    method = training.build(problem, sizes or rows, planned)
     if prior is not None:
         method, warm_start = method.with_prior(prior), prior.weights
     if training.min_honest_sites is not None:
@@ -293,6 +285,7 @@ def run(
         keep_interrupted=keep_interrupted,
         sizes=sizes,
         aborts=aborts,
+        seed=seed,
     )
     result = Result(training, problem, rows, method, noise, outcome, mask, stop is not None)
     return replace(result, seconds=perf_counter() - started)

@@ -27,7 +27,7 @@ def render_run(result: Result) -> Rendering:
         *(block for block in privacy.rendering().body if isinstance(block, Facts)),
     ]
     if study and any(map(math.isnan, privacy.noise_multiplier)):
-        body.append(Facts([Fact("", "noise multiplier z", study.terms.plan.noise_in_words())]))
+        body.append(Facts([Fact("", "noise multiplier z", study.terms.plan.describe_noise())]))
     if measures := result.trace.last():
         facts = [Fact("", label.replace("_", " "), value) for label, value in measures.items() if label != "round"]
         body.append(Facts(facts, title="Measures after the last round"))

@@ -39,14 +39,13 @@ from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.engine.loop import RandomAborts
 from dpadmm.engine.metrics import spread as deviation
 from dpadmm.engine.minimizer import minimizer
-from dpadmm.engine.noise import CohortQuery, SimulatedNoise, with_normals
+from dpadmm.engine.noise import CohortQuery, Noise, SimulatedNoise, with_normals
 from dpadmm.errors import ConvergenceWarning, DataError, StudyError
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.matrices.features import Features, row_entries
-from dpadmm.methods import Auto
 from dpadmm.methods.prior import Prior, need_every_class, prior_of
 from dpadmm.models.description import ColumnSummary, Description
 from dpadmm.models.run import Result
@@ -194,7 +193,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class PlannedNoise:
+class PlannedNoise(Noise):
     """Seeded noise of agents that will have ``n_rows`` rows, however many are computed with."""
 
     normals: SimulatedNoise
@@ -400,7 +399,7 @@ def run(
     ``Σm/√(n/h)`` where secure aggregation relies on h honest agents.
     """
     rng, total = np.random.default_rng(seed), int(sizes.sum())
-    if isinstance(training.method, Auto):
+    if training.method.sums_only:
         chosen, scale = np.array([max(1, round(total * math.sqrt((training.min_honest_sites or 1) / len(sizes))))]), 1.0
         training = training.with_changes(aggregation="plain", min_honest_sites=None)
         counts = np.array([min(total, len(pool), max(LEAST_ROWS, int(MOST_POOLED / _entries(pool))))])
@@ -606,7 +605,7 @@ def _values(
         test, train = on_test[:, 0], on_train[:, 0]
         shares = int(trained[0]) / scenario.n_rows, min(1.0, int(trained[0]) / int(sizes.sum()))
         way = way_to_own_rows(study, name, int(trained[0]), shares, from_prior)
-        if noise and isinstance(study.training.method, Auto):
+        if noise and study.training.method.sums_only:
             way *= SHRUNK_TO_PRIOR if scenario.public else SHRUNK
         # On all rows of a scenario the folds differ by their noise, hardly by who was tested
         luck = float(deviation((test * tested + train * trained) / (tested + trained))) if noise else 0.0

@@ -12,7 +12,6 @@ from typing import Any
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.errors import DataError
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods import Auto
 from dpadmm.models.explain import explain
 from dpadmm.models.model import Model
 from dpadmm.models.run import Result
@@ -80,8 +79,7 @@ def unlikely_intervals(study: Study, sizes: Integers, public: Path | None) -> st
 
     It depends on public values alone: the study, the numbers of rows, and the public rows, or else synthetic ones.
     """
-    method = study.training.method
-    if not (isinstance(method, Auto) and method.inference):
+    if not study.training.has_inference:
         return ""
     n_rows, epsilon = int(sizes.sum()), exact_epsilon(math.sqrt(study.terms.plan.mu_squared()), study.terms.delta)
     found = forecast_intervals(study, _stand_ins(study, n_rows, public), sizes, seed=SEED)

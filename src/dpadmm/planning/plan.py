@@ -19,7 +19,7 @@ from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.engine.noise import CohortQuery, ExactNoise
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.methods.auto import HYPERPARAMETERS, noise_per_unit
+from dpadmm.methods.hyperparameters import HYPERPARAMETERS, noise_per_unit
 from dpadmm.models.model import PROBABILITIES
 from dpadmm.planning.forecast import ForecastGrid, Outlook, Pool, Values
 from dpadmm.planning.intervals import Intervals
@@ -60,7 +60,7 @@ TAG_BYTES = 8
 def for_sizes(study: Study, sizes: Integers) -> Study:
     """The study with the rounds that agents of these sizes would take, where it does not say how many."""
     study.check_sites(len(sizes))
-    training = study.training.with_rounds(study.problem, PublicSizes(sizes, study.shape[0]))
+    training = study.training.resolved(study.problem, PublicSizes(sizes, study.shape[0]))
     return study if training == study.training else replace(study, training=training)
 
 
@@ -373,7 +373,7 @@ def alternatives(study: Study, sizes: Integers, epsilon: float) -> list[Alternat
     budget, made = {**dict.fromkeys(BUDGETS), "epsilon": epsilon}, []
     for min_honest_sites, aborted_rounds in wanted:
         training = study.training.with_changes(aggregation="secure", min_honest_sites=min_honest_sites, **budget)
-        training = training.with_rounds(study.problem, PublicSizes(sizes, study.shape[0]))
+        training = training.resolved(study.problem, PublicSizes(sizes, study.shape[0]))
         made.append(Alternative(training, exact_epsilon(math.sqrt(min_honest_sites) * mu, delta), aborted_rounds))
     return made
 

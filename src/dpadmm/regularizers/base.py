@@ -1,4 +1,4 @@
-"""What a regularizer is: a convex function of the weights, and the constants the theorems need."""
+"""Regularizers: a convex function of the weights, and the constants the theorems need."""
 
 from __future__ import annotations
 

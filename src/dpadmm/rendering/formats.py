@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
+from statistics import fmean, stdev
 
 
 def number(value: object) -> str:
@@ -98,3 +99,17 @@ def interval_text(low: float | None, high: float | None, form: str = ".3g") -> s
     if low is None or high is None:
         return f"above {low:{form}}" if low is not None else f"below {high:{form}}" if high is not None else "any"
     return f"{low:{form}} to {high:{form}}"
+
+
+def mean_text(values: Sequence[float], *, is_rate: bool = False) -> str:
+    """Return the mean and, for several values, the standard deviation; in percent for rates.
+
+    Examples
+    --------
+    >>> mean_text([0.25, 0.35], is_rate=True), mean_text([0.4312])
+    ('30.00 ± 7.07%', '0.4312')
+    """
+    scale, unit, digits = (100.0, "%", 2) if is_rate else (1.0, "", 4)
+    mean = f"{fmean(values) * scale:.{digits}f}"
+    deviation = f" ± {stdev(values) * scale:.{digits}f}" if len(values) > 1 else ""
+    return f"{mean}{deviation}{unit}"

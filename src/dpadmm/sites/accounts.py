@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dpadmm.accounting.release_plan import plan_from_json
+from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.errors import StudyError
 from dpadmm.trusted.ledger import Account, LedgerState
 from dpadmm.trusted.policy import MaskingTerms, Policy, Terms
@@ -64,7 +64,7 @@ def terms_of(account: Account) -> Terms:
         name=about["name"],
         method=about["method"],
         loss=about["loss"],
-        plan=plan_from_json(about["plan"]),
+        plan=ReleasePlan.from_list(about["plan"]),
         statistics={},
         delta=about["delta"],
         may_miss_rounds=account.may_miss_rounds,
@@ -92,7 +92,7 @@ def report_of_account(study: str, account: Account, *, site: str) -> PrivacyRepo
     about = account.about
     if missing := [key for key in _LEDGER_KEYS if key not in about]:
         raise StudyError(f"study {study[:12]} was not enrolled by a guard: the ledger has no {', '.join(missing)}")
-    plan, k = plan_from_json(about["plan"]), about["rows_per_person"]
+    plan, k = ReleasePlan.from_list(about["plan"]), about["rows_per_person"]
     releases = AgentReleases.from_tallies(
         plan.tally(), plan.tally(account.rounds), charge_planned=True, rows_per_person=k
     )

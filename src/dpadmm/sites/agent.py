@@ -27,6 +27,7 @@ class Agent:
     """
 
     def __init__(self, guard: Guard, study: Study) -> None:
+        study.check_concrete()
         self._guard, self._study, self._enrolled = guard, study, guard.enrol(study)
         self._method = study.method(self.n_rows)
         self._broadcast = study.broadcast_shape
@@ -53,7 +54,7 @@ class Agent:
 
     def mask(self, round: int, request: str, members: bytes) -> Integers:
         """Return the masked answer to a request. A repeated call returns the same numbers."""
-        answer = self._guard.masked(self._study.hash, round, request, members)
+        answer = self._guard.mask(self._study.hash, round, request, members)
         self._last = max(self._last, round)
         return answer
 

@@ -29,7 +29,7 @@ from dpadmm.errors import DataError, RefusalError, StudyError
 from dpadmm.files.atomic import atomic_file
 from dpadmm.sites.site import Site
 from dpadmm.studies.study import Study
-from dpadmm.trusted.ledger import DATABASE, MARK, LedgerState, connected, read_ledger
+from dpadmm.trusted.ledger import DATABASE, MARK, LedgerState, connect, read_ledger
 
 ABOUT = "possible releases since the backup of the ledger"
 MAGIC = b"SQLite format 3\0"
@@ -56,7 +56,7 @@ def back_up(folder: Path, output: Path) -> LedgerState:
     with atomic_file(output) as out:
         os.fchmod(out.fileno(), 0o600)
         with (
-            closing(connected(folder, read_only=True)) as source,
+            closing(connect(folder, read_only=True)) as source,
             closing(sqlite3.connect(":memory:")) as copy,
         ):
             source.backup(copy)
@@ -178,5 +178,5 @@ def _charged(site: Site, folder: Path, since: Sequence[Study] | None, decided: M
         lost = max(lost, collusion / MAX_SHARES)  # a record stores the second sum as a multiple of the first
         rounded = math.nextafter(float(lost), math.inf) if lost else 0.0
         shares = max(1, math.ceil(collusion / lost)) if lost else 1
-        ledger.restored(rounded, about={"name": ABOUT}, shares=shares)
+        ledger.record_restore(rounded, about={"name": ABOUT}, shares=shares)
         return Restored(ledger.status(), Fraction(rounded), unfinished, complete=False, kept=None)

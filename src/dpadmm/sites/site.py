@@ -18,11 +18,10 @@ from dpadmm.errors import RefusalError, StudyError
 from dpadmm.files.atomic import StrPath, atomic_file, expanded
 from dpadmm.files.toml import read_toml
 from dpadmm.losses import LOSSES
-from dpadmm.methods import KINDS
+from dpadmm.methods import CONCRETE_METHODS, KINDS
 from dpadmm.parameters.fields import check_names, nearest
 from dpadmm.sites.addresses import check_urls
 from dpadmm.sites.notify_settings import NotifySettings, notify_settings
-from dpadmm.studies.checks import DEPLOYABLE
 from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import EnrolledStudy, Guard, PrivateRows
 from dpadmm.trusted.ledger import MARK, Ledger, LedgerState, Record
@@ -110,6 +109,7 @@ class Site:
 
     def dry_run(self, study: Study, state: LedgerState) -> EnrolledStudy:
         """Return the result of ``enrol`` for a ledger in this state, or raise its error, without locks and records."""
+        study.check_concrete()
         return Guard(self.policy, _DryRunLedger(state, self.policy), self.open_rows, self.key_of).enrol(study)
 
     @property
@@ -202,7 +202,7 @@ def site_from(table: Mapping[str, Any], path: Path) -> Site:
         policy=Policy(
             epsilon=epsilon,
             delta=entries.number("limits.delta", limits.get("delta"), 1e-100, 0.01),
-            methods=entries.names("limits.methods", limits.get("methods"), (*DEPLOYABLE, *KINDS)),
+            methods=entries.names("limits.methods", limits.get("methods"), (*CONCRETE_METHODS, *KINDS)),
             losses=entries.names("limits.losses", limits.get("losses"), tuple(LOSSES)),
             max_rounds=entries.whole("limits.max_rounds", limits.get("max_rounds"), 1),
             min_rows=entries.whole("limits.min_rows", limits.get("min_rows"), 2),

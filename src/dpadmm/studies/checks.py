@@ -165,8 +165,8 @@ def _public_rows_problems(study: Study) -> Iterator[str]:
         return
     if study.schema is None:
         yield "[public_rows] requires [columns] and [label]"
-    if not study.training.method.weighs_public_rows:
-        supported = ", ".join(name for name in DEPLOYABLE if METHODS[name].weighs_public_rows)
+    if not study.training.method.uses_public_rows:
+        supported = ", ".join(name for name in DEPLOYABLE if METHODS[name].uses_public_rows)
         yield f"{study.training.method.name} does not use public rows; remove [public_rows] or use {supported}"
 
 
@@ -286,7 +286,7 @@ def study_warnings(study: Study, n_rows: int | None = None) -> list[str]:
     Protection is weak if ε is large, or if δ is not below 1 / ``n_rows``. Inference ignores the regularizer.
     """
     epsilon, delta, messages = study.epsilon, study.terms.delta, []
-    if study.training.has_inference and (study.training.alpha or 0.0) > study.training.method.usual_alpha:
+    if study.training.has_inference and (study.training.alpha or 0.0) > study.training.method.concrete().default_alpha:
         messages.append("inference estimates the model without a penalty, so the regularizer has no effect")
     if epsilon >= LARGE_EPSILON:
         messages.append(

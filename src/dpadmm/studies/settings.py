@@ -22,8 +22,7 @@ from dpadmm.errors import StudyError
 from dpadmm.losses import LOSSES, Logistic, Loss, Poisson
 from dpadmm.losses.base import check_loss
 from dpadmm.matrices.arrays import Integers
-from dpadmm.methods import Auto, DpAdmm, Method, MethodSettings
-from dpadmm.methods.setup import Setup
+from dpadmm.methods import Auto, DpAdmm, Method, MethodChoice, Newton, PrivacyBudget
 from dpadmm.parameters.fields import (
     Count,
     Delta,
@@ -93,7 +92,7 @@ def build_choice(what: str, given: object, current: Any) -> Any:
 
 def _check_interface(what: str, given: Any) -> None:
     """Raise StudyError if an object of an unregistered class lacks the required interface."""
-    kinds: Mapping[str, type] = {"method": MethodSettings, "regularizer": Regularizer}
+    kinds: Mapping[str, type] = {"method": MethodChoice, "regularizer": Regularizer}
     if not isinstance(getattr(given, "name", None), str):
         raise StudyError(f"{what} must be a name, a mapping or an object, not {given!r:.60}")
     if what == "loss":
@@ -167,9 +166,9 @@ def _normalize(cls: type[Training], given: dict[str, Any]) -> dict[str, Any]:
     raise_problems(messages)
     method = values["method"]
     if values["alpha"] is None:
-        values["alpha"] = method.usual_alpha
-    if values["n_rounds"] is None and (not method.rounds_by_size or values["epsilon"] is None):
-        values["n_rounds"] = method.usual_rounds
+        values["alpha"] = method.concrete().default_alpha
+    if not (isinstance(method, Auto) and method.is_open(values["epsilon"], values["n_rounds"])):
+        values["n_rounds"] = values["n_rounds"] or method.concrete().default_rounds
     return values
 
 
@@ -221,7 +220,7 @@ class Training:
         Honest | None,
         "With secure aggregation: minimum number of honest agents in every round. A smaller number means more noise.",
     ] = None
-    method: Annotated[MethodSettings, "Training method: a name, or a table with its name and parameters."] = field(
+    method: Annotated[MethodChoice, "Training method: a name, or a table with its name and parameters."] = field(
         default=Auto()
     )
     n_rounds: Annotated[
@@ -271,19 +270,33 @@ class Training:
     @property
     def has_inference(self) -> bool:
         """Whether the method estimates intervals."""
-        return isinstance(self.method, Auto) and self.method.inference
+        return isinstance(self.method.concrete(), Newton)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of rounds depends on the sizes of the agents; see :meth:`resolved`."""
+        return self.n_rounds is None
 
     @property
     def planned_rounds(self) -> int:
         """Number of rounds: ``n_rounds``, or 1 for methods of one round."""
-        return 1 if self.method.one_round else self.n_rounds or self.method.usual_rounds
+        return 1 if self.method.one_round else self.n_rounds or self.method.concrete().default_rounds
 
-    def with_rounds(self, problem: Problem, sizes: Sizes) -> Self:
-        """Return a copy whose unset number of rounds is chosen from public sizes and the budget."""
-        if self.n_rounds is not None:
+    def concrete(self) -> Self:
+        """Return a copy with the method that ``auto`` selects, unless the number of rounds is open."""
+        if self.is_open or not isinstance(self.method, Auto):
             return self
-        planned = np.full(sizes.n_agents, self.planned_rounds)
-        return self.with_changes(n_rounds=self.method.best_rounds(self._setup(problem, sizes, planned, 0)))
+        return self.with_changes(method=self.method.concrete(), n_rounds=self.n_rounds)
+
+    def resolved(self, problem: Problem, sizes: Sizes) -> Self:
+        """Return a copy with a concrete method and number of rounds, chosen from public sizes and the budget.
+
+        Planning, simulation, training and estimators all call this function, so the same sizes give the same rounds.
+        """
+        if not (self.is_open and isinstance(self.method, Auto)):
+            return self.concrete()
+        budget = self.budget(np.full(sizes.n_agents, self.planned_rounds))
+        return self.with_changes(n_rounds=self.method.n_rounds(problem, sizes, budget)).concrete()
 
     def check_intercept(self) -> None:
         """Raise StudyError if a count model has no intercept.
@@ -306,19 +319,22 @@ class Training:
         weighted = label is not None and label.weighted
         return Problem(loss, self.regularizer, float(self.alpha or 0.0), weighted, self.intercept)
 
-    def rounds(self, problem: Problem, sizes: Sizes, planned: Integers, *, seed: int = 0) -> Method[Any]:
+    def build(self, problem: Problem, sizes: Sizes, planned: Integers) -> Method[Any]:
         """Return the method with noise calibrated to the ``planned`` (n,) rounds of each agent."""
-        return self.method.rounds(self._setup(problem, sizes, planned, seed))
+        return self.method.concrete().build(problem, sizes, self.budget(planned))
 
-    def _setup(self, problem: Problem, sizes: Sizes, planned: Integers, seed: int) -> Setup:
-        budget = {name: getattr(self, name) for name in PRIVACY}
-        return Setup(problem=problem, sizes=sizes, planned=planned, n_rounds=self.planned_rounds, seed=seed, **budget)
+    def budget(self, planned: Integers) -> PrivacyBudget:
+        """Return the privacy budget of agents with ``planned`` (n,) rounds each."""
+        keys = (*BUDGETS, "delta", "calibration", "min_honest_sites")
+        given = {name: getattr(self, name) for name in keys}
+        return PrivacyBudget(planned=planned, n_rounds=self.planned_rounds, **given)
 
     def with_changes(self, **changes: Any) -> Self:
         """Return a copy with some settings changed. ``method={"rho": 0.2}`` changes a parameter of the same method."""
         settings = {own.name: getattr(self, own.name) for own in fields(self)}
         if "method" in changes:  # another method has its own defaults
-            defaults = {"n_rounds": self.method.usual_rounds, "alpha": self.method.usual_alpha}
+            method = self.method.concrete()
+            defaults = {"n_rounds": method.default_rounds, "alpha": method.default_alpha}
             settings |= {name: None for name, value in defaults.items() if settings[name] == value}
         for what in CHOICES.keys() & changes.keys():
             changes[what] = build_choice(what, changes[what], settings[what])
@@ -348,9 +364,9 @@ class Settings(Training):
 
         def __init__(self, **settings: Any) -> None: ...
 
-    method: Annotated[
-        MethodSettings, "Training method. Default: dp_admm, the method of the paper; in a study: auto."
-    ] = field(default=DpAdmm())
+    method: Annotated[MethodChoice, "Training method. Default: dp_admm, the method of the paper; in a study: auto."] = (
+        field(default=DpAdmm())
+    )
     n_agents: Annotated[Count, "Number of agents; ignored with partition = groups."] = 10
     partition: Annotated[
         Literal["equal", "unequal", "label_skewed", "groups"],

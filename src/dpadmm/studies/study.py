@@ -22,8 +22,7 @@ from dpadmm.data.schema_file import label_as_json, schema_as_json
 from dpadmm.data.tabulation import tabulated
 from dpadmm.errors import StudyError
 from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.methods import KINDS, DeployableMethod, ReleaseRounds, StatisticsRelease
-from dpadmm.methods.newton import NewtonRounds
+from dpadmm.methods import KINDS, DeployableMethod, Newton, ReleaseMethod, StatisticsRelease
 from dpadmm.parameters.fields import convert_arguments, for_json, hash_of, parameters, raise_problems
 from dpadmm.queries import make_query
 from dpadmm.queries.problem import Problem, PublicSizes
@@ -101,10 +100,10 @@ def _normalize(cls: type[Study], given: dict[str, Any]) -> dict[str, Any]:
 def _build_training(given: Any) -> Training:
     if isinstance(given, Mapping):
         raise_problems(name_problems(given, Training, "study, training"))
-        return Training(**given)
+        return Training(**given).concrete()
     if type(given) is not Training:  # a subclass could change the meaning of the settings
         raise StudyError(f"study: training must be a mapping of settings, not {given!r:.60}")
-    return given
+    return given.concrete()
 
 
 def encoding_of(schema: Schema, training: Training) -> Schema:
@@ -217,21 +216,29 @@ class Study:
         """Return the method for agents with these numbers of rows."""
         sizes = PublicSizes(np.array(n_rows), self.shape[0])
         rounds = np.full(len(n_rows), self.training.planned_rounds)
-        return cast(DeployableMethod[Any], self.training.rounds(self.problem, sizes, rounds))
+        return cast(DeployableMethod[Any], self.training.build(self.problem, sizes, rounds))
 
     def check_sites(self, n_sites: int) -> None:
         """Raise StudyError unless ``min_honest_sites`` is below the smallest round; 0 sites: number unknown."""
         raise_study_problems(list(checks.site_problems(self, n_sites)))
 
+    def check_concrete(self) -> None:
+        """Raise StudyError if the number of rounds is open: sites accept only studies with a fixed plan."""
+        if self.training.is_open:
+            raise StudyError(
+                "the study leaves the number of rounds open; choose it: dpadmm plan study.toml --agents N --rows M "
+                "--write"
+            )
+
     def check_rows(self, *n_rows: int) -> None:
         """Raise StudyError if the noise would dominate the releases of agents with these numbers of rows."""
         method = self.method(*n_rows)
-        if isinstance(method, NewtonRounds):
+        if isinstance(method, Newton):
             columns = len(self.schema.columns) if self.schema else len(self.features)
             method.check_rows(np.array(n_rows), columns + self.training.intercept, self.training.min_honest_sites)
         if self.kind != TRAINING:
             unit = self.encoding.scale if self.encoding and self.kind == StatisticsRelease.name else 1.0
-            cast(ReleaseRounds, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.min_honest_sites)
+            cast(ReleaseMethod, self.method(*n_rows)).check_rows(np.array(n_rows), unit, self.training.min_honest_sites)
 
     @cached_property
     def terms(self) -> Terms:
@@ -307,15 +314,11 @@ class Study:
 def _training_tables(training: Training, kind: str) -> dict[str, dict[str, Any]]:
     """Return the training tables of a study file, without unset values.
 
-    The number of rounds is always included. If the hash depended on the default, another version of dpadmm could
-    assign the same hash to another plan.
+    The number of rounds is missing only if the study leaves it open. Such a study cannot be enrolled, so the hash of
+    an enrolled study does not depend on a default that another version of dpadmm may change.
     """
     tables: dict[str, dict[str, Any]] = {what: choice_to_dict(getattr(training, what)) for what in CHOICES}
-    for name in training.method.omit_if_default:
-        if not tables["method"][name]:
-            del tables["method"][name]
     tables |= {name: {key: getattr(training, key) for key in keys} for name, keys in TABLES.items()}
-    tables["training"]["n_rounds"] = training.planned_rounds
     if kind != TRAINING:
         tables[kind] = {key: for_json(value) for key, value in tables["method"].items() if key != "name"}
         tables["training"] = {name: tables["training"][name] for name in TRAINING_KEYS[kind]}

@@ -184,7 +184,7 @@ def run_prepared(
     If ``noise`` is not given, it is simulated from the seed. With a ``study``, the resulting model accepts tables.
     """
     problem, rows, seed = prepared.problem, prepared.rows, seed_of(settings)
-    settings = settings.with_rounds(problem, rows)
+    settings = settings.resolved(problem, rows)
     if settings.method.one_round and settings.participation < 1.0:
         raise StudyError(
             f"{settings.method.name} has one round, so participation must be 1, not {settings.participation}"

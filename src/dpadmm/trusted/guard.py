@@ -6,7 +6,7 @@ fixes the noise and the number of releases of a study. All state is in the ledge
 and the same request return the same bytes.
 
 With secure aggregation an answer is released only under a mask (``masking.py``). ``prepare`` computes the answer with
-a share of the noise. When the members of the round are fixed, ``masked`` masks the answer for them and records it. A
+a share of the noise. When the members of the round are fixed, ``mask`` masks the answer for them and records it. A
 round answers one request, for one set of members. A prepared answer is used once. If a crash loses it, it is computed
 again with fresh noise.
 """
@@ -122,7 +122,7 @@ class PendingAnswer(NamedTuple):
 class Guard:
     """Enrol studies and answer their rounds.
 
-    Without secure aggregation, call ``answer`` for each round. With it, call ``prepare`` and then ``masked``.
+    Without secure aggregation, call ``answer`` for each round. With it, call ``prepare`` and then ``mask``.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class Guard:
             if not account:
                 self._policy.check(terms, rows.n_rows, (state.promised, state.collusion_promised))
             pinned = {"n_rows": rows.n_rows, "rows_per_person": self._policy.unit.rows}
-            about = {**terms.as_json(), **pinned, "salt": salt, "rows": digest}
+            about = {**terms.to_dict(), **pinned, "salt": salt, "rows": digest}
             cost, gaps = self._policy.cost(terms.plan), terms.may_miss_rounds
             self._ledger.reserve(terms.hash, cost, about=about, may_miss_rounds=gaps, shares=terms.shares)
             return self._studies.setdefault(terms.hash, EnrolledStudy(terms, rows, queries, masks))
@@ -199,7 +199,7 @@ class Guard:
         with self._one_at_a_time:
             enrolled = self._enrolled(study)
             if enrolled.masks:
-                raise RefusalError("request-malformed", "this study uses secure aggregation: call prepare and masked")
+                raise RefusalError("request-malformed", "this study uses secure aggregation: call prepare and mask")
             query = enrolled.query_at(round)
             parameters, digest = _request(study, round, query.statistic, parameters, memo)
             stored = self._ledger.replay(study, round, digest=digest)
@@ -227,7 +227,7 @@ class Guard:
                 self._prepared[study] = PendingAnswer(round, request, numbers, memo)
             return request
 
-    def masked(self, study: str, round: int, request: str, members: bytes) -> Integers:
+    def mask(self, study: str, round: int, request: str, members: bytes) -> Integers:
         """Return the prepared answer, masked for the members of its round. A repeated call returns the same bytes.
 
         ``members`` has a bit for each site of the roster; see ``masking.bitmap_of``.
@@ -237,7 +237,7 @@ class Guard:
             query = enrolled.query_at(round)
             if type(request) is not str or not DIGEST.fullmatch(request):
                 raise RefusalError("request-malformed", "the request must be a SHA-256, in hexadecimal digits")
-            mask = masks.over(round, request, members)
+            mask = masks.for_round(round, request, members)
             if masks.me not in mask.members:
                 raise RefusalError("members-without-me", "this site is not among the members of the round")
             if len(mask.members) < enrolled.terms.quorum:

@@ -4,7 +4,7 @@ There is one ledger per data set, for all studies. Budgets are in ``Σμ²``. Th
 of the cap, spends it round by round, and frees the rest when it is closed.
 
 With secure aggregation a site adds one of ``shares`` shares of the noise. Its releases cost ``Σμ²`` if enough other
-sites are honest, and ``shares`` times as much if all of them collude. The second sum, ``alone``, has its own cap.
+sites are honest, and ``shares`` times as much if all of them collude. The second sum has its own cap.
 Without secure aggregation there is one share, and both sums are equal.
 
 Later studies may depend on the releases of earlier ones, so the cap is a privacy filter. For Gaussian releases, a
@@ -107,7 +107,7 @@ class Account:
             raise RefusalError("round-old", f"round {round} is not later than the last answered round, {last}")
         if round > last + 1 and not self.may_miss_rounds:
             text = f"round {round} was requested; round {last + 1} is next, and this study allows no missed rounds"
-            raise RefusalError("round-gap", text)
+            raise RefusalError("round-missed", text)
 
 
 class LedgerState:
@@ -147,14 +147,14 @@ class LedgerState:
                 changed = "enrolled with other terms; check whether the limit of rows per person was changed"
                 raise RefusalError("study-changed", f"this study was {closed if account.closed else changed}")
             shares = json.loads(payload).get("shares", 1)
-            _afford("budget-cap", mu_squared, self.cap, self.promised)
-            _afford("policy-collusion", shares * mu_squared, self.collusion_cap, self.collusion_promised)
+            _require_fit("budget-cap", mu_squared, self.cap, self.promised)
+            _require_fit("policy-collusion", shares * mu_squared, self.collusion_cap, self.collusion_promised)
         elif record.kind == "spend":
             account = self.account(record.study)
             account.check_round(record.round)
-            _afford("budget-reservation", mu_squared, account.reservation.mu_squared, account.spent)
-            _afford("budget-cap", mu_squared, self.cap, self.spent)
-            _afford("policy-collusion", account.shares * mu_squared, self.collusion_cap, self.collusion_spent)
+            _require_fit("budget-reservation", mu_squared, account.reservation.mu_squared, account.spent)
+            _require_fit("budget-cap", mu_squared, self.cap, self.spent)
+            _require_fit("policy-collusion", account.shares * mu_squared, self.collusion_cap, self.collusion_spent)
 
     def apply(self, record: Record, payload: bytes) -> None:
         """Update the state by a record that was checked."""
@@ -199,7 +199,7 @@ LIMITS = {
 }
 
 
-def _afford(code: str, cost: Fraction, allowed: float, used: Fraction) -> None:
+def _require_fit(code: str, cost: Fraction, allowed: float, used: Fraction) -> None:
     if not fits(cost, used, allowed):
         numbers = f"requested {float(cost):.9g}, allowed {allowed:.9g}, left {max(0.0, allowed - float(used)):.9g}"
         raise RefusalError(code, f"this would exceed {LIMITS[code]} (Σμ²: {numbers})")
@@ -222,9 +222,9 @@ def read_ledger(folder: Path) -> LedgerState:
         raise RefusalError("ledger-missing", text)
     state, expected = LedgerState(), bytearray()
     try:
-        before = _marked(folder)
+        before = _read_mark(folder)
         os.stat(folder / DATABASE)  # the error names the missing file
-        with closing(connected(folder, read_only=True)) as database:
+        with closing(connect(folder, read_only=True)) as database:
             if (version := database.execute("PRAGMA user_version").fetchone()[0]) > VERSION:
                 raise sqlite3.OperationalError(f"format {version} is from a newer dpadmm; upgrade dpadmm")
             if database.execute("SELECT sql FROM sqlite_master").fetchall() != [(SCHEMA,)]:
@@ -239,30 +239,31 @@ def read_ledger(folder: Path) -> LedgerState:
                 state.check(record, payload)
                 state.apply(record, payload)
                 expected += state.line()
-        if not expected.startswith(before) or not _marked(folder).startswith(expected[:-LINE]):
+        if not expected.startswith(before) or not _read_mark(folder).startswith(expected[:-LINE]):
             raise ValueError(f"the mark does not match the {state.seq} records: some were lost or changed")
     except (sqlite3.OperationalError, PermissionError) as error:
-        raise _failed(folder, error) from error
+        raise _failure(folder, error) from error
     except Exception as error:  # any other failure means that the ledger is damaged
-        raise _damaged(folder, error) from error
+        raise _damage(folder, error) from error
     return state
 
 
-def _damaged(folder: Path, reason: object) -> RefusalError:
+def _damage(folder: Path, reason: object) -> RefusalError:
     step = f"nothing is answered; restore a copy of {DATABASE} with all records, but never an older {MARK}"
     return RefusalError("ledger-damaged", f"the ledger in {folder} cannot be trusted ({reason}): {step}")
 
 
-def _failed(folder: Path, reason: object) -> RefusalError:
+def _failure(folder: Path, reason: object) -> RefusalError:
     text = f"the ledger in {folder} cannot be used ({reason}); nothing was released; fix this and open it again"
     return RefusalError("ledger-failed", text)
 
 
-def _marked(folder: Path) -> bytes:
+def _read_mark(folder: Path) -> bytes:
     return (folder / MARK).read_bytes().rstrip(b"\0")  # a power cut can leave zeros in place of a line
 
 
-def connected(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def connect(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open the database of a ledger."""
     path = (folder / DATABASE).absolute()
     # Without a -wal file there is no writer, and the database is read without creating other files
     live = path.with_name(f"{DATABASE}-wal").exists()
@@ -271,14 +272,14 @@ def connected(folder: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 @contextmanager
-def _trouble(folder: Path) -> Iterator[None]:
+def _as_refusals(folder: Path) -> Iterator[None]:
     try:
         yield
     except BlockingIOError as error:
         text = f"the ledger in {folder} is in use by another process; stop that process first"
         raise RefusalError("ledger-locked", text) from error
     except (sqlite3.Error, OSError) as error:
-        raise _failed(folder, error) from error
+        raise _failure(folder, error) from error
 
 
 def _require(*hashes: str, round: int = 1, mu_squared: float = 1.0, shares: int = 1, upload: bytes = b"") -> None:
@@ -332,7 +333,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         collusion_cap = cap if collusion_cap is None else collusion_cap
         for limit in (cap, collusion_cap):
             _require(mu_squared=limit, round=rows_per_person)
-        with _trouble(folder), ExitStack() as held:
+        with _as_refusals(folder), ExitStack() as held:
             parents = [path.parent for path in (folder, *folder.parents) if not path.exists()]
             if create:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -342,17 +343,17 @@ class Ledger(AbstractContextManager["Ledger"]):
             mark = os.open(folder / MARK, os.O_RDWR | os.O_APPEND)
             held.callback(os.close, mark)
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if create and not _marked(folder):
+            if create and not _read_mark(folder):
                 (folder / DATABASE).touch(mode=0o600)
-                with closing(connected(folder)) as database:
+                with closing(connect(folder)) as database:
                     database.execute(SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
             state = read_ledger(folder)  # before any write: a damaged ledger stays unchanged
-            database = held.enter_context(closing(connected(folder)))
+            database = held.enter_context(closing(connect(folder)))
             modes = ("journal_mode = WAL", "synchronous = FULL", f"user_version = {VERSION}")
             for pragma in (*modes, "wal_checkpoint(TRUNCATE)"):
                 database.execute(f"PRAGMA {pragma}").fetchall()
             ledger = cls(folder, mark, database, state)
-            marked = len(_marked(folder))
+            marked = len(_read_mark(folder))
             os.ftruncate(mark, marked)
             ledger._extend_mark(state.line()[LINE - (state.seq * LINE - marked) :])
             if state.cap != cap:
@@ -391,7 +392,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         description |= {"shares": shares} if shares > 1 else {}
         payload = json.dumps(description, sort_keys=True, allow_nan=False).encode()
         record = Record("reserve", study, float(mu_squared), content=sha256(payload).hexdigest())
-        with self._working():
+        with self._available():
             old = self._state.accounts.get(study)
             if not old or old.ending not in ("", "finish") or old.reservation._replace(seq=0, at="") != record:
                 self._append(record, payload)
@@ -399,7 +400,7 @@ class Ledger(AbstractContextManager["Ledger"]):
     def replay(self, study: str, round: int, *, digest: str) -> bytes | None:
         """Return the stored upload if this request was answered before; None if it may be answered now."""
         _require(study, digest, round=round)
-        with self._working():
+        with self._available():
             account = self._state.account(study)
             if round not in account.rounds:
                 account.check_round(round)
@@ -415,11 +416,11 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def close_study(self, study: str, ending: Ending = "close") -> None:
         """Close a study and free the unspent part of its reservation. A closed study keeps its first ending."""
-        with self._working():
+        with self._available():
             if not self._state.account(study).closed:
                 self._append(Record(ending, study, 0.0))
 
-    def restored(self, mu_squared: float, *, about: Mapping[str, Any], shares: int) -> None:
+    def record_restore(self, mu_squared: float, *, about: Mapping[str, Any], shares: int) -> None:
         """Record that this ledger is a restored old copy.
 
         All open studies are charged in full and closed. ``mu_squared`` is charged for records that the copy may lack.
@@ -429,37 +430,37 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def transcript(self, study: str) -> list[tuple[Record, bytes]]:
         """Return all releases of a study in order, each with its upload."""
-        with self._working():
+        with self._available():
             return [(record, self._payload(record)) for record in self._state.account(study).rounds.values()]
 
     def status(self) -> LedgerState:
         """Return the current state, read-only."""
-        with self._working():
+        with self._available():
             return self._state
 
     def verify(self) -> None:
         """Read all records from disk again. Raise ``RefusalError`` if they differ from those of this process."""
-        with self._working():
+        with self._available():
             if read_ledger(self._folder).fingerprint != self._state.fingerprint:
-                raise _damaged(self._folder, "another process changed it")
+                raise _damage(self._folder, "another process changed it")
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def _available(self) -> Iterator[None]:
         if self._pid != os.getpid():
             raise RefusalError("ledger-closed", "the ledger is not open in this process; open it first")
-        with self._one_at_a_time, _trouble(self._folder):
+        with self._one_at_a_time, _as_refusals(self._folder):
             if self._in_doubt:
                 raise OSError("an earlier write failed")
             yield
 
     def _append(self, record: Record, payload: bytes = b"") -> None:
-        with self._working():
+        with self._available():
             at, content = datetime.now(UTC).isoformat(timespec="seconds"), sha256(payload).hexdigest()
             record = record._replace(seq=self._state.seq + 1, at=at, content=content)
             self._state.check(record, payload)
             ours, named = os.fstat(self._mark), os.stat(self._folder / MARK)
             if not os.path.samestat(ours, named) or ours.st_size != self._state.seq * LINE:
-                raise _damaged(self._folder, "another process changed the mark")
+                raise _damage(self._folder, "another process changed the mark")
             self._in_doubt = True
             row = (*record, payload, record.chain(self._state.fingerprint))
             # Outside of BEGIN each command is a transaction: committed and synced when execute returns
@@ -476,5 +477,5 @@ class Ledger(AbstractContextManager["Ledger"]):
     def _payload(self, record: Record) -> bytes:
         row = self._database.execute("SELECT payload FROM records WHERE seq = ?", (record.seq,)).fetchone()
         if sha256(row[0]).hexdigest() != record.content:
-            raise _damaged(self._folder, f"record {record.seq} was changed")
+            raise _damage(self._folder, f"record {record.seq} was changed")
         return bytes(row[0])

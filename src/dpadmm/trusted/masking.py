@@ -93,15 +93,15 @@ class Masks:
     def tags(self) -> bytes:
         """8 bytes for each site, zeros for this one. If both sites of a pair have the same tag, their keys match."""
         sites = range(self.n_sites)
-        return b"".join(bytes(8) if j == self.me else self.derived(j, PAIR + self._study)[:8] for j in sites)
+        return b"".join(bytes(8) if j == self.me else self.derive_key(j, PAIR + self._study)[:8] for j in sites)
 
-    def over(self, round: int, request: str, members: bytes) -> Mask:
+    def for_round(self, round: int, request: str, members: bytes) -> Mask:
         """Return the mask of a round, for the digest of a request and the bitmap of the members."""
         sites, numbers = members_of(members, self.n_sites), (round, self.n_sites)
         head = MASK + self._study + b"".join(number.to_bytes(4, "little") for number in numbers)
         return Mask(self, sites, sha256(head + bytes.fromhex(request) + members).digest())
 
-    def derived(self, j: int, info: bytes) -> bytes:
+    def derive_key(self, j: int, info: bytes) -> bytes:
         """Return 32 bytes that only this site and site j can derive, the same at both."""
         pair = b"".join(site.to_bytes(4, "little") for site in sorted((self.me, j)))
         return HKDFExpand(SHA256(), 32, info + pair).derive(self._prks[j])
@@ -119,7 +119,7 @@ class Mask(NamedTuple):
         total, zeros = np.zeros(size, np.uint64), bytes(8 * size)
         for j in self.members:
             if j != self.masks.me:
-                key = self.masks.derived(j, MASK + self.context)
+                key = self.masks.derive_key(j, MASK + self.context)
                 stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(zeros)
                 (np.add if j > self.masks.me else np.subtract)(total, np.frombuffer(stream, "<u8"), out=total)
         return total.view(np.int64)

@@ -34,7 +34,8 @@ class MaskingTerms(NamedTuple):
     roster: tuple[tuple[str, bytes], ...]
     """Names and X25519 public keys of the sites."""
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return the terms as the ledger stores them."""
         return {**self._asdict(), "roster": [[name, key.hex()] for name, key in self.roster]}
 
 
@@ -63,7 +64,7 @@ class Terms(NamedTuple):
         """Minimum number of members of a round."""
         return self.masking.quorum if self.masking else 1
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the terms as the ledger stores them. Enrolling the study again with other terms is refused."""
         bounds = {
             name: {"row_norm": query.row_norm, "n_features": query.n_features, "shape": list(query.shape)}
@@ -73,10 +74,10 @@ class Terms(NamedTuple):
             "name": self.name,
             "method": self.method,
             "loss": self.loss,
-            "plan": self.plan.as_json(),
+            "plan": self.plan.to_list(),
             "statistics": bounds,
             "delta": self.delta,
-            **({"masking": self.masking.as_json()} if self.masking else {}),
+            **({"masking": self.masking.to_dict()} if self.masking else {}),
         }
 
 
@@ -176,7 +177,7 @@ class Policy:
             limits.append(self._budget("budget", "budget-cap", cost, self.cap, promised[0]))
             alone = (terms.shares * cost, self.collusion_cap, promised[1])
             if alone != (cost, self.cap, promised[0]):
-                limits.append(self._budget("alone", "policy-collusion", *alone))
+                limits.append(self._budget("collusion_budget", "policy-collusion", *alone))
         return tuple(limits)
 
     def check(self, terms: Terms, n_rows: int | None = None, promised: Sums | None = None) -> None:
@@ -204,7 +205,7 @@ class Policy:
         if not holds:  # three ε take time to compute, and every enrolment evaluates this limit
             shown = [f"{self.epsilon_of(amount):.4f} (Σμ² {amount:.4g})" for amount in (cost, cap, left)]
             text = "requested {}, allowed {}, left {}".format(*shown)
-            scope = " if all other sites collude" if name == "alone" else ""
+            scope = " if all other sites collude" if name == "collusion_budget" else ""
             sentence = f"exceeds the owner's total ε at δ = {self.delta:g}{scope}: {text}"
         return Limit(name, code, cost, cap, left, holds, sentence)
 

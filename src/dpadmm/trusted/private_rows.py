@@ -66,10 +66,10 @@ def silence(
     """Replace silent rows by zeros if the persons are already determined, as for a part of a table."""
     if persons.silent.shape != labels.shape:
         raise DataError(f"the persons of {persons.n_rows:,} rows are given, but there are {len(labels):,} rows")
-    return ProtectedRows(_silenced(features, persons.silent, owned), labels, unit, persons, owned, row_weights)
+    return ProtectedRows(_with_silent_rows(features, persons.silent, owned), labels, unit, persons, owned, row_weights)
 
 
-def _silenced(features: Features, silent: NDArray[np.bool_], owned: bool) -> Features:
+def _with_silent_rows(features: Features, silent: NDArray[np.bool_], owned: bool) -> Features:
     if not silent.any():
         return features
     out: Any = features if owned else features.copy()

@@ -63,7 +63,7 @@ class Authority:
         else:
             problem = "the CA's file must have one certificate, in PEM format, that may sign others"
             certificate = _only_authority(ca, problem)
-            certificates.check_dates(certificate, now=now, whose="the CA")
+            certificates.check_dates(certificate, now=now, holder="the CA")
             for name in OWN_CERTIFICATES:
                 key = certificates.new_key()
                 subject = settings.hosts[0] if name == "broker" else SERVER
@@ -179,10 +179,10 @@ class Authority:
             write_private(self.folder / f"{name}.pem", b"".join(map(certificates.pem, chain)))
         return OWN_CERTIFICATES[name]
 
-    def _check_chain(self, chain: Sequence[x509.Certificate], whose: str, now: datetime) -> None:
+    def _check_chain(self, chain: Sequence[x509.Certificate], holder: str, now: datetime) -> None:
         certificates.check_signatures(chain, self.certificate)
         for certificate in chain:
-            certificates.check_dates(certificate, now=now, whose=whose)
+            certificates.check_dates(certificate, now=now, holder=holder)
 
     def _check_identity(self, identity: str, name: str) -> None:
         """Raise ``StudyError`` if the broker would take the holder of an external CA's certificate for another user."""
@@ -278,11 +278,11 @@ class Authority:
         """
         now, files = certificates.now_or(now), dict[str, bytes]()
         self._check_clock(now)
-        for name, whose in OWN_CERTIFICATES.items():
+        for name, holder in OWN_CERTIFICATES.items():
             if self.settings.external:
                 certificate = self._installed(name)[0]
                 try:
-                    certificates.check_dates(certificate, now=now, whose=whose)
+                    certificates.check_dates(certificate, now=now, holder=holder)
                 except StudyError as problem:  # no user error: a clock may be corrected
                     raise ServiceUnavailableError(f"{problem} (dpadmm server init --certificate FILE)") from None
             elif not self._is_current(f"{name}.pem", now, _names(self.settings, name)):
@@ -294,9 +294,10 @@ class Authority:
 
     def _is_current(self, name: str, now: datetime, names: Sequence[x509.GeneralName]) -> bool:
         path = self.folder / name
-        certificate = certificates.read_certificate(read_short(path)) if path.exists() else None
-        if certificate is None or not certificates.signed_by(certificate, self.certificate):
+        chain = certificates.read_chain(read_short(path)) if path.exists() else []
+        if len(chain) != 1 or not certificates.signed_by(chain[0], self.certificate):
             return False
+        certificate = chain[0]
         key = certificates.read_key(read_short(path.with_suffix(".key")))
         if key is None or key.public_key() != certificate.public_key():
             return False

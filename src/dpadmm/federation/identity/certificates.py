@@ -77,15 +77,6 @@ def read_key(data: bytes) -> Key | None:
     return key if isinstance(key, ec.EllipticCurvePrivateKey) and _p256(key.public_key()) else None
 
 
-def read_certificate(data: bytes) -> x509.Certificate | None:
-    """Return the only certificate in a PEM text, or None unless it has a P-256 key."""
-    try:
-        (certificate,) = x509.load_pem_x509_certificates(data)
-        return certificate if public_key_of(certificate) else None
-    except (ValueError, x509.InvalidVersion):
-        return None
-
-
 def public_key_of(signed: x509.Certificate | x509.CertificateSigningRequest) -> PublicKey | None:
     """Return the P-256 key of a certificate or request; None for other keys."""
     try:
@@ -126,7 +117,7 @@ def check_signatures(chain: Sequence[x509.Certificate], authority: x509.Certific
             )
 
 
-def check_dates(certificate: x509.Certificate, *, now: datetime, whose: str) -> None:
+def check_dates(certificate: x509.Certificate, *, now: datetime, holder: str) -> None:
     """Raise ``StudyError`` unless a certificate is valid now. The message contains the time of this machine's clock."""
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     clock = f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC"
@@ -136,7 +127,7 @@ def check_dates(certificate: x509.Certificate, *, now: datetime, whose: str) -> 
         text = f"is valid only from {first:%Y-%m-%d %H:%M} UTC ({clock}): correct the clock"
     else:
         return
-    raise StudyError(f"the certificate of {whose} {text}")
+    raise StudyError(f"the certificate of {holder} {text}")
 
 
 def _named(certificate: x509.Certificate) -> str:
@@ -184,8 +175,8 @@ def identity_in(certificate: x509.Certificate) -> str:
     except _NO_EXTENSION:
         return ""
     for kind in (x509.RFC822Name, x509.DNSName):
-        if found := [str(name.value) for name in names if isinstance(name, kind)]:
-            return found[0] if len(found) == 1 and may_be(certificate, server=False) else ""
+        if matches := [str(name.value) for name in names if isinstance(name, kind)]:
+            return matches[0] if len(matches) == 1 and may_be(certificate, server=False) else ""
     return ""
 
 

@@ -117,7 +117,7 @@ class Invitation:
     @property
     def key_fingerprint(self) -> str:
         key = certificates.public_key_of(self.certificate)
-        assert key is not None  # read_certificate checks it
+        assert key is not None  # the certificate was checked
         return certificates.fingerprint_of(key)
 
     def as_bytes(self) -> bytes:
@@ -236,9 +236,9 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
 
 
 def _check_dates(invitation: Invitation, now: datetime) -> None:
-    certificates.check_dates(invitation.authority, now=now, whose="the authority")
+    certificates.check_dates(invitation.authority, now=now, holder="the authority")
     for item in invitation.chain:
-        certificates.check_dates(item, now=now, whose="this site" if item is invitation.chain[0] else "its own CA")
+        certificates.check_dates(item, now=now, holder="this site" if item is invitation.chain[0] else "its own CA")
 
 
 def site_identity(folder: Path, addresses: Sequence[str] = ()) -> Identity:

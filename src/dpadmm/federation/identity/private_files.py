@@ -39,35 +39,35 @@ def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
 
 def check_private(path: Path) -> None:
     """Refuse a secret that others can read or change, or that belongs to another user."""
-    found = _status(path)
-    if found.st_uid != os.geteuid():
+    status = _status(path)
+    if status.st_uid != os.geteuid():
         raise StudyError(
-            f"{path}: belongs to user {found.st_uid}, but this is user {os.geteuid()}: "
+            f"{path}: belongs to user {status.st_uid}, but this is user {os.geteuid()}: "
             "run the command as the owner of the file"
         )
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise StudyError(f"{path}: others can read or change this secret: run chmod 600 {path}")
 
 
 def check_unchanged_by_others(path: Path) -> None:
     """Refuse a file or folder that decides whom to trust if others own it or can change it."""
-    found = _status(path, folder=path.is_dir())
-    if found.st_uid not in (os.geteuid(), 0):
+    status = _status(path, folder=path.is_dir())
+    if status.st_uid not in (os.geteuid(), 0):
         raise StudyError(f"{path}: belongs to another user, but decides whom this machine trusts: change its owner")
-    if found.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise StudyError(f"{path}: others can change it, and thus whom this machine trusts: run chmod go-w {path}")
 
 
 def _status(path: Path, *, folder: bool = False) -> os.stat_result:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         raise StudyError(f"{path}: there is no such file") from None
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror})") from None
-    if not folder and not stat.S_ISREG(found.st_mode):
+    if not folder and not stat.S_ISREG(status.st_mode):
         raise StudyError(f"{path}: not a regular file")
-    return found
+    return status
 
 
 def read_short(path: Path) -> bytes:

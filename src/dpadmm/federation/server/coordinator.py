@@ -50,7 +50,7 @@ from dpadmm.federation.states import (
 from dpadmm.matrices.arrays import Floats
 
 PERMANENT = (
-    "study-closed", "study-changed", "round-forked", "round-old", "round-gap", "round-over",
+    "study-closed", "study-changed", "round-forked", "round-old", "round-missed", "round-over",
     "budget-cap", "budget-reservation", "policy-method", "policy-loss", "policy-rounds", "policy-rows",
 )  # fmt: skip
 """Refusals that a repeated request cannot change. After other refusals the request is repeated."""
@@ -74,7 +74,7 @@ class Member:
 
     name: str
     state: str = "unseen"
-    """unseen (no answer yet), present, late, absent, refused, excluded or revoked; see ``site_state``."""
+    """unseen (no answer yet), present, late, missing, refused, excluded or revoked; see ``site_state``."""
     answered: list[int] = field(default_factory=list)
     """The rounds whose answers arrived."""
     last_seen: float | None = None
@@ -219,7 +219,7 @@ class Coordinator(ABC):
         if member.sizes is None:
             self._journal.add_site(site, *sizes)
             member.sizes = sizes
-        if member.state in ("unseen", "absent", "late", "refused"):
+        if member.state in ("unseen", "missing", "late", "refused"):
             self.note_limited("info", site, "connected" if first else "reconnected")
         member.state, member.code, member.out = "present", "", False
         self._present.add(site)
@@ -274,7 +274,7 @@ class Coordinator(ABC):
         """Include a revoked site that has a new certificate."""
         member = self.members[site]
         if member.state == "revoked":
-            member.state, member.out = "absent", False
+            member.state, member.out = "missing", False
             self.note("warning", site, "included again: it has a new certificate")  # a warning, like its revocation
 
     # Rounds
@@ -288,11 +288,11 @@ class Coordinator(ABC):
         return {member.name for member in self.members.values() if not member.out}
 
     def missing(self) -> set[str]:
-        """Return the sites to wait for: active, without an answer, and not absent since the previous round."""
+        """Return the sites to wait for: active, without an answer, and not missing since the previous round."""
         return self._expected() - self.answered_now()
 
     def _expected(self) -> set[str]:
-        skipped = ("absent", "refused") if self.study.allow_missed_rounds else ()
+        skipped = ("missing", "refused") if self.study.allow_missed_rounds else ()
         return {name for name in self.active_sites() if self.members[name].state not in skipped}
 
     def over(self, waited: float) -> bool:
@@ -332,7 +332,7 @@ class Coordinator(ABC):
         )
 
     def _describe_all_except(self, sites: set[str]) -> str:
-        return "; ".join(f"{name}: {self.describe_absence(name)}" for name in self._names if name not in sites)
+        return "; ".join(f"{name}: {self.missing_reason(name)}" for name in self._names if name not in sites)
 
     def connected_sites(self) -> set[str]:
         """Return the sites that answered the call; during the start, without those that are silent since."""
@@ -346,7 +346,7 @@ class Coordinator(ABC):
         last, seen = self.members[name].last_seen, self.seen.get(name)
         return monotonic() - max(-math.inf if last is None else last, -math.inf if seen is None else seen.at)
 
-    def describe_absence(self, name: str) -> str:
+    def missing_reason(self, name: str) -> str:
         """Return the reason why a site has not answered, in words."""
         member, silent = self.members[name], self.silent_for(name)
         if member.state == "revoked":
@@ -374,7 +374,7 @@ class Coordinator(ABC):
         self.called = True
         for member in self.members.values():
             if member.name not in connected and not member.out and self.study.allow_missed_rounds:
-                member.state = "absent"
+                member.state = "missing"
         self.note("info", "", f"round 1 starts with {len(connected)} of {len(self._names)} sites")
         self._next()
 
@@ -397,7 +397,7 @@ class Coordinator(ABC):
     def _missed(self, sites: Collection[str]) -> None:
         for name in sorted(sites):
             if self.members[name].state in ("present", "late"):
-                self.members[name].state = "absent"
+                self.members[name].state = "missing"
                 self.note("warning", name, f"missed the deadline of round {self.round}")
 
     def _next(self) -> None:
@@ -445,7 +445,7 @@ class Coordinator(ABC):
                 self.stalls[stall.id] = self._journal.end_stall(stall)
                 self.note("info", stall.site, f"stall of round {stall.round} ended after {_seconds(stall)} s")
         for name, round in sorted(stalled):
-            stall = self._journal.begin_stall(name, round, self.describe_absence(name))
+            stall = self._journal.begin_stall(name, round, self.missing_reason(name))
             self.stalls[stall.id] = stall
             self.note("error", name, f"round {round} stalled: {stall.reason}")
 
@@ -508,7 +508,7 @@ class Coordinator(ABC):
                 "epsilon": float(exact_epsilon(float(plan.mu_squared()) ** 0.5, delta)),  # of all rounds
                 "delta": delta,
                 "noise_multiplier": study.noise_multiplier,
-                "noise": plan.noise_in_words(),
+                "noise": plan.describe_noise(),
                 "shape": list(study.shape),
             },
             "state": str(state),
@@ -554,7 +554,7 @@ class Coordinator(ABC):
 
 
 class Uploads(Coordinator):
-    """Rounds whose answers carry their own noise: plain aggregation.
+    """Rounds whose answers carry their own noise.
 
     After a dropout, a site's last upload stays in the mean for ``PATIENCE`` rounds. A late upload enters the next
     mean. Server-side methods use only the answers of the current round.

@@ -1,6 +1,6 @@
-"""Informs sites about studies that are over, finished or ended for good, so that they close them.
+"""Messages about studies that are over, finished or ended for good, so that sites close them.
 
-A site that was away at the end of a study learns of it from any process of the server that runs later.
+A site that was not connected at the end of a study is informed by any later process of the server.
 """
 
 from __future__ import annotations
@@ -17,31 +17,22 @@ from dpadmm.federation.server.journal import Journal
 ANNOUNCE_EVERY = 10.0
 """Seconds between messages about a study that is over."""
 
-Publish = Callable[[str, bytes], Awaitable[bool]]
 
-
-class Endings:
-    """The message about the end of every study that is over. An end is final, so each journal is read until then."""
-
-    def __init__(self, journals: Callable[[], Iterable[Path]]) -> None:
-        self._journals = journals
-        self._messages: dict[Path, tuple[str, bytes]] = {}
-
-    def messages(self) -> list[tuple[str, bytes]]:
-        """Subjects and messages."""
-        for path in self._journals():
-            if path not in self._messages:
-                with suppress(DPADMMError), Journal.open(path, read_only=True) as journal:
-                    if journal.is_over:
-                        end = Message(Kind.END, journal.study.hash, journal.rounds_done)
-                        self._messages[path] = requests_of(journal.study.hash), packed(end)
-        return list(self._messages.values())
-
-
-async def announce(journals: Callable[[], Iterable[Path]], publish: Publish) -> None:
-    """Send what is over, again and again."""
-    endings = Endings(journals)
+async def announce(journals: Callable[[], Iterable[Path]], publish: Callable[[str, bytes], Awaitable[bool]]) -> None:
+    """Send the ends of studies repeatedly. An end is final, so a journal is not read again after it."""
+    messages: dict[Path, tuple[str, bytes]] = {}
     while True:
-        for subject, message in await asyncio.to_thread(endings.messages):
+        await asyncio.to_thread(_add_endings, messages, journals())
+        for subject, message in list(messages.values()):
             await publish(subject, message)
         await asyncio.sleep(ANNOUNCE_EVERY)
+
+
+def _add_endings(messages: dict[Path, tuple[str, bytes]], journals: Iterable[Path]) -> None:
+    """Add the subject and the message of every study that is over."""
+    for path in journals:
+        if path not in messages:
+            with suppress(DPADMMError), Journal.open(path, read_only=True) as journal:
+                if journal.is_over:
+                    end = Message(Kind.END, journal.study.hash, journal.rounds_done)
+                    messages[path] = requests_of(journal.study.hash), packed(end)

@@ -142,6 +142,7 @@ class Journal(AbstractContextManager["Journal"]):
 
         ``prior`` is computed from the study's public rows. It is stored so that a restart does not need their file.
         """
+        study.check_concrete()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
         new.unlink(missing_ok=True)

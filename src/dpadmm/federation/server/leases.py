@@ -21,7 +21,7 @@ SCHEMA = (
     "CREATE TABLE IF NOT EXISTS leases "
     "(site TEXT PRIMARY KEY, instance TEXT, restores INTEGER, seq INTEGER, chain TEXT)"
 )
-MAX_GAP = 2.0
+MAX_PAUSE = 2.0
 """Seconds without any claim after which this process may have lost its connection, so silence proves nothing."""
 
 MAX_INSTANCES = 20
@@ -66,7 +66,7 @@ class Leases(AbstractContextManager["Leases"]):
 
     def decide(self, site: str, claim: LeaseClaim, now: float) -> Grant | None:
         """Return the reply to a claim; None if the site returns its lease."""
-        if now - self._last > MAX_GAP:
+        if now - self._last > MAX_PAUSE:
             self._listening = now
         self._last = now
         claims = self._claims.setdefault(site, {})

@@ -21,7 +21,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from socketserver import TCPServer
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from dpadmm.errors import DPADMMError
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 class Snapshots:
-    """The latest snapshot as JSON: the whole of it for scripts, and what a page shows of it; None if it failed.
+    """The latest snapshot as JSON: the whole of it for scripts, and the part for the page; None if it failed.
 
-    A snapshot is taken by the first request after ``PERIOD`` seconds, and shared by the others.
+    The first request after ``PERIOD`` seconds takes a new snapshot, which the other requests share.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -53,16 +53,16 @@ class Snapshots:
     def latest(self) -> tuple[bytes, bytes] | None:
         with self._lock:
             if time.monotonic() >= self._due:
-                self._taken = self._ask()
+                self._taken = self._take()
                 self._due = time.monotonic() + PERIOD
             return self._taken
 
-    def _ask(self) -> tuple[bytes, bytes] | None:
+    def _take(self) -> tuple[bytes, bytes] | None:
         try:
             taken = for_json(self._snapshot())
             whole = _json(taken)
             if self._taken and self._taken[0] == whole:
-                return self._taken  # with its time, so that a page sees that nothing is new
+                return self._taken  # with its time, which shows a page that nothing is new
             changes, events = thinned(taken.get("changes", ())), taken.get("events", [])[-EVENTS:]
             return whole, _json({"at": time.time(), "snapshot": {**taken, "changes": changes, "events": events}})
         except Exception as error:  # the page must survive any error of the run
@@ -72,7 +72,7 @@ class Snapshots:
 
 
 def thinned(values: Sequence[float | None], most: int = POINTS) -> list[tuple[int, float]]:
-    """(round, value) for a logarithmic axis; of too many, the extremes of each interval, and the last.
+    """Return (round, value) for a logarithmic axis: at most ``most``, the extremes of each interval and the last one.
 
     Examples
     --------
@@ -85,12 +85,12 @@ def thinned(values: Sequence[float | None], most: int = POINTS) -> list[tuple[in
     if len(points) <= most:
         return points
     size = math.ceil(2 * len(points) / (most - 1))
-    kept: set[tuple[int, float]] = {points[-1]}
+    extremes: set[tuple[int, float]] = {points[-1]}
     for start in range(0, len(points), size):
         stretch = points[start : start + size]
-        kept.add(min(stretch, key=lambda point: point[1]))
-        kept.add(max(stretch, key=lambda point: point[1]))
-    return sorted(kept)
+        extremes.add(min(stretch, key=lambda point: point[1]))
+        extremes.add(max(stretch, key=lambda point: point[1]))
+    return sorted(extremes)
 
 
 def _json(value: Any) -> bytes:
@@ -122,13 +122,13 @@ def document(name: str) -> str:
     def text(name: str) -> str:
         return files("dpadmm.federation.server").joinpath("live", name).read_text(encoding="utf-8")
 
-    return re.sub(r"\{\{([a-z]+\.(?:css|js))\}\}", lambda found: text(found[1]), text(name))
+    return re.sub(r"\{\{([a-z]+\.(?:css|js))\}\}", lambda match: text(match[1]), text(name))
 
 
 CONNECTIONS = 64
 """The maximum number of connections; beyond it, the oldest one without a token is closed."""
 LAST_LOOK = 1.0
-"""Seconds that open pages, which ask twice as often, have to see how a run ended."""
+"""Seconds for which open pages, which request twice as often, can show the end of a run."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -168,7 +168,7 @@ class Page:
         self._thread.start()
 
     def close(self) -> None:
-        """Let open pages see how the run ended, and free the port."""
+        """Wait until open pages show the end of the run, then free the port."""
         if self._thread.is_alive():
             if time.monotonic() - self._server.looked_at < 2.0 * LAST_LOOK:
                 time.sleep(LAST_LOOK)
@@ -192,9 +192,9 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, port: int, snapshots: Snapshots, token: str, header_seconds: float) -> None:
         self.snapshots, self.token, self._header_seconds = snapshots, token.encode(), header_seconds
         self.looked_at = -math.inf
-        """When a page was last shown a snapshot."""
+        """Time of the last snapshot that was sent to a page."""
         self._connections: dict[socket.socket, float] = {}
-        """Since when each waits for its token, oldest first; infinity for those that have sent it."""
+        """Start of each connection without a token, oldest first; infinity for those that sent it."""
         self._changed = threading.Lock()
         super().__init__(("127.0.0.1", port), _RequestHandler)
 
@@ -223,11 +223,11 @@ class _Server(ThreadingHTTPServer):
 
     def _drop(self, before: float, most: int) -> bool:
         """Shut down the oldest connections without a token, whose threads then close them."""
-        strangers = [each for each, since in self._connections.items() if since < before][:most]
-        for each in strangers:
-            del self._connections[each]
-            _shut_down(each)
-        return bool(strangers)
+        unknown = [connection for connection, since in self._connections.items() if since < before][:most]
+        for connection in unknown:
+            del self._connections[connection]
+            _shut_down(connection)
+        return bool(unknown)
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
@@ -253,7 +253,6 @@ class _RequestHandler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
     timeout = 10.0  # of a connection that sends nothing
-    _routes: ClassVar[dict[str, str]] = {"/": "_send_page", "/live": "_live", "/snapshot": "_snapshot"}
 
     def parse_request(self) -> bool:
         """Refuse requests for other hosts and other methods."""
@@ -271,16 +270,23 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)
-        if (route := self._routes.get(address.path)) is None:
+        if address.path not in ("/", "/live", "/snapshot"):
             self._send_text(HTTPStatus.NOT_FOUND, "Page not found.")
         elif not self._has_token(address.query):
-            if route == "_send_page" and "text/html" in self.headers.get("Accept", ""):
+            if address.path == "/" and "text/html" in self.headers.get("Accept", ""):
                 self._send_page("again.html", HTTPStatus.FORBIDDEN, sentence=_NO_TOKEN)
             else:
                 self._send_text(HTTPStatus.FORBIDDEN, _NO_TOKEN)
         else:
             self.server.admit(self.connection)
-            getattr(self, route)()
+            match address.path:
+                case "/":
+                    self._send_page()
+                case "/live":
+                    self._send_snapshot(shown=True)
+                    self.server.looked_at = time.monotonic()
+                case _:
+                    self._send_snapshot()
 
     do_HEAD = do_GET
 
@@ -296,16 +302,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
         text = document(name).replace("{{nonce}}", nonce).replace("{{sentence}}", sentence)
         self._send(status, "text/html; charset=utf-8", text.encode(), nonce=nonce)
 
-    def _snapshot(self, shown: bool = False) -> None:
+    def _send_snapshot(self, *, shown: bool = False) -> None:
         if (latest := self.server.snapshots.latest()) is None:
             text = "The state of the run could not be read. Try again."
             self._send_text(HTTPStatus.SERVICE_UNAVAILABLE, text)
         else:
             self._send(HTTPStatus.OK, "application/json", latest[shown])
-
-    def _live(self) -> None:
-        self._snapshot(shown=True)
-        self.server.looked_at = time.monotonic()
 
     def _send_text(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         self._send(status, "text/plain; charset=utf-8", f"{sentence}\n".encode(), **headers)

@@ -28,7 +28,6 @@ from dpadmm.federation.health import (
     ServerStatus,
     Status,
     contact_status,
-    days_left,
     is_live,
     metrics_server,
     now_text,
@@ -40,14 +39,14 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.logs import Repeats
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
 from dpadmm.federation.server.coordinator import Coordinator, run_rounds
 from dpadmm.federation.server.endings import announce
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.leases import Leases
-from dpadmm.federation.server.sums import coordinator_of, snapshot_of_journal
-from dpadmm.federation.states import FAILURES, StudyState, headline, study_state
+from dpadmm.federation.server.status import alarms_of, certificates_of, journal_of, journals, overview
+from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import NatsTransport, ServerLink, cancel, until_one_ends
 from dpadmm.sites.addresses import check_urls
@@ -64,18 +63,6 @@ WATCH_EVERY = 0.5
 
 START_WAIT = 60.0
 """Seconds to wait for sites at the start. A site that found no broker retries after up to 45 seconds."""
-
-
-SHORT_HASH = 16
-"""Characters of a study's hash that name it in commands, and its folder."""
-
-
-def journal_of(folder: Path, study: str) -> Path:
-    return folder / "studies" / study[:SHORT_HASH] / "journal.sqlite"
-
-
-def journals(folder: Path) -> list[Path]:
-    return sorted((folder / "studies").glob("*/journal.sqlite"))
 
 
 def _usable_sites(authority: Authority) -> set[str]:
@@ -239,14 +226,13 @@ async def keep_broker(
 ) -> None:
     """Run the broker until this is cancel, so that sites stay connected between studies."""
 
-    repeats = Repeats()
+    repeats = RepeatLog(log)
 
     def note(level: str, site: str, text: str) -> None:
         log.log(getLevelNamesMapping()[level.upper()], "%s", f"{site}: {text}" if site else text)
 
     def note_counted(level: str, site: str, text: str) -> None:
-        if (line := repeats.deduplicate(site, text, now=time.monotonic())) is not None:
-            note(level, site, line)
+        repeats.write(getLevelNamesMapping()[level.upper()], text, site)
 
     if authority.settings.brokers:
         raise StudyError("server.toml names existing brokers, so there is no built-in broker to run")
@@ -311,61 +297,6 @@ def _connection(transport: NatsTransport) -> Status:
     return {"running": True, "connected": transport.connected, "broker": transport.url}
 
 
-def status_of(authority: Authority, journal: Path) -> Status:
-    """Return the status of a study, from the process that serves it or else from its journal."""
-    with Journal.open(journal, read_only=True) as opened:
-        status = snapshot_of_journal(opened)
-    live = read_status(journal.with_name(STATUS), ServerStatus)
-    served, expires = is_live(live), {site.name: site.expires for site in authority.sites()}
-    if live is not None:
-        last = live.pop("snapshot")
-        last_seen = {site["name"]: site["last_seen"] for site in last["sites"]}
-        for site in status["sites"]:
-            site["last_seen"] = last_seen.get(site["name"])
-        status |= last if served else _unserved(status, live["at"], last["error"])
-    for site in status["sites"]:
-        site["certificate_days_left"] = days_left(expires[site["name"]]) if site["name"] in expires else None
-    return status | {"served": served, "live": live}
-
-
-def _unserved(status: Status, at: str, error: str | None) -> Status:
-    """Return the changes to the status of a study whose server stopped at ``at``, with or without an error."""
-    if status["state"] in (StudyState.FINISHED, StudyState.ENDED):
-        return {}
-    state = study_state(finished=False, ended=False, error=error or "", served=False, stalled=False, started=False)
-    changes = {"state": str(state), "failing": state in FAILURES, "error": error, "since": at}
-    return changes | {"headline": headline(status | changes)}
-
-
-def overview(folder: Path) -> list[Status]:
-    """Return a summary of each study in a server's folder, the latest first."""
-    return sorted(map(_summary, journals(folder)), key=lambda summary: str(summary["begun_at"]), reverse=True)
-
-
-def _summary(journal: Path) -> Status:
-    live = read_status(journal.with_name(STATUS), ServerStatus)
-    last = {} if live is None else live["snapshot"]
-    current = last if is_live(live) else {}
-    with Journal.open(journal, read_only=True) as opened:
-        study, done, (begun_at, last_round_at) = opened.study, opened.rounds_done, opened.dates()
-        n_sites, ended = len(opened.members), opened.ended_at is not None
-    n_rounds = study.training.planned_rounds
-    finished, error = done == n_rounds, last.get("error") or ""
-    state = study_state(finished=finished, ended=ended, error=error, served=False, stalled=False, started=done > 0)
-    return {
-        "name": study.name,
-        "hash": study.hash,
-        "state": current.get("state", str(state)),
-        "rounds_done": done,
-        "n_rounds": n_rounds,
-        "sites_present": sum(site["state"] == "present" for site in current["sites"]) if current else None,
-        "n_sites": n_sites,
-        "begun_at": begun_at,
-        "last_round_at": last_round_at,
-        "seconds_left": current.get("seconds_left"),
-    }
-
-
 def cached_for(seconds: float, read: Callable[[], list[T]]) -> Callable[[], list[T]]:
     """Return a function that calls ``read`` at most once in ``seconds``. After an error it returns the last list."""
     cached, due = list[T](), 0.0
@@ -393,22 +324,6 @@ def page_snapshot(server: Server) -> Callable[[], Status]:
         return status | {"studies": studies(), "alarms": [alarm._asdict() for alarm in alarms]}
 
     return snapshot
-
-
-def certificates_of(authority: Authority) -> dict[str, datetime]:
-    """Return the expiry dates of all certificates in use, by name."""
-    sites = {site.name: site.expires for site in authority.sites() if not site.revoked}
-    return sites | {"the authority": authority.certificate.not_valid_after_utc, **authority.own_certificates()}
-
-
-def alarms_of(authority: Authority, studies: Sequence[Status]) -> list[Alarm]:
-    """Return all alarms of these studies, with their names, and of the server's folder."""
-    named = [
-        alarm._replace(text=f"{status['study']['name']}: {alarm.text}")
-        for status in studies
-        for alarm in study_alarms(status, authority.folder)
-    ]
-    return [*named, *server_alarms(authority.folder, certificates_of(authority), studies=bool(studies))]
 
 
 Note = Callable[[str, str, str], None]

@@ -291,7 +291,7 @@ class Sums(Coordinator):
                 member.state = "excluded"
                 self.note("warning", name, f"excluded: it aborted {MAX_ABORTED} rounds")
             elif member.state in ("present", "late"):
-                member.state = "absent"
+                member.state = "missing"
 
     # Status
 
@@ -328,5 +328,5 @@ def snapshot_of_journal(journal: Journal) -> dict[str, Any]:
     run.served = False
     for member in run.members.values():
         if member.answered and member.state == "unseen":
-            member.state = "present" if member.answered[-1] == run.rounds_done else "absent"
+            member.state = "present" if member.answered[-1] == run.rounds_done else "missing"
     return run.snapshot() | {"round": 0 if run.is_over else run.rounds_done + 1}

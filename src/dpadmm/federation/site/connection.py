@@ -158,7 +158,8 @@ def _secured(identity: Identity, plain: socket.socket, url: str, server_name: st
         wrong_host = problem.verify_code in OTHER_HOST
         raise _FailedError("TLS", reason_of(problem) if wrong_host else _describe_issuer(host, port, proxy)) from None
     except (OSError, EOFError) as problem:
-        text = f"no TLS there ({getattr(problem, 'reason', None) or problem}): another program, or a firewall or proxy "
+        reason = problem.reason if isinstance(problem, ssl.SSLError) else problem
+        text = f"no TLS there ({reason}): another program, or a firewall or proxy "
         text += f"that lets only web pages through. Ask your network's administrators to exempt {host}:{port}, or the "
         text += "study coordinators for an address with wss:// and port 443"
         raise _FailedError("TLS", text) from None

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from dpadmm.errors import DPADMMError, RefusalError
-from dpadmm.federation.logs import Repeats
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.protocol import WITHHELD, BadMessageError, Kind, Message, digest_of, packed, unpacked
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study
@@ -88,7 +88,7 @@ class Responder:
         self._not_enrolled: dict[str, Refused] = {}
         self.restores: int | None = None
         """Number of restored backups of the ledger; None while it is not open."""
-        self._repeats = Repeats()
+        self._repeats = RepeatLog(log)
         self._reopen_at = 0.0
         self._failed: tuple[str, float] | None = None
         """Code and time of the last failure of the ledger, until a later write succeeds."""
@@ -201,19 +201,19 @@ class Responder:
             try:
                 reply = self._reply(active, digest, data)
             except BadMessageError as problem:
-                self._log_limited(study, f"refused an invalid message: {problem}")
+                self._repeats.write(WARNING, f"refused an invalid message: {problem}", _short(study))
                 return refusal_of(study, data, "request-malformed")
             except RefusalError as refusal:
                 if refusal.code == "members-without-me":  # this round is only for other sites
                     return None
                 active.last, active.refusal = {}, refusal.code  # a prepared answer may be gone
-                self._log_limited(study, f"refused ({refusal.code}): {refusal}")
+                self._repeats.write(WARNING, f"refused ({refusal.code}): {refusal}", _short(study))
                 if refusal.code in FAILURES:
                     self._close_failed_ledger(refusal)
                 return refusal_of(study, data, refusal.wire())
             except Exception as error:  # its text could reveal something about rows
                 active.refusal = "release-failed"
-                self._log_limited(study, f"request failed ({type(error).__name__})")
+                self._repeats.write(WARNING, f"request failed ({type(error).__name__})", _short(study))
                 return refusal_of(study, data, "release-failed")
             active.last = dict([*list(active.last.items())[-1:], (digest, reply)])  # ready, and masked
             active.refusal = None
@@ -262,7 +262,7 @@ class Responder:
             self._last_rounds[study] = max(self._guard.ledger_state.accounts[study].rounds, default=0)
         except RefusalError as refusal:
             if refusal.code != "study-unknown":  # an unknown study reserved nothing
-                self._log_limited(study, f"over, but still open in the ledger; retrying: {refusal}", ERROR)
+                self._repeats.write(ERROR, f"over, but still open in the ledger; retrying: {refusal}", _short(study))
                 self._close_failed_ledger(refusal)
                 return
         del self._unrecorded[study]
@@ -317,12 +317,8 @@ class Responder:
             again_at = now + max(pause, RETRY_FACTOR * (now - began))
             text = f"{text}; retrying"
         self._not_enrolled[study.hash] = Refused(refusal.code, pause, again_at)
-        self._log_limited(study.hash, text, ERROR)
+        self._repeats.write(ERROR, text, _short(study.hash))
         return refusal
-
-    def _log_limited(self, study: str, text: str, level: int = WARNING) -> None:
-        if (line := self._repeats.deduplicate(study, text, now=monotonic())) is not None:
-            self._log.log(level, "%s", f"{_short(study)}: {line}" if study else line)
 
     def _close_failed_ledger(self, refusal: RefusalError) -> None:
         self._log.error("the ledger failed; closed, retrying: %s", refusal)
@@ -340,7 +336,7 @@ class Responder:
             except (DPADMMError, OSError) as problem:
                 self._reopen_at = monotonic() + REOPEN_AFTER
                 self._failed = problem.code if isinstance(problem, RefusalError) else "ledger-failed", monotonic()
-                self._log_limited("", f"cannot open the ledger; retrying: {problem}", ERROR)
+                self._repeats.write(ERROR, f"cannot open the ledger; retrying: {problem}")
                 return
             for study in [*self._accepted.values()]:
                 if self.is_open and study.hash not in self._closed:  # an enrolment may close the ledger again

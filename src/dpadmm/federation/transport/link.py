@@ -19,7 +19,7 @@ from logging import INFO, WARNING, Logger
 from typing import TYPE_CHECKING, Any, Self
 
 from dpadmm.errors import DPADMMError
-from dpadmm.federation.logs import Repeats
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.protocol import (
     BEAT_EVERY,
     CLAIMS,
@@ -127,19 +127,13 @@ class Link:
     """``async with Link(...) as link``: stays connected in the background and sends heartbeats."""
 
     def __init__(
-        self,
-        url: str,
-        context: Context,
-        on_message: OnMessage,
-        log: Logger,
-        *,
-        name: str,
+        self, url: str, context: Context, on_message: OnMessage, log: Logger, *, name: str,
         server_names: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.url = url
         """Address of the current, last or next broker."""
         self._endpoints, self._context, self._on_message = deque(endpoints(url, server_names)), context, on_message
-        self._log, self._name = log, name
+        self._log, self._name = RepeatLog(log), name
         self._beat_subject, received_beats = beat_subjects_of(name)
         self._subjects = {received_beats}
         self.seen: dict[str, LastContact] = {}
@@ -149,7 +143,6 @@ class Link:
         self._client: Client | None = None
         self._closed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._repeats = Repeats()
 
     @property
     def connected(self) -> bool:
@@ -178,7 +171,7 @@ class Link:
         try:
             await self._client.publish(subject, data)
         except (TimeoutError, nats.errors.Error, OSError) as problem:
-            self._log_repeated(WARNING, f"cannot send a message: {reason_of(problem)}")
+            self._log.write(WARNING, f"cannot send a message: {reason_of(problem)}")
             return False
         return True
 
@@ -216,14 +209,14 @@ class Link:
             try:
                 self._client = await self._connected()
             except Exception as problem:  # nats-py raises many types; retry after any of them
-                self._log_repeated(WARNING, f"no connection to {self.url}: {reason_of(problem)}")
+                self._log.write(WARNING, f"no connection to {self.url}: {reason_of(problem)}")
                 failed += 1
             else:
-                self._log_repeated(INFO, f"connected to {self.url}")
+                self._log.write(INFO, f"connected to {self.url}")
                 await self._on_connected()
                 began = asyncio.get_running_loop().time()
                 await self._until_lost()
-                self._log_repeated(WARNING, f"lost the connection to {self.url}")
+                self._log.write(WARNING, f"lost the connection to {self.url}")
                 failed += 1
                 if asyncio.get_running_loop().time() - began > 5.0:
                     pause, failed = FIRST_PAUSE, 1
@@ -281,13 +274,13 @@ class Link:
         try:
             client = await self._connected()
         except Exception as problem:
-            self._log_repeated(WARNING, f"cannot connect with the renewed certificate yet: {reason_of(problem)}")
+            self._log.write(WARNING, f"cannot connect with the renewed certificate yet: {reason_of(problem)}")
             return False
         if self._client is not before or not self.connected:  # lost meanwhile: _stay_connected reconnects
             await self._disconnect(client)
             return True
         self._client = client
-        self._log_repeated(INFO, f"connected to {self.url} with the renewed certificate")
+        self._log.write(INFO, f"connected to {self.url} with the renewed certificate")
         await self._disconnect(before)
         return True
 
@@ -304,14 +297,10 @@ class Link:
 
     async def _failed(self, problem: Exception) -> None:
         if self.connected:  # otherwise _stay_connected logs it
-            self._log_repeated(WARNING, f"error from the broker: {reason_of(problem)}")
+            self._log.write(WARNING, f"error from the broker: {reason_of(problem)}")
 
     async def _lost(self) -> None:
         self._closed.set()
-
-    def _log_repeated(self, level: int, text: str) -> None:
-        if (line := self._repeats.deduplicate("", text, now=time.monotonic())) is not None:
-            self._log.log(level, "%s", line)
 
 
 DATES = _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -382,14 +371,9 @@ class SiteLink(Link):
     """A site's connection. It answers messages of the studies that it follows, while it holds the lease."""
 
     def __init__(
-        self,
-        name: str,
-        url: str,
-        context: Context,
-        log: Logger,
-        lease: Lease | None = None,
+        self, name: str, url: str, context: Context, log: Logger, lease: Lease | None = None,
         server_names: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(url, context, self._put, log, name=name, server_names=server_names)
         self._subjects.add(proposals_of(name))
         self._mail = Mailbox(max_messages=2)  # the latest REQUEST and MASK of a study
@@ -455,21 +439,21 @@ class SiteLink(Link):
 class ServerLink(Link):
     """A connection of the server, which decides the lease claims of sites."""
 
-    def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, leases: Leases | None) -> None:
+    def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, leases: Leases) -> None:
         super().__init__(url, context, on_message, log, name=SERVER)
         self._leases = leases
         self._subjects.add(f"{CLAIMS}.*")
 
     async def _on_lease(self, subject: str, data: bytes) -> None:
         site = subject.rpartition(".")[2]
-        if self._leases is not None and (grant := self._leases.decide(site, unpacked_claim(data), time.monotonic())):
+        if grant := self._leases.decide(site, unpacked_claim(data), time.monotonic()):
             await self.publish(grants_of(site), packed_grant(grant))
 
 
 class NatsTransport(ServerLink):
     """The server's connection as the ``Transport`` of one study."""
 
-    def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases | None = None) -> None:
+    def __init__(self, study: str, url: str, context: Context, log: Logger, leases: Leases) -> None:
         super().__init__(url, context, self._put, log, leases)
         self._mail, self._study, self._down = Mailbox(max_messages=8), study, requests_of(study)
         self._subjects.add(f"dpadmm.{study}.up.*")

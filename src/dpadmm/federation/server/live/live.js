@@ -110,7 +110,7 @@ function showAlarms() {
   }));
 }
 
-// ---- all studies of this aggregator
+// ---- all studies of this server
 function showStudies() {
   const studies = page.run.studies ?? [];
   find("studies").hidden = studies.length < 2;
@@ -295,11 +295,11 @@ async function poll() {
   try {
     const answer = await fetch(at("/live"), { signal: AbortSignal.timeout(10000) });
     page.refused = answer.status === 403;
-    if (page.refused) line("refused", "Token refused", "The aggregator has a new token. Open the address that it printed.");
+    if (page.refused) line("refused", "Token refused", "The server has a new token. Open the address that it printed.");
     else if (answer.ok) update(await answer.text());
-    else line("lost", "No update", "The aggregator cannot report its state now. This page shows the last known state.");
+    else line("lost", "No update", "The server cannot report its state now. This page shows the last known state.");
   } catch {
-    if (["finished", "stopped", "ended"].includes(page.run?.state)) line("ended", "Ended", "The aggregator has stopped. This page shows its last state.");
+    if (["finished", "stopped", "ended"].includes(page.run?.state)) line("ended", "Ended", "The server has stopped. This page shows its last state.");
     else if (!page.refused) line("lost", "Connection lost", "Connection lost. Trying again; this page shows the last known state.");
   }
   setTimeout(poll, page.refused ? 3000 : 500);

@@ -51,7 +51,7 @@ function date(iso, { seconds = false } = {}) { // in this browser's time zone
 const capitalised = word => `${word.slice(0, 1).toUpperCase()}${word.slice(1)}`;
 
 const SITE_STATES = new Map([
-  ["present", "✓"], ["late", "◐"], ["absent", "○"], ["connected", "◔"], ["silent", "–"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"],
+  ["present", "✓"], ["late", "◐"], ["missing", "○"], ["connected", "◔"], ["silent", "–"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"],
 ]);
 const RUN_SIGNS = new Map([["waiting", "◌"], ["running", "▶"], ["stalled", "▲"], ["finished", "✓"], ["stopped", "■"], ["interrupted", "■"], ["ended", "■"]]);
 const LEVELS = new Map([["info", "·"], ["warning", "▲"], ["error", "✗"]]);
