@@ -35,6 +35,7 @@ Mechanism = Annotated[
 PATIENCE = 10
 """Number of missed rounds after which an agent leaves the mean until it answers again (decision 12)."""
 
+
 @dataclass(frozen=True)
 class Round:
     """Inputs of the agents in round k.
