@@ -37,6 +37,8 @@ FETCH_SECONDS = 60.0
 MEASURES = ("train_loss_global", "test_error_global")
 
 
+FEDERATED = "With --federated"
+
 Source = Literal["auto", "adult", "synthetic"]
 
 
@@ -56,19 +58,30 @@ def demo(
     federated: bool = Option(
         False, "--federated", help="Run a deployment instead: a server and sites as processes on this machine."
     ),
-    sites: int | None = Option(None, min=1, max=800, help="With --federated: number of sites.", show_default="10"),
-    method: str | None = Option(None, help="With --federated: training method.", show_default="auto"),
+    sites: int | None = Option(
+        None, min=1, max=800, help="Number of sites.", show_default="10", rich_help_panel=FEDERATED
+    ),
+    method: str | None = Option(None, help="Training method.", show_default="auto", rich_help_panel=FEDERATED),
     rounds: int | None = Option(
-        None, min=1, max=100_000, help="With --federated: number of rounds.", show_default="25, or 100 for dp_admm"
+        None,
+        min=1,
+        max=100_000,
+        help="Number of rounds.",
+        show_default="25, or 100 for dp_admm",
+        rich_help_panel=FEDERATED,
     ),
     epsilon: float | None = Option(
-        None, min=0.01, max=50.0, help="With --federated: total ε of every site.", show_default="1.0"
+        None, min=0.01, max=50.0, help="Total ε of every site.", show_default="1.0", rich_help_panel=FEDERATED
     ),
     aggregation: str | None = Option(
-        None, help="With --federated: plain, or secure (the server sees only sums).", show_default="plain"
+        None, help="plain, or secure: the server sees only sums.", show_default="plain", rich_help_panel=FEDERATED
     ),
     min_honest_sites: int | None = Option(
-        None, min=2, help="With secure aggregation: number of honest sites.", show_default="half of them"
+        None,
+        min=2,
+        help="Number of honest sites, with secure aggregation.",
+        show_default="half of them",
+        rich_help_panel=FEDERATED,
     ),
 ) -> None:
     """Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.
