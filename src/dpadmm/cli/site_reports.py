@@ -237,7 +237,7 @@ def review_rendering(
     study: Study, site: Site, state: LedgerState, n_rows: int | None, refusal: RefusalError | None
 ) -> Rendering:
     """Return the cost of a study, compared with the owner's limits."""
-    from dpadmm.cli.study import describe_public_rows, describe_releases, figures
+    from dpadmm.studies.rendering import describe_public_rows, describe_releases, figures
 
     policy, limits = site.policy, _limits(study, site.policy, state, n_rows)
     cost = {limit["limit"]: limit["asked"] for limit in limits}
