@@ -11,7 +11,7 @@ import pytest
 from dpadmm import DPADMMClassifier, simulate, train
 from dpadmm.losses import Logistic
 from dpadmm.methods import Auto, Newton, Pgd
-from dpadmm.planning.plan import for_sizes
+from dpadmm.planning.costs import with_rounds_for
 from dpadmm.queries.problem import Problem, PublicSizes
 from dpadmm.regularizers import L2
 from dpadmm.studies.reading import study_from
@@ -78,7 +78,7 @@ def test_plan_simulation_training_and_estimator_take_the_same_rounds(n_agents: i
     table.write_text("a,b,y\n" + "".join(f"{a:.5f},{b:.5f},{label}\n" for (a, b), label in zip(X, y, strict=True)))
     study = study_from(STUDY)
     assert study.training.is_open
-    planned = for_sizes(study, np.full(n_agents, 400 // n_agents))
+    planned = with_rounds_for(study, np.full(n_agents, 400 // n_agents))
     trained = train(study, table, n_agents=n_agents, seed=1)
     simulated = simulate(study, table, n_agents=n_agents, test_rows=0, seed=1)
     model = DPADMMClassifier(
