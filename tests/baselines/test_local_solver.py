@@ -154,7 +154,9 @@ def test_no_method_that_solves_can_be_deployed() -> None:
         assert not {"solve", "LocalProblems", "minimizer"} & vars(sys.modules[method.__module__]).keys()
     for name in solving:
         budget = {} if not ALL_METHODS[name].private else {"epsilon": 1.0}
-        with pytest.raises(StudyError, match=f"{name} runs in simulations only; use auto, dp_admm or dp_sgd"):
+        with pytest.raises(
+            StudyError, match=f"{name} runs in simulations only; use auto, pgd, newton, dp_admm or dp_sgd"
+        ):
             Study(name="s", features=("x",), training={"method": name, "delta": 1e-6, **budget})
     for name in (name for name in solving if ALL_METHODS[name].private):
         with pytest.raises(StudyError, match="exact noise is for sums over all rows"):

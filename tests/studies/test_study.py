@@ -346,7 +346,7 @@ def test_a_constant_needs_an_origin(name):
         ({"training": {"epsilon": 1e-12, "delta": 1e-12}}, "0.1 to 1e+09); increase epsilon, or use fewer rounds"),
         (
             {"training": {"epsilon": 1.0, "method": "admm"}},
-            "admm runs in simulations only; use auto, dp_admm or dp_sgd",
+            "admm runs in simulations only; use auto, pgd, newton, dp_admm or dp_sgd",
         ),
         (
             {"training": {"epsilon": 1.0, "method": "admm_pvp"}},
@@ -361,7 +361,7 @@ def test_a_constant_needs_an_origin(name):
         ({"loss": {"name": "huber", "width": 1.0}}, "loss: width is a parameter of smoothed_hinge, not of huber"),
         (
             {"method": {"name": "dp_sgd", "sampling": 0.5}, "provenance": {"method": {"sampling": "public"}}},
-            "agents release sums",
+            "agents release one sum with Gaussian noise per round",
         ),
         ({"provenance": {"n_rounds": "public"}}, "unknown setting 'n_rounds'"),
         ({"allow_missed_rounds": 1}, "allow_missed_rounds must be"),
