@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from dpadmm.data.encoded import encode_table
 from dpadmm.data.reader import open_batches
 from dpadmm.data.schema import Boolean, Category, Column, Label, Number, Ordinal, Schema
+from dpadmm.data.table import encode_table
 
 WORDS = tuple(f"value {k}" for k in range(6))
 LABEL = Label("y", classes=("no", "yes"))

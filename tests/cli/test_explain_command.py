@@ -9,8 +9,8 @@ import pytest
 from looping import case
 from mixed_tables import COLUMNS, make_cells, make_study, write_csv
 
-from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Category, Number, Schema
+from dpadmm.data.table import encode_table
 from dpadmm.figures.coefficients import coefficient_figure
 from dpadmm.models.explain import explain
 from dpadmm.models.explanation import Coefficient, Explanation

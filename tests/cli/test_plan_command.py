@@ -106,7 +106,7 @@ def test_a_column_that_alone_tells_the_label_is_a_warning(cli, study_file, publi
     header, *rows = public.read_text().splitlines()
     told = [f"{row},{'yes' if row.split(',')[3].strip(chr(34)) == 'yes' else 'no'}" for row in rows]
     public.write_text("\n".join([f'{header},"code"', *told]) + "\n")
-    warning = "column 'code' alone tells the label in 120 of 120 rows: is it known before the outcome?"
+    warning = "column 'code' alone determines the label in 120 of 120 rows: is it known before the outcome?"
     text = " ".join(cli("plan", study_file, *words("--public", public)).succeeded().out.split())
     assert f"Warning: {warning}" in text
     (said,) = cli("plan", study_file, *words("--public", public, "--json")).succeeded().json["warnings"]

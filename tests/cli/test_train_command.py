@@ -322,7 +322,10 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a row of nobody": (_cells(site=lambda each: [None, *each[1:]]), "column 'site' has a missing cell"),
     "text for a number": (_cells(n3=lambda each: ["much", *each[1:]]), "'n3'.*number"),
     "decimal commas": (_cells(n3=lambda each: ["1,5", *each[1:]]), "'n3'.*written with a point"),
-    "an unknown class": (_cells(outcome=lambda each: [*each[:-1], "dead"]), "row 60 is none of the classes"),
+    "an unknown class": (
+        _cells(outcome=lambda each: [*each[:-1], "dead"]),
+        "is none of the classes well, ill in row 60",
+    ),
     "no such public table": (lambda folder: ["--public", folder / "none.csv"], "none.csv: there is no such file"),
     "public rows without a column": (
         _public(lambda cells: {name: each for name, each in cells.items() if name != "n2"}),
@@ -348,7 +351,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a negative seed": (lambda folder: ["--seed", -1], "seed"),
     "an unknown word": (_study(lambda text: text + "\nrounds = 3\n"), "rounds"),
     "bounds the wrong way": (_study(_swapped("[-2.0, 2.0]", "[2.0, -2.0]")), "bounds must rise"),
-    "unconfirmed values": (_study(_swapped(N0, f"{N0}\npublic = false")), "is not confirmed yet that"),
+    "unconfirmed values": (_study(_swapped(N0, f"{N0}\npublic = false")), "are not confirmed as public"),
     "only lists features": (_study(_plain_features), r"needs \[columns\]"),
     "no TOML": (_study(lambda text: "hello"), "study.toml"),
 }  # fmt: skip

@@ -51,7 +51,7 @@ def files(once) -> Path:
     """A study, a table, a model, a privacy report, statistics, a ledger and a site, all of them good."""
 
     def make(folder: Path) -> None:
-        from dpadmm.data.encoded import encode_table
+        from dpadmm.data.table import encode_table
         from dpadmm.federation.local import new_site
         from dpadmm.models.model import model_of
         from dpadmm.training.train import run_study

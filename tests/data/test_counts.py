@@ -11,9 +11,10 @@ import pytest
 from looping import case
 
 from dpadmm.data import encode_labels
-from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.data.schema_file import label_as_json, label_from
+from dpadmm.data.survey import survey_table
+from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError, StudyError
 from dpadmm.losses.poisson import coded, decoded
 
@@ -53,18 +54,18 @@ def test_cells_become_shares_of_the_largest_and_events_after_the_last_time_are_n
 def test_wrong_cells_are_named_to_owners_and_silenced_at_agents(tmp_path: Path) -> None:
     """An agent's refusal would tell of a cell: rows of zeros say nothing, and leave m as it is."""
     for label, row, words in [
-        (VISITS, "50,-1,2", "row 2 is -1, and counts are never negative"),
-        (VISITS, "50,1,0", "the exposure 'years' of row 2 is not above 0, or missing"),
-        (VISITS, "50,1,-3", "the exposure 'years' of row 2 is not above 0, or missing"),
-        (VISITS, "50,1,", "the exposure 'years' of row 2 is not above 0, or missing"),
-        (VISITS, "50,,2", "row 2 is missing"),
-        (DEATHS, "50,2,2", "row 2 is 2; with times it is 1 for an event and 0 where none was seen"),
+        (VISITS, "50,-1,2", "the label 'visits' is negative in row 2"),
+        (VISITS, "50,1,0", "the exposure 'years' is missing, 0 or negative in row 2"),
+        (VISITS, "50,1,-3", "the exposure 'years' is missing, 0 or negative in row 2"),
+        (VISITS, "50,1,", "the exposure 'years' is missing, 0 or negative in row 2"),
+        (VISITS, "50,,2", "missing in row 2"),
+        (DEATHS, "50,2,2", "is neither 1 .an event. nor 0 in row 2"),
     ]:
         with case(row, words):
             path = table(tmp_path, "50,1,2", row, "50,0,1")
             with pytest.raises(DataError, match=words):
                 encode_table(path, SCHEMA, label)
-            silent = encode_table(path, SCHEMA, label, intercept=True, total=True)
+            silent = encode_table(path, SCHEMA, label, intercept=True, invalid_as_missing=True)
             assert (np.linalg.norm(silent.features, axis=1) > 0.0).tolist() == [True, False, True]  # type: ignore[arg-type]
             assert silent.report.label.unknown == 1
             assert len(survey_table(path, SCHEMA, label).problems) == 1
@@ -93,7 +94,7 @@ def test_a_label_says_what_is_wrong_with_its_exposure_and_times() -> None:
 
 def test_a_label_is_written_and_read_back_and_others_are_written_as_before() -> None:
     for label in (VISITS, DEATHS):
-        assert replace(label_from(label_as_json(label)), counts=True) == label
+        assert replace(label_from(label_as_json(label)), counts=True) == label.normalized()
     assert label_as_json(Label("y", bounds=(0, 5))) == {"column": "y", "classes": None, "bounds": [0.0, 5.0]}
 
 

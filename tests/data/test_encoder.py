@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from looping import case
 
 from dpadmm import Logistic, kernels, make_rows
-from dpadmm.data.encoded import EncodedTable, encode_table, survey_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import ROW_NORMS, Boolean, Category, Label, Number, Ordinal, Plain, Schema
+from dpadmm.data.survey import survey_table
+from dpadmm.data.table import EncodedTable, encode_table
 from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import row_norms
@@ -262,11 +263,11 @@ def test_products_of_numbers_with_a_scale_are_shortened_where_they_are_long() ->
     ages = Number("age", (0, 100), center=50.0, scale=10.0), Number("bmi", (10, 60), center=25.0, scale=5.0)
     schema = Schema(ages, interactions=(("age", "bmi"),))
     assert not schema.bounded
-    assert schema.terms[-1].reach == pytest.approx(5.0 * 7.0)
+    assert schema.terms[-1].max_norm == pytest.approx(5.0 * 7.0)
     encoder = Encoder(schema)
     rows = np.asarray(encoder.encode(pa.record_batch({"age": [100.0, 55.0], "bmi": [60.0, 25.0]})), np.float64)
     assert np.linalg.norm(rows, axis=1).max() <= 1.0
-    assert encoder.report.shortened == 1
+    assert encoder.report.clipped == 1
     assert Schema(ages, interactions=(("age", "bmi"),), row_norm=40.0).bounded
     assert not Schema(ages, interactions=(("age", "bmi"),), row_norm=35.0).bounded
 
@@ -314,10 +315,10 @@ def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path_factory: py
         ('age,y\n"1,5",yes\n', "decimals are written with a point"),
         (
             "age,y\n1,maybe\n",
-            "the label 'y' of row 1 is none of the classes no, yes; correct the classes in the study, or the",
+            "the label 'y' is none of the classes no, yes in row 1; correct the classes in the study, or the",
         ),
-        ("age,y\n1,yes\n2,\n", "the label 'y' of row 2 is missing; correct"),
-        ("age,y\n1,yes\n2,No\n", "the label 'y' of row 2 differs in capitals from the classes no, yes; correct"),
+        ("age,y\n1,yes\n2,\n", "the label 'y' is missing in row 2; correct"),
+        ("age,y\n1,yes\n2,No\n", "the label 'y' differs in capitals from the classes no, yes in row 2; correct"),
         ("Age,y\n1,yes\n", "has no column 'age': did you mean 'Age'"),
         ("age,age,y\n1,1,yes\n", "column 'age' occurs more than once"),
         ("age,y\n1,yes,3\n", "cannot be read as CSV"),
@@ -442,7 +443,7 @@ def test_no_cell_makes_a_row_unusable_whatever_length_rows_are_divided_by(
             path = tmp_path / "table.csv"
             cells = "".join(f"{cell}," * len(schema.columns) + "yes\n" for cell in odd)
             path.write_text(",".join([*(each.name for each in schema.columns), "y"]) + "\n" + cells)
-            found = encode_table(path, schema, LABEL, intercept=True, total=True)
+            found = encode_table(path, schema, LABEL, intercept=True, invalid_as_missing=True)
             lengths = row_norms(found.features)
             assert np.isfinite(dense(found.features)).all()
             assert (lengths <= 1.0 + 1e-6).all()
@@ -464,7 +465,7 @@ def test_a_row_without_a_known_label_is_zeros_with_its_constant_column(schema: S
     labels = ["yes", "perhaps", "", "no", None] * 12
     path = tmp_path / "table.parquet"
     pa.parquet.write_table(whole.set_column(whole.column_names.index("y"), "y", pa.array(labels)), path)
-    found = encode_table(path, schema, LABEL, intercept=True, total=True)
+    found = encode_table(path, schema, LABEL, intercept=True, invalid_as_missing=True)
     silent = ~dense(found.features).any(axis=1)
     assert silent.tolist() == [label not in ("yes", "no") for label in labels]
     assert found.report.label.unknown == 36

@@ -28,9 +28,9 @@ def found(tmp_path, cells: Any, label: Any = ILL, *, numbers=("x",), kind="csv")
         pa.csv.write_csv(table, path)
     else:
         pa.parquet.write_table(table, path)
-    every = leaky_columns(path, ["x", "age"], "y", numbers=[*numbers, "age"], n_rows=len(label))
-    assert all(each.name == "x" for each in every)  # never the age, which knows nothing
-    return [(each.told, each.rows) for each in every]
+    columns = leaky_columns(path, ["x", "age"], "y", numbers=[*numbers, "age"], n_rows=len(label))
+    assert all(column.name == "x" for column in columns)  # never the age, which is independent of the label
+    return [(column.n_correct, column.n_rows) for column in columns]
 
 
 TELLING = {
@@ -95,7 +95,7 @@ def test_numbers_are_told_by_a_line(tmp_path):
 
 
 def test_of_a_large_table_rows_are_left_out_evenly(tmp_path, monkeypatch):
-    monkeypatch.setattr(leakage, "MOST_ROWS", 100)
+    monkeypatch.setattr(leakage, "MAX_ROWS", 100)
     in_order = np.sort(ILL)  # the first hundred have one label
     assert found(tmp_path, in_order.astype(int), in_order) == [(100, 100)]
 
@@ -105,5 +105,5 @@ def test_the_warning_says_what_to_do(tmp_path):
     pa.csv.write_csv(pa.table({"x": ILL.astype(int), "y": ILL.astype(int)}), path)
     (warning,) = leakage_warnings(leaky_columns(path, ["x"], "y", numbers=[], n_rows=N))
     assert warning.startswith(
-        "column 'x' alone tells the label in 600 of 600 rows: is it known before the outcome? If not, leave"
+        "column 'x' alone determines the label in 600 of 600 rows: is it known before the outcome? If not, leave"
     )

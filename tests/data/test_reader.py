@@ -25,10 +25,11 @@ from looping import case
 
 from dpadmm.data import reader
 from dpadmm.data.cells import as_numbers, as_words
-from dpadmm.data.encoded import encode_table, survey_table
-from dpadmm.data.reader import ahead, column_names, count_lines, known_count, line_warnings, open_batches
+from dpadmm.data.dataset_file import read_table
+from dpadmm.data.reader import ahead, column_names, count_lines, line_warnings, open_batches, open_table
 from dpadmm.data.schema import Boolean, Category, Label, Number, Schema
-from dpadmm.data.tables import read_table
+from dpadmm.data.survey import survey_table
+from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError, DPADMMError
 
 SCHEMA = Schema((Number("age", (0, 100)), Category("sex", ("f", "m"))), row_norm=2.0)
@@ -316,13 +317,13 @@ A_CELL = st.one_of(
 )
 
 
-def cells_read(path: Path, cells: list[str], *, total: bool) -> list[float]:
+def cells_read(path: Path, cells: list[str], *, invalid_as_missing: bool) -> list[float]:
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL if total and len(cells) % 2 else csv.QUOTE_MINIMAL).writerows(
-            [("n", "k"), *((cell, "x") for cell in cells)]
-        )
-    (batch,) = open_batches(path, ["n"], numbers=frozenset({"n"}), total=total)
-    return as_numbers(batch.column("n"), "n", total=total).tolist()
+        csv.writer(
+            file, quoting=csv.QUOTE_ALL if invalid_as_missing and len(cells) % 2 else csv.QUOTE_MINIMAL
+        ).writerows([("n", "k"), *((cell, "x") for cell in cells)])
+    (batch,) = open_batches(path, ["n"], numbers=frozenset({"n"}), invalid_as_missing=invalid_as_missing)
+    return as_numbers(batch.column("n"), "n", invalid_as_missing=invalid_as_missing).tolist()
 
 
 @settings(max_examples=80, deadline=None)
@@ -335,11 +336,11 @@ def test_a_cell_is_one_number_by_either_parser_and_whatever_stands_beside_it(cel
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "table.csv"
-        for cell, found in zip(cells, cells_read(path, cells, total=True), strict=True):
+        for cell, found in zip(cells, cells_read(path, cells, invalid_as_missing=True), strict=True):
             wanted = math.nan
             for text in (cell.strip(), cell):  # training knows fewer kinds of blanks, and refuses the others
                 with suppress(DataError):
-                    (wanted,) = cells_read(path, [text], total=False)
+                    (wanted,) = cells_read(path, [text], invalid_as_missing=False)
             assert repr(found) == repr(wanted), cell
 
 
@@ -448,9 +449,9 @@ def test_parquet_says_how_many_rows_it_has(tmp_path: Path) -> None:
     for name in ("a", "b"):
         pq.write_table(table, folder / f"{name}.parquet")
     pa.csv.write_csv(table, tmp_path / "table.csv")
-    assert known_count(folder / "a.parquet") == 3
-    assert known_count(folder) == 6
-    assert known_count(tmp_path / "table.csv") is None
+    assert open_table(folder / "a.parquet").row_count() == 3
+    assert open_table(folder).row_count() == 6
+    assert open_table(tmp_path / "table.csv").row_count() is None
     (tmp_path / "no.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"no\.parquet"):
-        known_count(tmp_path / "no.parquet")
+        open_table(tmp_path / "no.parquet").row_count()

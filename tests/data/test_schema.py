@@ -81,7 +81,7 @@ def test_what_is_no_schema_is_refused_in_a_sentence() -> None:
         (lambda: crossed([("a", "p")]), "column 'p' is plain"),
         (lambda: crossed([("a", "a")]), "paired with itself"),
         (lambda: crossed([("a", "b"), ("b", "a")]), "'b' and 'a' are paired twice"),
-        (lambda: crossed([("wide", "more")]), "would make 20,301 features"),
+        (lambda: crossed([("wide", "more")]), "would have 20,301 features"),
         (lambda: Category("sex", ()), "list of 1 to"),
         (lambda: Category("sex", "fm"), "list of 1 to"),
         (lambda: Category("sex", ("f", "f")), "'f' is there twice"),
@@ -106,9 +106,9 @@ def test_a_missing_cell_with_a_feature_of_its_own_counts_in_a_rows_length() -> N
     """With a scale far beyond the bounds the value is short, and the feature that says it is missing is not."""
     wide = Number("a", (0.0, 1.0), center=0.5, scale=100.0, missing="indicator")
     schema = Schema((wide, Number("b", (-1.41, 1.41), center=0.0, scale=1.0)))
-    assert wide.reach == 1.0
+    assert wide.max_norm == 1.0
     assert not schema.bounded
     encoder = Encoder(schema)
     rows = encoder.encode(pa.record_batch({"a": [None, 0.5], "b": [1.41, 0.1]}))
     assert np.linalg.norm(rows, axis=1).max() <= 1.0
-    assert encoder.report.shortened == 1
+    assert encoder.report.clipped == 1

@@ -41,7 +41,7 @@ BINS = {
 
 def made() -> tuple[Schema, np.ndarray]:
     schema = tabulated(SCHEMA, [("region", "smoker")], 4)
-    rows = Encoder(schema, total=True).encode(pa.record_batch(CELLS)).toarray().astype(float)  # type: ignore[union-attr]
+    rows = Encoder(schema, invalid_as_missing=True).encode(pa.record_batch(CELLS)).toarray().astype(float)  # type: ignore[union-attr]
     return schema, rows * schema.scale
 
 
@@ -61,7 +61,7 @@ def test_knots_are_for_models_and_change_no_bin() -> None:
     curved = replace(SCHEMA, columns=(replace(SCHEMA.columns[0], bins=(), knots=(50, 75)), *SCHEMA.columns[1:]))
     plain = replace(SCHEMA, columns=(replace(SCHEMA.columns[0], bins=()), *SCHEMA.columns[1:]))
     found, wanted = (
-        Encoder(tabulated(each, [], 4), total=True).encode(pa.record_batch(CELLS)).toarray()  # type: ignore[union-attr]
+        Encoder(tabulated(each, [], 4), invalid_as_missing=True).encode(pa.record_batch(CELLS)).toarray()  # type: ignore[union-attr]
         for each in (curved, plain)
     )
     assert found.tobytes() == wanted.tobytes()
@@ -110,12 +110,12 @@ def test_a_row_changes_no_other_one() -> None:
     schema, rows = made()
     for j in range(8):
         alone = pa.record_batch({name: cells[j : j + 1] for name, cells in CELLS.items()})
-        found = Encoder(schema, total=True).encode(alone).toarray() * schema.scale  # type: ignore[union-attr]
+        found = Encoder(schema, invalid_as_missing=True).encode(alone).toarray() * schema.scale  # type: ignore[union-attr]
         np.testing.assert_array_equal(found.astype(float)[0], rows[j].astype(np.float32).astype(float))
 
 
 def test_cells_are_tallied_once() -> None:
-    encoder = Encoder(tabulated(SCHEMA, [("region", "smoker")], 4), total=True)
+    encoder = Encoder(tabulated(SCHEMA, [("region", "smoker")], 4), invalid_as_missing=True)
     encoder.encode(pa.record_batch(CELLS))
     assert encoder.report.columns["age"].missing == 2
     assert encoder.report.columns["age"].clamped == 2
@@ -127,14 +127,14 @@ def test_what_cannot_be_tabulated_is_a_sentence() -> None:
     wide = Schema(tuple(Category(name, tuple(map(str, range(400)))) for name in "ab"))
     for schema, tables, bins, sentence in (
         (SCHEMA, [("region", "smokes")], 4, "tables: the study has no column 'smokes': did you mean 'smoker'?"),
-        (SCHEMA, [("region", "region")], 4, "must be two columns, and be there once"),
-        (SCHEMA, [("region", "smoker"), ("smoker", "region")], 4, "must be two columns, and be there once"),
+        (SCHEMA, [("region", "region")], 4, "must be two different columns and be listed once"),
+        (SCHEMA, [("region", "smoker"), ("smoker", "region")], 4, "must be two different columns and be listed once"),
         (Schema((Plain("x"),)), [], 4, "column 'x': statistics need public bounds or values"),
         (SCHEMA, [], 1, "column 'income': bins must be at least 2"),
         (replace(SCHEMA, interactions=(("age", "region"),)), [], 4, "interactions belong to models"),
-        (wide, [("a", "b")], 4, "has 161,604 cells, and a study may release 100,000"),
+        (wide, [("a", "b")], 4, "has 161,604 cells, and a study may release at most 100,000"),
     ):
         with case(sentence), pytest.raises(StudyError, match=sentence.replace("?", r"\?")):
             tabulated(schema, tables, bins)
-    with pytest.raises(StudyError, match="take fewer bins, columns or tables"):
+    with pytest.raises(StudyError, match="use fewer bins, columns or tables"):
         tabulated(Schema(tuple(Category(f"c{j}", tuple(map(str, range(9_999)))) for j in range(11))), [], 4)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from looping import case
 
-from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.data.schema_file import label_as_json, label_from
+from dpadmm.data.survey import survey_table
+from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError, StudyError
 from dpadmm.studies.json_schema import study_schema
 from dpadmm.studies.reading import study_from, study_problems
@@ -62,12 +63,12 @@ def test_weights_are_shares_of_the_bound_and_of_the_heaviest_class(tmp_path: Pat
 def test_no_cell_is_so_large_that_an_agent_warns_of_it(tmp_path: Path) -> None:
     """A warning that a site has made an error would be a refusal that tells of a cell."""
     path = table(tmp_path, "50,no,1.7e308", "50,yes,5e-324")
-    found = encode_table(path, SCHEMA, replace(BY_COLUMN, weight_bound=1e-310), total=True)
+    found = encode_table(path, SCHEMA, replace(BY_COLUMN, weight_bound=1e-310), invalid_as_missing=True)
     assert found.row_weights is not None
     assert found.row_weights[0] == 1.0 > found.row_weights[1] >= 0.0
     counts = Label("w", bounds=(0.0, 0.5), exposure="ill", exposure_bound=0.5, counts=True)
     path = table(tmp_path, "50,1.7e308,1.7e308", "50,5e-324,5e-324")
-    assert encode_table(path, SCHEMA, counts, total=True).labels[0] == 2.0**26  # all of both
+    assert encode_table(path, SCHEMA, counts, invalid_as_missing=True).labels[0] == 2.0**26  # all of both
 
 
 def test_no_weight_at_all_is_named_to_owners_and_silent_at_agents(tmp_path: Path) -> None:
@@ -75,9 +76,9 @@ def test_no_weight_at_all_is_named_to_owners_and_silent_at_agents(tmp_path: Path
     for cell in ("-1", "", "nan", "inf", "-0.001"):
         with case(cell):
             path = table(tmp_path, "50,no,2", f"50,yes,{cell}", "50,no,1")
-            with pytest.raises(DataError, match="the weight 'w' of row 2 is negative, infinite or missing; correct"):
+            with pytest.raises(DataError, match="the weight 'w' is missing, negative or infinite in row 2; correct"):
                 encode_table(path, SCHEMA, BOTH)
-            silent = encode_table(path, SCHEMA, BOTH, intercept=True, total=True)
+            silent = encode_table(path, SCHEMA, BOTH, intercept=True, invalid_as_missing=True)
             assert (np.linalg.norm(silent.features, axis=1) > 0.0).tolist() == [True, False, True]  # type: ignore[arg-type]
             assert silent.row_weights is not None
             assert ((silent.row_weights >= 0.0) & (silent.row_weights <= 1.0)).all()
@@ -91,14 +92,14 @@ def test_no_weight_at_all_is_named_to_owners_and_silent_at_agents(tmp_path: Path
     path = table(tmp_path, "50,no,2", "50,yes,heavy")
     with pytest.raises(DataError, match="'w'"):
         encode_table(path, SCHEMA, BOTH)
-    assert encode_table(path, SCHEMA, BOTH, total=True).report.label.unknown == 1
+    assert encode_table(path, SCHEMA, BOTH, invalid_as_missing=True).report.label.unknown == 1
 
 
 def test_a_survey_tells_of_missing_columns_and_of_weights_beyond_the_bound(tmp_path: Path) -> None:
     path = table(tmp_path, "50,no,2", "50,yes,9")
     found = survey_table(path, SCHEMA, BOTH)
     assert not found.problems
-    assert [*found.warnings(SCHEMA)] == ["weights 'w': 50% are beyond their bound, and taken to be the bound"]
+    assert [*found.warnings(SCHEMA)] == ["weights 'w': 50% are above their bound and clamped to it"]
     (problem,) = survey_table(path, SCHEMA, replace(BOTH, weight="wt")).problems
     assert problem == "the study's column of weights 'wt' is no column of t.csv; unused columns: 'w'"
     with pytest.raises(StudyError, match="wt"):

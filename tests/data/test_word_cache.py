@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpadmm.data import cells
-from dpadmm.data.encoded import encode_table, survey_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import Boolean, Category, Label, Ordinal, Schema
+from dpadmm.data.survey import survey_table
+from dpadmm.data.table import encode_table
 from dpadmm.models.model import Model
 
-MANY = tuple(f"place {i}" for i in range(2 * cells.FEW_WORDS))
+MANY = tuple(f"place {i}" for i in range(2 * cells.MAX_CACHED_WORDS))
 COLUMNS = (Category("sex", ("f", "m")), Ordinal("stage", ("1", "2")), Boolean("old"), Category("town", MANY))
 SCHEMA = Schema(COLUMNS)
 LABEL = Label("y", classes=("no", "yes"))
@@ -96,7 +97,7 @@ def test_the_search_finds_what_a_cache_would_keep(secret: str, monkeypatch: pyte
 def test_no_cell_outlives_the_work_on_its_table(secret: str, work: str, tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", secret, known_labels=work == "encode")
     if work.startswith("encode"):
-        made = encode_table(path, SCHEMA, LABEL, total=work == "encode totally")
+        made = encode_table(path, SCHEMA, LABEL, invalid_as_missing=work == "encode totally")
         assert made.report.columns["town"].unknown == made.report.columns["sex"].unknown == 2
         del made
     elif work == "survey":
@@ -110,7 +111,7 @@ def test_no_cell_outlives_the_work_on_its_table(secret: str, work: str, tmp_path
 
 def test_two_tables_at_once_get_their_own_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same column and values, and so many words that a cache is emptied over and over."""
-    monkeypatch.setattr(cells, "FEW_WORDS", 2)
+    monkeypatch.setattr(cells, "MAX_CACHED_WORDS", 2)
     schema, wrong = Schema((Category("c", ("left", "right")),)), []
 
     def encode(own: str, place: int) -> None:

@@ -116,7 +116,7 @@ def test_a_file_that_changed_is_not_summed_when_it_is_read_again(
 def test_other_versions_and_clusters_that_are_not_there_are_refused(
     workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dask, "ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr(dask, "TIMEOUT_SECONDS", 1.0)
     with pytest.raises(DataError, match=r"no Dask scheduler answers at .*; start one"):
         dask.Cluster("tcp://127.0.0.1:9")
     for address in ("nonsense", "no://such:1", "127.0.0.1", "tcp://127.0.0.1", "tcp://h:8786x", "tcp://h:99999", ""):
@@ -127,7 +127,7 @@ def test_other_versions_and_clusters_that_are_not_there_are_refused(
     files = {f"distributed.comm.tls.{name}": "no-such-file.pem" for name in ("ca-file", "client.cert", "client.key")}
     with config.set(files), pytest.raises(DataError, match=r"tls:// needs certificates \(.*No such file"):
         dask.Cluster("tls://127.0.0.1:9")
-    monkeypatch.setattr(dask, "ANSWER_WITHIN", 30.0)
+    monkeypatch.setattr(dask, "TIMEOUT_SECONDS", 30.0)
     monkeypatch.setattr(dask, "VERSION", "99.0")
     with pytest.raises(StudyError, match=r"workers need dpadmm 99.0, and tcp://.* has 0.*; install the same version"):
         dask.Cluster(workers.scheduler_address)

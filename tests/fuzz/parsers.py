@@ -21,8 +21,8 @@ import numpy as np
 
 from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.cli.simulate_options import from_toml
-from dpadmm.data.sources import read_database_table
-from dpadmm.data.tables import read_npz
+from dpadmm.data.archive import read_archive
+from dpadmm.data.database import read_database_table
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import read_status
 from dpadmm.federation.identity.approvals import all_approvals
@@ -144,7 +144,9 @@ SMALL_STUDY = {
     "name": "small",
     "features": ["age"],
     "classes": ["no", "yes"],
+    "method": {"name": "dp_admm"},
     "privacy": {"epsilon": 1.0, "delta": 1e-6},
+    "training": {"n_rounds": 5},
 }
 
 
@@ -167,7 +169,7 @@ def _model_about(data: bytes, folder: Path) -> object:
 
 
 def _table(path: Path) -> object:
-    return read_npz(path, None, None)
+    return read_archive(path, None, None)
 
 
 def _lease(read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Reader:

@@ -11,9 +11,9 @@ from looping import case
 from mixed_tables import SCHEMA, make_cells, make_study, write_csv
 from scipy.sparse import csr_array
 
-from dpadmm.data.encoded import encode_table
 from dpadmm.data.partition import of_codes
 from dpadmm.data.schema import Category, Number, Schema
+from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError
 from dpadmm.matrices import memmap as paging
 from dpadmm.matrices.clipping import as_matrix, row_norms

@@ -119,7 +119,7 @@ def test_deviance_is_that_of_scikit_learn(models: dict[str, Model], table: Path)
     assert figures["expected"] == pytest.approx(means.sum(), rel=1e-4)
     bad = table.parent / "bad.csv"
     frame.head(9).assign(years=0.0).to_csv(bad, index=False)
-    with pytest.raises(DataError, match="the exposure 'years' of row 1 is not above 0"):
+    with pytest.raises(DataError, match="the exposure 'years' is missing, 0 or negative in row 1"):
         evaluate(model, bad)
 
 

@@ -164,7 +164,7 @@ def test_a_sentence_for_every_mistake(tmp_path_factory: pytest.TempPathFactory) 
             binary(),
             ["yes", "maybe"],
             None,
-            "row 2 is none of the classes no, yes; correct the cell or leave the row out",
+            "is none of the classes no, yes in row 2; correct the classes",
         ),
         (number(), [1.0, ""], None, "label 'z' of row 2 is missing"),
         (binary(), ["yes", "no"], "x", "column 'x' is a feature of the model"),

@@ -13,9 +13,9 @@ from looping import case
 from mixed_tables import COLUMNS, CROSSED, GRADES, LABELS, SCHEMA, make_cells, make_study, write_csv
 
 from dpadmm import train
-from dpadmm.data.encoded import encode_table
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.schema import OTHER, Boolean, Category, Interaction, Label, Number, Ordinal, Plain, Schema
+from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError
 from dpadmm.models.explain import NO_INTERVAL, NO_LAST_RELEASE, NOT_CLEAR, explain
 from dpadmm.models.explanation import Coefficient, alike

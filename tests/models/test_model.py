@@ -17,8 +17,8 @@ from mixed_tables import make_cells, make_study, write_csv
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
-from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError
 from dpadmm.models import file as model_file
 from dpadmm.models.file import FORMAT, load_model

@@ -12,8 +12,8 @@ from questions import gradient_question
 
 from dpadmm import kernels
 from dpadmm.accounting import exact_epsilon
-from dpadmm.data.encoded import EncodedTable, encode_table
 from dpadmm.data.encoder import Report
+from dpadmm.data.table import EncodedTable, encode_table
 from dpadmm.engine.metrics import error
 from dpadmm.engine.noise import SimulatedNoise
 from dpadmm.errors import DataError, StudyError

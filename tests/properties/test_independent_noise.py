@@ -24,8 +24,8 @@ from questions import gradient_question
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
 from dpadmm.accounting.calibration import total_noise_multiplier
-from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoder import Report
+from dpadmm.data.table import EncodedTable
 from dpadmm.engine.noise import ExactNoise
 from dpadmm.losses import LOSSES, Logistic, Softmax
 from dpadmm.matrices.arrays import Floats

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 
-from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Label, Number, Schema
+from dpadmm.data.table import encode_table
 from dpadmm.losses import Huber
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.coded import CodedRows

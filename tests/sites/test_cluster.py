@@ -26,8 +26,8 @@ from statistic_cases import all_statistics, parameters_for
 
 from dpadmm.audit import trials
 from dpadmm.audit.run import AuditPlan, run_audit
-from dpadmm.data.encoded import EncodedTable
 from dpadmm.data.encoder import Report
+from dpadmm.data.table import EncodedTable
 from dpadmm.errors import DataError, StudyError
 from dpadmm.sites import cluster as on_cluster
 from dpadmm.sites.cluster import persons_of
@@ -159,8 +159,8 @@ def test_an_id_is_the_same_person_in_a_file_where_numbers_are_written_otherwise(
 
 def test_counts_and_problems_of_all_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_cluster, "Cluster", Here)
-    reports = [Report(rows=2, shortened=3), Report(rows=5, shortened=4)]
-    assert on_cluster.merged(reports) == Report(rows=7, shortened=7)
+    reports = [Report(rows=2, clipped=3), Report(rows=5, shortened=4)]
+    assert on_cluster.merged(reports) == Report(rows=7, clipped=7)
     assert on_cluster.merged(reports[:1]) == reports[0]
     loud = PersonTable(tuple((*row[:-1], "YES") for row in CELLS[:5]), "csv", "text")
     open_quote = PersonTable((*CELLS[:3], (*CELLS[3][:-2], "a\n" * 9, "YES")), "csv", "text")

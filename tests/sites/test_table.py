@@ -110,9 +110,19 @@ def test_weights_are_kept_with_the_rows_and_told_of_where_there_is_none(folder):
 @pytest.mark.parametrize(
     ("label", "labels", "parts", "complaint"),
     [
-        (None, ["no", "hm", "yes"], {}, ", row 2: label 'hm' is not one of the declared classes 'no', 'yes'"),
-        ("y", [1, -1, 0], {"classes": None}, ", column 'y', row 3: label 0 is not one of the classes that"),
-        (None, [1.0, np.nan, 1.0], {"classes": None}, ", row 2: the label is missing or not finite (nan)"),
+        (
+            None,
+            ["no", "hm", "yes"],
+            {},
+            ", column 'labels', row 2: label 'hm' is not one of the declared classes 'no', 'yes'",
+        ),
+        ("y", [1, -1, 0], {"classes": None}, ", column 'y', row 3: label 0 is not one of the declared classes -1, 1"),
+        (
+            None,
+            [1.0, np.nan, 1.0],
+            {"classes": None},
+            ", column 'labels', row 2: the label is missing or not finite (nan)",
+        ),
     ],
 )
 def test_a_label_of_an_archive_that_is_no_class_is_one_sentence(folder, label, labels, parts, complaint):

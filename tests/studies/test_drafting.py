@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looping import case
 
-from dpadmm.data.encoded import encode_table
 from dpadmm.data.schema import Category
 from dpadmm.data.schema_file import ASK
+from dpadmm.data.table import encode_table
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.studies.drafts import Draft, DraftColumn, draft_from_dictionary, draft_from_table, study_text
 from dpadmm.studies.drafts.table import round_bounds
@@ -120,7 +120,7 @@ def test_a_column_that_alone_tells_the_label_waits_for_an_answer(
             draft = draft_from_table(csv_file(tmp_path, columns), "ill")
             assert [each.name for each in draft.columns if each.has_question] == ["outcome"]
             text = study_text(draft, "x").replace("public = false", "public = true")
-            question = "alone tells the label in 60 of 60 rows: is it known before the outcome?"
+            question = "alone determines the label in 60 of 60 rows: is it known before the outcome?"
             assert f"[columns.outcome]\n# {question}\n" in text
             waiting = "column 'outcome': is it known before the outcome"
             with pytest.raises(StudyError, match=waiting):

@@ -56,7 +56,7 @@ def test_features_follow_from_the_columns_in_their_order() -> None:
     )  # fmt: skip
     assert (study.classes, study.shape) == (("no", "yes"), (7, 1))
     again = study_from(study.as_json())
-    assert (again.schema, again.label, again.hash) == (study.schema, study.label, study.hash)
+    assert (again.schema, again.label, again.hash) == (study.schema, study.label.normalized(), study.hash)
 
 
 def test_every_public_value_is_in_the_hash() -> None:
@@ -86,14 +86,14 @@ def test_a_mistake_is_one_sentence() -> None:
         ("[0, 120]", "[120, 0]", "bounds must rise"),
         ("bounds", "bound", "unknown name 'bound'; did you mean 'bounds'"),
         ('"number"', '"numbr"', "kind must be one of"),
-        ('"number"', '"text"', "text cannot be learnt from"),
+        ('"number"', '"text"', "a model cannot use text"),
         ("columns.age", "columns.patient_id", "looks like an identifier"),
         ("columns.age", "columns.readmitted", "looks like the label 'readmitted' itself"),
         ("columns.age", "columns.readmitted_on", "looks like the label"),
         (
             "bounds = [0, 120]",
             "bounds = [0, 120]\npublic = false",
-            "it is not confirmed yet that these values, read off a table, are public: column 'age'; correct",
+            "these values were inferred from a table and are not confirmed as public: column 'age'; correct",
         ),
         ("bounds = [0, 120]", "bounds = [0, 120]\npublic = 'yes'", "public must be true or false"),
         ('classes = ["no", "yes"]', "", "either classes"),
@@ -206,4 +206,4 @@ def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
     assert len({study.hash for study in changed.values()}) == len(changed)
     for study in changed.values():
         again = study_from(study.as_json())
-        assert (again.schema, again.label, again.hash) == (study.schema, study.label, study.hash)
+        assert (again.schema, again.label, again.hash) == (study.schema, study.label.normalized(), study.hash)

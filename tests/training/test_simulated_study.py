@@ -87,9 +87,12 @@ def test_what_a_study_says_cannot_be_said_beside_it(table: Path) -> None:
             simulate(*words, **options)
 
 
-def test_a_data_frame_is_refused_in_a_sentence(table: Path) -> None:
+def test_a_data_frame_gives_the_same_model_as_its_file(table: Path) -> None:
     import pandas as pd
 
     for run in (train, simulate):
-        with case(run), pytest.raises(DataError, match=r"path of a file, such as CSV or Parquet, not a DataFrame"):
-            run(make_study(), pd.read_csv(table))
+        with case(run):
+            models = [run(make_study(), rows, seed=1).model for rows in (table, pd.read_csv(table))]
+            np.testing.assert_array_equal(models[0].weights, models[1].weights)
+            with pytest.raises(DataError, match=r"the path of a file, a data frame, an Arrow table or .*, not a int"):
+                run(make_study(), 7)

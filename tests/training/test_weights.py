@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from dpadmm import Dataset, simulate
 from dpadmm.cli import app
-from dpadmm.data import encoded
+from dpadmm.data import table as table_module
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.engine.noise import ExactNoise, SimulatedNoise
 from dpadmm.errors import DataError
@@ -267,7 +267,7 @@ def test_large_tables_in_files_keep_weights_with_their_rows(path: Path, monkeypa
     label = weighted(class_weight={"yes": 12.0, "no": 1.0})
     one = train(study(label), path, n_agents=3, seed=2).model.weights
     monkeypatch.setattr(
-        in_one_process, "encode_table", lambda *a, **k: encoded.encode_table(*a, **k, memory_bytes=2**12)
+        in_one_process, "encode_table", lambda *a, **k: table_module.encode_table(*a, **k, memory_bytes=2**12)
     )
     assert np.array_equal(one, train(study(label), path, n_agents=3, seed=2).model.weights)
 
@@ -331,7 +331,7 @@ def test_explanations_and_evaluations_say_that_rows_were_weighted(path: Path, tm
     assert evaluated.label == ILL  # a histogram counts rows
     bad = path.with_name("bad.csv")
     bad.write_text("\n".join([*path.read_text().splitlines()[:3], "0,0,0,0,yes,-1,4"]) + "\n")
-    with pytest.raises(DataError, match="the weight 'w' of row 3 is negative, infinite or missing"):
+    with pytest.raises(DataError, match="the weight 'w' is missing, negative or infinite in row 3"):
         evaluate(model, bad)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpadmm.cli import console
-from dpadmm.data.encoder import Report, Tally, much
+from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.reader import line_warnings
 from dpadmm.rendering import Column, Paragraph, Rendering, Table
 
@@ -21,7 +21,7 @@ def warnings(report: Report, path: Path) -> list[str]:
         "clamped": "clamped to the bounds; check that its units match the study",
         "unknown": "not among the study's values; check its spelling",
     }
-    counts = {kind: much(report.columns, report.rows, kind) for kind in hints}
+    counts = {kind: report.frequent_issues(kind) for kind in hints}
     return line_warnings(path, report.rows) + [
         f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {hint}"
         for name in report.columns
@@ -32,7 +32,7 @@ def warnings(report: Report, path: Path) -> list[str]:
 
 def to_dict(report: Report, path: Path) -> dict[str, Any]:
     columns = {name: dict(vars(tally)) for name, tally in report.columns.items()}
-    counts = {"rows": report.rows, "shortened": report.shortened, "columns": columns}
+    counts = {"rows": report.rows, "clipped": report.clipped, "columns": columns}
     return {"note": OWNER_ONLY, **counts, "warnings": warnings(report, path)}
 
 
@@ -50,10 +50,10 @@ def describe(report: Report, path: Path) -> Rendering:
 
 def describe_clipping(report: Report) -> list[str]:
     """Describe the number of clipped rows, its effect and the remedy. Return nothing if no row was clipped."""
-    if not report.shortened:
+    if not report.clipped:
         return []
     return [
-        f"Clipped {report.shortened:,} of {report.rows:,} rows ({report.shortened / report.rows:.1%}) to the study's "
+        f"Clipped {report.clipped:,} of {report.rows:,} rows ({report.clipped / report.rows:.1%}) to the study's "
         "row_norm. Clipping scales down all values of a row, so the model fits these rows less well. A larger row_norm "
         "clips fewer rows but adds more noise."
     ]

@@ -36,7 +36,7 @@ from dpadmm.studies.settings import CHOICES
 from dpadmm.studies.study import TABLES, Study
 
 if TYPE_CHECKING:
-    from dpadmm.data.encoded import Survey
+    from dpadmm.data.survey import Survey
     from dpadmm.studies.drafts import Draft
 
 study_app = typer.Typer(help="Create, check and inspect study files.", no_args_is_help=True)
@@ -250,7 +250,8 @@ def check(
     problems, unconfirmed, survey = study_problems(document), confirmations(document), None
     study = None if problems or unconfirmed else read_study(study_file)
     if study and data is not None:
-        from dpadmm.data.encoded import plain_schema, survey_table
+        from dpadmm.data.schema import plain_schema
+        from dpadmm.data.survey import survey_table
 
         survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
         problems = [*survey.problems]
@@ -372,7 +373,7 @@ def _show_pairs(headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> Non
 def show_survey(study: Study, survey: Survey) -> None:
     """Show counts by column and warnings, for the owner of the table only."""
     from dpadmm.cli import owner_report
-    from dpadmm.data.encoded import plain_schema
+    from dpadmm.data.schema import plain_schema
 
     echo(f"{survey.rows:,} rows. These counts are for the data owner only; do not share them.")
     columns = survey.columns | ({f"{study.label.column} (label)": survey.label} if study.label else {})
@@ -390,7 +391,7 @@ def show_survey(study: Study, survey: Survey) -> None:
 def counts_of(survey: Survey) -> dict[str, Any]:
     """Return the counts of :func:`show_survey` for JSON."""
     columns = {name: asdict(tally) for name, tally in survey.columns.items()}
-    return {"rows": survey.rows, "shortened": survey.shortened, "columns": columns, "label": asdict(survey.label)}
+    return {"rows": survey.rows, "clipped": survey.clipped, "columns": columns, "label": asdict(survey.label)}
 
 
 @study_app.command("schema")

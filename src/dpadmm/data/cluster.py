@@ -1,4 +1,4 @@
-"""A Dask cluster that is running already: the only module that knows Dask."""
+"""Run tasks on an existing Dask cluster. Only this module imports Dask."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Any, TypeAlias
 from dpadmm.errors import DataError, DPADMMError, StudyError
 from dpadmm.version import VERSION
 
-ANSWER_WITHIN = 30.0
-"""Seconds in which a scheduler has to answer, and to have a worker."""
+TIMEOUT_SECONDS = 30.0
+"""Time limit for the scheduler to answer and to have a worker."""
 
 Future: TypeAlias = Any
 
-_ONE_AT_A_TIME = threading.Lock()
-"""Of tasks in a worker, which may have several threads: compiled functions have threads of their own."""
+_TASK_LOCK = threading.Lock()
+"""One task at a time in a worker with several threads: compiled functions use their own threads."""
 
 
 class DataLostError(DPADMMError):
-    """All workers that held what was sent to them are gone."""
+    """All workers with the data are gone."""
 
 
 class Cluster(AbstractContextManager["Cluster"]):
-    """The workers of a scheduler, each with this version of dpadmm; a task whose worker dies is run by another."""
+    """The workers of a scheduler, each with this version of dpadmm. If a worker dies, another runs its task."""
 
     def __init__(self, scheduler: str) -> None:
         try:
             import distributed
         except ImportError:
-            raise DataError("work on a cluster needs Dask: pip install 'dpadmm[dask]'") from None
+            raise DataError("a cluster needs Dask; install it with: pip install 'dpadmm[dask]'") from None
         address = re.fullmatch(r"(?:tcp|tls)://[^\s/]+:([0-9]{1,5})/?", scheduler)
         if address is None or int(address[1]) > 65535:
             raise DataError(f"{scheduler!r:.200} is not the address of a Dask scheduler, such as tcp://HOST:8786")
         if scheduler.startswith("tls:"):
             _check_certificates(distributed.Security())
         try:
-            self._client = distributed.Client(scheduler, timeout=ANSWER_WITHIN, set_as_default=False)
+            self._client = distributed.Client(scheduler, timeout=TIMEOUT_SECONDS, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(
                 f"no Dask scheduler answers at {scheduler!r:.200} ({error}); start one with dask scheduler, or correct "
@@ -54,12 +54,13 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def _check_workers(self, scheduler: str) -> None:
         try:
-            self._client.wait_for_workers(1, timeout=ANSWER_WITHIN)
+            self._client.wait_for_workers(1, timeout=TIMEOUT_SECONDS)
         except TimeoutError:
             raise DataError(f"{scheduler} has no workers; start some with dask worker {scheduler}") from None
-        for worker, found in self._client.run(_version, on_error="return").items():
-            if found != VERSION:
-                raise _other_version(worker, "none, or another" if isinstance(found, BaseException) else found, VERSION)
+        for worker, version in self._client.run(_version, on_error="return").items():
+            if version != VERSION:
+                actual = "none, or another" if isinstance(version, BaseException) else version
+                raise _version_error(worker, actual, VERSION)
 
     def close(self) -> None:
         self._client.close()
@@ -67,20 +68,20 @@ class Cluster(AbstractContextManager["Cluster"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, what: object) -> Future:
-        """Send something to all workers; tasks may take the future for it."""
+    def send(self, data: object) -> Future:
+        """Send an object to all workers, and return a future that tasks accept as an argument."""
         try:
-            (future,) = self._client.scatter([what], broadcast=True, hash=False, timeout=ANSWER_WITHIN)
+            (future,) = self._client.scatter([data], broadcast=True, hash=False, timeout=TIMEOUT_SECONDS)
         except TimeoutError:
             raise DataError("the cluster has no workers any more; start some, then run this again") from None
         return future
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
-        """Have a worker call a function; futures among the arguments stand for their results."""
+        """Call a function in a worker. Futures among the arguments are replaced by their results."""
         return self._client.submit(_call, VERSION, function, *arguments, pure=False)
 
     def gather(self, futures: Sequence[Future], timeout: float | None = None) -> list[Any]:
-        """The results of tasks; what a task raised is raised here."""
+        """Return the results of tasks, and raise their errors."""
         try:
             with self._client.as_current():
                 self._wait(futures, timeout=timeout)
@@ -97,14 +98,14 @@ class Cluster(AbstractContextManager["Cluster"]):
 
 
 def _check_certificates(security: Any) -> None:
-    """Refuse a configuration without certificates: a client that lacks them waits a minute for nothing."""
+    """Raise DataError for a configuration without certificates, with which a client would wait for a minute."""
     try:
-        why = "" if security.get_connection_args("client").get("ssl_context") else "there is none"
+        problem = "" if security.get_connection_args("client").get("ssl_context") else "there is none"
     except (OSError, ValueError) as error:
-        why = str(error)
-    if why:
+        problem = str(error)
+    if problem:
         raise DataError(
-            f"tls:// needs certificates ({why}): name ca-file, and cert and key of the client, under "
+            f"tls:// needs certificates ({problem}): set ca-file, and cert and key of the client, under "
             "distributed.comm.tls in Dask's configuration here, or use tcp:// in a network of your own"
         )
 
@@ -114,13 +115,13 @@ def _version() -> str:
 
 
 def _call(version: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    if version != VERSION:  # of a worker that came later
-        raise _other_version("a worker", VERSION, version)
-    with _ONE_AT_A_TIME:
+    if version != VERSION:  # the worker joined later
+        raise _version_error("a worker", VERSION, version)
+    with _TASK_LOCK:
         return function(*arguments)
 
 
-def _other_version(worker: str, found: object, ours: str) -> StudyError:
+def _version_error(worker: str, actual: object, required: str) -> StudyError:
     return StudyError(
-        f"the cluster's workers need dpadmm {ours}, and {worker} has {found}; install the same version everywhere"
+        f"the cluster's workers need dpadmm {required}, and {worker} has {actual}; install the same version everywhere"
     )

@@ -1,4 +1,4 @@
-"""A data set: a feature matrix and labels in the encoding that the losses expect."""
+"""Data sets: a feature matrix, and labels in the encoding that the losses need."""
 
 from __future__ import annotations
 
@@ -19,19 +19,31 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.features import Features
 
 _BINARY_CLASSES = (-1, 1)
-_HOW_TO_DECLARE = "declare the classes with classes=(...) or --classes"
+_HINT = "declare the classes with classes=(...) or --classes"
 _TRUTH = {"true": 1, "false": 0}
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Features (rows × d), dense or CSR, with encoded labels: ±1, 0..p−1 for p classes, or plain numbers.
+    """A feature matrix with encoded labels.
 
-    Counts over their largest one, and exposures, are labels by :func:`dpadmm.losses.poisson.coded`.
-
-    ``classes`` are what labels stand for: (negative, positive), or the p classes; None for regression.
-    ``groups`` has a value per row that names its owner, if the table says so; ``feature_names`` may be empty.
-    ``row_weights``, if any, are what rows' losses are multiplied with: weights over their public bound, from 0 to 1.
+    Attributes
+    ----------
+    name : str
+        Name for messages and reports.
+    features : (n_rows, n_features)
+        Dense, CSR or coded rows.
+    labels : (n_rows,)
+        ±1 for two classes, 0..p−1 for p classes, numbers for regression. Counts and their exposures are encoded by
+        :func:`dpadmm.losses.poisson.coded`.
+    classes : tuple or None
+        Classes in the order of the codes, negative class first. None for numbers.
+    groups : (n_rows,), optional
+        Owner of each row.
+    feature_names : tuple of str
+        May be empty.
+    row_weights : (n_rows,), optional
+        Factors in [0, 1] of the rows' losses: weights divided by their public bound.
 
     Examples
     --------
@@ -66,18 +78,18 @@ class Dataset:
 
     @property
     def n_features(self) -> int:
-        """d, the number of columns."""
+        """Number of columns d."""
         return int(self.features.shape[1])
 
     def take(self, indices: ArrayLike) -> Dataset:
-        """The rows at ``indices``, in that order, as a new data set."""
+        """Return a data set with the rows at ``indices``, in that order."""
         rows = np.asarray(indices)
-        groups, weights = (None if each is None else each[rows] for each in (self.groups, self.row_weights))
+        groups, weights = (None if values is None else values[rows] for values in (self.groups, self.row_weights))
         return replace(self, features=self.features[rows], labels=self.labels[rows], groups=groups, row_weights=weights)
 
 
 def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...] | None:
-    """The declared classes, checked; (−1, 1) when a binary task declares none; None for regression."""
+    """Return the declared classes. Default: (−1, 1) for a binary task, None for numbers."""
     if task in ("regression", "count"):
         if classes is not None:
             raise StudyError("a regression has no classes: leave classes= / --classes out")
@@ -90,7 +102,7 @@ def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...
             )
     elif task == "multiclass":
         if classes is None:
-            raise StudyError(f"a multiclass task needs its classes: {_HOW_TO_DECLARE}")
+            raise StudyError(f"a multiclass task needs its classes: {_HINT}")
         declared = tuple(classes)
         if len(declared) < 2:
             raise StudyError(f"a multiclass task needs at least 2 classes, not {len(declared)}")
@@ -108,19 +120,24 @@ def resolve_classes(task: Task, classes: Sequence[Any] | None) -> tuple[Any, ...
 
 
 def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | None = None) -> Floats:
-    """Numbers, text or truth values, one per row, as the numbers the losses expect.
+    """Encode labels as the losses need them.
 
-    A binary task gives ±1, multiclass 0..p−1 in the order of ``classes``, regression the numbers; counts are to be
-    divided by the largest one, so that they lie in [0, 1]. Classes are
-    (negative, positive) for binary, by default (−1, 1). The text "1" means the same class as 1, 1.0 and True,
-    so that classes can be given at the command line.
+    Parameters
+    ----------
+    values : array-like of shape (n_rows,)
+        Numbers, text or booleans. Counts must be divided by a public maximum.
+    task : {"binary", "multiclass", "regression", "count"}
+        Binary labels become ±1, multiclass labels 0..p−1 in the order of ``classes``. Numbers are unchanged.
+    classes : sequence, optional
+        Public classes, negative class first. Default for binary: (−1, 1). The text "1" is the same class as 1, 1.0 and
+        True, so that classes can be set on the command line.
 
     Raises
     ------
     DataError
-        A label is missing, not finite, or outside the declared classes; the first such row is named.
+        If a label is missing, not finite, or not one of the classes. The message has the first such row.
     StudyError
-        The classes do not fit the task.
+        If the classes do not fit the task.
 
     Examples
     --------
@@ -132,7 +149,7 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
     dpadmm.errors.DataError: row 1: label 0 is not one of the classes that hold ...
     """
     declared = resolve_classes(task, classes)
-    if isinstance(values, list | tuple):  # NumPy would turn [1, "a"] into text and [1, None] into objects
+    if isinstance(values, list | tuple):  # NumPy would convert [1, "a"] to text
         raw = np.empty(len(values), dtype=object)
         raw[:] = values
     else:
@@ -158,30 +175,30 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
         which = "declared classes" if classes is not None else "classes that hold when none are declared,"
         raise DataError(
             f"row {outside + 1}: label {_shown([raw[outside]])} is not one of the {which} "
-            f"{_shown(declared or ())}: {_HOW_TO_DECLARE}, or correct the row"
+            f"{_shown(declared or ())}: {_HINT}, or correct the row"
         )
     return encoded
 
 
 def _encode_numbers(raw: NDArray[Any], codes: dict[Any, float] | None) -> tuple[Floats, int | None]:
-    """The encoded labels, and the first row outside the classes if there is one."""
+    """Return the encoded labels, and the first row that is none of the classes (None if there is none)."""
     bad = ~np.isfinite(raw)
     if bad.any():
         raise _missing(raw, int(np.argmax(bad)))
     numbers = raw.astype(np.float64)
     if codes is None:
         return numbers, None
-    known = sorted((float(key), code) for key, code in codes.items() if not isinstance(key, str))
-    keys = np.array([key for key, _ in known] + [np.inf])  # the end of the list matches no label
+    pairs = sorted((float(key), code) for key, code in codes.items() if not isinstance(key, str))
+    keys = np.array([key for key, _ in pairs] + [np.inf])  # the last matches no label
     place = np.searchsorted(keys[:-1], numbers)
     outside = keys[place] != numbers
     if outside.any():
         return numbers, int(np.argmax(outside))
-    return np.array([code for _, code in known], dtype=np.float64)[place], None
+    return np.array([code for _, code in pairs], dtype=np.float64)[place], None
 
 
 def _encode_objects(raw: NDArray[Any], codes: dict[Any, float] | None) -> tuple[Floats, int | None]:
-    """As ``_encode_numbers``, for text and mixed values."""
+    """Return the same as ``_encode_numbers``, for text and mixed values."""
     encoded = np.empty(len(raw))
     for row, value in enumerate(raw):
         key = _key(value)
@@ -199,7 +216,7 @@ def _encode_objects(raw: NDArray[Any], codes: dict[Any, float] | None) -> tuple[
 
 
 def _key(value: Any) -> str | int | float | None:
-    """One key for all spellings of a class: "1", 1, 1.0 and True agree. None if missing or not finite."""
+    """Return one key for all spellings of a class ("1", 1, 1.0, True), or None if it is missing or not finite."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):
@@ -207,7 +224,7 @@ def _key(value: Any) -> str | int | float | None:
     if isinstance(value, str):
         text = value.strip()
         value = _TRUTH.get(text.lower(), text)
-        if value is text and "_" not in text:  # Python reads 1_000 as a number; data files do not mean that
+        if value is text and "_" not in text:  # Python would read 1_000 as a number
             for kind in (float, int):
                 with suppress(ValueError):
                     value = kind(text)
@@ -227,7 +244,7 @@ def _missing(raw: NDArray[Any], row: int) -> DataError:
 
 
 def _shown(values: Sequence[Any]) -> str:
-    """Values as they are written in a message: text in quotes, numbers plain, long lists cut short."""
+    """Return values for a message: text in quotes, and at most ten of them."""
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     listed = ", ".join(repr(value)[:60] for value in plain[:10])
     return f"{listed} and {len(plain) - 10} more" if len(plain) > 10 else listed

@@ -1,7 +1,6 @@
-"""Cells -> features, by the public schema alone: clamped, bucketed, scaled; one row never changes another.
+"""Encode cells as features by the public schema: clamp, bin, scale. No row affects the encoding of another row.
 
-Numbers are float32, whatever the table's size. What was clamped, unknown or missing is counted for the owner
-of the table, and for nobody else.
+Features are float32. Clamped, unknown and missing cells are counted in a report, which only the owner may see.
 """
 
 from __future__ import annotations
@@ -27,43 +26,48 @@ Values = NDArray[np.float32]
 TRUE, FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 HUGE = 1e18
-"""Plain numbers beyond are taken to be this: their rows are shortened to 1 anyway."""
+"""Bound on the absolute value of plain numbers. Rows with larger numbers are clipped to norm 1 anyway."""
 
-MUCH = 0.05
-"""A larger share of a column's cells than this is worth a word to the table's owner."""
+MAX_UNREPORTED_SHARE = 0.05
+"""Share of a column's cells above which the owner is informed."""
 
 
 @dataclass
 class Tally:
-    """What happened to the cells of one column."""
+    """Number of cells of one column that were clamped, unknown or missing."""
 
     clamped: int = 0
     unknown: int = 0
     missing: int = 0
 
 
-def much(columns: Mapping[str, Tally], rows: int, kind: str) -> dict[str, int]:
-    """Columns of which much was ``kind`` (clamped, unknown or missing), and how many cells."""
-    counts = {name: int(getattr(tally, kind)) for name, tally in columns.items()}
-    return {name: count for name, count in counts.items() if count > MUCH * rows}
-
-
 @dataclass
 class Report:
-    """What happened to a table's cells, by column: for its owner only, since it depends on the rows."""
+    """Changes to a table's cells, by column. It depends on the rows, so only the owner may see it."""
 
     rows: int = 0
-    shortened: int = 0
+    clipped: int = 0
     columns: dict[str, Tally] = field(default_factory=dict)
     label: Tally = field(default_factory=Tally)
 
+    def frequent_issues(self, kind: str) -> dict[str, int]:
+        """Return the number of clamped, unknown or missing cells, for the columns in which they are frequent."""
+        counts = {name: int(getattr(tally, kind)) for name, tally in self.columns.items()}
+        return {name: count for name, count in counts.items() if count > MAX_UNREPORTED_SHARE * self.rows}
+
 
 class Encoder:
-    """Encodes batches of a table; ``report`` counts, and ``words`` holds cells while the encoder lives.
+    """Encode record batches of a table. ``report`` counts changed cells, and ``words`` caches cells.
 
-    With an intercept rows are ``[0.96·a, 0.28]``, as :func:`dpadmm.matrices.clipping.with_intercept` makes them.
-    ``total`` leaves no cell without a meaning: what is no number is missing, and a plain number that is
-    missing is 0.
+    Parameters
+    ----------
+    schema : Schema
+        Public schema of the columns.
+    intercept : bool
+        Whether to append a constant column: rows become ``[0.96·a, 0.28]``, as with
+        :func:`dpadmm.matrices.clipping.with_intercept`.
+    invalid_as_missing : bool
+        Whether a cell that is not a number is missing instead of an error. A missing plain number is 0.
 
     Examples
     --------
@@ -76,35 +80,35 @@ class Encoder:
     Tally(clamped=1, unknown=0, missing=1)
     """
 
-    def __init__(self, schema: Schema, *, intercept: bool = False, total: bool = False) -> None:
-        self.schema, self.intercept, self.total = schema, intercept, total
+    def __init__(self, schema: Schema, *, intercept: bool = False, invalid_as_missing: bool = False) -> None:
+        self.schema, self.intercept, self.invalid_as_missing = schema, intercept, invalid_as_missing
         self.report = Report(columns={column.name: Tally() for column in schema.sources})
         self.words = WordCache()
 
     @property
     def stored(self) -> tuple[tuple[np.dtype[Any], int], ...]:
-        """Type and width of the arrays that rows are stored in: dense rows, or values and codes."""
+        """Type and width of the arrays of a matrix: dense rows, or values and codes."""
         schema, real = self.schema, np.dtype(np.float32)
         if not schema.n_categories:
             return ((real, len(schema.features) + self.intercept),)
         values = len(schema.number_places) + self.intercept + 1
         return (real, values), (code_type(len(schema.features)), schema.n_categories)
 
-    def matrix(self, blocks: tuple[NDArray[Any], ...]) -> Features:
-        """The rows that such arrays hold."""
-        if len(blocks) == 1:
-            return blocks[0]
-        values, codes = blocks
+    def matrix(self, arrays: tuple[NDArray[Any], ...]) -> Features:
+        """Return the matrix of these arrays."""
+        if len(arrays) == 1:
+            return arrays[0]
+        values, codes = arrays
         d = len(self.schema.features)
         places = (*self.schema.number_places, *([d] if self.intercept else []))
         return CodedRows(values, codes, np.array(places, np.int64), d + self.intercept)
 
     def encode(self, batch: Any) -> Features:
-        """A record batch with at least the schema's columns -> (rows, d) features of length at most 1."""
-        return self.matrix(tuple(np.ascontiguousarray(each) for each in self.encode_blocks(batch)))
+        """Return the features (rows, d) of a record batch. The norm of a row is at most 1."""
+        return self.matrix(tuple(np.ascontiguousarray(array) for array in self.encode_blocks(batch)))
 
     def encode_blocks(self, batch: Any) -> tuple[NDArray[Any], ...]:
-        """The same, as the arrays that rows are stored in: column by column, so that whoever keeps them copies once."""
+        """Return the arrays of the same matrix, column by column in memory, so that storing them copies once."""
         n, first = batch.num_rows, 0
         rows = (CodedBlock if self.schema.n_categories else DenseBlock)(n, self.schema, intercept=self.intercept)
         paired: dict[str, Entries] = {name: [] for pair in self.schema.interactions for name in pair}
@@ -120,37 +124,37 @@ class Encoder:
             first += len(term.features)
         self.report.rows += n
         blocks = rows.finish()
-        self.report.shortened += rows.shortened
+        self.report.clipped += rows.clipped
         return blocks
 
-    def _entries(self, column: Any, batch: Any, *, again: bool = False) -> Entries:
-        """The entries of one column; what is read ``again`` was tallied before."""
+    def _entries(self, column: Any, batch: Any, *, counted: bool = False) -> Entries:
+        """Return the entries of one column. ``counted``: its cells were counted before."""
         if isinstance(column, Crossed):
-            (one, _), (other, _) = (self._entries(each, batch, again=True)[0] for each in column.pair)
+            (one, _), (other, _) = (self._entries(counts, batch, counted=True)[0] for counts in column.pair)
             return [(one * len(column.pair[1].features) + other, ONE)]
-        (source,) = getattr(column, "sources", (column,))
-        tally = Tally() if again or isinstance(column, NumberMoments) else self.report.columns[source.name]
+        (source,) = column.sources
+        tally = Tally() if counted or isinstance(column, NumberMoments) else self.report.columns[source.name]
         cells = batch.column(source.name)
-        if self.total and isinstance(source, Number | Plain):
-            cells = _numbers_of_any(cells, source, tally)
+        if self.invalid_as_missing and isinstance(source, Number | Plain):
+            cells = _valid_numbers(cells, source, tally)
         return ENCODERS[column.kind](column, cells, tally, self.words)
 
 
 Entries = list[tuple[Any, Any]]
-"""Places (one for all rows, or one per row) within the column's features, and the values there."""
+"""Indices of features of a column (one for all rows, or one per row), and the values of these features."""
 
 
 def _products(term: Interaction, left: Entries, right: Entries) -> Entries:
-    """All products of the features of two columns; of two categories, which of the products is 1."""
+    """Return all products of the features of two columns; for two categories, the index of the product that is 1."""
     width = len(term.right.features)
     if not isinstance(left[0][0], int) and not isinstance(right[0][0], int):
         return [(left[0][0].astype(np.int64) * width + right[0][0], ONE)]
-    ours, theirs = _spread(term.left, left), _spread(term.right, right)
-    return [(i * width + j, one * other) for i, one in ours for j, other in theirs]
+    left, right = _all_features(term.left, left), _all_features(term.right, right)
+    return [(i * width + j, one * other) for i, one in left for j, other in right]
 
 
-def _spread(column: Column, entries: Entries) -> Entries:
-    """Every feature of a column with its values, also of a category."""
+def _all_features(column: Column, entries: Entries) -> Entries:
+    """Return each feature of a column with its values, also for a category."""
     place = entries[0][0]
     return (
         entries
@@ -164,7 +168,7 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
     low, high = column.bounds
     value = np.clip(raw, low, high)
     missing = None
-    n_changed = int(np.count_nonzero(value != raw))  # NaN and ∞ too
+    n_changed = int(np.count_nonzero(value != raw))  # also true for NaN and ∞
     if n_changed:
         missing = ~np.isfinite(raw)
         n_missing = int(np.count_nonzero(missing))
@@ -176,7 +180,7 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
         if missing is not None:
             places[missing] = len(column.bins) + 1
         return [(places, ONE)]
-    if column.transform == "log":  # logarithms are rounded, here and there differently
+    if column.transform == "log":  # the rounding of logarithms depends on the platform
         low, high = column.ends
         value = np.clip(np.log(value, out=value), low, high, out=value)
     if column.knots:
@@ -192,14 +196,14 @@ def _number(column: Number, cells: Any, tally: Tally, words: WordCache) -> Entri
 
 
 def _hats(column: Number, value: NDArray[np.float64], missing: NDArray[np.bool_] | None) -> Entries:
-    """The spline's features: 1 − t at the node before a value and t at the one behind."""
+    """Return the features of a spline: 1 − t at the node before a value and t at the node after it."""
     nodes = np.array(column.nodes)
     value = np.where(missing, nodes[0], value) if missing is not None else value
     before = np.minimum(np.searchsorted(nodes, value, "right") - 1, len(nodes) - 2)
     share = np.clip((value - nodes[before]) / (nodes[before + 1] - nodes[before]), 0.0, 1.0).astype(np.float32)
-    there = np.ones_like(share) if missing is None else (~missing).astype(np.float32)
-    hats = [((before == k) * (ONE - share) + (before == k - 1) * share) * there for k in range(len(nodes))]
-    return [*enumerate(hats), (len(nodes), ONE - there)]
+    present = np.ones_like(share) if missing is None else (~missing).astype(np.float32)
+    hats = [((before == k) * (ONE - share) + (before == k - 1) * share) * present for k in range(len(nodes))]
+    return [*enumerate(hats), (len(nodes), ONE - present)]
 
 
 def _plain(column: Plain, cells: Any, tally: Tally, words: WordCache) -> Entries:
@@ -209,9 +213,9 @@ def _plain(column: Plain, cells: Any, tally: Tally, words: WordCache) -> Entries
     return [(0, np.clip(raw, -HUGE, HUGE).astype(np.float32))]
 
 
-def _numbers_of_any(cells: Any, column: Number | Plain, tally: Tally) -> Any:
-    """Numbers of whatever cells hold: what is none is missing, and 0 in a plain column."""
-    numbers = as_numbers(cells, column.name, total=True)
+def _valid_numbers(cells: Any, column: Number | Plain, tally: Tally) -> Any:
+    """Return cells as numbers. A cell that is not a number is missing; in a plain column it is 0."""
+    numbers = as_numbers(cells, column.name, invalid_as_missing=True)
     if isinstance(column, Plain):
         missing = ~np.isfinite(numbers)
         tally.missing += int(np.count_nonzero(missing))
@@ -220,35 +224,37 @@ def _numbers_of_any(cells: Any, column: Number | Plain, tally: Tally) -> Any:
 
 
 def _category(column: Category, cells: Any, tally: Tally, words: WordCache) -> Entries:
-    # a cell that says "other" means that bucket, and is no unknown value
-    named = dict.fromkeys((*column.values, *OTHERS))
-    codes, places = tallied(cells, tuple(named), column.name, tally, words)
+    # The word "other" is not counted as unknown
+    values = tuple(dict.fromkeys((*column.values, *OTHERS)))
+    codes, places = count_words(cells, values, column.name, tally, words)
     return [(np.where(codes < 0, len(column.values), np.minimum(codes, len(column.values))).take(places), ONE)]
 
 
 def _ordinal(column: Ordinal, cells: Any, tally: Tally, words: WordCache) -> Entries:
-    codes, places = tallied(cells, column.values, column.name, tally, words)
-    return _of_words(codes / (len(column.values) - 1) * 2.0 - 1.0, codes < 0, places, column)
+    codes, places = count_words(cells, column.values, column.name, tally, words)
+    return _word_entries(codes / (len(column.values) - 1) * 2.0 - 1.0, codes < 0, places, column)
 
 
 def _boolean(column: Boolean, cells: Any, tally: Tally, words: WordCache) -> Entries:
-    codes, places = tallied(cells, (*TRUE, *FALSE), column.name, tally, words, fold=True)
-    return _of_words(np.where(codes < len(TRUE), 1.0, -1.0), codes < 0, places, column)
+    codes, places = count_words(cells, (*TRUE, *FALSE), column.name, tally, words, fold=True)
+    return _word_entries(np.where(codes < len(TRUE), 1.0, -1.0), codes < 0, places, column)
 
 
 def _counts(column: Counts, cells: Any, tally: Tally, words: WordCache) -> Entries:
-    """Which bin every cell is in: of its value, of none of them (the last but one), or of missing cells."""
-    read = column.binned
-    if isinstance(read, Number):
-        return _number(read, cells, tally, words)
+    """Return the bin of each cell. The last bin but one is for other values, the last for missing cells."""
+    binned = column.binned
+    if isinstance(binned, Number):
+        return _number(binned, cells, tally, words)
     other = len(column.labels) - 2
-    if isinstance(read, Boolean):
-        codes, places = tallied(cells, (*FALSE, *TRUE), read.name, tally, words, fold=True)
-        known = codes >= len(FALSE)
+    if isinstance(binned, Boolean):
+        codes, places = count_words(cells, (*FALSE, *TRUE), binned.name, tally, words, fold=True)
+        bins = codes >= len(FALSE)
     else:
-        codes, places = tallied(cells, tuple(dict.fromkeys((*column.labels[:other], *OTHERS))), read.name, tally, words)
-        known = np.minimum(codes, other)
-    return [(np.where(codes == -2, other + 1, np.where(codes < 0, other, known))[places], ONE)]
+        codes, places = count_words(
+            cells, tuple(dict.fromkeys((*column.labels[:other], *OTHERS))), binned.name, tally, words
+        )
+        bins = np.minimum(codes, other)
+    return [(np.where(codes == -2, other + 1, np.where(codes < 0, other, bins))[places], ONE)]
 
 
 def _moments(column: NumberMoments, cells: Any, tally: Tally, words: WordCache) -> Entries:
@@ -267,14 +273,14 @@ ENCODERS: Mapping[str, Callable[[Any, Any, Tally, WordCache], Entries]] = {
 }
 
 
-def _of_words(value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[Any], column: Column) -> Entries:
-    """The entries of every different cell, given to all cells."""
+def _word_entries(value: NDArray[Any], missing: NDArray[np.bool_], places: NDArray[Any], column: Column) -> Entries:
+    """Return the entries of all cells, from the value of each distinct cell."""
     entries = _with_missing(value.astype(np.float32), missing, column)
-    return [(place, each.take(places)) for place, each in entries]
+    return [(place, values.take(places)) for place, values in entries]
 
 
 def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Column) -> Entries:
-    """The value, or 0 where it is missing; and 1 in the column's second feature there, if it has one."""
+    """Return the value, or 0 if it is missing, and the indicator of missing cells if the column has one."""
     if missing is not None:
         value[missing] = 0.0
     if len(column.features) == 1:
@@ -282,27 +288,27 @@ def _with_missing(value: Values, missing: NDArray[np.bool_] | None, column: Colu
     return [(0, value), (1, np.zeros_like(value) if missing is None else missing.astype(np.float32))]
 
 
-def tallied(
+def count_words(
     cells: Any, values: tuple[str, ...], name: str, tally: Tally, words: WordCache, *, fold: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Places of different cells among the values, negative where there is none; and which each cell is."""
+    """Count missing and unknown cells, and return the same as ``word_codes``."""
     codes, places = word_codes(cells, values, name, words, fold=fold)
-    places = places.astype(np.intp, copy=False)  # once for all that is looked up
-    found = np.minimum(codes, 0).astype(np.int8).take(places)
-    tally.missing += int(np.count_nonzero(found == -2))
-    tally.unknown += int(np.count_nonzero(found == -1))
+    places = places.astype(np.intp, copy=False)  # converted once for several lookups
+    by_cell = np.minimum(codes, 0).astype(np.int8).take(places)
+    tally.missing += int(np.count_nonzero(by_cell == -2))
+    tally.unknown += int(np.count_nonzero(by_cell == -1))
     return codes, places
 
 
-# Rows are filled feature by feature. Every operation is on single cells in the same order, so that not even a
-# rounding depends on other rows.
+# Rows are filled feature by feature. Each operation is on single cells in a fixed order, so that not even rounding
+# depends on other rows.
 
 
-def _column_room(count: int, n: int, kind: DTypeLike) -> NDArray[Any]:
-    """Room for columns of n entries, an odd number of cache lines apart.
+def _empty_columns(count: int, n: int, kind: DTypeLike) -> NDArray[Any]:
+    """Return uninitialised columns of n entries, an odd number of cache lines apart.
 
-    To make rows of them, an entry of every column is read. If they were 4,096 bytes apart, or a multiple of that, each
-    would drive another out of the cache, and it would take six times as long.
+    Writing rows reads one entry of each column. Columns that are a multiple of 4,096 bytes apart share cache lines,
+    which makes this six times as slow.
     """
     size = np.dtype(kind).itemsize
     lines = -(-n * size // LINE) | 1
@@ -310,23 +316,23 @@ def _column_room(count: int, n: int, kind: DTypeLike) -> NDArray[Any]:
 
 
 class DenseBlock:
-    """All features of n rows of numbers."""
+    """Features of n rows that are all numbers."""
 
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
-        self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = _column_room(len(schema.features) + intercept, n, np.float32)
+        self._squares, self.clipped = None if schema.bounded else np.zeros(n), 0
+        self._columns = _empty_columns(len(schema.features) + intercept, n, np.float32)
 
     def append(self, place: int, value: Any) -> None:
-        """Set one feature of all rows, divided by R."""
+        """Set one feature of all rows, divided by the row norm bound."""
         scaled = np.divide(value, self._scale, out=self._columns[place])
         if self._squares is not None:
             self._squares += np.multiply(scaled, scaled, dtype=np.float64)
 
     def finish(self) -> tuple[Values]:
-        """Rows of length at most 1, (n, d)."""
+        """Return the rows (n, d), with norms of at most 1."""
         features = self._columns[: len(self._columns) - self._intercept]
-        self.shortened = _shorten(features, self._squares)
+        self.clipped = _clip(features, self._squares)
         if self._intercept:
             features *= np.float32(BESIDE_INTERCEPT)
             self._columns[-1] = INTERCEPT
@@ -335,19 +341,19 @@ class DenseBlock:
 
 
 class CodedBlock:
-    """Numbers and factor of n rows, and which features their categories set."""
+    """Numbers, category value and category codes of n rows; see :class:`dpadmm.matrices.coded.CodedRows`."""
 
     def __init__(self, n: int, schema: Schema, *, intercept: bool) -> None:
         self._scale, self._intercept = np.float32(schema.scale), intercept
-        self._squares, self.shortened = None if schema.bounded else np.zeros(n), 0
-        self._columns = _column_room(len(schema.number_places) + intercept + 1, n, np.float32)
+        self._squares, self.clipped = None if schema.bounded else np.zeros(n), 0
+        self._columns = _empty_columns(len(schema.number_places) + intercept + 1, n, np.float32)
         self._columns[:] = 0.0
         self._columns[-1] = ONE / self._scale
-        self._codes = _column_room(schema.n_categories, n, code_type(len(schema.features)))
+        self._codes = _empty_columns(schema.n_categories, n, code_type(len(schema.features)))
         self._numbers, self._categories = iter(self._columns), iter(self._codes)
 
     def append(self, place: Any, value: Any) -> None:
-        """Append a number to all rows, divided by R; or a category, that is which feature it sets."""
+        """Append a number, divided by the row norm bound, or the codes of a category."""
         if isinstance(place, int):
             scaled = np.divide(value, self._scale, out=next(self._numbers))
         else:
@@ -357,8 +363,8 @@ class CodedBlock:
             self._squares += np.multiply(scaled, scaled, dtype=np.float64)
 
     def finish(self) -> tuple[Values, NDArray[Any]]:
-        """Values of rows of length at most 1, (n, numbers + 1), and their codes, (n, categories)."""
-        self.shortened = _shorten(self._columns, self._squares)
+        """Return values (n, numbers + 1) and codes (n, categories) of the rows, with norms of at most 1."""
+        self.clipped = _clip(self._columns, self._squares)
         if self._intercept:
             self._columns *= np.float32(BESIDE_INTERCEPT)
             self._columns[-2] = INTERCEPT
@@ -367,13 +373,13 @@ class CodedBlock:
 
 
 def _flush(columns: Values) -> None:
-    """Set subnormal numbers to 0, after all scaling: rows only become shorter."""
-    for column in columns:  # one at a time stays in the cache
+    """Set subnormal numbers to 0, after all scaling, so that norms only decrease."""
+    for column in columns:  # a single column stays in the cache
         flush_subnormals(column)
 
 
-def _shorten(columns: Values, squares: NDArray[np.float64] | None) -> int:
-    """Shorten rows that are longer than 1, and count them."""
+def _clip(columns: Values, squares: NDArray[np.float64] | None) -> int:
+    """Clip rows to norm 1, and return the number of clipped rows."""
     if squares is None or not (long := squares > 1.0).any():
         return 0
     columns[:, long] *= ((1.0 - 2.0**-20) / np.sqrt(squares[long])).astype(np.float32)

@@ -1,8 +1,8 @@
-"""Columns of a public table that alone tell its label: known only after the outcome, perhaps.
+"""Find columns of a public table that alone determine the label. They may be known only after the outcome.
 
-A column tells by its values (each is judged by the other rows that have it, so rare values tell nothing), by
-one threshold, or, where the label is a number, by a straight line. A missing cell is a value too: what is
-filled in only after an outcome tells it.
+The label is predicted from a single column: by the majority of the other rows with the same value (so rare values
+predict nothing), by one threshold, or, for a numeric label, by a straight line. A missing cell counts as a value,
+because a column may be filled in only after the outcome.
 """
 
 from __future__ import annotations
@@ -19,89 +19,91 @@ from dpadmm.data.cells import as_numbers, as_words
 from dpadmm.data.reader import open_batches
 from dpadmm.matrices.arrays import Integers
 
-LEAST_ROWS = 50
-LEAST_RARE = 5
-"""Rows that do not have the most frequent label: fewer may be told by chance."""
+MIN_ROWS = 50
+MIN_MINORITY_ROWS = 5
+"""Minimum number of rows without the majority label. Fewer may be predicted by chance."""
 
-UNTOLD, UNTOLD_RARE = 0.005, 0.1
-"""Shares that may be told wrongly: of all rows, and of those that do not have the most frequent label."""
+MAX_ERROR, MAX_MINORITY_ERROR = 0.005, 0.1
+"""Maximum error of a determined label, as a share of all rows and of the rows without the majority label."""
 
-NEAR = 0.005
-"""A number is told where it is known within this share of the range of all labels."""
+TOLERANCE = 0.005
+"""Maximum error of a correct numeric prediction, as a share of the range of the labels."""
 
-MOST_CELLS, MOST_ROWS = 20_000_000, 100_000
-"""Of larger tables every k-th row is looked at."""
+MAX_CELLS, MAX_ROWS = 20_000_000, 100_000
+"""Limits of a sample. Of larger tables every k-th row is used."""
 
 
 @dataclass(frozen=True)
 class LeakyColumn:
-    """A column that tells the label in so many of the rows that were looked at."""
+    """A column that predicts ``n_correct`` of the ``n_rows`` labels of a sample."""
 
     name: str
-    told: int
-    rows: int
+    n_correct: int
+    n_rows: int
 
     @property
-    def sentence(self) -> str:
-        return f"alone tells the label in {self.told:,} of {self.rows:,} rows: is it known before the outcome?"
+    def question(self) -> str:
+        return (
+            f"alone determines the label in {self.n_correct:,} of {self.n_rows:,} rows: is it known before the outcome?"
+        )
 
 
 def leaky_columns(
     path: Path, columns: Collection[str], label: str, *, numbers: Collection[str], n_rows: int
 ) -> list[LeakyColumn]:
-    """Those of the columns that alone tell the label; ``numbers`` are compared as such, others as text."""
+    """Return the columns that alone determine the label. ``numbers`` are compared as numbers, others as text."""
     wanted = [name for name in columns if name != label]
-    room = min(MOST_ROWS, MOST_CELLS // (len(wanted) + 1))
+    room = min(MAX_ROWS, MAX_CELLS // (len(wanted) + 1))
     cells = _sampled(path, [*wanted, label], frozenset(numbers), every=-(-n_rows // max(room, 1)))
     labels = cells[label]
     has_label = np.isfinite(labels) if label in numbers else labels >= 0
     labels, n = labels[has_label], int(np.count_nonzero(has_label))
-    if n < LEAST_ROWS:
+    if n < MIN_ROWS:
         return []
     if label in numbers:
-        tell, wanted = _told_by_line, [name for name in wanted if name in numbers]
-        rare = n - _near(labels, np.full(n, np.median(labels)))
+        n_correct, wanted = _correct_by_line, [name for name in wanted if name in numbers]
+        n_minority = n - _count_near(labels, np.full(n, np.median(labels)))
     else:
-        tell, labels = _told, np.unique(labels, return_inverse=True)[1]
-        rare = n - int(np.bincount(labels).max())
-    if rare < LEAST_RARE:
+        n_correct, labels = _correct_by_value, np.unique(labels, return_inverse=True)[1]
+        n_minority = n - int(np.bincount(labels).max())
+    if n_minority < MIN_MINORITY_ROWS:
         return []
-    found = [LeakyColumn(name, tell(cells[name][has_label], labels), n) for name in wanted]
-    return [each for each in found if n - each.told <= min(UNTOLD * n, UNTOLD_RARE * rare)]
+    candidates = [LeakyColumn(name, n_correct(cells[name][has_label], labels), n) for name in wanted]
+    max_errors = min(MAX_ERROR * n, MAX_MINORITY_ERROR * n_minority)
+    return [column for column in candidates if n - column.n_correct <= max_errors]
 
 
 def _sampled(path: Path, names: list[str], numbers: frozenset[str], *, every: int) -> dict[str, NDArray[Any]]:
-    """Every k-th row: numbers, with NaN where there is none, and the places of texts, −1 where missing."""
+    """Return every k-th row: numbers (NaN if missing), and codes of text (−1 if missing)."""
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
-    known: dict[str, dict[str, int]] = {name: {} for name in names}
-    first = 0
+    codes: dict[str, dict[str, int]] = {name: {} for name in names}
+    first_row = 0
     for batch in open_batches(path, names):
-        rows = batch.slice(-first % every)
+        rows = batch.slice(-first_row % every)
         for name in names:
-            found = (
-                as_numbers(rows.column(name), name, total=True)
+            values = (
+                as_numbers(rows.column(name), name, invalid_as_missing=True)
                 if name in numbers
-                else _places(rows.column(name), name, known[name])
+                else _text_codes(rows.column(name), name, codes[name])
             )
-            parts[name].append(found[::every].copy())
-        first += batch.num_rows
-    return {name: np.concatenate(each) if each else np.empty(0) for name, each in parts.items()}
+            parts[name].append(values[::every].copy())
+        first_row += batch.num_rows
+    return {name: np.concatenate(part) if part else np.empty(0) for name, part in parts.items()}
 
 
-def _places(cells: Any, name: str, known: dict[str, int]) -> Integers:
+def _text_codes(cells: Any, name: str, codes: dict[str, int]) -> Integers:
     words, places = as_words(cells, name)
     texts = [(text or "").strip().lower() for text in words.to_pylist()]
-    numbers = [known.setdefault(text, len(known)) if text else -1 for text in texts]
-    found: Integers = np.array([*numbers, -1], dtype=np.int64)[places]
-    return found
+    numbers = [codes.setdefault(text, len(codes)) if text else -1 for text in texts]
+    return np.asarray(np.array([*numbers, -1], dtype=np.int64)[places])
 
 
-def _told(cells: NDArray[Any], labels: NDArray[Any]) -> int:
-    """In how many rows a column's value tells the class."""
-    places = np.unique(cells, return_inverse=True)[1]  # values rise
+def _correct_by_value(cells: NDArray[Any], labels: NDArray[Any]) -> int:
+    """Return the number of rows whose class is predicted by the value of a column."""
+    places = np.unique(cells, return_inverse=True)[1]  # in ascending order
     counts = np.zeros((int(places.max()) + 1, int(labels.max()) + 1), dtype=np.int64)
     np.add.at(counts, (places, labels), 1)
-    by_value = _by_others(counts)
+    by_value = _correct_by_majority(counts)
     if cells.dtype.kind != "f":
         return by_value
     filled = counts[:-1] if np.isnan(cells).any() else counts  # NaN is sorted last
@@ -109,11 +111,11 @@ def _told(cells: NDArray[Any], labels: NDArray[Any]) -> int:
     if not len(below):
         return by_value
     by_threshold = int((below.max(axis=1) + (below[-1] - below).max(axis=1)).max())
-    return max(by_value, by_threshold + _by_others(counts[len(filled) :]))
+    return max(by_value, by_threshold + _correct_by_majority(counts[len(filled) :]))
 
 
-def _by_others(counts: Integers) -> int:
-    """Rows whose label is the most frequent one among the other rows with their value."""
+def _correct_by_majority(counts: Integers) -> int:
+    """Return the number of rows whose label is the majority label of the other rows with their value."""
     if not len(counts):
         return 0
     ordered = np.sort(counts, axis=1)
@@ -121,23 +123,23 @@ def _by_others(counts: Integers) -> int:
     return int(first[first - 1 > second].sum())
 
 
-def _told_by_line(cells: NDArray[Any], labels: NDArray[Any]) -> int:
-    """Rows in which ``a·x + b`` is as good as the label, by least squares over rows that have an x."""
+def _correct_by_line(cells: NDArray[Any], labels: NDArray[Any]) -> int:
+    """Return the number of rows whose label is close to ``a·x + b``, by least squares over rows with an x."""
     good = np.isfinite(cells)
     x, y = cells[good], labels[good]
-    if len(x) < LEAST_ROWS or x.min() == x.max():
+    if len(x) < MIN_ROWS or x.min() == x.max():
         return 0
     with np.errstate(all="ignore"):
         x = (x - x.mean()) / np.abs(x - x.mean()).max()
         slope = (x @ (y - y.mean())) / (x @ x)
-        return _near(y, y.mean() + slope * x)
+        return _count_near(y, y.mean() + slope * x)
 
 
-def _near(labels: NDArray[Any], guess: NDArray[Any]) -> int:
-    return int(np.count_nonzero(np.abs(labels - guess) <= NEAR * (labels.max() - labels.min())))
+def _count_near(labels: NDArray[Any], predicted: NDArray[Any]) -> int:
+    return int(np.count_nonzero(np.abs(labels - predicted) <= TOLERANCE * (labels.max() - labels.min())))
 
 
-def leakage_warnings(found: Collection[LeakyColumn]) -> list[str]:
-    """A warning for each."""
-    tail = "If not, leave it out: a model of it knows nothing."
-    return [f"column {each.name!r} {each.sentence} {tail}" for each in found]
+def leakage_warnings(columns: Collection[LeakyColumn]) -> list[str]:
+    """Return a warning for each column."""
+    hint = "If not, leave it out, because a model with it predicts nothing new."
+    return [f"column {column.name!r} {column.question} {hint}" for column in columns]

@@ -1,4 +1,4 @@
-"""Who owns which rows: partitions of a table into agents."""
+"""Partitions of a table into agents."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 from dpadmm.errors import DataError, StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 
-_MOST_CLASSES = 1000
+_MAX_CLASSES = 1000
 _LABEL_BINS = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Agent i owns the rows ``order[offsets[i]:offsets[i + 1]]``, in ascending order.
+    """The rows of each agent: agent i owns ``order[offsets[i]:offsets[i + 1]]``, in ascending order.
 
-    Every row has one owner and no agent is empty.
+    Each row has one owner, and each agent has at least one row.
 
     Examples
     --------
@@ -51,34 +51,34 @@ class Partition:
 
     @property
     def n_agents(self) -> int:
-        """n, the number of agents."""
+        """Number of agents n."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> Integers:
-        """m_i, the number of rows of every agent."""
+        """Number of rows m_i of each agent."""
         return np.diff(self.offsets)
 
     def rows(self, agent: int) -> Integers:
-        """The rows of one agent (counted from 0), ascending."""
+        """Return the rows of an agent (counted from 0), in ascending order."""
         return self.order[self.offsets[agent] : self.offsets[agent + 1]]
 
 
 def equal(n_rows: int, n_agents: int, rng: np.random.Generator) -> Partition:
-    """Random groups whose sizes differ by at most one."""
-    return of_codes(equal_owners(n_rows, n_agents, rng), numbered(n_agents))
+    """Assign rows at random to agents whose sizes differ by at most one."""
+    return of_codes(equal_owners(n_rows, n_agents, rng), NumberedNames(n_agents))
 
 
 def equal_owners(n_rows: int, n_agents: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """The agent (counted from 0) of every row in :func:`equal`."""
+    """Return the agent (counted from 0) of each row in :func:`equal`."""
     _check_counts(n_rows, n_agents)
     return _owners(n_rows // n_agents + (np.arange(n_agents) < n_rows % n_agents), rng)
 
 
 def unequal(n_rows: int, n_agents: int, rng: np.random.Generator, spread: float = 1.0) -> Partition:
-    """Random groups whose sizes follow a log-normal law: shares ∝ ``exp(spread · N(0, 1))``.
+    """Assign rows at random to agents with log-normal sizes: shares ∝ ``exp(spread · N(0, 1))``.
 
-    Every agent has at least one row; ``spread`` 0 gives equal sizes.
+    Each agent has at least one row. ``spread`` 0 gives equal sizes.
     """
     _check_counts(n_rows, n_agents)
     if not (0.0 <= spread < math.inf):
@@ -86,15 +86,15 @@ def unequal(n_rows: int, n_agents: int, rng: np.random.Generator, spread: float 
     exponents = spread * rng.standard_normal(n_agents)
     shares = np.exp(exponents - exponents.max())
     sizes = 1 + _apportion(n_rows - n_agents, shares / shares.sum())
-    return of_codes(_owners(sizes, rng), numbered(n_agents))
+    return of_codes(_owners(sizes, rng), NumberedNames(n_agents))
 
 
 def label_skewed(labels: ArrayLike, n_agents: int, rng: np.random.Generator, concentration: float = 0.5) -> Partition:
-    """Agents with different mixtures of labels: every class is divided by its own Dirichlet draw.
+    """Assign rows to agents with different mixtures of labels: a Dirichlet draw divides each class among the agents.
 
-    A small ``concentration`` gives agents that hold few classes, a large one gives equal mixtures. Labels
-    that are not whole numbers (regression) are first put into 10 bins of equal counts. Every agent has at
-    least two rows, where there are enough.
+    With a small ``concentration``, agents have few classes; with a large one, equal mixtures. Labels that are not
+    integers (regression) are first put into 10 bins of equal counts. Each agent has at least two rows if there are
+    enough.
 
     Examples
     --------
@@ -119,11 +119,11 @@ def label_skewed(labels: ArrayLike, n_agents: int, rng: np.random.Generator, con
         shares = rng.dirichlet(np.full(n_agents, float(concentration)))
         owners[members] = np.repeat(np.arange(n_agents), _apportion(len(members), shares))
     _fill_small_agents(owners, n_agents, rng)
-    return of_codes(owners, numbered(n_agents))
+    return of_codes(owners, NumberedNames(n_agents))
 
 
 def by_group(groups: ArrayLike) -> Partition:
-    """One agent per distinct value, in sorted order; the value is the agent's name."""
+    """Assign rows to one agent per distinct value, in sorted order. The value is the name of the agent."""
     values = np.asarray(groups)
     if values.ndim != 1 or len(values) == 0:
         raise DataError(f"groups must be one value per row, not an array of shape {values.shape}")
@@ -141,7 +141,7 @@ def by_group(groups: ArrayLike) -> Partition:
 
 
 def holdout(n_rows: int, n_test: int, rng: np.random.Generator) -> tuple[Integers, Integers]:
-    """Random train and test rows, each ascending."""
+    """Return random train and test rows, each in ascending order."""
     if n_rows < 1:
         raise StudyError("there are no rows to split")
     if not (0 <= n_test < n_rows):
@@ -163,37 +163,37 @@ def _check_counts(n_rows: int, n_agents: int) -> None:
 
 
 def _apportion(total: int, shares: Floats) -> Integers:
-    """Whole numbers that sum to ``total`` and lie within one of ``total · shares`` (largest remainders)."""
+    """Return integers that sum to ``total`` and differ from ``total · shares`` by less than 1 (largest remainders)."""
     quotas = total * shares
     counts = np.floor(quotas).astype(np.int64)
     left_over = total - int(counts.sum())
     if left_over > 0:
         counts[np.argsort(counts - quotas, kind="stable")[:left_over]] += 1
-    elif left_over < 0:  # shares summed to a rounding error more than 1
+    elif left_over < 0:  # the shares sum to slightly more than 1
         counts[int(np.argmax(counts))] += left_over
     return counts
 
 
 def _label_bins(values: Floats) -> Integers:
     distinct, bins = np.unique(values, return_inverse=True)
-    if len(distinct) <= _MOST_CLASSES and bool((distinct == np.round(distinct)).all()):
+    if len(distinct) <= _MAX_CLASSES and bool((distinct == np.round(distinct)).all()):
         return bins.astype(np.int64)
     edges = np.quantile(values, np.arange(1, _LABEL_BINS) / _LABEL_BINS)
     return np.searchsorted(edges, values, side="right").astype(np.int64)
 
 
 def _fill_small_agents(owners: Integers, n_agents: int, rng: np.random.Generator) -> None:
-    """Give agents without two rows, which training needs, random rows of those that have more; one at least."""
-    least = 2 if len(owners) >= 2 * n_agents else 1
-    lacking = least - np.bincount(owners, minlength=n_agents)
-    takers = np.repeat(np.arange(n_agents), np.maximum(lacking, 0))
-    if len(takers):
+    """Move random rows to agents with fewer than the two rows that training needs, or than one if rows are scarce."""
+    minimum = 2 if len(owners) >= 2 * n_agents else 1
+    lacking = minimum - np.bincount(owners, minlength=n_agents)
+    receivers = np.repeat(np.arange(n_agents), np.maximum(lacking, 0))
+    if len(receivers):
         shuffled = rng.permutation(len(owners))
         by_owner = shuffled[np.argsort(owners[shuffled], kind="stable")]
         sizes = np.bincount(owners, minlength=n_agents)
-        place = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        spare = rng.permutation(by_owner[place >= least])
-        owners[spare[: len(takers)]] = takers
+        rank = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        spare = rng.permutation(by_owner[rank >= minimum])
+        owners[spare[: len(receivers)]] = receivers
 
 
 def _is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -208,7 +208,7 @@ def _owners(sizes: Integers, rng: np.random.Generator) -> NDArray[np.int32]:
 
 
 def of_codes(owners: NDArray[np.integer[Any]], names: Sequence[str]) -> Partition:
-    """Row j belongs to ``names[owners[j]]``."""
+    """Return the partition in which row j belongs to ``names[owners[j]]``."""
     sizes = np.bincount(owners, minlength=len(names))
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
     order = np.argsort(owners, kind="stable").astype(np.int64, copy=False)
@@ -216,12 +216,12 @@ def of_codes(owners: NDArray[np.integer[Any]], names: Sequence[str]) -> Partitio
 
 
 @dataclass(frozen=True)
-class numbered(Sequence[str]):
-    """Names of agents that have none, made when they are asked for: of 10⁶ they would take 60 MB.
+class NumberedNames(Sequence[str]):
+    """Default names of agents, created on access: 10⁶ names would take 60 MB.
 
     Examples
     --------
-    >>> names = numbered(3)
+    >>> names = NumberedNames(3)
     >>> names[0], names[-1], names[1:], len(names)
     ('agent 1', 'agent 3', ('agent 2', 'agent 3'), 3)
     """

@@ -1,7 +1,7 @@
-"""The public schema of a table: what each column may hold, and the features it becomes.
+"""The public schema of a table: the values that each column may have, and the features of each column.
 
-Everything about the encoding of a row is decided here, from public values alone: bounds, categories,
-transforms and the scale. Nothing is ever learnt from a table, so no row changes how another one is encoded.
+The schema determines the encoding of a row from public values alone: bounds, categories, transforms and the scale.
+Nothing is inferred from a table, so no row affects the encoding of another row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 from msgspec import Meta
 
@@ -23,35 +23,78 @@ Transform = Literal["none", "log"]
 Missing = Literal["middle", "indicator"]
 OTHER = "other"
 OTHERS = (OTHER, "Other", "OTHER")
-"""Cells that mean what is none of a category's values, where they are no values of it."""
+"""Cells that stand for a value outside of a category's list, unless they are in the list."""
 
-MOST_VALUES = 10_000
-MOST_TIMES = 50
+MAX_VALUES = 10_000
+MAX_TIMES = 50
 ROW_NORMS = (1e-9, 1e9)
-"""Between these, no cell divided by R is too large for a float32: else a cell could make a row unusable."""
-MOST_REACH = 1e6
-"""Bounds may be so many scales apart; a scale may be as many times their distance."""
+"""Limits of row_norm. Within them, no cell divided by row_norm overflows a float32."""
+MAX_SCALE_RATIO = 1e6
+"""Maximum ratio between the distance of the bounds and the scale, and vice versa."""
 
 
 if TYPE_CHECKING:
     Values = tuple[str, ...]
-else:  # whole numbers are names of values too, and become text
-    Values = Annotated[tuple[str | int, ...], Meta(extra_json_schema={"maxItems": MOST_VALUES, "uniqueItems": True})]
+else:  # a study file may list integers, which become text
+    Values = Annotated[tuple[str | int, ...], Meta(extra_json_schema={"maxItems": MAX_VALUES, "uniqueItems": True})]
+
+
+class Term:
+    """Base class of everything that becomes features of a row."""
+
+    kind: ClassVar[str]
+
+    if TYPE_CHECKING:  # a property would be the default of a dataclass field
+
+        @property
+        def name(self) -> str: ...
+
+    @property
+    def is_one_hot(self) -> bool:
+        """Whether exactly one feature of a row is 1 and the others are 0."""
+        return False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features."""
+        raise NotImplementedError
+
+    @property
+    def sources(self) -> tuple[Any, ...]:
+        """Columns of the table that are read."""
+        return (self,)
+
+    @property
+    def max_norm(self) -> float:
+        """Largest norm of the features, unless the column is plain."""
+        return 1.0
+
+    def normalized(self) -> Self:
+        """Return the same column with floats and text in tuples, as in a study file."""
+        return self
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number between public bounds -> −1 … 1; beyond the bounds it is clamped.
+class Number(Term):
+    """A number, clamped to public bounds and mapped to [−1, 1].
 
-    With a public ``center`` and ``scale``, a usual value and a usual distance from it (a mean and a standard
-    deviation known from elsewhere), it is ``(x − center)/scale``: bounds are seldom reached, and features that
-    are small beside them drown in the noise. ``transform="log"`` takes ``ln(x)`` of values and bounds, and center
-    and scale are then of ln(x); ``bins`` make it a category of intervals. A missing cell is the center (the
-    middle of the bounds), or that and a feature that says so (``missing="indicator"``).
-
-    ``knots`` make it a linear spline: a feature for every knot and both bounds, which is 1 there, falls to 0 at
-    the next ones, and is straight in between (after a log, in ln(x)). The features of a value are not negative
-    and sum to 1, so their length is at most 1. A missing cell has a feature of its own, as with bins.
+    Parameters
+    ----------
+    bounds : (low, high)
+        Public bounds.
+    transform : {"none", "log"}
+        ``"log"`` takes the natural logarithm of values and bounds; ``center`` and ``scale`` are then those of ln(x).
+    bins : tuple of float
+        Edges of intervals; the column becomes a category.
+    missing : {"middle", "indicator"}
+        A missing cell becomes the center (default: the middle of the bounds). ``"indicator"`` adds a feature for it.
+    center, scale : float, optional
+        Public typical value and spread. The feature is ``(x − center)/scale``. Values are rarely close to their bounds,
+        so this loses less accuracy to the noise than bounds alone.
+    knots : tuple of float
+        The column becomes a linear spline (in ln(x) with a log). Each knot and bound has a feature that is 1 there,
+        falls linearly to 0 at its neighbours, and is 0 beyond. These features are not negative and sum to 1, so their
+        norm is at most 1. Missing cells have their own feature, as with bins.
     """
 
     name: str
@@ -67,20 +110,20 @@ class Number:
 
     def __post_init__(self) -> None:
         low, high = _pair(self.name, self.bounds)
-        _one_of(self.name, "transform", self.transform, get_args(Transform))
-        _one_of(self.name, "missing", self.missing, get_args(Missing))
+        _check_choice(self.name, "transform", self.transform, get_args(Transform))
+        _check_choice(self.name, "missing", self.missing, get_args(Missing))
         if self.transform == "log" and not low > 0.0:
             raise StudyError(f"column {self.name!r}: a log needs bounds above 0, not {low:g}")
         if self.transform == "log" and not math.log(low) < math.log(high):
             raise StudyError(f"column {self.name!r}: the bounds are too close for a log, {self.bounds!r}")
-        object.__setattr__(self, "bounds", (low, high))
-        for cuts, words in (("bins", "edges"), ("knots", "numbers")):
-            edges = [_finite(self.name, cuts, edge) for edge in getattr(self, cuts)]
-            if edges != sorted(set(edges)) or (edges and not low < edges[0] <= edges[-1] < high):
+        for cuts, words, edges in (
+            ("bins", "edges", _finite_numbers(self.name, "bins", self.bins)),
+            ("knots", "numbers", _finite_numbers(self.name, "knots", self.knots)),
+        ):
+            if list(edges) != sorted(set(edges)) or (edges and not low < edges[0] <= edges[-1] < high):
                 raise StudyError(
-                    f"column {self.name!r}: {cuts} must be {words} that rise within the bounds, not {tuple(edges)}"
+                    f"column {self.name!r}: {cuts} must be {words} that rise within the bounds, not {edges}"
                 )
-            object.__setattr__(self, cuts, tuple(edges))
         if self.bins and self.knots:
             raise StudyError(f"column {self.name!r}: bins cut it into steps and knots into lines; give one of them")
         if len(set(self.nodes)) < len(self.knots) + 2:
@@ -95,18 +138,30 @@ class Number:
         if self.bins or self.knots:
             cuts = "bins" if self.bins else "knots"
             raise StudyError(f"column {self.name!r}: {cuts} need no center and scale; leave them out")
-        center, scale = (_finite(self.name, each, getattr(self, each)) for each in ("center", "scale"))
+        center, scale = _finite(self.name, "center", self.center), _finite(self.name, "scale", self.scale)
         low, high = self.ends
         if not low <= center <= high:
             of = "the logarithms of the bounds" if self.transform == "log" else "the bounds"
             raise StudyError(f"column {self.name!r}: center must lie within {of}, {low:g} to {high:g}, not {center:g}")
-        if not scale > 0.0 or not 1.0 / MOST_REACH <= (high - low) / scale <= MOST_REACH:
+        if not scale > 0.0 or not 1.0 / MAX_SCALE_RATIO <= (high - low) / scale <= MAX_SCALE_RATIO:
             raise StudyError(
-                f"column {self.name!r}: scale must be a positive number of the size of the values' usual distance "
-                f"from center, not {scale:g} for bounds {low:g} to {high:g}"
+                f"column {self.name!r}: scale must be positive and about the typical distance of values from center, "
+                f"not {scale:g} for bounds {low:g} to {high:g}"
             )
-        object.__setattr__(self, "center", center)
-        object.__setattr__(self, "scale", scale)
+
+    def normalized(self) -> Number:
+        return replace(
+            self,
+            bounds=_pair(self.name, self.bounds),
+            bins=_finite_numbers(self.name, "bins", self.bins),
+            knots=_finite_numbers(self.name, "knots", self.knots),
+            center=None if self.center is None else float(self.center),
+            scale=None if self.scale is None else float(self.scale),
+        )
+
+    @property
+    def is_one_hot(self) -> bool:
+        return bool(self.bins)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -116,13 +171,13 @@ class Number:
 
     @property
     def nodes(self) -> tuple[float, ...]:
-        """Where the features of a spline are 1: knots and bounds, or their logarithms."""
+        """Knots and bounds, or their logarithms: the positions where a feature of the spline is 1."""
         low, high = self.ends
         return (low, *(map(math.log, self.knots) if self.transform == "log" else self.knots), high)
 
     @property
     def line(self) -> tuple[float, float]:
-        """What is subtracted from a value (or its logarithm), and what the difference is divided by."""
+        """Offset and divisor of a value (or its logarithm)."""
         low, high = self.ends
         if self.center is not None and self.scale is not None:
             return self.center, self.scale
@@ -130,8 +185,8 @@ class Number:
         return low + half, half
 
     @property
-    def reach(self) -> float:
-        """The largest length of its features; that of a missing cell is 1 where it has a feature of its own."""
+    def max_norm(self) -> float:
+        """Largest norm of the features. An indicator of missing cells has norm 1."""
         if self.center is None or self.scale is None:
             return 1.0
         low, high = self.ends
@@ -146,16 +201,16 @@ class Number:
             names = [f"{self.name} at {knot:g}" for knot in (self.bounds[0], *self.knots, self.bounds[1])]
         else:
             names = [self.name]
-        says_missing = self.bins or self.knots or self.missing == "indicator"
-        return (*names, f"{self.name} missing") if says_missing else tuple(names)
+        has_indicator = self.bins or self.knots or self.missing == "indicator"
+        return (*names, f"{self.name} missing") if has_indicator else tuple(names)
 
 
 @dataclass(frozen=True)
-class Category:
-    """One of public values -> one feature each, and one, ``other``, for everything else (and for missing cells).
+class Category(Term):
+    """A category with public values: one feature for each value, and ``other`` for other values and missing cells.
 
-    ``unseen`` are those that no row of the public table had which the values come from: what a model learns of
-    them is likely noise.
+    ``unseen`` lists the values that do not occur in the public table from which the values were taken. The model's
+    coefficients of these values are mostly noise.
     """
 
     name: str
@@ -164,14 +219,21 @@ class Category:
 
     kind: ClassVar[str] = "category"
 
+    @property
+    def is_one_hot(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _values(self.name, self.values, least=1))
-        if OTHER in self.values:
-            raise StudyError(f"column {self.name!r}: leave {OTHER!r} out of the values; it is what all others become")
-        object.__setattr__(self, "unseen", _values(self.name, self.unseen, least=0))
-        for each in self.unseen:
-            if each not in (*self.values, OTHER):
-                raise StudyError(f"column {self.name!r}: unseen names {each!r}, which is none of its values")
+        values = _values(self.name, self.values, min_count=1)
+        if OTHER in values:
+            raise StudyError(f"column {self.name!r}: leave {OTHER!r} out of the values; it stands for all other values")
+        for value in _values(self.name, self.unseen, min_count=0):
+            if value not in (*values, OTHER):
+                raise StudyError(f"column {self.name!r}: unseen names {value!r}, which is none of its values")
+
+    def normalized(self) -> Category:
+        unseen = _values(self.name, self.unseen, min_count=0)
+        return replace(self, values=_values(self.name, self.values, min_count=1), unseen=unseen)
 
     @cached_property
     def features(self) -> tuple[str, ...]:
@@ -179,8 +241,8 @@ class Category:
 
 
 @dataclass(frozen=True)
-class Ordinal:
-    """One of public values in their order -> −1 … 1 in equal steps; anything else is missing: the middle."""
+class Ordinal(Term):
+    """Public values in their order, mapped to [−1, 1] in equal steps. Other values are missing."""
 
     name: str
     values: Values
@@ -189,8 +251,11 @@ class Ordinal:
     kind: ClassVar[str] = "ordinal"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _values(self.name, self.values, least=2))
-        _one_of(self.name, "missing", self.missing, get_args(Missing))
+        _values(self.name, self.values, min_count=2)
+        _check_choice(self.name, "missing", self.missing, get_args(Missing))
+
+    def normalized(self) -> Ordinal:
+        return replace(self, values=_values(self.name, self.values, min_count=2))
 
     @cached_property
     def features(self) -> tuple[str, ...]:
@@ -198,8 +263,8 @@ class Ordinal:
 
 
 @dataclass(frozen=True)
-class Boolean:
-    """True or false -> 1 or −1; a missing cell is 0, or 0 and a feature of its own that says so."""
+class Boolean(Term):
+    """True or false, mapped to 1 or −1. A missing cell is 0."""
 
     name: str
     missing: Missing = "middle"
@@ -207,7 +272,7 @@ class Boolean:
     kind: ClassVar[str] = "boolean"
 
     def __post_init__(self) -> None:
-        _one_of(self.name, "missing", self.missing, get_args(Missing))
+        _check_choice(self.name, "missing", self.missing, get_args(Missing))
 
     @cached_property
     def features(self) -> tuple[str, ...]:
@@ -215,8 +280,8 @@ class Boolean:
 
 
 @dataclass(frozen=True)
-class Plain:
-    """A number that is taken as it is, from a table that was scaled before; missing cells are refused."""
+class Plain(Term):
+    """A number from a table that is already scaled, used as it is. Missing cells are errors."""
 
     name: str
 
@@ -229,17 +294,28 @@ class Plain:
 
 @dataclass(frozen=True)
 class Label:
-    """What is predicted: one of public ``classes`` (negative first), or a number between public ``bounds``.
+    """The label: one of public classes, or a number between public bounds.
 
-    Classes become −1 and 1, or 0 … p − 1. A number is clamped and becomes −1 … 1, as models are trained.
+    Parameters
+    ----------
+    column : str
+        Column of the table.
+    classes : tuple, optional
+        Public classes, negative class first. They become −1 and 1, or 0 … p − 1.
+    bounds : (low, high), optional
+        Public bounds of a number, which is clamped and mapped to [−1, 1]. The lower bound of counts is 0.
+    exposure, exposure_bound : str and float, optional
+        Column with the years, doses or persons that a count belongs to, and their public maximum.
+    times : tuple of float, optional
+        Public grid of times. The label is then whether an event (1) or the end of observation (0) came at the time in
+        the column ``exposure``. Events after the last time are not observed.
+    weight, weight_bound : str and float, optional
+        Column of sampling weights and their public maximum, to which they are clamped. The loss of a row is multiplied
+        by ``weight/weight_bound``.
+    class_weight : mapping, optional
+        Public weight of each class, relative to the largest.
 
-    Of counts (loss poisson) the lower bound is 0, and ``exposure`` may name a column of years, doses or persons that
-    they belong to, up to ``exposure_bound``. With ``times``, a public grid, the label is whether an event (1) or the
-    end of observation (0) came at the time in the column ``exposure``; what is later than the last time is not seen.
-
-    ``weight`` may name a column of sampling weights: a row's loss is multiplied with ``ω = weight/weight_bound``, and
-    larger weights are taken to be the bound. ``class_weight`` has a public number for every class, of which the largest
-    counts as 1. So ω lies between 0 and 1, and no weight makes a row say more than one without weights.
+    The product of both weights is in [0, 1], so a row with weights affects a query at most as much as one without.
     """
 
     column: str
@@ -252,9 +328,9 @@ class Label:
     weight_bound: float | None = None
     class_weight: Mapping[str, float] | None = None
     counts: bool = field(default=False, metadata=NOT_IN_FILE)
-    """Whether the loss is of counts; the study says so."""
+    """Whether the loss is for counts, as in the study."""
     plain: bool = field(default=False, metadata=NOT_IN_FILE)
-    """A number that is taken as it is; studies of plain features have it."""
+    """Whether the label is a number that is used as it is, as in studies with a list of features."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column.strip():
@@ -263,13 +339,12 @@ class Label:
         self._check_weight()
         if self.plain and self.classes is None and self.bounds is None:
             return
-        if (self.classes is None) == (self.bounds is None):
+        if self.times is None and (self.classes is None) == (self.bounds is None):
             raise StudyError("the label needs either classes (negative first) or bounds [lowest, highest]")
         if self.classes is not None:
-            _values(self.column, self.classes, least=2)
-            object.__setattr__(self, "classes", tuple(self.classes))
-        else:
-            object.__setattr__(self, "bounds", _pair(self.column, self.bounds))
+            _values(self.column, self.classes, min_count=2)
+        elif self.bounds is not None:
+            _pair(self.column, self.bounds)
         self._check_class_weight()
 
     def _check_exposure(self) -> None:
@@ -283,29 +358,25 @@ class Label:
             bound = self.exposure_bound
             if bound is None or not _finite(self.column, "exposure_bound", bound) > 0.0:
                 raise StudyError(f"the label's exposure_bound must be the largest exposure, above 0, not {bound!r:.60}")
-            object.__setattr__(self, "exposure_bound", float(bound))
             return
-        times = [_finite(self.column, "times", each) for each in self.times]
-        if not 1 <= len(times) <= MOST_TIMES or times != sorted(set(times)) or times[0] <= 0.0:
-            raise StudyError(f"the label's times must be 1 to {MOST_TIMES} times that rise from above 0, not {times}")
+        times = list(_finite_numbers(self.column, "times", self.times))
+        if not 1 <= len(times) <= MAX_TIMES or times != sorted(set(times)) or times[0] <= 0.0:
+            raise StudyError(f"the label's times must be 1 to {MAX_TIMES} times that rise from above 0, not {times}")
         if self.exposure_bound is not None or self.bounds not in (None, (0, 1), [0, 1]) or self.classes is not None:
             raise StudyError("with times the label is 1 or 0, up to the last time: leave bounds and classes out")
-        object.__setattr__(self, "times", tuple(times))
-        object.__setattr__(self, "bounds", (0.0, 1.0))
 
     def _check_weight(self) -> None:
         if self.weight is None:
             if self.weight_bound is not None:
                 raise StudyError("the label's weight_bound needs weight: the column of weights")
             return
-        known, bound = (self.column, self.exposure), self.weight_bound
-        if not isinstance(self.weight, str) or not self.weight.strip() or self.weight in known:
+        others, bound = (self.column, self.exposure), self.weight_bound
+        if not isinstance(self.weight, str) or not self.weight.strip() or self.weight in others:
             raise StudyError(f"the label's weight must be the name of another column, not {self.weight!r:.60}")
         if bound is None or not _finite(self.column, "weight_bound", bound) > 0.0:
             raise StudyError(
                 f"the label's weight_bound must be the largest weight, a public number above 0, not {bound!r:.60}"
             )
-        object.__setattr__(self, "weight_bound", float(bound))
 
     def _check_class_weight(self) -> None:
         given = self.class_weight
@@ -318,18 +389,36 @@ class Label:
                 f"the label's class_weight must be a table of classes and numbers, such as {{ yes = 3.0, no = 1.0 }}, "
                 f"not {given!r:.60}"
             )
-        classes, said = [str(each) for each in self.classes], {str(name): each for name, each in given.items()}
-        for name in said:
+        classes, weights = [str(name) for name in self.classes], {str(name): weight for name, weight in given.items()}
+        for name in weights:
             if name not in classes:
                 listed = ", ".join(classes[:8])
                 raise StudyError(f"the label's class_weight names {name!r:.60}, which is none of its classes {listed}")
         for name in classes:
-            if name not in said or not _finite(self.column, "class_weight", said[name]) > 0.0:
+            if name not in weights or not _finite(self.column, "class_weight", weights[name]) > 0.0:
                 raise StudyError(
                     f"the label's class_weight must be a number above 0 for every class, and for {name!r:.60} it is "
-                    f"{repr(said[name]) if name in said else 'missing'}"
+                    f"{repr(weights[name]) if name in weights else 'missing'}"
                 )
-        object.__setattr__(self, "class_weight", {name: float(said[name]) for name in classes})
+
+    def normalized(self) -> Label:
+        """Return the same label with floats in tuples, and with bounds if it has times, as in a study file."""
+        weights = {str(name): float(weight) for name, weight in (self.class_weight or {}).items()}
+        bounds = (0, 1) if self.times else self.bounds
+        return replace(
+            self,
+            classes=None if self.classes is None else tuple(self.classes),
+            bounds=None if bounds is None else _pair(self.column, bounds),
+            exposure_bound=None if self.exposure_bound is None else float(self.exposure_bound),
+            times=None if self.times is None else _finite_numbers(self.column, "times", self.times),
+            weight_bound=None if self.weight_bound is None else float(self.weight_bound),
+            class_weight={str(name): weights[str(name)] for name in self.classes or ()} if weights else None,
+        )
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether the label is a number with public bounds. Labels with times have the bounds 0 and 1."""
+        return self.bounds is not None or self.times is not None
 
     @property
     def weighted(self) -> bool:
@@ -343,35 +432,36 @@ class Label:
 
     @property
     def class_shares(self) -> tuple[float, ...]:
-        """ω of every class, of which the largest is 1."""
-        weights = tuple((self.class_weight or {}).values())
-        return tuple(each / max(weights) for each in weights)
+        """Weight of each class, in the order of the classes, divided by the largest."""
+        by_name = {str(name): float(weight) for name, weight in (self.class_weight or {}).items()}
+        weights = [by_name[str(name)] for name in self.classes or () if by_name]
+        return tuple(weight / max(weights) for weight in weights)
 
     @property
     def largest(self) -> float:
-        """The largest count."""
+        """Largest count."""
         return self.bounds[1] if self.bounds else 1.0
 
     @property
     def longest(self) -> float:
-        """The largest exposure."""
+        """Largest exposure."""
         return self.times[-1] if self.times else self.exposure_bound or 1.0
 
     @property
     def cuts(self) -> tuple[float, ...]:
-        """Where intervals of time end before the last one, in shares of the longest."""
+        """Ends of the time intervals before the last, as shares of the last time."""
         return tuple(time / self.times[-1] for time in self.times[:-1]) if self.times else ()
 
 
 Column = Number | Category | Ordinal | Boolean | Plain
-KINDS: dict[str, type[Column]] = {each.kind: each for each in (Number, Category, Ordinal, Boolean, Plain)}
+KINDS: dict[str, type[Column]] = {column.kind: column for column in (Number, Category, Ordinal, Boolean, Plain)}
 
 
 @dataclass(frozen=True)
-class Interaction:
-    """Two columns together: the products of their features, so that the effect of one may depend on the other.
+class Interaction(Term):
+    """An interaction of two columns: the products of their features, so the effect of one may depend on the other.
 
-    ``‖φ(a) ⊗ φ(b)‖ = ‖φ(a)‖·‖φ(b)‖``: where both are at most 1, so are the products.
+    ``‖φ(a) ⊗ φ(b)‖ = ‖φ(a)‖·‖φ(b)‖``, which is at most 1 if both norms are.
     """
 
     left: Column
@@ -382,28 +472,27 @@ class Interaction:
         return f"{self.left.name} × {self.right.name}"
 
     @property
-    def reach(self) -> float:
-        """The largest length of its features."""
-        return reach(self.left) * reach(self.right)
+    def is_one_hot(self) -> bool:
+        return self.left.is_one_hot and self.right.is_one_hot
+
+    @property
+    def max_norm(self) -> float:
+        """Largest norm of the features, the product of both norms."""
+        return self.left.max_norm * self.right.max_norm
 
     @cached_property
     def features(self) -> tuple[str, ...]:
         return tuple(f"{one} × {other}" for one in self.left.features for other in self.right.features)
 
 
-def reach(column: Column | Interaction) -> float:
-    """The largest length of a column's features, unless it is plain."""
-    return float(getattr(column, "reach", 1.0))
-
-
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a study, and the public length R that rows are divided by.
+    """The columns of a study, and the bound R that rows are divided by.
 
-    Every column, and every pair of columns in ``interactions``, adds at most 1 to the squared length of a row, so
-    ``R = √(columns + interactions)`` gives rows of length at most 1; except plain columns, and numbers with a
-    center and a scale, which add about 1: of those, rows beyond R are shortened to it. Another R may be declared as
-    ``row_norm``. Features of interactions follow those of the columns.
+    Each column and each interaction adds at most 1 to the squared norm of a row, so the default ``R = √(columns +
+    interactions)`` gives rows with norms of at most 1. Exceptions are plain columns, and numbers with a center and a
+    scale, which typically add 1: rows with norms above R are clipped to it. ``row_norm`` sets another R. Features of
+    interactions follow those of the columns.
 
     Examples
     --------
@@ -418,19 +507,24 @@ class Schema:
 
     def __post_init__(self) -> None:
         if not self.columns:
-            raise StudyError("a study needs at least one column beside the label")
-        _unique("column", [each.name for each in self.columns])
-        object.__setattr__(self, "interactions", self._checked_interactions())
-        _unique("feature", list(self.features))
+            raise StudyError("a study needs at least one column in addition to the label")
+        _check_unique("column", [column.name for column in self.columns])
+        self._check_interactions()
+        _check_unique("feature", list(self.features))
         if self.row_norm is not None:
-            least, most = ROW_NORMS
-            if not least <= _finite("row_norm", "row_norm", self.row_norm) <= most:
-                raise StudyError(
-                    f"row_norm must be a positive number from {least:g} to {most:g}, not {self.row_norm!r}"
-                )
+            low, high = ROW_NORMS
+            if not low <= _finite("row_norm", "row_norm", self.row_norm) <= high:
+                raise StudyError(f"row_norm must be a positive number from {low:g} to {high:g}, not {self.row_norm!r}")
 
-    def _checked_interactions(self) -> tuple[tuple[str, str], ...]:
-        by_name, pairs = {each.name: each for each in self.columns}, set[frozenset[str]]()
+    def normalized(self) -> Schema:
+        """Return the same schema with floats and text in tuples, as in a study file."""
+        pairs = tuple((one, other) for one, other in self.interactions)
+        row_norm = None if self.row_norm is None else float(self.row_norm)
+        columns = tuple(column.normalized() for column in self.columns)
+        return replace(self, columns=columns, row_norm=row_norm, interactions=pairs)
+
+    def _check_interactions(self) -> None:
+        by_name, pairs = {column.name: column for column in self.columns}, set[frozenset[str]]()
         given: Any = self.interactions
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise StudyError(f"interactions must be a list of pairs of columns, not {given!r:.60}")
@@ -449,15 +543,15 @@ class Schema:
                 raise StudyError(f"interactions: {one!r} and {other!r} are paired twice")
             pairs.add(frozenset(pair))
             width = len(by_name[one].features) * len(by_name[other].features)
-            if width > MOST_VALUES:
-                words = f"{one!r} and {other!r} would make {width:,} features"
-                raise StudyError(f"interactions: {words}, and {MOST_VALUES:,} are the most")
-        return tuple((str(one), str(other)) for one, other in given)
+            if width > MAX_VALUES:
+                raise StudyError(
+                    f"interactions: {one!r} and {other!r} would have {width:,} features; the limit is {MAX_VALUES:,}"
+                )
 
     @cached_property
     def terms(self) -> tuple[Column | Interaction, ...]:
-        """All that makes features, in the order of the weights: the columns, then the interactions."""
-        by_name = {each.name: each for each in self.columns}
+        """Columns, then interactions, in the order of the weights."""
+        by_name = {column.name: column for column in self.columns}
         return (*self.columns, *(Interaction(by_name[one], by_name[other]) for one, other in self.interactions))
 
     @cached_property
@@ -467,52 +561,51 @@ class Schema:
 
     @cached_property
     def sources(self) -> tuple[Column, ...]:
-        """The table's columns that are read: these, or what counts and tables (``tabulation.py``) are made of."""
-        return tuple(dict.fromkeys(one for each in self.columns for one in getattr(each, "sources", (each,))))
+        """Columns of the table that are read: these, or those of counts and two-way tables (``tabulation.py``)."""
+        return tuple(dict.fromkeys(source for column in self.columns for source in column.sources))
 
     @cached_property
     def scale(self) -> float:
-        """R: features are divided by it; a hair above √columns, so that no rounding makes a row too long."""
+        """R, by which features are divided. Slightly above √columns, so that rounding cannot raise a norm above 1."""
         return float(self.row_norm) if self.row_norm is not None else self._usual or 1.0
 
     @cached_property
     def bounded(self) -> bool:
-        """Whether no row can be longer than 1, whatever its cells are, so that none needs to be shortened."""
-        longest = math.sqrt(sum(reach(each) ** 2 for each in self.terms))
-        plain = any(isinstance(each, Plain) for each in self.columns)
-        return not plain and self.scale >= longest * self._rounded_up
+        """Whether no row can have a norm above 1, so that clipping is never needed."""
+        max_norm = math.sqrt(sum(term.max_norm**2 for term in self.terms))
+        plain = any(isinstance(column, Plain) for column in self.columns)
+        return not plain and self.scale >= max_norm * self._rounded_up
 
     @property
     def _usual(self) -> float:
-        return math.sqrt(sum(not isinstance(each, Plain) for each in self.terms)) * self._rounded_up
+        return math.sqrt(sum(not isinstance(term, Plain) for term in self.terms)) * self._rounded_up
 
     @property
     def _rounded_up(self) -> float:
-        """More than what roundings to float32 can make a row longer; products are rounded once more."""
+        """Upper bound on the factor by which rounding to float32 raises a norm. Products are rounded once more."""
         return 1.0 + (2.0**-20 if self.interactions else 2.0**-22)
 
     @cached_property
     def n_categories(self) -> int:
-        """Columns of which every row sets one feature; with any, rows are coded (:mod:`dpadmm.matrices.coded`)."""
-        return sum(map(_is_category, self.terms))
+        """Number of terms that are one-hot. If there are any, rows are coded; see :mod:`dpadmm.matrices.coded`."""
+        return sum(term.is_one_hot for term in self.terms)
 
     @cached_property
     def number_places(self) -> tuple[int, ...]:
-        """Which features are numbers, and belong to no category."""
-        of_number = [not _is_category(term) for term in self.terms for _ in term.features]
+        """Indices of the features that belong to no category."""
+        of_number = [not term.is_one_hot for term in self.terms for _ in term.features]
         return tuple(place for place, number in enumerate(of_number) if number)
 
 
-def _is_category(term: Column | Interaction) -> bool:
-    if isinstance(term, Interaction):
-        return _is_category(term.left) and _is_category(term.right)
-    cut = isinstance(term, Number) and bool(term.bins)
-    return isinstance(term, Category) or cut or getattr(term, "one_hot", False)
+def plain_schema(features: tuple[str, ...]) -> Schema:
+    """Return the schema of a study that lists numeric columns, which are used as they are."""
+    return Schema(tuple(Plain(name) for name in features))
 
 
-def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence) or not least <= len(values) <= MOST_VALUES:
-        raise StudyError(f"column {name!r}: values must be a list of {least} to {MOST_VALUES} public values")
+def _values(name: str, values: Sequence[Any], *, min_count: int) -> tuple[str, ...]:
+    """Return public values as text. Raise StudyError if one is invalid."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not min_count <= len(values) <= MAX_VALUES:
+        raise StudyError(f"column {name!r}: values must be a list of {min_count} to {MAX_VALUES} public values")
     texts = []
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int):
@@ -523,11 +616,11 @@ def _values(name: str, values: Sequence[Any], *, least: int) -> tuple[str, ...]:
         if text != text.strip():
             raise StudyError(f"column {name!r}: a value must have no blanks around it, as {text!r} has")
         texts.append(text)
-    _unique(f"column {name!r}: value", texts)
+    _check_unique(f"column {name!r}: value", texts)
     return tuple(texts)
 
 
-def _unique(what: str, names: list[str]) -> None:
+def _check_unique(what: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -535,16 +628,20 @@ def _unique(what: str, names: list[str]) -> None:
         seen.add(name)
 
 
-def _one_of(name: str, what: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise StudyError(f"column {name!r}: {what} must be {' or '.join(known)}, not {value!r}")
+def _check_choice(name: str, what: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise StudyError(f"column {name!r}: {what} must be {' or '.join(choices)}, not {value!r}")
 
 
 def _finite(name: str, what: str, value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(cast(float, value)) <= sys.float_info.max:  # JSON has whole numbers beyond it
+    if not is_number or not abs(cast(float, value)) <= sys.float_info.max:  # integers in JSON may exceed it
         raise StudyError(f"column {name!r}: {what} must be finite numbers, not {value!r}")
     return float(cast(float, value))
+
+
+def _finite_numbers(name: str, what: str, values: Sequence[object]) -> tuple[float, ...]:
+    return tuple(_finite(name, what, value) for value in values)
 
 
 def _pair(name: str, values: object) -> tuple[float, float]:

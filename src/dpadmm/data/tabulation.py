@@ -1,9 +1,8 @@
-"""What a statistics study makes of its columns: public bins of each, two moments of every number, two-way tables.
+"""The encoding of statistics studies: public bins of each column, two moments of each number, two-way tables.
 
-A row is one indicator for every column and every table, and two moments for every number, in counts; all of it is
-divided by ``R = √(k + 2q + p)``, so that rows have length at most 1 (``queries/column_sums.py``). Every
-number of the release then has the same noise, in counts: the rule by which the budget is divided, and why a number is
-as dear as three categories (docs/decisions/0021-statistics.md).
+A row has one indicator for each of k columns and p tables, and two moments for each of q numbers, all divided by
+``R = √(k + 2q + p)``, so that its norm is at most 1 (``queries/column_sums.py``). Every number of the release then has
+the same noise in counts, and a number costs as much as three categories (docs/decisions/0021-statistics.md).
 """
 
 from __future__ import annotations
@@ -17,28 +16,31 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema
+from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal, Plain, Schema, Term
 from dpadmm.errors import StudyError
 from dpadmm.parameters.suggestions import unknown_name
 
 OTHER, MISSING = "(other)", "(missing)"
-MOST_CELLS = 100_000
-"""Numbers that a study may release."""
+MAX_CELLS = 100_000
+"""Maximum number of values that a study may release."""
 
 
 @dataclass(frozen=True)
-class Counts:
-    """A column's public bins: one for every value or interval, for what is none of them, and for missing cells.
+class Counts(Term):
+    """Public bins of a column: one for each value or interval, one for other values, and one for missing cells.
 
-    A number without bins of its own has ``n_bins`` of equal width (of its logarithm, if it is taken); beyond its bounds
-    it is in the first or the last.
+    A number without declared bins has ``n_bins`` of equal width (of its logarithm with a log). Values beyond the bounds
+    are in the first or last bin.
     """
 
     column: Column
     n_bins: int
 
     kind: ClassVar[str] = "counts"
-    one_hot: ClassVar[bool] = True
+
+    @property
+    def is_one_hot(self) -> bool:
+        return True
 
     @property
     def sources(self) -> tuple[Column, ...]:
@@ -50,7 +52,7 @@ class Counts:
 
     @cached_property
     def edges(self) -> tuple[float, ...]:
-        """Ends of the intervals of a number, in its units; none of other columns."""
+        """Ends of the intervals of a number, in its units. Empty for other columns."""
         if not isinstance(self.column, Number):
             return ()
         if self.column.bins:
@@ -61,7 +63,7 @@ class Counts:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """What the bins stand for; the last is for missing cells."""
+        """Names of the bins. The last is for missing cells."""
         if isinstance(self.column, Number):
             return (*(f"{low:.6g} to {high:.6g}" for low, high in pairwise(self.edges)), MISSING)
         values = ("false", "true") if isinstance(self.column, Boolean) else self._values
@@ -78,23 +80,26 @@ class Counts:
 
     @property
     def binned(self) -> Column:
-        """The column as its cells are put into bins."""
+        """Column with the bins as declared edges."""
         if isinstance(self.column, Number):
             return replace(self.column, bins=self.edges[1:-1], knots=(), center=None, scale=None)
         return self.column
 
 
 @dataclass(frozen=True)
-class NumberMoments:
-    """``x`` and ``2x² − 1`` of a number, x from −1 to 1 over its bounds (or their logarithms); 0 for missing cells.
+class NumberMoments(Term):
+    """``x`` and ``2x² − 1`` of a number, where x maps its bounds (or their logarithms) to [−1, 1]. 0 for missing cells.
 
-    The second moment is centred, so that it is told twice as sharply as by x².
+    The second moment is centred, which makes it twice as accurate as x².
     """
 
     column: Number
 
     kind: ClassVar[str] = "moments"
-    reach: ClassVar[float] = math.sqrt(2.0)
+
+    @property
+    def max_norm(self) -> float:
+        return math.sqrt(2.0)
 
     @property
     def sources(self) -> tuple[Column, ...]:
@@ -110,18 +115,21 @@ class NumberMoments:
 
     @property
     def line(self) -> Number:
-        """The column as its x is computed, with a feature that says where it is missing."""
+        """Column that gives x, with an indicator of missing cells."""
         return replace(self.column, bins=(), knots=(), center=None, scale=None, missing="indicator")
 
 
 @dataclass(frozen=True)
-class Crossed:
-    """A two-way table: one feature for every pair of bins."""
+class Crossed(Term):
+    """A two-way table: one feature for each pair of bins."""
 
     pair: tuple[Counts, Counts]
 
     kind: ClassVar[str] = "crossed"
-    one_hot: ClassVar[bool] = True
+
+    @property
+    def is_one_hot(self) -> bool:
+        return True
 
     @property
     def sources(self) -> tuple[Column, ...]:
@@ -138,36 +146,38 @@ class Crossed:
 
 
 def tabulated(schema: Schema, tables: Sequence[tuple[str, str]], n_bins: int) -> Schema:
-    """The schema of the counts, moments and two-way tables of some columns."""
+    """Return the schema of the counts, moments and two-way tables of columns."""
     if schema.interactions:
         raise StudyError("interactions belong to models; statistics have two-way tables: name them under [statistics]")
     for column in schema.columns:
         if isinstance(column, Plain):
-            raise StudyError(f"column {column.name!r}: statistics need public bounds or values, which plain has not")
+            raise StudyError(
+                f"column {column.name!r}: statistics need public bounds or values, which a plain column lacks"
+            )
         if isinstance(column, Number) and not column.bins and n_bins < 2:
-            raise StudyError(f"column {column.name!r}: bins must be at least 2, or edges of its own")
-    counts = {each.name: Counts(each, n_bins) for each in schema.columns}
+            raise StudyError(f"column {column.name!r}: bins must be at least 2, or a list of edges")
+    counts = {column.name: Counts(column, n_bins) for column in schema.columns}
     seen: set[frozenset[str]] = set()
     for pair in tables:
         for name in pair:
             if name not in counts:
                 raise StudyError(f"tables: {unknown_name('column', name, list(counts), 'the study')}")
         if len({*pair}) != 2 or frozenset(pair) in seen:
-            raise StudyError(f"tables: {pair[0]!r} × {pair[1]!r} must be two columns, and be there once")
+            raise StudyError(f"tables: {pair[0]!r} × {pair[1]!r} must be two different columns and be listed once")
         seen.add(frozenset(pair))
         cells = len(counts[pair[0]].labels) * len(counts[pair[1]].labels)
-        if cells > MOST_CELLS:
+        if cells > MAX_CELLS:
             raise StudyError(
-                f"tables: {pair[0]!r} × {pair[1]!r} has {cells:,} cells, and a study may release {MOST_CELLS:,} "
-                "numbers; take fewer bins or values"
+                f"tables: {pair[0]!r} × {pair[1]!r} has {cells:,} cells, and a study may release at most "
+                f"{MAX_CELLS:,} values; use fewer bins or values"
             )
     crossed = [Crossed((counts[one], counts[other])) for one, other in tables]
-    numbers = [NumberMoments(each) for each in schema.columns if isinstance(each, Number)]
+    numbers = [NumberMoments(column) for column in schema.columns if isinstance(column, Number)]
     norm = math.sqrt(len(counts) + 2 * len(numbers) + len(crossed)) * (1.0 + 2.0**-22)
-    made = Schema(cast(Any, (*counts.values(), *numbers, *crossed)), row_norm=norm)
-    if len(made.features) > MOST_CELLS:
+    encoding = Schema(cast(Any, (*counts.values(), *numbers, *crossed)), row_norm=norm)
+    if len(encoding.features) > MAX_CELLS:
         raise StudyError(
-            f"the columns and tables have {len(made.features):,} counts, and a study may release {MOST_CELLS:,}; "
-            "take fewer bins, columns or tables"
+            f"the columns and tables have {len(encoding.features):,} counts, and a study may release at most "
+            f"{MAX_CELLS:,}; use fewer bins, columns or tables"
         )
-    return made
+    return encoding

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
-from dpadmm.data.cells import NotANumberError, as_numbers
-from dpadmm.data.encoded import encode_labels_of, row_weights_of
+from dpadmm.data.cells import RowError, as_numbers
 from dpadmm.data.encoder import Report, Tally
+from dpadmm.data.labels import LabelColumns, checked_labels
 from dpadmm.data.reader import column_names
 from dpadmm.data.schema import Label
 from dpadmm.errors import DataError
@@ -198,10 +198,12 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
         scores.append(batch_scores)
         if weighting is not None:
             cells = None if weight_column is None else kept.column(weight_column)
-            batch_weights, bad = row_weights_of(weighting, labels[-1], cells, Tally())
-            if bad.any():
-                row = first + int(np.argmax(bad)) + 1
-                raise DataError(f"{path}: the weight {weight_column!r} of row {row} is negative, infinite or missing")
+            columns = LabelColumns(weighting)
+            batch_weights, issues = columns.weights(cells, labels[-1], Tally())
+            try:
+                columns.check(issues, kept.column(column))
+            except RowError as error:
+                raise DataError(f"{path}: {error.message(first)}") from None
             weights.append(batch_weights)
     row_weights = np.concatenate(weights) if weighting is not None else None
     result = evaluate_scores(model, np.concatenate(labels), np.concatenate(scores), scorer.report, row_weights)
@@ -349,20 +351,18 @@ def _read_labels(model: Model, cells: Any, column: str, first: int, path: Path, 
     """Return codes of classes, numbers in their units, or counts in the encoding of the loss."""
     try:
         if model.task == "count":
-            return encode_labels_of(
-                replace(model.label or Label(column, plain=True), counts=True), cells, first, exposures
-            )
+            return checked_labels(replace(model.label or Label(column, plain=True), counts=True), cells, exposures)
         if model.task != "regression":
             # Cells are text: 1, not 1.0
             classes = tuple(f"{c:g}" if isinstance(c, float) else str(c) for c in model.class_names)
-            codes = encode_labels_of(Label(column, classes=classes), cells, first)
+            codes = checked_labels(Label(column, classes=classes), cells)
             return (codes + 1.0) / 2.0 if len(model.class_names) == 2 else codes
         numbers = as_numbers(cells, column)
         bad = np.flatnonzero(~np.isfinite(numbers))
         if len(bad):
             raise DataError(f"the label {column!r} of row {first + int(bad[0]) + 1} is missing")
         return numbers
-    except NotANumberError as error:
-        raise DataError(f"{path}: {error.at(first)}") from None
+    except RowError as error:
+        raise DataError(f"{path}: {error.message(first)}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None

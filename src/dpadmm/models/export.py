@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm.data.encoder import Encoder
+from dpadmm.data.reader import is_table, open_batches
 from dpadmm.data.schema import Schema
 from dpadmm.errors import DataError
 from dpadmm.matrices.clipping import as_matrix, clip_rows, stacked
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import Features
 from dpadmm.models.file import require_finite
-from dpadmm.models.model import Model, batches_of, is_table
+from dpadmm.models.model import Model
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin
@@ -53,7 +54,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             raise DataError("the encoder needs column names; pass a data frame, not an array")
         encoder = Encoder(self.schema)
         names = [column.name for column in self.schema.columns]
-        rows = stacked([encoder.encode(batch) for batch in batches_of(X, names)])
+        rows = stacked([encoder.encode(batch) for batch in open_batches(X, names)])
         if isinstance(rows, CodedRows):
             return rows.tocsr() if 4 * rows.n_stored <= rows.width else rows.toarray()
         return rows

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from dpadmm.data.cells import as_numbers, placed
-from dpadmm.data.encoded import plain_schema
+from dpadmm.data.cells import as_numbers, with_location
 from dpadmm.data.encoder import Encoder
-from dpadmm.data.reader import column_names, open_batches
-from dpadmm.data.schema import Label, Number, Plain, Schema
+from dpadmm.data.reader import column_names, is_table, open_batches
+from dpadmm.data.schema import Label, Number, Plain, Schema, plain_schema
 from dpadmm.errors import DataError
 from dpadmm.files.atomic import StrPath
 from dpadmm.losses.base import Task
@@ -31,6 +29,7 @@ from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, as_matrix, cli
 from dpadmm.matrices.features import Features
 from dpadmm.parameters.fields import hash_of
 from dpadmm.parameters.suggestions import unknown_name
+from dpadmm.rendering import Cell, Fact, Facts, Renderable, Rendering
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Predicted(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model:
+class Model(Renderable):
     """A trained linear model, with the information needed to predict from raw tables.
 
     Use :func:`dpadmm.train`, :func:`dpadmm.simulate` or :func:`dpadmm.load_model` to obtain one.
@@ -121,6 +120,26 @@ class Model:
             answers = f"classes {', '.join(map(_short, classes))}" if has_names else f"{len(classes)} classes"
         return f"<Model {name}{self.loss}, {features}, {answers}, {_describe_privacy(self.privacy)}>"
 
+    def rendering(self) -> Rendering:
+        """Return study, loss, label and privacy loss, without coefficients (see :meth:`summary`)."""
+        name = str(self.study.get("name", ""))
+        label = self.label.column if self.label else None
+        classes = [str(each) for each in self.class_names]
+        facts = [
+            Fact("study", "study" if name else None, name or None),
+            Fact("study_hash", "study hash" if name else None, self.study_hash or None),
+            Fact("label", "label" if label else None, label),
+            Fact("classes", "classes" if classes else None, Cell(classes, ", ".join(map(_short, classes)))),
+            Fact("task", "task", self.task),
+            Fact("loss", "loss", self.loss),
+            Fact("n_features", "features", self.n_features),
+            Fact("intercept", "intercept", self.intercept),
+            Fact("privacy", "privacy loss", Cell(dict(self.privacy), _describe_privacy(self.privacy))),
+            Fact("intervals", "confidence intervals", self.covariance is not None),
+            Fact("version", "trained with", self.version, "dpadmm {}".format),
+        ]
+        return Rendering(title=f"Model {name}".rstrip(), body=[Facts(facts)])
+
     @property
     def n_features(self) -> int:
         """Number of features of a row, without the intercept."""
@@ -171,10 +190,10 @@ class Model:
         """
         if is_table(rows):
             scorer = Scorer(self)
-            batches = batches_of(rows, scorer.columns)
-            if not any(batch.num_rows for batch in batches):
+            scores = [scorer.scores(batch) for batch in open_batches(rows, scorer.columns)]
+            if not scores:
                 raise DataError("the table has no rows")
-            return np.concatenate([scorer.scores(batch) for batch in batches])
+            return np.concatenate(scores)
         features: Features = as_matrix(rows)
         if features.shape[1] != self.n_features:
             raise DataError(f"the model has {self.n_features} features, but the rows have shape {features.shape}")
@@ -405,44 +424,13 @@ def score_file(
     The columns to ``keep`` are returned unchanged with each batch. In a CSV they are text, except those in ``numbers``.
     """
     batches = open_batches(path, [*scorer.columns, *keep], numbers=scorer.numbers | numbers)
-    with closing(batches):  # type: ignore[type-var]  # a generator
+    with closing(batches):
         for batch in batches:
             first = scorer.report.rows
             try:
                 scores = scorer.scores(batch)
             except DataError as error:
-                raise placed(error, path, first, batch.num_rows) from None
+                raise with_location(error, path, first, batch.num_rows) from None
             yield scores, batch.select(list(keep))
     if not scorer.report.rows:
         raise DataError(f"{path} has no rows")
-
-
-def is_table(rows: object) -> bool:
-    """Return whether rows have named columns: a data frame, an Arrow table, or a mapping of columns."""
-    return isinstance(rows, Mapping | pa.Table | pa.RecordBatch) or hasattr(rows, "columns")
-
-
-def batches_of(table: Any, names: Sequence[str]) -> list[Any]:
-    """Return record batches with these columns of a pandas, polars or pyarrow table, or a mapping of columns."""
-    is_arrow = isinstance(table, pa.Table | pa.RecordBatch)
-    columns = list(table.schema.names if is_arrow else table if isinstance(table, Mapping) else table.columns)
-    for name in names:
-        if name not in columns:
-            raise unknown_name("column", name, [str(column) for column in columns], "the table", used=names)
-        if columns.count(name) > 1:
-            raise DataError(f"the table: column {name!r} occurs more than once")
-    if is_arrow:
-        selection = table.select(list(names))
-    elif hasattr(table, "to_arrow"):  # polars
-        selection = table.select(list(names)).to_arrow()
-    else:
-        selection = pa.table({name: _to_arrow(table[name], name) for name in names})
-    return list(selection.combine_chunks().to_batches()) if isinstance(selection, pa.Table) else [selection]
-
-
-def _to_arrow(cells: Any, name: str) -> Any:
-    try:
-        array = pa.array(cells, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        raise DataError(f"column {name!r} mixes types, or its values are not numbers or text") from None
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

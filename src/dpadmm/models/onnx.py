@@ -38,7 +38,7 @@ def to_onnx(model: Model, path: Path) -> Path:
     require_finite({"weights": model.weights}, f"{path} was not written")
     graph = _Graph()
     if model.schema is not None:
-        features = _encoded(graph, model.schema)
+        features = _encoded(graph, model.schema.normalized())
     else:
         features = graph.input("features", "double", model.n_features)
         features = _clip(graph, features, "double", 2.0**-50) if model.clip else features

@@ -13,10 +13,11 @@ import pyarrow as pa
 import scipy  # submodules load on first use
 from scipy.special import expit, softmax
 
-from dpadmm.data.encoded import encode_table, row_weights_of
 from dpadmm.data.encoder import Encoder, Tally
+from dpadmm.data.labels import LabelColumns
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
+from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError, StudyError
 from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded
@@ -225,7 +226,7 @@ def _synthetic_weights(study: Study, labels: Floats, rng: np.random.Generator) -
     if label is None or not label.weighted:
         return None
     cells = None if label.weight_bound is None else pa.array(rng.uniform(0.0, label.weight_bound, len(labels)))
-    return row_weights_of(label, labels, cells, Tally())[0]
+    return LabelColumns(label).weights(cells, labels, Tally())[0]
 
 
 def synthetic_labels(

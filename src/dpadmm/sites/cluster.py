@@ -18,9 +18,10 @@ from typing import TypeVar
 import numpy as np
 
 from dpadmm.data.cluster import Cluster
-from dpadmm.data.encoded import EncodedTable, Survey, read_owners, survey_table
 from dpadmm.data.encoder import Report, Tally
-from dpadmm.data.reader import column_names, line_warnings, open_batches, parts
+from dpadmm.data.reader import column_names, line_warnings, parts
+from dpadmm.data.survey import Survey, merge_issues, survey_table
+from dpadmm.data.table import EncodedTable, read_owners
 from dpadmm.errors import DataError, DPADMMError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.features import layout
@@ -106,17 +107,17 @@ class ClusterRows(SiteRows):
 
     def survey(self, study: Study) -> Survey | None:
         """Return counts of the cells of all files in a study's encoding, for the owner only."""
-        if (named := self._schema(study)) is None:
-            return None
+        schema, label = self._schema(study)
         files = [file.table for file in self._files]
         surveys: list[Survey] = self._cluster.gather(
-            [self._cluster.submit(survey_table, file, *named) for file in files]
+            [self._cluster.submit(survey_table, file, schema, label) for file in files]
         )
         return replace(
             merged(surveys),
             problems=[f"{files[i].name}: {text}" for i, survey in enumerate(surveys) for text in survey.problems],
-            in_other_capitals=sum(survey.in_other_capitals for survey in surveys),
-            about_lines=[line for survey in surveys for line in survey.about_lines],
+            issues=merge_issues(surveys),
+            other_case=sum(survey.other_case for survey in surveys),
+            line_warnings=[line for survey in surveys for line in survey.line_warnings],
         )
 
     def _encode(self, study: Study) -> None:
@@ -140,7 +141,7 @@ def files_of(table: Path) -> list[Path]:
 
 def _encoded(file: SiteRows, study: Study) -> EncodedTable:
     table = file.encoded_table(study)
-    if table is None or len(table.labels) < 2:
+    if len(table.labels) < 2:
         raise DataError(f"{file.table} has fewer than two rows; every file of a table on a cluster needs at least two")
     return table
 
@@ -151,18 +152,12 @@ def _ids_of(table: EncodedTable) -> tuple[int, Ids | None]:
 
 def _ids_in(file: SiteRows) -> tuple[int, Ids | None]:
     label = () if file.label is None else (file.label,)
-    if file.unit.column is None:
-        return _n_rows(file.table, label), None
-    ids = Ids(*read_owners(file.table, file.unit.column, label))
-    return len(ids.codes), ids
-
-
-def _n_rows(file: Path, columns: Sequence[str] = ()) -> int:
-    return sum(batch.num_rows for batch in open_batches(file, columns or column_names(file)[:1]))
+    n_rows, codes, spellings = read_owners(file.table, file.unit.column, label)
+    return n_rows, None if codes is None else Ids(codes, spellings)
 
 
 def _line_warnings(file: Path) -> list[str]:
-    return line_warnings(file, _n_rows(file))
+    return line_warnings(file, read_owners(file, None)[0])
 
 
 def digest_of(n_rows: int, ids: Ids | None) -> str:
@@ -214,7 +209,7 @@ def merged(reports: Sequence[AnyReport]) -> AnyReport:
     first, *_ = reports
     return type(first)(
         rows=sum(report.rows for report in reports),
-        shortened=sum(report.shortened for report in reports),
+        clipped=sum(report.clipped for report in reports),
         columns={
             name: _total(report.columns[name] for report in reports if name in report.columns) for name in first.columns
         },

@@ -5,21 +5,16 @@ Only the table's columns, not its cells, decide whether a study can be encoded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dpadmm.data.dataset import encode_labels
-from dpadmm.data.encoded import EncodedTable, Survey, encode_table, plain_schema, read_owners, survey_table
-from dpadmm.data.encoder import Report, much
+from dpadmm.data.encoder import Report
 from dpadmm.data.reader import has_named_columns, line_warnings
-from dpadmm.data.schema import Label, Schema
-from dpadmm.data.tables import RawTable, read_columns
+from dpadmm.data.schema import Label, Schema, plain_schema
+from dpadmm.data.survey import Survey, survey_table
+from dpadmm.data.table import EncodedTable, encode_table, read_owners
 from dpadmm.errors import DataError, StudyError
-from dpadmm.matrices.clipping import clip_rows, with_intercept
 from dpadmm.sites.site import counted
 from dpadmm.studies.study import Study
 from dpadmm.trusted.guard import PrivateRows
@@ -40,15 +35,12 @@ class SiteRows:
 
     def persons(self) -> Persons:
         """Return the persons in the table: for the owner only."""
-        person, label = self.unit.column, () if self.label is None else (self.label,)
-        if person is not None and self._has_named_columns:  # any cell may be an id
-            try:
-                codes, spellings = read_owners(self.table, person, label)
-            except StudyError as problem:
-                raise DataError(str(problem)) from None
-            return self.unit.persons(Ids(codes, spellings), len(codes))
-        raw = self._read(())
-        return self.unit.persons(self._ids(raw), len(raw.labels))
+        label = () if self.label is None else (self.label,)
+        try:
+            n_rows, codes, spellings = read_owners(self.table, self.unit.column, label)
+        except StudyError as problem:
+            raise DataError(str(problem)) from None
+        return self.unit.persons(None if codes is None else Ids(codes, spellings), n_rows)
 
     def opened(self, study: Study) -> PrivateRows:
         """Return the encoded rows for a guard."""
@@ -56,29 +48,14 @@ class SiteRows:
 
     def encoded(self, study: Study) -> ProtectedRows:
         """Return features (with a constant column if there is an intercept) and labels of all rows of the file."""
-        if (encoded := self.encoded_table(study)) is not None:
-            ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
-            rows = protect(
-                encoded.features, encoded.labels, self.unit, ids, owned=True, row_weights=encoded.row_weights
-            )
-            self._reports[study.hash] = encoded.report, rows.persons
-            return rows
-        raw = self._read(study.features)
-        try:
-            labels = encode_labels(raw.labels, task=study.problem.loss.task, classes=study.classes)
-        except DataError as problem:
-            cause = str(problem).partition(": declare")[0]
-            column = f", column {self.label!r}" if self.label else ""
-            raise DataError(f"{self.table}{column}, {cause}; correct the row or leave it out") from None
-        features = clip_rows(raw.features.astype(np.float32))
-        # last, because a constant column would give zeroed rows a gradient
-        features = with_intercept(features) if study.training.intercept else features
-        return protect(features, labels, self.unit, self._ids(raw), owned=True)
+        encoded = self.encoded_table(study)
+        ids = None if encoded.groups is None else Ids(encoded.groups, encoded.owners)
+        rows = protect(encoded.features, encoded.labels, self.unit, ids, owned=True, row_weights=encoded.row_weights)
+        self._reports[study.hash] = encoded.report, rows.persons
+        return rows
 
     def warnings(self, study: Study) -> list[str]:
         """Return warnings about rows that a study cannot use: for the owner only, because they depend on the rows."""
-        if self._schema(study) is None:
-            return []
         if study.hash not in self._reports:
             self._encode(study)
         report, persons = self._reports[study.hash]
@@ -97,7 +74,7 @@ class SiteRows:
             )
         hints = {"clamped": "; the same units?", "unknown": "; the same spelling?", "missing": ""}
         for kind, hint in hints.items():
-            counts = ", ".join(f"{name!r} {n:,}" for name, n in much(report.columns, report.rows, kind).items())
+            counts = ", ".join(f"{name!r} {n:,}" for name, n in report.frequent_issues(kind).items())
             if counts:
                 warnings.append(f"of {report.rows:,} cells {kind} in columns {counts}{hint}")
         return warnings
@@ -108,36 +85,18 @@ class SiteRows:
 
     def survey(self, study: Study) -> Survey | None:
         """Return counts of the table's cells in a study's encoding, for the owner only; None without named columns."""
-        named = self._schema(study)
-        return None if named is None else survey_table(self.table, *named)
+        return survey_table(self.table, *self._schema(study)) if has_named_columns(self.table) else None
 
     def _encode(self, study: Study) -> None:
         """Store the report of a study's encoding."""
         self.encoded(study)
 
-    @property
-    def _has_named_columns(self) -> bool:
-        """Whether the table has named columns; other files are not encoded."""
-        return has_named_columns(self.table)
-
-    def _read(self, columns: Sequence[str]) -> RawTable:
-        try:
-            return read_columns(self.table, columns, label=self.label, by=self.unit.column)
-        except StudyError as problem:
-            raise DataError(str(problem)) from None
-
-    def _ids(self, raw: RawTable) -> Ids | None:
-        groups = None if self.unit.column is None else raw.groups  # an NPZ file may have unnamed groups
-        return None if groups is None else Ids.of(groups.tolist())
-
-    def encoded_table(self, study: Study) -> EncodedTable | None:
-        """Return the encoded table before rows are zeroed; None for files without named columns."""
+    def encoded_table(self, study: Study) -> EncodedTable:
+        """Return the encoded table before rows are zeroed."""
         for role, column in (("label", self.label), ("person", self.unit.column)):
             if column in study.features:
                 raise DataError(f"{self.path}: {column!r} is the {role} column, but the study uses it as a feature")
-        if (named := self._schema(study)) is None:
-            return None
-        schema, label = named
+        schema, label = self._schema(study)
         person = self.unit.column
         if label is not None and label.column == person:
             raise DataError(f"{self.path}: {person!r} is the person column, but the study uses it as the label")
@@ -148,22 +107,20 @@ class SiteRows:
             )
         intercept = study.training.intercept
         try:
-            return encode_table(self.table, schema, label, by=person, intercept=intercept, total=True)
+            return encode_table(self.table, schema, label, by=person, intercept=intercept, invalid_as_missing=True)
         except StudyError as problem:
             raise DataError(str(problem)) from None
 
-    def _schema(self, study: Study) -> tuple[Schema, Label | None] | None:
-        """Return the columns and the label, if any, to read from a table of named columns; None for other files."""
+    def _schema(self, study: Study) -> tuple[Schema, Label | None]:
+        """Return the columns and the label, if any, to read from the table."""
         if study.encoding is not None:
             label = study.label and replace(study.label, column=self.label or study.label.column)
             return study.encoding, label
-        if not self._has_named_columns:
-            return None  # columns without names, or selected by number, are not encoded
-        if self.label is None:
+        if self.label is None and has_named_columns(self.table):
             raise DataError(f"{self.path}: data.label is missing: the column of {self.table} to predict")
         loss = study.problem.loss
         if loss.n_outputs == 2:
             raise DataError("for two classes, use the loss logistic; softmax is for three or more")
         classes: Any = study.classes or ((-1, 1) if loss.task == "binary" else None)
-        label = Label(self.label, classes=classes, plain=classes is None)
+        label = Label(self.label or "labels", classes=classes, plain=classes is None, counts=loss.task == "count")
         return plain_schema(study.features), label

@@ -107,7 +107,7 @@ def not_deployable(method: str) -> str:
 def _label_problems(study: Study) -> Iterator[str]:
     loss, label = study.training.loss, study.label
     is_number = loss.task in ("regression", "count")
-    if label is not None and (label.bounds is None) == is_number:
+    if label is not None and label.has_bounds != is_number:
         yield f"the {loss.name} loss requires {'bounds' if is_number else 'classes'} under [label]"
     elif label is not None and loss.task == "multiclass" and len(label.classes or ()) == 2:
         yield "softmax requires three or more classes; use the logistic loss for two"

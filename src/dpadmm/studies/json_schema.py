@@ -11,7 +11,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from dpadmm.data.schema import KINDS, ROW_NORMS, Label
-from dpadmm.data.schema_file import MOST_COLUMNS, RELEASED
+from dpadmm.data.schema_file import MAX_COLUMNS, RELEASED
 from dpadmm.matrices.clipping import INTERCEPT
 from dpadmm.methods import KINDS as RELEASES
 from dpadmm.methods import StatisticsRelease
@@ -51,7 +51,7 @@ def study_schema() -> dict[str, Any]:
         **top_level,
         "adjacency": {"const": ADJACENCY},
         "label": _object({**_properties(parameters(Label)), "public": PUBLIC}, ["column"]),
-        "columns": {"anyOf": [{**named, "maxProperties": MOST_COLUMNS}, {**listed, "maxItems": MOST_COLUMNS}]},
+        "columns": {"anyOf": [{**named, "maxProperties": MAX_COLUMNS}, {**listed, "maxItems": MAX_COLUMNS}]},
         "interactions": {
             "type": "array",
             "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},

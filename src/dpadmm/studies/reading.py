@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dpadmm.data.schema_file import confirmed, doubted, rows_from, unconfirmed
+from dpadmm.data.schema_file import confirmed, rows_from, suspicious_columns, unconfirmed
 from dpadmm.data.schema_file import problems as rows_problems
 from dpadmm.errors import StudyError
 from dpadmm.files.atomic import StrPath
@@ -92,7 +92,7 @@ def study_problems(table: Mapping[str, Any]) -> list[str]:
     if table.get("format") != FORMAT:
         return [message.removeprefix("study: ") for message in messages]
     if "columns" in table and "features" not in table:
-        messages += rows_problems(table) or doubted(table)
+        messages += rows_problems(table) or suspicious_columns(table)
     messages += _training_problems(table)
     if isinstance(table.get("provenance"), Mapping):
         messages += problems(dotted(table["provenance"]), provenance_parameters(), "provenance")

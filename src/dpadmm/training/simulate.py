@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpadmm.data import Dataset
+from dpadmm.data.reader import Table, open_table
 from dpadmm.engine.loop import (
     Averages,
     Observer,
@@ -43,7 +44,7 @@ from dpadmm.training.train import encode, prior_from, with_public_table
 
 def simulate(
     data: DataSource | Study | StrPath,
-    table: DataSource | StrPath | None = None,
+    table: DataSource | Table | None = None,
     *,
     settings: Settings | None = None,
     classes: Sequence[Any] | None = None,
@@ -66,8 +67,8 @@ def simulate(
         of its file) sets the model, method, budget and columns; its rows are in ``table``, and ``changes`` may only
         set agents, participation, test rows and measurements.
     table : path, Dataset or (features, labels), optional
-        The rows of a study: a CSV or Parquet file with its columns, or rows in its encoding, for example the
-        ``dataset`` of an earlier result. Numeric labels are scaled to −1 … 1, and so are the errors in the trace.
+        The rows of a study: a file, data frame or Arrow table with its columns, or rows in its encoding, for example
+        the ``dataset`` of an earlier result. Numeric labels are scaled to −1 … 1, and so are the errors in the trace.
     settings : Settings, optional
         Base settings, to which ``changes`` are applied.
     classes : sequence, optional
@@ -235,8 +236,8 @@ def settings_fixed_by(study: Study) -> set[str]:
     return {*study.training.to_dict(), "clip_rows"}
 
 
-def rows_of(study: Study, table: Any, *, by: str | None = None) -> Dataset | tuple[Any, Any]:
-    """Encode a file by the columns of a study, without the intercept, which :func:`prepare` adds.
+def rows_of(study: Study, table: Table, *, by: str | None = None) -> Dataset | tuple[Any, Any]:
+    """Encode a table by the columns of a study, without the intercept, which :func:`prepare` adds.
 
     A data set or a pair of arrays is returned unchanged.
     """
@@ -244,7 +245,7 @@ def rows_of(study: Study, table: Any, *, by: str | None = None) -> Dataset | tup
         return table
     rows = encode(study, table, by=by, intercept=False)
     owners = None if rows.groups is None else np.array(rows.owners, dtype=object)[rows.groups]
-    name, weights = Path(table).name, rows.row_weights
+    name, weights = Path(str(open_table(table).location)).name, rows.row_weights
     return Dataset(name, rows.features, rows.labels, study.classes, owners, study.features, weights)
 
 

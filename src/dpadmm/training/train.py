@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpadmm.data.encoded import EncodedTable, encode_table
-from dpadmm.data.partition import equal_owners, numbered, of_codes
+from dpadmm.data.partition import NumberedNames, equal_owners, of_codes
+from dpadmm.data.reader import Table
+from dpadmm.data.table import EncodedTable, encode_table
 from dpadmm.engine.loop import Observer
 from dpadmm.engine.noise import ExactNoise, Noise, SimulatedNoise
 from dpadmm.errors import DataError, StudyError
@@ -36,7 +37,7 @@ from dpadmm.studies.study import TRAINING, Study
 
 def train(
     study: Study | StrPath,
-    data: StrPath,
+    data: Table,
     *,
     by: str | None = None,
     n_agents: int = 1,
@@ -51,8 +52,9 @@ def train(
     ----------
     study : Study or path
         The study, or the path of its TOML file.
-    data : path
-        Table with the private rows, for example a CSV or Parquet file.
+    data : path, data frame or Arrow table
+        Table with the private rows: a file, for example CSV or Parquet; a data frame of pandas or polars; an Arrow
+        table; or another object with the Arrow PyCapsule interface. The same rows give the same model in every form.
     by : str, optional
         Column that identifies the owner of each row. Each owner is one agent. If not given, the rows are assigned
         at random to ``n_agents`` agents of equal size.
@@ -143,20 +145,15 @@ def _has_same_bytes(one: Path, other: Path) -> bool:
     return one.stat().st_size == other.stat().st_size and PublicRows.of(one) == PublicRows.of(other)
 
 
-def encode(study: Study, data: StrPath, *, by: str | None = None, intercept: bool | None = None) -> EncodedTable:
+def encode(study: Study, data: Table, *, by: str | None = None, intercept: bool | None = None) -> EncodedTable:
     """Encode a table by the columns of a study. ``intercept`` overrides the study's setting."""
-    if not isinstance(data, str | PathLike):
-        raise DataError(
-            f"the table of a study must be the path of a file, such as CSV or Parquet, not a {type(data).__name__}; "
-            "write it to a file first, for example with to_parquet(path)"
-        )
     if study.schema is None:
         raise StudyError(
             "the study has a list of features only; training on a table needs [columns] with public bounds and "
             "values, and a [label] (dpadmm study new drafts them)"
         )
     has_intercept = study.training.intercept if intercept is None else intercept
-    return encode_table(Path(data), study.encoding or study.schema, study.label, by=by, intercept=has_intercept)
+    return encode_table(data, study.encoding or study.schema, study.label, by=by, intercept=has_intercept)
 
 
 def run_study(
@@ -232,7 +229,7 @@ def _assign_owners(
     """Return the agent of every row, and the agents' names."""
     if table.groups is None:
         rng = np.random.default_rng(seed)
-        return equal_owners(len(table.labels), n_agents, rng), numbered(n_agents)
+        return equal_owners(len(table.labels), n_agents, rng), NumberedNames(n_agents)
     if n_agents != 1:
         raise StudyError("n_agents cannot be set if a column of the table identifies the owners; leave one of them out")
     return table.groups, tuple(table.owners)

@@ -1,1 +1,1 @@
-"""Data sets with a name: UCI Adult, and made-up rows."""
+"""Named data sets: UCI Adult, public tables, and synthetic rows."""

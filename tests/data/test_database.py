@@ -18,9 +18,9 @@ import pytest
 from databases import PASSWORD, PostgreSQL, duckdb_file, postgresql
 from looping import case
 
+from dpadmm.data.database import read_database_table
+from dpadmm.data.dataset_file import read_table
 from dpadmm.data.reader import column_names, line_warnings, open_batches
-from dpadmm.data.sources import read_database_table
-from dpadmm.data.tables import read_table
 from dpadmm.errors import DataError, DPADMMError, RefusalError
 from dpadmm.federation.site.responder import Responder
 from dpadmm.models.evaluate import evaluate
@@ -420,7 +420,7 @@ def test_files_that_are_no_tables_here_come_with_advice(tmp_path: Path) -> None:
         ("t.sav", "export the table as CSV or Parquet"),
         ("t.dta", "export the table as CSV or Parquet"),
         ("t.sas7bdat", "export the table as CSV or Parquet"),
-        ("t.duckdb", "write a file such as visits.toml that says database, table and order_by"),
+        ("t.duckdb", "write a file such as visits.toml with database, table and order_by"),
         ("postgresql://a:hidden@db/x", "write a file such as visits.toml"),
     ]:
         with case(name):
