@@ -150,7 +150,7 @@ def test_many_weights_take_another_solver_to_the_same_place() -> None:
         with case(regularizer), pytest.MonkeyPatch.context() as monkeypatch:
             rows, problem = cohort(Logistic()), Problem(Logistic(), regularizer, 0.005)
             newton = problem.objective(rows, minimizer(problem, rows))
-            monkeypatch.setattr("dpadmm.engine.minimizer._NEWTON_WEIGHTS", 0)
+            monkeypatch.setattr("dpadmm.engine.minimizer._MAX_NEWTON_WEIGHTS", 0)
             assert problem.objective(rows, minimizer(problem, rows)) == pytest.approx(newton, rel=1e-7)
 
 

@@ -104,7 +104,7 @@ def test_a_warm_start_is_cheaper() -> None:
 
 @pytest.mark.parametrize("pull", [1e-3, 1e-6])
 def test_ill_conditioned_problems_are_handed_to_newton(pull: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_solver, "_EASY_PASSES", 3)
+    monkeypatch.setattr(local_solver, "_MAX_BFGS_PASSES", 3)
     problems = problems_of(Problem(Logistic(), NoRegularizer(), 0.0), cohort(Logistic()), pull=pull)
     solved = solve(problems, np.zeros_like(problems.centers))
     sizes = np.linalg.norm(problems.gradient(solved.weights, np.arange(4)), axis=(1, 2))
@@ -116,8 +116,8 @@ def test_ill_conditioned_problems_are_handed_to_newton(pull: float, monkeypatch:
 def test_a_problem_that_is_not_solved_says_so_in_the_same_words_whosever_it_is(
     regularizer: Regularizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_solver, "_EASY_PASSES", 1)
-    monkeypatch.setattr(local_solver, "_MOST_PASSES", 1)
+    monkeypatch.setattr(local_solver, "_MAX_BFGS_PASSES", 1)
+    monkeypatch.setattr(local_solver, "_MAX_PASSES", 1)
     said = set()
     for bad, size in ((0, 1.0), (2, 1.0), (3, 0.7)):
         rng = np.random.default_rng(bad)
@@ -137,7 +137,7 @@ def test_a_curvature_that_cannot_be_factored_is_no_message_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SciPy's would name the place in the matrix, which is made of rows."""
-    monkeypatch.setattr(local_solver, "_EASY_PASSES", 0)
+    monkeypatch.setattr(local_solver, "_MAX_BFGS_PASSES", 0)
     monkeypatch.setattr(local_solver, "data_hessian", lambda problem, rows, weights: -np.eye(weights.size))
     problems = problems_of(Problem(Logistic(), L2(), 0.1), cohort(Logistic()), pull=0.1, tolerance=1e-4)
     solved = solve(problems, problems.centers)
@@ -154,10 +154,10 @@ def test_no_method_that_solves_can_be_deployed() -> None:
         assert not {"solve", "LocalProblems", "minimizer"} & vars(sys.modules[method.__module__]).keys()
     for name in solving:
         budget = {} if not ALL_METHODS[name].private else {"epsilon": 1.0}
-        with pytest.raises(StudyError, match=f"{name} runs in simulations only; use auto, dp_admm or dp_sgd"):
+        with pytest.raises(StudyError, match=f"{name} runs in simulations only; use auto, pgd, newton, dp_admm or"):
             Study(name="s", features=("x",), training={"method": name, "delta": 1e-6, **budget})
     for name in (name for name in solving if ALL_METHODS[name].private):
-        with pytest.raises(StudyError, match="exact noise is for sums over all rows"):
+        with pytest.raises(StudyError, match="exact noise applies to sums over all rows only"):
             simulate("synthetic", method=name, epsilon=1.0, alpha=0.1, n_rounds=2, exact_noise=True)
 
 

@@ -103,7 +103,7 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
     answer = cli("audit", *SHORT, "-o", tmp_path, "--quiet")
     assert answer.code == 1
     assert answer.err == ""
-    assert "noise: variance: The noise is as large as promised" in answer.out
+    assert "noise: variance: The noise has the promised variance" in answer.out
     assert answer.out.splitlines()[-1].startswith("FAILED: ")
     answer = cli("audit", *SHORT, "-o", tmp_path, "--json")
     assert answer.code == 1

@@ -67,9 +67,10 @@ def check_table(text: str) -> dict[str, list[str]]:
     assert list(rows)[1:] == named
     assert next(iter(rows)).startswith("optimum ")
     assert [int(rows[name][2]) for name in named if name.startswith("DP")] == [100, 100]
-    assert "0.5009 and 1.0193. With DP-ADMM and auto an agent relies on nobody." in " ".join(text.split())
-    promise = "ε holds if at least 50 agents are honest; if all others work together it is 2.8934 and 6.9539."
-    assert promise in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "0.5009 and 1.0193. With DP-ADMM and auto, an agent's privacy does not depend on anyone else." in words
+    promise = "ε holds if at least 50 agents are honest. If all others collude, it is 2.8934 and 6.9539."
+    assert promise in words
     return rows
 
 

@@ -64,6 +64,42 @@ def test_help_lists_the_commands_and_no_command_shows_it(cli):
     assert bare.err == ""
 
 
+OLD = {
+    "agent": [
+        "init",
+        "check",
+        "begin",
+        "offer",
+        "review",
+        "enrol",
+        "leave",
+        "request",
+        "join",
+        "run",
+        "status",
+        "health",
+    ],
+    "aggregator": [
+        *("init", "install", "approve", "revoke", "sites", "users", "roster", "broker", "serve", "resume"),
+        *("end", "status", "health", "export"),
+    ],
+    "ledger": ["show", "verify", "export", "statement", "backup", "restore"],
+    "federation": ["demo"],
+}
+
+
+def test_an_old_command_names_the_new_one(cli):
+    """Each hint is a command with options that exist."""
+    for words in [*([group] for group in OLD), *([group, name] for group, names in OLD.items() for name in names)]:
+        with case(words):
+            answer = cli(*words, "--some", "option")
+            assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+            assert f"dpadmm: there is no command '{words[0]}" in answer.err
+            new = answer.err.strip().partition("; use dpadmm ")[2].split()
+            text = cli(*(word for word in new if not word.startswith("--")), "--help").succeeded().out
+            assert all(word in text for word in new if word.startswith("--"))
+
+
 def test_version(process):
     answer = process("--version").succeeded()
     assert (answer.out, answer.err) == (f"{dpadmm.__version__}\n", "")

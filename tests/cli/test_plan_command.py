@@ -43,9 +43,7 @@ def test_a_study_s_own_public_rows_are_the_public_table(cli, study_file, public)
     own = cli("plan", study_file, *words("--json")).succeeded().json
     assert own["source"] == given["source"] == str(public)
     assert own["hash"] == read_study(study_file).hash
-    assert [each["public_rows_alone"] for each in own["scenarios"]] == [
-        each["public_rows_alone"] for each in given["scenarios"]
-    ]
+    assert [each["public_model"] for each in own["scenarios"]] == [each["public_model"] for each in given["scenarios"]]
     text = " ".join(cli("plan", study_file, *words()).succeeded().out.split())
     assert "the study, which starts from them, is forecast to reach" in text
     assert "without train --public" not in text
@@ -134,8 +132,8 @@ def test_json_has_everything_and_the_seed_repeats_it(cli, study_file, public):
     assert scenario["own"] == {k: v for k, v in scenario["cells"][3].items() if k not in ("epsilon", "n_rounds")}
     assert scenario["verdict"] == first["verdict"]
     for name in ("accuracy", "auc"):
-        assert scenario["baseline"][name] < scenario["ceiling"][name]["mean"]
-    assert scenario["baseline"]["log_loss"] > scenario["ceiling"]["log_loss"]["mean"]
+        assert scenario["constant"][name] < scenario["without_noise"][name]["mean"]
+    assert scenario["constant"]["log_loss"] > scenario["without_noise"]["log_loss"]["mean"]
     assert (first["measure"], first["n_rounds"]) == ("auc", 20)
     assert again["scenarios"] == first["scenarios"] != other["scenarios"]
 
@@ -257,7 +255,7 @@ def test_a_study_that_asks_for_intervals_is_told_whether_it_will_have_them(cli, 
     assert told is not None
     enough = int(told[1].replace(",", ""))
     found = cli(*call, "--rows", enough // 2, "--json").succeeded().json["intervals"]
-    assert found == {"having": 2, "runs": 2, "rows": enough, "likely": True}
+    assert found == {"n_with_intervals": 2, "n_runs": 2, "n_rows_needed": enough, "is_likely": True}
     likely = " ".join(cli(*call[:-2], "--rows", 10**6).succeeded().out.split())
     assert "Confidence intervals: likely at ε = 1 with 2,000,000 rows (6 of 6 runs had them)." in likely
     study_file.write_text(asking.replace("inference = true", ""))

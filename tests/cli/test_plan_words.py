@@ -11,10 +11,14 @@ import planned
 from looping import case
 from printed import printed
 
-from dpadmm.cli.plan import other_rounds, show, time_in_words
-from dpadmm.planning.forecast import ForecastGrid, Outlook, Value
+from dpadmm.cli.console import show
+from dpadmm.cli.plan import other_rounds
+from dpadmm.planning.costs import costs_of
+from dpadmm.planning.forecast import ForecastGrid, ScenarioForecast, Value
 from dpadmm.planning.intervals import Intervals
-from dpadmm.planning.plan import Goal, Plan, costs_of
+from dpadmm.planning.plan import Plan
+from dpadmm.planning.recommendation import Goal
+from dpadmm.planning.rendering import describe_time
 from dpadmm.studies.reading import study_from
 
 SIZES = np.array([400] * 5)
@@ -25,12 +29,12 @@ def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, sensitivity=0.
     """A plan where ε does not matter, and so many rounds reach so much."""
     study = study_from(tomllib.loads(planned.STUDY))
 
-    def both(mean: float, luck: float = 0.0) -> dict[str, Value]:
+    def both(mean: float, std: float = 0.0) -> dict[str, Value]:
         values = {"accuracy": mean, "log_loss": log_loss, "sensitivity": sensitivity}
-        return {name: Value(each, luck=luck) for name, each in values.items()}
+        return {name: Value(each, std=std) for name, each in values.items()}
 
     cells = {(e, t): both(means[t], 0.01) for e, t in GRID.cells}
-    outlook = Outlook(
+    forecast = ScenarioForecast(
         "public rows",
         cells,
         both(0.9),
@@ -39,7 +43,7 @@ def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, sensitivity=0.
         None if alone is None else both(alone),
     )
     public = None if alone is None else Path("public.csv")
-    return Plan(study, SIZES, costs_of(study, SIZES, 1.2), GRID, (outlook,), goal, public, 2)
+    return Plan(study, SIZES, costs_of(study, SIZES, 1.2), GRID, (forecast,), goal, public, 2)
 
 
 def shown(*given, **more) -> str:
@@ -75,24 +79,26 @@ def test_public_rows_alone_stand_beside_the_study():
     assert "alone reach 85.0%, log-loss 0.500; the study, which" in text
     assert "forecast to reach 80.0%, log-loss 0.500." in text
     assert "Inconclusive: forecast log-loss 0.500, 0.100 below the goal, not clearly better than the model from" in text
-    assert "public rows, no noise" in text
+    assert "No noise: a model of the public rows without noise" in text
     assert "no privacy" not in text
 
 
 def test_a_study_is_not_recommended_if_its_intervals_are_unlikely():
     made = plan_of({20: 0.80, 100: 0.80}, Goal("accuracy"))
-    assert made.verdict.word == "recommended"
-    assert replace(made, intervals=Intervals(8, 10, 2000)).verdict == made.verdict
+    assert made.recommendation.word == "recommended"
+    assert replace(made, intervals=Intervals(8, 10, 2000)).recommendation == made.recommendation
     unlikely = replace(made, intervals=Intervals(7, 10, 4000))
-    assert unlikely.verdict.word == "not recommended"
+    assert unlikely.recommendation.word == "not recommended"
     text = " ".join(printed(100, show, unlikely).split())
     assert (
-        "Not recommended: the requested confidence intervals are unlikely (7 of 10 runs); forecast accuracy 80.0%, "
-        "30.0 points above a constant prediction. Confidence intervals: unlikely at ε = 1 with 2,000 rows (7 of 10 "
-        "runs had them); about 4,000 rows would do"
+        "Confidence intervals: unlikely at ε = 1 with 2,000 rows (7 of 10 runs had them); about 4,000 rows would do"
     ) in text
-    assert made.as_json()["verdict"] == "recommended"
-    assert unlikely.as_json()["verdict"] == "not recommended"
+    assert text.endswith(
+        "Not recommended: the requested confidence intervals are unlikely (7 of 10 runs); forecast accuracy 80.0%, "
+        "30.0 points above a constant prediction."
+    )
+    assert made.to_dict()["verdict"] == "recommended"
+    assert unlikely.to_dict()["verdict"] == "not recommended"
 
 
 def test_probabilities_that_are_worth_nothing_are_named():
@@ -126,4 +132,4 @@ def test_time_is_told_in_words():
         (7200.0, "about 2.0 hours"),
     ]:
         with case(seconds, words):
-            assert time_in_words(seconds) == words
+            assert describe_time(seconds) == words

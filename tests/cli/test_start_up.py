@@ -8,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from looping import case
 
 from dpadmm.cli import COMMANDS, load_command
+from dpadmm.data.schema import Category, Label, Schema
 from dpadmm.federation.local import SITE_TOML
+from dpadmm.models.file import save_model
+from dpadmm.models.model import Model
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
 RUN = """
@@ -80,6 +84,21 @@ def test_commands_load_no_compiler_and_no_figures(tmp_path):
             found = modules_after(RUN, json.dumps([words.split() for words in several]), cwd=tmp_path)
             assert not found.intersection(HEAVY)
             assert found.intersection(["numpy", "pyarrow"]) == loads
+
+
+def test_evaluate_and_explain_load_neither_pandas_nor_training(tmp_path):
+    schema = Schema((Category("age", ("old", "young")),))
+    weights, label = np.ones((len(schema.features), 1)), Label("ill", classes=("no", "yes"))
+    model = Model(weights, "binary", "logistic", classes=label.classes, schema=schema, label=label,
+                  feature_names=schema.features)  # fmt: skip
+    save_model(model, tmp_path / "m.dpadmm")
+    (tmp_path / "table.csv").write_text("age,ill\nold,no\nyoung,yes\n")
+    start = RUN.replace("import main", "import start as main")
+    for words in ("evaluate m.dpadmm -d table.csv", "explain m.dpadmm"):
+        with case(words):
+            found = modules_after(start, json.dumps([words.split()]), cwd=tmp_path)
+            assert "dpadmm.models.model" in found
+            assert not found.intersection([*HEAVY, "pandas", "dpadmm.methods", "dpadmm.engine.loop", "dpadmm.studies"])
 
 
 def test_an_agent_is_imported_without_readers_compiler_or_solvers():

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from conftest import Cli
-from dpadmm.planning.forecast import public_scenario, reached
+from dpadmm.planning.costs import with_rounds_for
+from dpadmm.planning.forecast import forecast_settings
 from dpadmm.planning.measures import figures
-from dpadmm.planning.plan import for_sizes
+from dpadmm.planning.scenarios import public_scenario
 from dpadmm.studies.reading import read_study
 from dpadmm.training.train import encode, prior_from, run_study
 
@@ -33,9 +34,9 @@ def differences(cli: Cli, folder: Path) -> dict[str, float]:
     cli("study", "confirm", study_file, "--all").succeeded()
     study = read_study(study_file)
     rows, test = encode(study, folder / "patients.csv", by="hospital"), encode(study, folder / "test.csv")
-    study = for_sizes(study, np.bincount(rows.groups))
+    study = with_rounds_for(study, np.bincount(rows.groups))
     scenario = public_scenario(study, folder / "sample.csv", repeats=5, seed=1)
-    forecast = reached(study, study.training, scenario, np.bincount(rows.groups), seed=1)
+    forecast = forecast_settings(study, study.training, scenario, np.bincount(rows.groups), seed=1)
     weights = run_study(study, rows, seed=1, prior=prior_from(study, folder / "sample.csv")).weights
     result = figures(study.problem.loss, test.labels, test.features @ weights, np.zeros(1))
     found = {name: (forecast[name], *result[name][:2]) for name in MEASURES}

@@ -109,7 +109,7 @@ def test_a_study_that_is_ended_for_good_ends_everywhere(tmp_path: Path, ask) -> 
         assert not [each for each in seen["alarms"] if each["code"] != "disk-small"]
         assert ask("server", "status", "--health", "small", *folder)[0] == 0
         assert f"Ended for good after round {rounds} of 5000" in ask("server", "status", *folder)[1]
-        assert ask("server", "end", "small", *folder) == (0, "Ended before, nothing changed: small.")
+        assert ask("server", "end", "small", *folder) == (0, "Already ended, nothing changed: small.")
         all.serve("small")  # a service that is started again ends at once
         assert all.finished() == 0, all.said
         assert all.rounds_done == rounds

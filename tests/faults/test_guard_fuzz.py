@@ -28,7 +28,7 @@ from dpadmm.errors import RefusalError
 from dpadmm.losses import LOSSES
 from dpadmm.sites.agent import Agent
 from dpadmm.studies.study import Study
-from dpadmm.trusted.discrete_gaussian import REACH, Lattice
+from dpadmm.trusted.discrete_gaussian import MAX_SIGMAS, Lattice
 from dpadmm.trusted.guard import MAX_MEMO, Guard
 
 LONG = os.environ.get("DPADMM_TORTURE") == "1"
@@ -74,7 +74,7 @@ def ask(guard: Guard, study: Any, round: Any, point: Any, memo: Any) -> str:
         code = "released"
         grid = Lattice(1.0, D, 8)
         assert answer.dtype == np.int64
-        assert np.abs(answer).max() <= grid.max_sum + REACH * grid.noise_scale(FUZZED.noise_multiplier)
+        assert np.abs(answer).max() <= grid.max_sum + MAX_SIGMAS * grid.noise_scale(FUZZED.noise_multiplier)
     assert code in ({"released"} | ABOUT_ROUNDS if good else MALFORMED)
     assert guard._ledger.status().seq - before in ((0, 1) if code == "released" else (0,))
     return code
@@ -330,7 +330,7 @@ def test_a_point_however_far_is_answered_and_the_answer_fits():
             rng, policy = random.Random(), replace(POLICY, losses=frozenset(LOSSES))
             with memory_folder() as folder, guarded(folder, own(features, labels), policy) as guard:
                 grid = guard.enrol(far).query_at(1).grid
-                largest = grid.max_sum + REACH * grid.noise_scale(far.noise_multiplier)
+                largest = grid.max_sum + MAX_SIGMAS * grid.noise_scale(far.noise_multiplier)
                 for round in range(1, 200 if LONG else 40):
                     point = np.array([rng.choice(HUGE) for _ in range(grid.size)]).reshape(far.shape)
                     answer = guard.answer(far.hash, round, point)

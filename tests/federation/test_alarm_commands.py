@@ -115,7 +115,7 @@ def test_the_command_of_every_alarm_can_be_run(tmp_path: Path, cli: Any) -> None
         site = cloned | {"clock_difference": 61.0, "last_seen": None}
         stalled = {"state": "stalled", "headline": "", "since": "2026", "live": {"connected": False, "broker": ""}}
         found: list[Alarm] = [
-            *alarms_of(all.authority, [status_of(all.authority, journal)]),
+            *alarms_of(all.authority, [status_of(all.authority, journal) | {"state": "interrupted"}]),
             *study_alarms(stalled | {"sites": [site, site | {"state": "silent"}, site | {"state": "refused"}]}, folder),
             *server_alarms(folder, {}, studies=False),
             *site_alarms(None, tmp_path / "a"),

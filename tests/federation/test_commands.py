@@ -257,15 +257,19 @@ def _states(land: Land, name: str) -> dict[str, str]:
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("server", "run", "study.toml", "--folder", "nowhere"), "nowhere"),
-    (("server", "run", "second.toml", "--folder", "hub"), "is not proposed yet; to propose it: dpadmm server propose"),
+    (
+        ("server", "status", "second.toml", "--folder", "hub"),
+        "is not proposed yet; to propose it: dpadmm server propose",
+    ),
     (
         ("server", "run", "second.toml", "--folder", "hub"),
         "public.csv: public rows not found; copy the table to this path",
     ),
     (("server", "status", "missing.toml", "--folder", "hub"), "missing.toml"),
-    (("server", "run", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
+    (("server", "propose", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
     (("server", "revoke", "south", "--folder", "hub"), "south is not a site"),
     (("server", "init", "hub", "--host", "localhost"), "hub"),
+    (("server", "invite", "west", "--request", "east/network/request.json", "--folder", "hub"), "not from west"),
     (
         ("site", "join", "--invitation", "east.invitation.json", "--site", "west/site.toml", "--yes"),
         "request was for west",

@@ -363,15 +363,17 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
             if line[:5] in ("heart", "kidne")
         }
         assert lines["kidney"][2:] == ["stalled", "0", "of", "20", "0", "of", "3", begun[:10]]
-        assert lines["heart"][1:9] == [all.study.hash[:16], "interrupted", "0", "of", "30", "–", "of", "3"]
+        assert lines["heart"][1:9] == [all.study.hash[:16], "proposed", "0", "of", "30", "–", "of", "3"]
         assert "error stalled: kidney: Stalled in round 1 of 20: a silent, b silent, since" in shown
-        assert "error not-running: heart: Interrupted before round 1: no server runs this study. To continue" in shown
+        assert "heart: " not in shown, "a proposed study has no alarm"
+        proposed = cli("server", "status", "heart", "--folder", folder).succeeded().out
+        assert "Proposed: no server has run this study yet" in proposed
         seen = json.loads(cli("server", "status", "--folder", folder, "--json").succeeded().out)
         assert seen["state"] == "several"
         assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
         assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
         latest = cached_for(0.0, lambda: overview(folder))
-        assert [each["state"] for each in latest()] == ["stalled", "interrupted"]
+        assert [each["state"] for each in latest()] == ["stalled", "proposed"]
         path.write_bytes(b"no journal")
         assert len(latest()) == 2, "the page keeps what it knew"
 
@@ -393,7 +395,7 @@ def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path
         def shown() -> dict[str, str]:
             return {each["name"]: each["state"] for each in snapshot()["studies"]}
 
-        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "interrupted"})
+        wait_for(lambda: shown() == {"heart": "waiting", "kidney": "proposed"})
         page = snapshot()
         assert (page["state"], page["headline"]) == ("waiting", "Waiting for sites: 0 of 3 present, 3 needed")
         alarms = [alarm for alarm in page["alarms"] if alarm["code"] == "site-silent"]

@@ -147,4 +147,4 @@ def _one_hash(land: Land) -> None:
     moved.rename(key)
     for name in SITES:
         words = ("site", "accept", "agreed.toml", "--site", f"{name}/site.toml", "--hash")
-        assert "Enrolled since" in land.said(*words, agreed.hash.upper())
+        assert "Accepted: " in land.said(*words, agreed.hash.upper())

@@ -241,4 +241,4 @@ def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli
     cli("verify", tmp_path / "counts.privacy.json").succeeded()
     told = cli("describe", out).succeeded().out
     assert "small counts: 180 rows, of which about" in told
-    assert "if at least 2 of the sites of every round are honest" in " ".join(told.split())
+    assert "if at least 2 sites in every round are honest" in " ".join(told.split())

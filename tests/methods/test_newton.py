@@ -89,7 +89,7 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
             lambda: study(training={"loss": "softmax"}, classes=(0, 1, 2)),
             "logistic, squared or poisson, not softmax",
         ),
-        (lambda: study(training={"method": "dp_admm"}), "dp_admm does not support inference"),
+        (lambda: study(training={"method": {"name": "dp_admm", "inference": True}}), "not of dp_admm; remove it"),
         (lambda: Settings(epsilon=1.0, method={"inference": True}), "inference is a parameter of auto, not of dp_admm"),
         (lambda: study(training={"average": "tail"}), 'inference requires average = "last"'),
         (

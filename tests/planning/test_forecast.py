@@ -21,30 +21,26 @@ from dpadmm.losses import Logistic
 from dpadmm.methods import Auto
 from dpadmm.methods.prior import prior_of
 from dpadmm.models.explain import explain
+from dpadmm.planning.costs import costs_of, measured_seconds, with_rounds_for
 from dpadmm.planning.forecast import (
-    LEAST_ROWS,
-    MOST_AGENTS,
-    STRENGTHS,
+    MAX_AGENTS,
     ForecastGrid,
     PlannedNoise,
-    Pool,
-    Scenario,
-    computed,
+    forecast_scenario,
+    forecast_settings,
     grid_of,
     n_runs,
-    outlook,
+    optimism_correction,
     prior_weight,
-    public_scenario,
-    reached,
     resampled,
     run,
-    synthetic_scenarios,
-    way_to_own_rows,
+    simulated_sizes,
 )
 from dpadmm.planning.forecast import _values as values_of
 from dpadmm.planning.intervals import forecast_intervals
 from dpadmm.planning.measures import figures
-from dpadmm.planning.plan import VOIDS, alternatives, costs_of, for_sizes, measured_seconds
+from dpadmm.planning.plan import ABORTED_SHARE, alternatives
+from dpadmm.planning.scenarios import MIN_ROWS, STRENGTHS, Pool, Scenario, public_scenario, synthetic_scenarios
 from dpadmm.queries.problem import make_rows
 from dpadmm.studies.reading import read_study
 from dpadmm.studies.study import Study
@@ -91,7 +87,7 @@ def test_noise_is_that_of_the_planned_rows(pool):
 
 def test_many_agents_and_rows_are_forecast_with_few():
     """After one round from zero the weights are −s·(gradient + noise), so their spread shows the noise."""
-    n, m = 2 * MOST_AGENTS, 1_000_000
+    n, m = 2 * MAX_AGENTS, 1_000_000
     pool = Pool(np.eye(50), np.ones(50))
     method = {"name": "dp_admm", "schedule": "constant", "rho": 1.0}
     training = {"method": method, "noise_multiplier": 100.0, "n_rounds": 1}
@@ -104,11 +100,11 @@ def test_many_agents_and_rows_are_forecast_with_few():
 
 
 def test_rows_computed_with_are_limited_and_fair(pool):
-    few = computed(np.array([90, 10**6, 2 * 10**6]), pool)
-    assert few[0] == LEAST_ROWS
+    few = simulated_sizes(np.array([90, 10**6, 2 * 10**6]), pool)
+    assert few[0] == MIN_ROWS
     assert few[2] == pytest.approx(2 * few[1], rel=1e-3)
     assert few.sum() < 60_000
-    assert computed(np.array([5, 600]), pool).tolist() == [5, 600]
+    assert simulated_sizes(np.array([5, 600]), pool).tolist() == [5, 600]
 
 
 def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, tmp_path):
@@ -121,7 +117,7 @@ def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, t
         np.concatenate([test.labels for _, test in scenario.folds]),
     )
     assert key(tested) == key(pool)
-    assert scenario.tested == 103
+    assert scenario.n_tested == 103
     for train, test in scenario.folds:
         together = Pool(np.concatenate([train.features, test.features]), np.concatenate([train.labels, test.labels]))
         assert key(together) == key(pool)
@@ -147,7 +143,9 @@ def test_made_up_rows_have_the_strengths_they_are_said_to_have(study):
         regions = np.asarray(train.features)[:, 1:5].mean(axis=0)
         np.testing.assert_allclose(regions[:3], regions[:3].mean(), rtol=0.1)
         assert regions[3] == 0.0
-        ceilings.append(outlook(study, scenario, np.full(10, 800), grid, seed=1).ceiling["accuracy"].mean)
+        ceilings.append(
+            forecast_scenario(study, scenario, np.full(10, 800), grid, seed=1).without_noise["accuracy"].mean
+        )
     np.testing.assert_allclose(ceilings, [0.607, 0.724, 0.874], atol=0.03)
     assert [each.name.split()[0] for each in scenarios] == list(STRENGTHS)
 
@@ -187,14 +185,14 @@ def test_a_forecast_lies_between_own_and_other_rows_as_far_as_the_plan_has_more(
 
 def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_other_rows(study, tmp_path):
     assert study.shape == (7, 1)
-    assert way_to_own_rows(study, "accuracy", 7, (0.8, 0.0)) == pytest.approx(0.25)
-    assert way_to_own_rows(study, "auc", 70, (0.8, 0.0)) == pytest.approx(0.5 / 1.1)
-    assert way_to_own_rows(study, "accuracy", 70, (0.8, 0.5)) == pytest.approx(0.25 / 1.1)
-    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.0)) == pytest.approx(0.5)
-    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.1), 1.0) == pytest.approx(0.1)
-    assert way_to_own_rows(study, "log_loss", 7, (0.8, 0.1), 0.5) == pytest.approx(0.5 * (1.0 - 0.2 - 0.025))
+    assert optimism_correction(study, "accuracy", 7, (0.8, 0.0)) == pytest.approx(0.25)
+    assert optimism_correction(study, "auc", 70, (0.8, 0.0)) == pytest.approx(0.5 / 1.1)
+    assert optimism_correction(study, "accuracy", 70, (0.8, 0.5)) == pytest.approx(0.25 / 1.1)
+    assert optimism_correction(study, "log_loss", 7, (0.8, 0.0)) == pytest.approx(0.5)
+    assert optimism_correction(study, "log_loss", 7, (0.8, 0.1), 1.0) == pytest.approx(0.1)
+    assert optimism_correction(study, "log_loss", 7, (0.8, 0.1), 0.5) == pytest.approx(0.5 * (1.0 - 0.2 - 0.025))
     three = Study(name="three", features=("a",), classes=("x", "y", "z"), training={"epsilon": 1.0, "loss": "softmax"})
-    assert way_to_own_rows(three, "accuracy", 2, (0.8, 0.0)) == pytest.approx(0.25)
+    assert optimism_correction(three, "accuracy", 2, (0.8, 0.0)) == pytest.approx(0.25)
 
 
 def test_the_weight_of_a_prior_is_how_far_it_moves_the_model(auto, tmp_path):
@@ -221,11 +219,11 @@ def test_the_weight_of_a_prior_is_how_far_it_moves_the_model(auto, tmp_path):
 
 def test_spread_is_luck_and_the_number_of_rows(study):
     value = forecast_of(study, fabricated(80, 20), [(0.8, 0.8), (0.7, 0.7)], np.array([100]))
-    assert value.luck == pytest.approx(np.std([0.2, 0.3], ddof=1))
-    assert value.sampling == pytest.approx(math.sqrt(0.25 / 40))
-    assert value.paired == pytest.approx(math.sqrt(0.01 / 2))
-    assert value.from_public == pytest.approx(math.sqrt(0.04 / 2))
-    assert value.spread == pytest.approx(math.hypot(value.luck, value.sampling))
+    assert value.std == pytest.approx(np.std([0.2, 0.3], ddof=1))
+    assert value.std_error == pytest.approx(math.sqrt(0.25 / 40))
+    assert value.std_error_vs_constant == pytest.approx(math.sqrt(0.01 / 2))
+    assert value.std_error_vs_public == pytest.approx(math.sqrt(0.04 / 2))
+    assert value.spread == pytest.approx(math.hypot(value.std, value.std_error))
 
 
 def test_figures_are_those_of_evaluation_and_are_paired_with_a_constant_guess():
@@ -259,18 +257,18 @@ def test_a_constant_guess_and_the_optimum_are_the_best_of_their_kind(study, tmp_
     """What is reached without privacy does not depend on the study's own regularizer."""
     scenario = public_scenario(study, planned.table(tmp_path / "public.csv", 600), repeats=3, seed=1)
     grid, sizes = ForecastGrid((1.0,), (5,), (1.0, 5)), np.full(4, 1000)
-    found = outlook(study, scenario, sizes, grid, seed=1)
+    found = forecast_scenario(study, scenario, sizes, grid, seed=1)
     heavy = study.training.with_changes(alpha=0.5)
     provenance = {"alpha": "assumed"}
     penalised = Study(name="x", schema=study.schema, label=study.label, training=heavy, provenance=provenance)
-    assert outlook(penalised, scenario, sizes, grid, seed=1).ceiling == found.ceiling
+    assert forecast_scenario(penalised, scenario, sizes, grid, seed=1).without_noise == found.without_noise
     labels = np.concatenate([test.labels for _, test in scenario.folds])
     share = np.mean(labels > 0.0)
-    assert found.baseline["accuracy"] == max(share, 1.0 - share)
-    assert found.baseline["log_loss"] == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
-    assert found.baseline["auc"] == 0.5
-    assert found.alone["log_loss"].mean == pytest.approx(found.ceiling["log_loss"].mean, abs=0.02)
-    assert found.alone["accuracy"].mean > 0.75 > found.baseline["accuracy"]
+    assert found.constant["accuracy"] == max(share, 1.0 - share)
+    assert found.constant["log_loss"] == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
+    assert found.constant["auc"] == 0.5
+    assert found.public_model["log_loss"].mean == pytest.approx(found.without_noise["log_loss"].mean, abs=0.02)
+    assert found.public_model["accuracy"].mean > 0.75 > found.constant["accuracy"]
 
 
 @pytest.fixture
@@ -290,13 +288,13 @@ def test_secure_aggregation_is_forecast_with_the_noise_of_the_sum(auto, pool):
     honest_and_fewer = [costs_of(each, np.full(4, 50)).noise for each in (masked, auto)]
     assert honest_and_fewer[1] == pytest.approx(math.sqrt(3) * honest_and_fewer[0])
     with pytest.raises(StudyError, match="a round may have only 3 sites"):
-        for_sizes(masked, np.full(3, 50))
+        with_rounds_for(masked, np.full(3, 50))
 
 
 def is_forecast_as_it_is_trained(auto, pool, sizes):
-    resolved = for_sizes(auto, sizes)
+    resolved = with_rounds_for(auto, sizes)
     assert resolved.training.n_rounds == resolved.training.planned_rounds >= 13
-    assert for_sizes(resolved, sizes) is resolved
+    assert with_rounds_for(resolved, sizes) is resolved
     table = EncodedTable(pool.features, pool.labels, np.repeat(range(4), sizes), tuple("abcd"), Report())
     trained, planned_weights = (
         np.array([each(seed)[:, 0] for seed in range(40)])
@@ -316,10 +314,10 @@ def test_intervals_are_forecast_where_training_has_them(auto, tmp_path):
     sizes = np.full(2, 200)
     scenario = public_scenario(asking, planned.table(tmp_path / "public.csv", 1000, seed=1), repeats=5, seed=1)
     told = forecast_intervals(asking, [scenario], sizes, seed=1)
-    assert (told.likely, told.having, told.runs) == (False, 0, 5)
-    again = forecast_intervals(asking, [scenario], sizes * (told.rows // 400), seed=1)
-    assert (again.likely, again.rows) == (True, told.rows)
-    for n_rows in (400, told.rows):
+    assert (told.is_likely, told.n_with_intervals, told.n_runs) == (False, 0, 5)
+    again = forecast_intervals(asking, [scenario], sizes * (told.n_rows_needed // 400), seed=1)
+    assert (again.is_likely, again.n_rows_needed) == (True, told.n_rows_needed)
+    for n_rows in (400, told.n_rows_needed):
         rows = encode_table(planned.table(tmp_path / f"{n_rows}.csv", n_rows, seed=2), asking.schema, asking.label,
                             intercept=asking.training.intercept)  # fmt: skip
         trained = [explain(run_study(asking, rows, n_agents=2, seed=seed).model) for seed in range(5)]
@@ -331,7 +329,7 @@ def test_intervals_are_forecast_where_training_has_them(auto, tmp_path):
         having = sum(each == {"age", "region", "smoker"} for each in columns)
         assert having == 0 if n_rows == 400 else having >= 4
     hidden = replace(asking, training=asking.training.with_changes(epsilon=1e-4))
-    assert forecast_intervals(hidden, [scenario], sizes, seed=1).rows is None
+    assert forecast_intervals(hidden, [scenario], sizes, seed=1).n_rows_needed is None
 
 
 def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
@@ -339,7 +337,7 @@ def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
     public = planned.table(tmp_path / "public.csv", 1000, seed=1)
     scenario, prior = public_scenario(study, public, repeats=5, seed=1), prior_from(study, public)
     grid = grid_of(study, 1.0, epsilons=[0.1], rounds=[])
-    forecast = outlook(study, scenario, sizes, grid, seed=1)
+    forecast = forecast_scenario(study, scenario, sizes, grid, seed=1)
     rows, other = (pool_of(study, planned.table(tmp_path / f"{k}.csv", 8000, seed=k)) for k in (2, 3))
     for (epsilon, _), values in forecast.cells.items():
         training = study.training.with_changes(epsilon=epsilon)
@@ -351,8 +349,8 @@ def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
             reached.append(1.0 - error(study.problem.loss, other.labels, other.features @ weights))
         assert values["accuracy"].mean == pytest.approx(np.mean(reached), abs=0.03)
     little, more = (forecast.at(epsilon, 20)["accuracy"].mean for epsilon in (0.1, 1.0))
-    assert forecast.baseline["accuracy"] < min(little, more)
-    assert more <= forecast.ceiling["accuracy"].mean + 0.01
+    assert forecast.constant["accuracy"] < min(little, more)
+    assert more <= forecast.without_noise["accuracy"].mean + 0.01
 
 
 def test_a_forecast_starts_from_public_rows_as_training_does(auto, tmp_path):
@@ -360,8 +358,10 @@ def test_a_forecast_starts_from_public_rows_as_training_does(auto, tmp_path):
     noisy = replace(auto, training=auto.training.with_changes(epsilon=0.02))
     public, sizes = planned.table(tmp_path / "public.csv", 1000, seed=1), np.full(8, 250)
     prior, scenario = prior_from(noisy, public), public_scenario(noisy, public, repeats=5, seed=1)
-    planned_study = for_sizes(noisy, sizes)
-    found = outlook(planned_study, scenario, sizes, grid_of(planned_study, 0.02, epsilons=[], rounds=[]), seed=1)
+    planned_study = with_rounds_for(noisy, sizes)
+    found = forecast_scenario(
+        planned_study, scenario, sizes, grid_of(planned_study, 0.02, epsilons=[], rounds=[]), seed=1
+    )
     own = found.at(0.02, planned_study.training.planned_rounds)["log_loss"]
     rows, other = (pool_of(auto, planned.table(tmp_path / f"{k}.csv", 2000, seed=k)) for k in (2, 3))
     table = EncodedTable(rows.features, rows.labels, None, (), Report())
@@ -398,7 +398,7 @@ def test_one_row_of_a_class_is_too_few_for_a_forecast(auto, tmp_path):
                 public_scenario(auto, few, repeats=3, seed=1)
     scenario = public_scenario(auto, few, repeats=3, seed=1)
     grid, sizes = ForecastGrid((1.0,), (5,), (1.0, 5)), np.full(2, 100)
-    assert outlook(auto, scenario, sizes, grid, seed=1).rarest == 2
+    assert forecast_scenario(auto, scenario, sizes, grid, seed=1).n_rarest_class == 2
 
 
 def test_differences_of_aucs_are_paired():
@@ -426,10 +426,10 @@ def test_the_same_seed_gives_the_same_forecast_and_every_run_is_told(study, tmp_
     path = planned.table(tmp_path / "public.csv", 60)
     grid, sizes, told = ForecastGrid((0.5, 1.0), (3, 20), (1.0, 20)), np.full(4, 50), []
     scenario = public_scenario(study, path, repeats=3, seed=1)
-    first = outlook(study, scenario, sizes, grid, seed=1, finished=lambda: told.append(1))
+    first = forecast_scenario(study, scenario, sizes, grid, seed=1, finished=lambda: told.append(1))
     assert len(told) == n_runs([scenario], grid) == 15
-    assert outlook(study, public_scenario(study, path, repeats=3, seed=1), sizes, grid, seed=1) == first
-    assert outlook(study, scenario, sizes, grid, seed=2) != first
+    assert forecast_scenario(study, public_scenario(study, path, repeats=3, seed=1), sizes, grid, seed=1) == first
+    assert forecast_scenario(study, scenario, sizes, grid, seed=2) != first
 
 
 def test_numbers_are_forecast_in_their_own_units(tmp_path):
@@ -437,11 +437,11 @@ def test_numbers_are_forecast_in_their_own_units(tmp_path):
     path.write_text(planned.REGRESSION)
     study, public = read_study(path), planned.table(tmp_path / "public.csv", 500)
     scenario = public_scenario(study, public, repeats=4, seed=1)
-    forecast = outlook(study, scenario, np.full(5, 1000), grid_of(study, 1.0, epsilons=[], rounds=[]), seed=1)
+    forecast = forecast_scenario(study, scenario, np.full(5, 1000), grid_of(study, 1.0, epsilons=[], rounds=[]), seed=1)
     costs = np.concatenate([test.labels for _, test in scenario.folds]) * 100.0 + 100.0
-    assert forecast.baseline["rmse"] == pytest.approx(costs.std(), rel=1e-3)
-    assert forecast.ceiling["rmse"].mean == pytest.approx(10.0 + 3.0, abs=3.0)  # noise, and missing ages
-    assert forecast.ceiling["rmse"].mean < forecast.at(1.0, 20)["rmse"].mean < forecast.baseline["rmse"]
+    assert forecast.constant["rmse"] == pytest.approx(costs.std(), rel=1e-3)
+    assert forecast.without_noise["rmse"].mean == pytest.approx(10.0 + 3.0, abs=3.0)  # noise, and missing ages
+    assert forecast.without_noise["rmse"].mean < forecast.at(1.0, 20)["rmse"].mean < forecast.constant["rmse"]
 
 
 def test_the_grid_has_the_studys_own_numbers_once(study):
@@ -456,23 +456,23 @@ def test_costs_follow_from_public_numbers(study, auto, pool):
     assert costs.epsilon == exact_epsilon(math.sqrt(20) / z, 1e-5)
     assert costs.epsilon <= 1.0 < costs.epsilon_paper
     assert costs.noise == pytest.approx(math.sqrt(3) / 900 * z / math.sqrt(20))
-    assert costs.noise_all == pytest.approx(7 * costs.noise)  # age, 3 regions and others, smoker, 1
-    assert costs.bytes_heard == costs.bytes_said == 8 * 7
+    assert costs.total_noise == pytest.approx(7 * costs.noise)  # age, 3 regions and others, smoker, 1
+    assert costs.bytes_received == costs.bytes_sent == 8 * 7
     assert costs.bytes_total == 20 * 2 * 8 * 7
-    assert costs.as_json()["seconds"] is None
+    assert costs.to_dict()["seconds"] is None
     assert 0.0 < measured_seconds(study, pool, sizes) < 60.0
-    other = costs_of(for_sizes(auto, sizes), sizes)
+    other = costs_of(with_rounds_for(auto, sizes), sizes)
     assert other.noise == pytest.approx(costs.noise, rel=1e-6)
-    assert other.as_json()["epsilon_paper"] is None  # rounds differ
+    assert other.to_dict()["epsilon_paper"] is None  # rounds differ
     asked, moments = math.prod(auto.broadcast_shape), math.prod(auto.upload_shape(1))
-    assert (other.bytes_heard, other.bytes_said) == (8 * asked, 8 * moments)
+    assert (other.bytes_received, other.bytes_sent) == (8 * asked, 8 * moments)
     assert other.bytes_total == 8 * (other.n_rounds * asked + moments + (other.n_rounds - 1) * 7)
     terms = {"aggregation": "secure", "min_honest_sites": 2, "n_rounds": other.n_rounds}
     masked = costs_of(replace(auto, training=auto.training.with_changes(**terms)), sizes)
     assert (masked.epsilon, masked.min_honest_sites) == (other.epsilon, 2)
     assert masked.epsilon_if_others_collude == exact_epsilon(math.sqrt(2 * 20) / z, 1e-5)
     # three sites: a byte of members, and a tag for each when called and when ready
-    assert (masked.bytes_heard, masked.bytes_said) == (other.bytes_heard + 1, other.bytes_said + 24)
+    assert (masked.bytes_received, masked.bytes_sent) == (other.bytes_received + 1, other.bytes_sent + 24)
     assert masked.bytes_total == other.bytes_total + 25 * other.n_rounds + 24
 
 
@@ -482,17 +482,25 @@ def test_alternatives_are_other_numbers_of_honest_agents_and_aborted_rounds(auto
         return [(each.training.min_honest_sites, each.aborted_rounds) for each in found]
 
     masked = auto.training.with_changes(aggregation="secure", min_honest_sites=3)
-    assert told(masked, 20) == [(2, 0.0), (3, 0.0), (5, 0.0), (10, 0.0), (19, 0.0), (3, VOIDS)]
-    assert told(masked, 20, allow_missed_rounds=True, quorum=8) == [(2, 0.0), (3, 0.0), (5, 0.0), (7, 0.0), (3, VOIDS)]
+    assert told(masked, 20) == [(2, 0.0), (3, 0.0), (5, 0.0), (10, 0.0), (19, 0.0), (3, ABORTED_SHARE)]
+    assert told(masked, 20, allow_missed_rounds=True, quorum=8) == [
+        (2, 0.0),
+        (3, 0.0),
+        (5, 0.0),
+        (7, 0.0),
+        (3, ABORTED_SHARE),
+    ]
     assert told(auto.training, 7) == [(4, 0.0)]
     assert told(auto.training, 2) == told(study.training, 7) == []
     sizes = np.full(50, 400)
     (other,) = alternatives(auto, sizes, 1.0)
-    assert other.training.n_rounds > for_sizes(auto, sizes).training.n_rounds
+    assert other.training.n_rounds > with_rounds_for(auto, sizes).training.n_rounds
 
 
 def test_aborted_rounds_cost_accuracy(auto, pool):
     scenario, sizes = Scenario("synthetic rows", ((pool, pool),) * 3), np.full(4, 1000)
     masked = auto.training.with_changes(aggregation="secure", min_honest_sites=3, n_rounds=13)
-    whole, most = (reached(auto, masked, scenario, sizes, seed=1, aborted_rounds=share) for share in (0.0, 0.7))
+    whole, most = (
+        forecast_settings(auto, masked, scenario, sizes, seed=1, aborted_rounds=share) for share in (0.0, 0.7)
+    )
     assert most["log_loss"].mean > whole["log_loss"].mean + 0.01

@@ -10,27 +10,39 @@ import pytest
 from looping import case
 
 from dpadmm.errors import StudyError
-from dpadmm.planning.forecast import ForecastGrid, Outlook, Value
-from dpadmm.planning.plan import (
+from dpadmm.planning.forecast import ForecastGrid, ScenarioForecast, Value
+from dpadmm.planning.plan import with_n_rounds
+from dpadmm.planning.recommendation import (
     Goal,
     best_rounds,
+    combine,
     goal_from,
-    joined,
-    judged,
-    least_epsilon,
-    with_n_rounds,
+    min_epsilon,
+    recommend,
 )
 from dpadmm.studies.reading import study_from
 
 GRID = ForecastGrid((0.5, 1.0, 2.0), (10, 20), (1.0, 20))
 
 
-def outlook(own, *, spread=0.01, ceiling=0.9, baseline=0.5, others=None, name="accuracy", alone=None, paired=0.01):
+def forecast(
+    own,
+    *,
+    spread=0.01,
+    without_noise=0.9,
+    constant=0.5,
+    others=None,
+    name="accuracy",
+    public=None,
+    std_error_vs_constant=0.01,
+):
     means = {(e, t): own for e in GRID.epsilons for t in GRID.rounds} | (others or {})
-    cells = {cell: {name: Value(mean, luck=spread)} for cell, mean in means.items()}
-    best = {name: Value(ceiling, sampling=0.01, paired=paired)}
-    public = None if alone is None else {name: Value(alone)}
-    return Outlook("public rows", cells, best, {name: baseline}, 1000, public, None if alone is None else 14)
+    cells = {cell: {name: Value(mean, std=spread)} for cell, mean in means.items()}
+    best = {name: Value(without_noise, std_error=0.01, std_error_vs_constant=std_error_vs_constant)}
+    public_model = None if public is None else {name: Value(public)}
+    return ScenarioForecast(
+        "public rows", cells, best, {name: constant}, 1000, public_model, None if public is None else 14
+    )
 
 
 def test_a_goal_outside_the_spread_decides():
@@ -41,7 +53,7 @@ def test_a_goal_outside_the_spread_decides():
         (0.80, 0.795, "inconclusive"),
     ]:
         with case(own, goal, word):
-            verdict = judged(outlook(own), GRID, Goal("accuracy", goal))
+            verdict = recommend(forecast(own), GRID, Goal("accuracy", goal))
             assert (verdict.word, verdict.goal) == (word, goal)
 
 
@@ -54,29 +66,29 @@ def test_without_a_goal_a_constant_guess_must_be_clearly_beaten():
         (0.49, 0.0, "not recommended"),
     ]:
         with case(own, noise, word):
-            verdict = judged(outlook(own, name="auc"), GRID, Goal("auc"), noise_all=noise)
+            verdict = recommend(forecast(own, name="auc"), GRID, Goal("auc"), total_noise=noise)
             assert (verdict.word, verdict.goal) == (word, 0.5)
             assert ("no better than a constant prediction" in verdict.reason) == (word == "not recommended")
 
 
 def test_less_is_better_for_errors():
-    errors = outlook(12.0, spread=0.5, ceiling=10.0, baseline=20.0, name="rmse")
-    assert judged(errors, GRID, Goal("rmse")).word == "recommended"
-    assert judged(errors, GRID, Goal("rmse", 11.0)).word == "not recommended"
-    assert judged(errors, GRID, Goal("rmse", 13.0)).word == "recommended"
+    errors = forecast(12.0, spread=0.5, without_noise=10.0, constant=20.0, name="rmse")
+    assert recommend(errors, GRID, Goal("rmse")).word == "recommended"
+    assert recommend(errors, GRID, Goal("rmse", 11.0)).word == "not recommended"
+    assert recommend(errors, GRID, Goal("rmse", 13.0)).word == "recommended"
 
 
 def test_what_cannot_be_reached_without_privacy_either_is_said():
-    assert "out of reach without noise" in judged(outlook(0.8), GRID, Goal("accuracy", 0.95)).reason
-    assert "out of reach without noise" not in judged(outlook(0.8), GRID, Goal("accuracy", 0.85)).reason
-    nothing = outlook(0.51, ceiling=0.51)
-    assert judged(nothing, GRID, Goal("accuracy")).word == "not recommended"
-    assert judged(nothing, GRID, Goal("accuracy", 0.6)).word == "not recommended"
-    assert judged(nothing, GRID, Goal("accuracy", 0.4)).word == "recommended"
+    assert "out of reach without noise" in recommend(forecast(0.8), GRID, Goal("accuracy", 0.95)).reason
+    assert "out of reach without noise" not in recommend(forecast(0.8), GRID, Goal("accuracy", 0.85)).reason
+    nothing = forecast(0.51, without_noise=0.51)
+    assert recommend(nothing, GRID, Goal("accuracy")).word == "not recommended"
+    assert recommend(nothing, GRID, Goal("accuracy", 0.6)).word == "not recommended"
+    assert recommend(nothing, GRID, Goal("accuracy", 0.4)).word == "recommended"
 
 
 def test_public_rows_alone_must_be_clearly_beaten_too():
-    for alone, goal, word, reason in [
+    for public, goal, word, reason in [
         (0.77, Goal("auc"), "recommended", "forecast AUC 0.800, 0.030 above the model from public rows alone"),
         (0.79, Goal("auc"), "inconclusive", "forecast AUC 0.800, not clearly better than the model from public rows "
          "alone (0.790)"),
@@ -90,72 +102,77 @@ def test_public_rows_alone_must_be_clearly_beaten_too():
          "model from public rows alone (0.820)"),
         (0.70, Goal("auc", 0.85), "not recommended", "forecast AUC 0.800, 0.050 below the goal"),
     ]:  # fmt: skip
-        with case(alone, goal):
-            verdict = judged(outlook(0.8, name="auc", alone=alone), GRID, goal)
+        with case(public, goal):
+            verdict = recommend(forecast(0.8, name="auc", public=public), GRID, goal)
             assert (verdict.word, verdict.reason) == (word, reason)
-    sure = outlook(0.8, name="auc", alone=0.798, spread=0.0005)
-    assert judged(sure, GRID, Goal("auc")).word == "recommended"
-    for alone, spread, word in [(0.798, 0.0039, "not recommended"), (0.798, 0.0041, "inconclusive")]:  # 0.002 + 2·0.004
-        verdict = judged(outlook(0.8, name="auc", alone=alone, spread=spread), GRID, Goal("auc"))
+    sure = forecast(0.8, name="auc", public=0.798, spread=0.0005)
+    assert recommend(sure, GRID, Goal("auc")).word == "recommended"
+    for public, spread, word in [
+        (0.798, 0.0039, "not recommended"),
+        (0.798, 0.0041, "inconclusive"),
+    ]:  # 0.002 + 2·0.004
+        verdict = recommend(forecast(0.8, name="auc", public=public, spread=spread), GRID, Goal("auc"))
         assert (verdict.word, "hardly better than" in verdict.reason) == (word, word == "not recommended")
     for spread, word in [(0.13, "not recommended"), (0.15, "inconclusive")]:  # 2·0.14 = 0.02·14
-        errors = outlook(14.0, spread=spread, ceiling=10.0, baseline=20.0, name="rmse", alone=14.0)
-        assert judged(errors, GRID, Goal("rmse")).word == word
-    errors = outlook(12.0, spread=0.5, ceiling=10.0, baseline=20.0, name="rmse", alone=14.0)
-    assert judged(errors, GRID, Goal("rmse")).reason.endswith("error 12, 2 below the model from public rows alone")
+        errors = forecast(14.0, spread=spread, without_noise=10.0, constant=20.0, name="rmse", public=14.0)
+        assert recommend(errors, GRID, Goal("rmse")).word == word
+    errors = forecast(12.0, spread=0.5, without_noise=10.0, constant=20.0, name="rmse", public=14.0)
+    assert recommend(errors, GRID, Goal("rmse")).reason.endswith("error 12, 2 below the model from public rows alone")
 
 
 def test_the_difference_from_public_rows_has_its_own_standard_error():
-    wide = outlook(0.8, name="auc", alone=0.77, spread=0.0)
-    assert judged(wide, GRID, Goal("auc")).word == "recommended"
-    cells = {cell: {"auc": Value(0.8, from_public=0.02)} for cell in wide.cells}
-    assert judged(replace(wide, cells=cells), GRID, Goal("auc")).word == "inconclusive"
+    wide = forecast(0.8, name="auc", public=0.77, spread=0.0)
+    assert recommend(wide, GRID, Goal("auc")).word == "recommended"
+    cells = {cell: {"auc": Value(0.8, std_error_vs_public=0.02)} for cell in wide.cells}
+    assert recommend(replace(wide, cells=cells), GRID, Goal("auc")).word == "inconclusive"
 
 
 def test_few_public_rows_are_too_few_to_tell():
-    few = "the 1,000 public rows (14 of the rarest class) are too few to tell"
-    for ceiling, paired, word, reason in [
+    few = "the 1,000 public rows (14 of the rarest class) are too few for a conclusion"
+    for without_noise, std_error_vs_constant, word, reason in [
         (0.55, 0.08, "inconclusive", few),
         (0.42, 0.08, "inconclusive", few),  # below a half by chance
         (0.51, 0.01, "not recommended", "even without noise these rows show no signal"),
         (0.51, 0.02, "inconclusive", few),  # 0.51 + 2·0.02 = 0.55
         (0.49, 0.024, "not recommended", "even without noise these rows show no signal"),
     ]:
-        with case(ceiling, paired):
-            found = outlook(0.5, ceiling=ceiling, paired=paired, name="auc", alone=0.5)
-            verdict = judged(found, GRID, Goal("auc"))
+        with case(without_noise, std_error_vs_constant):
+            found = forecast(
+                0.5, without_noise=without_noise, std_error_vs_constant=std_error_vs_constant, name="auc", public=0.5
+            )
+            verdict = recommend(found, GRID, Goal("auc"))
             assert (verdict.word, verdict.reason) == (word, reason)
-    numbers = outlook(20.0, ceiling=19.5, baseline=20.0, paired=0.8, name="rmse", alone=20.0)
-    assert judged(numbers, GRID, Goal("rmse")).word == "inconclusive"
-    assert judged(replace(numbers, ceiling={"rmse": Value(19.5, paired=0.7)}), GRID, Goal("rmse")).word == (
-        "not recommended"
-    )
-    synthetic = outlook(0.5, ceiling=0.55, paired=0.08, name="auc")
-    assert judged(synthetic, GRID, Goal("auc")).word == "not recommended"
+    numbers = forecast(20.0, without_noise=19.5, constant=20.0, std_error_vs_constant=0.8, name="rmse", public=20.0)
+    assert recommend(numbers, GRID, Goal("rmse")).word == "inconclusive"
+    assert recommend(
+        replace(numbers, without_noise={"rmse": Value(19.5, std_error_vs_constant=0.7)}), GRID, Goal("rmse")
+    ).word == ("not recommended")
+    synthetic = forecast(0.5, without_noise=0.55, std_error_vs_constant=0.08, name="auc")
+    assert recommend(synthetic, GRID, Goal("auc")).word == "not recommended"
 
 
 def test_scenarios_that_disagree_leave_it_open():
-    go, no = (judged(outlook(own), GRID, Goal("accuracy", 0.7)) for own in (0.8, 0.6))
-    assert joined([go, go]) == go
-    assert joined([no, no]).word == "not recommended"
-    assert joined([go, no]).word == "inconclusive"
+    go, no = (recommend(forecast(own), GRID, Goal("accuracy", 0.7)) for own in (0.8, 0.6))
+    assert combine([go, go]) == go
+    assert combine([no, no]).word == "not recommended"
+    assert combine([go, no]).word == "inconclusive"
 
 
 def test_better_rounds_and_the_least_epsilon_are_named():
-    goal, plain = Goal("accuracy", 0.84), outlook(0.75)
+    goal, plain = Goal("accuracy", 0.84), forecast(0.75)
     assert best_rounds([plain], GRID, goal) is None
-    better = outlook(0.75, others={(1.0, 10): 0.79, (2.0, 10): 0.85})
+    better = forecast(0.75, others={(1.0, 10): 0.79, (2.0, 10): 0.85})
     assert best_rounds([better], GRID, goal) == 10
     assert best_rounds([better, plain], GRID, goal) == 10
-    assert best_rounds([outlook(0.75, spread=0.05, others={(1.0, 10): 0.79})], GRID, goal) is None  # luck
-    errors = outlook(0.75, others={(1.0, 10): 0.79}, name="log_loss")
+    assert best_rounds([forecast(0.75, spread=0.05, others={(1.0, 10): 0.79})], GRID, goal) is None  # std
+    errors = forecast(0.75, others={(1.0, 10): 0.79}, name="log_loss")
     assert best_rounds([errors], GRID, Goal("log_loss", 0.5)) is None
-    assert least_epsilon(better, GRID, goal) == (2.0, 10)
-    assert least_epsilon(better, GRID, Goal("accuracy", 0.88)) is None
-    assert least_epsilon(outlook(0.515, others={(2.0, 20): 0.53}), GRID, Goal("accuracy")) == (2.0, 20)
-    beside = outlook(0.515, others={(1.0, 20): 0.53, (2.0, 20): 0.6}, alone=0.52)
-    assert least_epsilon(beside, GRID, Goal("accuracy")) == (2.0, 20)
-    assert least_epsilon(beside, GRID, Goal("accuracy", 0.525)) == (1.0, 20)
+    assert min_epsilon(better, GRID, goal) == (2.0, 10)
+    assert min_epsilon(better, GRID, Goal("accuracy", 0.88)) is None
+    assert min_epsilon(forecast(0.515, others={(2.0, 20): 0.53}), GRID, Goal("accuracy")) == (2.0, 20)
+    beside = forecast(0.515, others={(1.0, 20): 0.53, (2.0, 20): 0.6}, public=0.52)
+    assert min_epsilon(beside, GRID, Goal("accuracy")) == (2.0, 20)
+    assert min_epsilon(beside, GRID, Goal("accuracy", 0.525)) == (1.0, 20)
 
 
 def test_goals_are_read():
@@ -193,5 +210,5 @@ def test_rounds_are_written_and_nothing_else_is_touched():
         with case(text):
             assert with_n_rounds(text, 33) == wanted
     for text in ("training = {n_rounds = 5}\n", "training.intercept = true\n"):
-        with case(text), pytest.raises(StudyError, match="say n_rounds = 33 by hand"):
+        with case(text), pytest.raises(StudyError, match="set n_rounds = 33 by hand"):
             with_n_rounds(text, 33)

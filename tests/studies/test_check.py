@@ -181,7 +181,7 @@ def test_whatever_is_no_study_has_a_problem_and_no_traceback() -> None:
         ({"method": {"name": "dp_sgd", "rho": 0.5}}, ["method: rho is a parameter of dp_admm, admm.* not of dp_sgd"]),
         (
             {"method": {"name": "admm_pvp", "weight_radius": 1.0}},
-            ["method: the method admm_pvp runs in simulations only; use auto, dp_admm or dp_sgd"],
+            ["method: the method admm_pvp runs in simulations only; use auto, pgd, newton, dp_admm or dp_sgd"],
         ),
         ({"loss": {"delta": 0.5}}, ["loss: name is missing; known are"]),
         ({"privacy": {"epsilon": 0.0}}, ["privacy: epsilon must be a positive number, not 0.0"]),

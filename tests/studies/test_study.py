@@ -346,7 +346,7 @@ def test_a_constant_needs_an_origin(name):
         ({"training": {"epsilon": 1e-12, "delta": 1e-12}}, "0.1 to 1e+09); increase epsilon, or use fewer rounds"),
         (
             {"training": {"epsilon": 1.0, "method": "admm"}},
-            "admm runs in simulations only; use auto, dp_admm or dp_sgd",
+            "admm runs in simulations only; use auto, pgd, newton, dp_admm or dp_sgd",
         ),
         (
             {"training": {"epsilon": 1.0, "method": "admm_pvp"}},

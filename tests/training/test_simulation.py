@@ -441,7 +441,7 @@ def test_exact_noise_trains_and_is_named_in_the_report() -> None:
 
 
 def test_exact_noise_is_refused_where_a_method_has_none() -> None:
-    with pytest.raises(StudyError, match="exact noise is for sums over all rows"):
+    with pytest.raises(StudyError, match="exact noise applies to sums over all rows only"):
         simulate("synthetic", method="admm_pvp", n_agents=3, epsilon=2.0, n_rounds=2, exact_noise=True)
 
 

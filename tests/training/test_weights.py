@@ -30,7 +30,7 @@ from dpadmm.models.evaluate import evaluate
 from dpadmm.models.explain import explain
 from dpadmm.models.private_evaluation import evaluation_study
 from dpadmm.models.run import run
-from dpadmm.planning.forecast import public_scenario, synthetic_scenarios
+from dpadmm.planning.scenarios import public_scenario, synthetic_scenarios
 from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.sites.site import FORMAT, read_site
 from dpadmm.studies.settings import Training

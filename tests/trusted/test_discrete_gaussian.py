@@ -29,7 +29,7 @@ from dpadmm.queries.problem import make_rows
 from dpadmm.studies.roster import MAX_SITES
 from dpadmm.trusted.discrete_gaussian import (
     MARGIN,
-    REACH,
+    MAX_SIGMAS,
     SHARE_MARGIN,
     Lattice,
     as_mean,
@@ -141,8 +141,8 @@ def test_a_scale_that_cannot_be_drawn_is_refused() -> None:
 
 
 def test_the_reach_is_beyond_all_chance_and_fits_62_bits_at_the_largest_scale() -> None:
-    assert -(REACH**2) / 2 / math.log(10) < -880
-    assert REACH * (2**56 - 1) < 2**62
+    assert -(MAX_SIGMAS**2) / 2 / math.log(10) < -880
+    assert MAX_SIGMAS * (2**56 - 1) < 2**62
 
 
 # --- where its randomness comes from -----------------------------------------------------------------------
@@ -220,13 +220,13 @@ def test_step_and_scale_are_what_the_formulas_say(grid: Lattice, z: float) -> No
     try:
         scale = grid.noise_scale(z)
     except StudyError:
-        assert grid.n_rows * c1 / step + REACH * z * 3 * summed / step >= 2**61
+        assert grid.n_rows * c1 / step + MAX_SIGMAS * z * 3 * summed / step >= 2**61
         return
     needed = Fraction(z) * (summed / step + Fraction(math.sqrt(grid.size)))
     assert Fraction(scale) >= needed * (1 + Fraction(MARGIN) / 2)
     assert Fraction(scale) <= needed * (1 + 2 * Fraction(MARGIN)) + 1
     assert scale >= 10**5
-    assert grid.max_sum + REACH * scale < 2**62
+    assert grid.max_sum + MAX_SIGMAS * scale < 2**62
 
 
 def test_a_grid_is_what_exact_arithmetic_says() -> None:
@@ -336,8 +336,8 @@ def test_sum_and_noise_together_are_refused_from_62_bits_on() -> None:
     """Of a grid whose sum may be a sixth of that by itself."""
     grid = Lattice(1.0, 10**8, 10**8)
     assert grid.max_sum > 2**62 // 6
-    fits = (2**62 - grid.max_sum) / REACH / (1.0 + 1e-6) * grid.step / grid.sensitivity
-    assert grid.max_sum + REACH * grid.noise_scale(fits * (1.0 - 1e-9)) < 2**62
+    fits = (2**62 - grid.max_sum) / MAX_SIGMAS / (1.0 + 1e-6) * grid.step / grid.sensitivity
+    assert grid.max_sum + MAX_SIGMAS * grid.noise_scale(fits * (1.0 - 1e-9)) < 2**62
     with pytest.raises(StudyError, match="63 bits"):
         grid.noise_scale(fits * (1.0 + 1e-9))
 
@@ -362,8 +362,8 @@ def test_the_largest_sum_with_the_largest_noise_fits() -> None:
         except StudyError:
             z /= 2
     most = np.full(4, float(grid.n_rows))
-    upload = release_sum(most, grid, z, draw=lambda scale, count: np.full(count, REACH * scale))
-    assert upload.tolist() == [round(grid.n_rows / grid.step) + REACH * scale] * 4
+    upload = release_sum(most, grid, z, draw=lambda scale, count: np.full(count, MAX_SIGMAS * scale))
+    assert upload.tolist() == [round(grid.n_rows / grid.step) + MAX_SIGMAS * scale] * 4
     assert upload.max() < 2**62
 
 

@@ -26,7 +26,7 @@ from dpadmm.matrices.arrays import Integers
 from dpadmm.queries.problem import make_rows
 from dpadmm.sites.agent import Agent
 from dpadmm.trusted import discrete_gaussian as exact_noise
-from dpadmm.trusted.discrete_gaussian import CLOSE, REACH, STAIRS, TOP, Lattice, quantise, release_sum
+from dpadmm.trusted.discrete_gaussian import CLOSE, MAX_SIGMAS, STAIRS, TOP, Lattice, quantise, release_sum
 
 SCALES = [1, 2, 5, 1000, 637_535_235, 2**55 + 1, 2**56 - 1]
 Attempt = tuple[int, int]
@@ -105,11 +105,11 @@ def test_the_oracles_curve_is_the_exponential() -> None:
 def test_every_stair_is_above_the_curve_and_hardly_more_and_all_fit_into_64_bits() -> None:
     """``y = kσ + u`` is then proposed by a constant area for every y, of which the part below the curve is kept."""
     ends = [*(int(each) for each in STAIRS[1:]), 2**64]
-    assert (len(STAIRS), STAIRS[0], STAIRS.dtype) == (REACH, 0, np.uint64)
+    assert (len(STAIRS), STAIRS[0], STAIRS.dtype) == (MAX_SIGMAS, 0, np.uint64)
     for k, (start, end) in enumerate(zip(STAIRS, ends, strict=True)):
         needed = Fraction(curve(k, 1, 128) + 1, 2**128)
         assert end - int(start) >= max(1, needed * (1 + Fraction(3, 2**42)))
-        if k < REACH - 1:
+        if k < MAX_SIGMAS - 1:
             assert end - int(start) <= needed * (1 + Fraction(1, 2**39)) + 1
     assert 1.0 - 1e-3 < int(STAIRS[-1]) / 2**64 < 1.0  # so that seldom nothing is proposed
 
@@ -135,8 +135,8 @@ def test_what_is_kept_is_what_exact_arithmetic_says_by_floats_and_without() -> N
 def near(scale: int, distances: list[int]) -> list[Attempt]:
     """Attempts at many places, so far above the curve, where this is below their stair."""
     out = []
-    for k, distance in product([*range(12), 20, 40, REACH - 1], distances):
-        height = 2**64 - int(STAIRS[k]) if k == REACH - 1 else int(STAIRS[k + 1]) - int(STAIRS[k])
+    for k, distance in product([*range(12), 20, 40, MAX_SIGMAS - 1], distances):
+        height = 2**64 - int(STAIRS[k]) if k == MAX_SIGMAS - 1 else int(STAIRS[k + 1]) - int(STAIRS[k])
         there = [(u, curve(k * scale + u, scale) + distance) for u in places(scale)]
         out += [attempt(k, u, here, scale=scale, negative=bool(k)) for u, here in there if 0 <= here < height]
     return out
@@ -204,7 +204,7 @@ def test_more_bits_are_drawn_only_within_two_of_the_curve() -> None:
 
 def test_every_tail_is_reached_and_none_beyond() -> None:
     """Stair k, and bits that are zero for as long as the curve's are; all ones are the end of the last stair."""
-    for scale, k in [*product((5, 2**56 - 1), (7, 11, 12, 20)), (5, REACH - 1)]:
+    for scale, k in [*product((5, 2**56 - 1), (7, 11, 12, 20)), (5, MAX_SIGMAS - 1)]:
         with case(scale, k):
             size, zeros = k * scale + scale - 1, 0
             while curve(size, scale, 64 * zeros) <= 2:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -388,7 +388,7 @@ class PrivacyReport(Renderable):
             "min_honest_sites": self.min_honest_sites,
             "delta": float(self.delta),
             "private": self.private,
-            **_worst(figures),
+            **self._named(figures.max(axis=0), several_rows=any(group.rows_per_person > 1 for group in self.groups)),
             "round_epsilon": _finite(self.round_epsilon),
             "accountant": self.accountant,
             "n_agents": len(self.agents),
@@ -398,9 +398,9 @@ class PrivacyReport(Renderable):
                     "n_rows": self.members(i) if lists_rows else None,
                     "rows_per_person": group.rows_per_person,
                     "releases": list(map(_release_to_dict, group.releases)),
-                    **values,
+                    **self._named(figures[i], several_rows=group.rows_per_person > 1),
                 }
-                for i, (group, values) in enumerate(zip(self.groups, figures, strict=True))
+                for i, group in enumerate(self.groups)
             ],
             "guarantee": self.guarantee,
             "limitations": LIMITATIONS,
@@ -416,32 +416,30 @@ class PrivacyReport(Renderable):
         """Further values of δ for which the report has ε."""
         return tuple(delta for delta in DELTAS if delta != self.delta)
 
-    def _figures(self) -> list[dict[str, Any]]:
-        """Return the values derived for every group, from one search for all ε."""
-        planned = self._totals([group.planned for group in self.groups])
-        points = [*((1, delta) for delta in self.deltas), *((rows, self.delta) for rows in ROW_GROUPS)]
-        deltas = np.array([*(delta for _, delta in points), self.delta, self.delta], float)
-        mu = [
-            [*(rows * group.mu for rows, _ in points), group.person_mu, self._mu_if_others_collude(group)]
-            for group in self.groups
-        ]
-        is_gaussian = [not math.isnan(group.mu) for group in self.groups]
-        epsilons = exact_epsilon(np.nan_to_num(np.array(mu), nan=0.0, posinf=np.inf), deltas).tolist()
-        split = len(self.deltas)
-        return [
-            {
-                "epsilon": _finite(self._epsilons[i]),
-                "planned_epsilon": _finite(planned[i]),
-                "paper_epsilon": _finite(tally_paper_epsilon(group.charged, self.delta)),
-                "epsilon_by_delta": _table(self.deltas, row[:split]) if is_gaussian[i] else None,
-                "epsilon_by_rows": _table(ROW_GROUPS, row[split:-2]) if is_gaussian[i] else None,
-                "epsilon_of_person": _finite(row[-2]) if is_gaussian[i] and group.rows_per_person > 1 else None,
-                "epsilon_if_others_collude": (
-                    _finite(row[-1]) if is_gaussian[i] and self.min_honest_sites is not None else None
-                ),
-            }
-            for i, (group, row) in enumerate(zip(self.groups, epsilons, strict=True))
-        ]
+    def _figures(self) -> Floats:
+        """Return the values derived for every group (groups, values), from one search for all ε. See ``_named``."""
+        charged, planned = self._epsilons, self._totals([group.planned for group in self.groups])
+        paper = [tally_paper_epsilon(group.charged, self.delta) for group in self.groups]
+        mu = np.array([[group.mu, group.person_mu, self._mu_if_others_collude(group)] for group in self.groups])
+        factors = np.array([*(1 for _ in self.deltas), *ROW_GROUPS], float)
+        mu = np.hstack([mu[:, :1] * factors, mu[:, 1:]])
+        deltas = [*self.deltas, *[self.delta] * (len(ROW_GROUPS) + 2)]
+        epsilons = np.where(np.isnan(mu), np.nan, exact_epsilon(np.nan_to_num(mu, posinf=np.inf), np.array(deltas)))
+        return np.column_stack([charged, planned, paper, epsilons])
+
+    def _named(self, values: Floats, *, several_rows: bool) -> dict[str, Any]:
+        """Return derived values as JSON. NaN means that a value does not apply, or is not exact Gaussian."""
+        epsilon, planned, paper, *others, person, collusion = map(_finite, values.tolist())
+        split, is_gaussian = len(self.deltas), not math.isnan(values[-1])
+        return {
+            "epsilon": epsilon,
+            "planned_epsilon": planned,
+            "paper_epsilon": paper,
+            "epsilon_by_delta": dict(zip(map(repr, self.deltas), others, strict=False)) if is_gaussian else None,
+            "epsilon_by_rows": dict(zip(map(str, ROW_GROUPS), others[split:], strict=True)) if is_gaussian else None,
+            "epsilon_of_person": person if several_rows else None,
+            "epsilon_if_others_collude": None if self.min_honest_sites is None else collusion,
+        }
 
     def check_verifiable(self) -> None:
         """Raise StudyError for a report that cannot be a file: other noise than Gaussian, or values out of range."""
@@ -520,33 +518,6 @@ def _release_to_dict(counts: ReleaseCounts) -> dict[str, Any]:
         **values,
         **{name: int(per_round * n) for name, n in rounds.items()},
     }
-
-
-def _worst(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the largest of every derived value; None if it is missing for an agent."""
-
-    def largest(name: str) -> Any:
-        values = [row[name] for row in figures]
-        if None in values:
-            return None
-        if isinstance(values[0], Mapping):
-            return {key: _largest(value[key] for value in values) for key in values[0]}
-        return max(values)
-
-    persons = [row["epsilon_of_person"] for row in figures]
-    if any(person is not None for person in persons):
-        single = [row["epsilon"] for row in figures]
-        persons = [one if person is None else person for person, one in zip(persons, single, strict=True)]
-    return {name: largest(name) for name in figures[0]} | {"epsilon_of_person": _largest(persons)}
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if None in known else max(each for each in known if each is not None)
-
-
-def _table(keys: Sequence[float], values: Sequence[float]) -> dict[str, float | None]:
-    return dict(zip(map(repr, keys), map(_finite, values), strict=True))
 
 
 def _finite(value: Any) -> Any:

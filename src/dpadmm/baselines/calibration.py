@@ -1,8 +1,8 @@
-"""From a privacy target to the noise of the paper's baselines, whose rounds are not plain Gaussian releases.
+"""Calibration of baselines whose rounds are not Gaussian releases.
 
-A calibration to a total is safe: :func:`dpadmm.accounting.composition.total_epsilon` of what it returns never
-exceeds the target. One to a round's ε is the paper's own formula, and what it costs in total is for the
-accountant to say. All are cached, because many agents have the same numbers.
+A calibration to a total ε is safe: :func:`dpadmm.accounting.composition.total_epsilon` of the result never exceeds the
+target. A calibration to ε per round is the paper's formula; the accountant computes its total. All results are cached,
+because many agents have the same numbers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,29 @@ from dpadmm.parameters.checks import require, require_delta, require_epsilon, re
 
 @dataclass(frozen=True)
 class ObjectivePlan:
-    """How an agent perturbs its objective: ``argmin_w f(w) + ⟨ξ, w⟩ + (Φ/2)‖w‖²``.
+    """Perturbation of an agent's objective: ``argmin_w f(w) + ⟨ξ, w⟩ + (Φ/2)‖w‖²``.
 
-    Noise ξ hides the slope of a row, but its curvature costs ``ε_det = ln(1 + β)``, ``β = c3/(m q)``, however
-    large ξ is; only a ridge Φ helps there.
+    Noise ξ hides the slope of a row. Its curvature costs ``ε_det = ln(1 + β)``, ``β = c3/(m q)``, for any ξ; only the
+    ridge Φ reduces it.
+
+    Attributes
+    ----------
+    release : ObjectiveRelease or PureRelease
+        Privacy event of one round; Φ is in its ``curvature_ratio``.
+    noise_scale : float
+        Gaussian: σ, for ξ = σ·N(0, I). Pure: 1/ζ, for ξ = (1/ζ)·spherical(...).
+    extra_ridge : float
+        Φ ≥ 0.
     """
 
-    release: ObjectiveRelease | PureRelease  # what one round gives away; Φ is in its curvature_ratio
-    noise_scale: float  # Gaussian: σ, for ξ = σ·N(0, I). Pure: 1/ζ, for ξ = (1/ζ)·spherical(...)
-    extra_ridge: float  # Φ ≥ 0
+    release: ObjectiveRelease | PureRelease
+    noise_scale: float
+    extra_ridge: float
 
 
 @lru_cache(maxsize=1024)
 def pure_round_epsilon(epsilon: float, delta: float, n_releases: int) -> float:
-    """The largest ε₀, to nine digits, such that t rounds of pure ε₀ are (ε, δ)-private together.
+    """Return the largest ε₀, to nine digits, for which t rounds of pure ε₀ are (ε, δ)-private in total.
 
     Examples
     --------
@@ -74,13 +83,13 @@ def objective_plan(
     n_releases: int,
     rounding_multiplier: float = math.inf,
 ) -> ObjectivePlan:
-    """The least Gaussian noise with which t releases of perturbed minimisers are (ε, δ)-private together.
+    """Return the least Gaussian noise with which t releases of perturbed minimisers are (ε, δ)-private in total.
 
     If the curvature alone costs more than ε/2, the smallest Φ is added with which it costs ε/2.
 
-    ``lipschitz``, ``smoothness`` and ``n_rows`` are c1, c3 and m; ``strong_convexity`` is q of everything but
-    the data term, without Φ. ``rounding_multiplier`` is that of the noise that covers the solver's tolerance
-    (:class:`dpadmm.accounting.events.ObjectiveRelease`); the total pays for it.
+    ``lipschitz``, ``smoothness`` and ``n_rows`` are c1, c3 and m. ``strong_convexity`` is q of all terms except the
+    data term, without Φ. ``rounding_multiplier`` is that of the noise that covers the solver's tolerance
+    (:class:`dpadmm.accounting.events.ObjectiveRelease`); its cost is part of the total.
 
     Examples
     --------
@@ -135,10 +144,10 @@ def objective_round_plan(
     delta: float,
     rounding_multiplier: float = math.inf,
 ) -> ObjectivePlan:
-    """The paper's ``σ = √(2 ln(1.25/δ)) · 2·c1/(m(ε − ε_det))`` of one round.
+    """Return the paper's ``σ = √(2 ln(1.25/δ)) · 2·c1/(m(ε − ε_det))`` of one round.
 
-    Where ``ε ≤ ε_det``, ``Φ = c3/(m(e^{ε/2} − 1)) − q`` makes ``ε_det = ε/2``. This is the paper's
-    calibration, not a proof: the guarantee is what ``total_epsilon`` says of the release.
+    If ``ε ≤ ε_det``, ``Φ = c3/(m(e^{ε/2} − 1)) − q`` gives ``ε_det = ε/2``. This is the paper's calibration, not a
+    proof: ``total_epsilon`` of the release is the guarantee.
     """
     _require_loss(lipschitz, smoothness, n_rows, strong_convexity)
     left, ridge = _round_split(smoothness, n_rows, strong_convexity, round_epsilon)
@@ -152,7 +161,7 @@ def objective_round_plan(
 def pure_objective_plan(
     *, lipschitz: float, smoothness: float, n_rows: int, strong_convexity: float, round_epsilon: float
 ) -> ObjectivePlan:
-    """Noise of density ∝ ``exp(−ζ‖ξ‖)`` with ``ζ = m(ε − ε_det)/(2·c1)``: one round is (ε, 0)-private.
+    """Return noise of density ∝ ``exp(−ζ‖ξ‖)`` with ``ζ = m(ε − ε_det)/(2·c1)``: one round is (ε, 0)-private.
 
     Φ as in :func:`objective_round_plan`. The proof is for the exact minimiser (Chaudhuri, Monteleoni and
     Sarwate 2011; replace-one and one score): slopes differ by at most Δ, determinants by a factor 1 + β.
@@ -164,12 +173,12 @@ def pure_objective_plan(
 
 
 def curvature_ratio(smoothness: float, n_rows: int, strong_convexity: float) -> float:
-    """``β = c3/(m q)``."""
+    """Return ``β = c3/(m q)``."""
     return smoothness / (n_rows * strong_convexity)
 
 
 def _round_split(smoothness: float, n_rows: int, strong_convexity: float, epsilon: float) -> tuple[float, float]:
-    """``(ε − ε_det, Φ)`` of one round."""
+    """Return ``(ε − ε_det, Φ)`` of one round."""
     require_epsilon("round_epsilon", epsilon)
     det = math.log1p(curvature_ratio(smoothness, n_rows, strong_convexity))
     if epsilon > det:

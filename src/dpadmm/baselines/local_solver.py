@@ -1,19 +1,17 @@
 """Exact local solves of the ADMM baselines, for all agents of a cohort at once.
 
-``w_i = argmin_w mean_j ℓ(a_ij, b_ij, w) + (λ/n)R(w) + (q_i/2)‖w − v_i‖² + ⟨ξ_i, w⟩``, where the centre v_i
-holds the consensus and the dual, and ξ_i is some methods' noise. Every agent's solve is its own: who else is
-in the cohort changes nothing. One pass of the gradient kernel serves all agents that are not done yet.
+``w_i = argmin_w mean_j ℓ(a_ij, b_ij, w) + (λ/n)R(w) + (q_i/2)‖w − v_i‖² + ⟨ξ_i, w⟩``. The centre v_i contains the
+consensus and the dual; ξ_i is the noise of some methods. The solve of an agent does not depend on the others. One pass
+of the gradient kernel serves all agents that are not finished.
 
-Smooth problems: limited-memory BFGS that accepts only steps which shrink the gradient, with a gradient step
-in its place where one does not, and Newton's method for what is still left (ill-conditioned problems).
-Kinked regularizers: accelerated proximal gradient (FISTA).
+Smooth problems: limited-memory BFGS that accepts only steps which reduce the gradient and otherwise takes a gradient
+step, then Newton's method for ill-conditioned problems. Regularizers with kinks: accelerated proximal gradient (FISTA).
 
-A solve that does not reach its tolerance raises :class:`NotSolvedError`. The text is made of public values: no
-length of a gradient, and not whose problem it was. That it is raised at all, and how many passes a solve
-takes, depends on rows, and no guarantee covers it. So methods that solve are for simulations: no study may
-name them, and there is no exact noise for them. To deploy one, run a number of passes that is fixed
-beforehand by public values (FISTA needs about √(c/q)·log(1/tolerance) of them, c the largest curvature and
-q the strong convexity), and charge the tolerance which that many guarantee.
+A solve that does not reach its tolerance raises :class:`NotSolvedError`. Its message contains public values only: no
+gradient norm and no agent. Whether it is raised, and the number of passes, depend on rows, and no guarantee covers
+them. So these methods are for simulations: studies cannot use them, and there is no exact noise for them. A deployable
+version would run a number of passes that is fixed by public values (FISTA needs about √(c/q)·log(1/tolerance), with the
+largest curvature c and the strong convexity q), and charge the resulting tolerance.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import scipy  # its parts load when they are first used
+import scipy  # submodules load on first use
 from numpy.typing import NDArray
 
 from dpadmm import kernels
@@ -33,29 +31,29 @@ from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.queries.problem import Problem, Rows
 
 MEMORY = 8
-"""Pairs of steps and gradient changes that the quasi-Newton model is made of."""
+"""Number of pairs of steps and gradient changes in the quasi-Newton model."""
 
-_EASY_PASSES = 60  # beyond, a problem is ill-conditioned, and Newton's method takes over
-_MOST_PASSES = 20_000
-_NEWTON_WEIGHTS = 2000
+_MAX_BFGS_PASSES = 60  # more passes mean an ill-conditioned problem, for which Newton's method is used
+_MAX_PASSES = 20_000
+_MAX_NEWTON_WEIGHTS = 2000
 
 
 class NotSolvedError(DPADMMError):
-    """Some agent's local problem was not solved to its tolerance: that depends on its rows."""
+    """A local problem was not solved to its tolerance, which depends on its rows."""
 
     def __init__(self, hint: str) -> None:
         super().__init__(hint)
 
     def __str__(self) -> str:
         return (
-            f"a local problem was not solved to its tolerance in {_MOST_PASSES} passes; use {self.args[0]} "
-            "(that this happened tells about rows, and no epsilon covers it: keep it where the rows are)"
+            f"a local problem was not solved to its tolerance in {_MAX_PASSES} passes; use {self.args[0]} "
+            "(this depends on rows and no epsilon covers it, so do not publish it)"
         )
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Minimisers (n, d, p), and how many gradient passes each took (n,)."""
+    """Minimisers (n, d, p), and the gradient passes that each took (n,)."""
 
     weights: Floats
     passes: Integers
@@ -63,26 +61,40 @@ class Solved:
 
 @dataclass(frozen=True)
 class LocalProblems:
-    """The local problems of a cohort in one round."""
+    """The local problems of a cohort in one round.
+
+    Attributes
+    ----------
+    pull : (n,)
+        q_i, which is positive unless the regularizer is strongly convex.
+    centers : (n, d, p)
+        v_i.
+    tolerance : (n,)
+        Gradient norms at which solves end.
+    linear : (n, d, p), optional
+        ξ_i.
+    bound : float, optional
+        Clipping bound of row gradients; None for c1, which releases require.
+    """
 
     problem: Problem
     rows: Rows
-    pull: Floats  # (n,): q_i > 0 unless the regularizer is strongly convex
-    centers: Floats  # (n, d, p): v_i
-    tolerance: Floats  # (n,): a solve ends when its gradient is at most this long
-    linear: Floats | None = None  # (n, d, p): ξ_i
-    bound: float | None = None  # what row gradients are clipped to; None: c1, as whatever is released must be
+    pull: Floats
+    centers: Floats
+    tolerance: Floats
+    linear: Floats | None = None
+    bound: float | None = None
 
     def agent(self, i: int) -> LocalProblems:
-        """Agent i alone."""
-        mine = slice(i, i + 1)
+        """Return the problem of agent i."""
+        own = slice(i, i + 1)
         return replace(
             self,
             rows=self.rows.agent(i),
-            pull=self.pull[mine],
-            centers=self.centers[mine],
-            tolerance=self.tolerance[mine],
-            linear=None if self.linear is None else self.linear[mine],
+            pull=self.pull[own],
+            centers=self.centers[own],
+            tolerance=self.tolerance[own],
+            linear=None if self.linear is None else self.linear[own],
         )
 
     def data_gradient(self, weights: Floats, agents: Integers) -> Floats:
@@ -92,7 +104,7 @@ class LocalProblems:
         return slopes if self.linear is None else slopes + self.linear
 
     def gradient(self, weights: Floats, agents: Integers) -> Floats:
-        """Gradients (n, d, p) of a smooth problem; only those of ``agents`` have a meaning."""
+        """Return the gradients (n, d, p) of smooth problems; only those of ``agents`` are valid."""
         problem = self.problem
         return self.data_gradient(weights, agents) + problem.alpha * problem.regularizer.gradient(weights)
 
@@ -103,10 +115,9 @@ class LocalProblems:
 
 
 def tolerances(problem: Problem, rows: Rows, share: float) -> Floats:
-    """Gradient norms at which solves stop: ``share`` of the mean gradient's sensitivity 2c1/m_i.
+    """Return the gradient norms at which solves stop: ``share`` of the mean gradient's sensitivity 2c1/m_i.
 
-    So the solver's inexactness adds at most 2·share to the sensitivity of a minimiser, relatively, whatever
-    the size of an agent.
+    The tolerance increases the sensitivity of a minimiser by a factor of at most 1 + 2·share, for agents of any size.
     """
     return np.asarray(share * mean_sensitivity(problem.loss.lipschitz, rows.n_rows))
 
@@ -115,7 +126,7 @@ def solve(problems: LocalProblems, start: Floats, active: Integers | None = None
     """Minimise every local problem (of the agents in ``active``), each from its own start.
 
     Raises ``NotSolvedError`` if an agent did not reach its tolerance, which depends on its rows, and ``StudyError`` if
-    the centres are too far out, which is public.
+    the centres are too large, which is public.
     """
     agents = np.arange(problems.rows.n_agents) if active is None else active
     _check_reachable(problems)
@@ -126,7 +137,7 @@ def solve(problems: LocalProblems, start: Floats, active: Integers | None = None
 
 
 def _check_reachable(problems: LocalProblems) -> None:
-    """Refuse centres so far out that rounding hides the tolerance: a refusal that depends on no row."""
+    """Raise StudyError for centres so large that rounding exceeds the tolerance. This does not depend on rows."""
     weights = problems.centers.shape[1] * problems.centers.shape[2]
     with np.errstate(over="ignore", invalid="ignore"):
         far = np.abs(problems.centers).max(axis=(1, 2)) * problems.pull * np.sqrt(weights) * 2.0**-52
@@ -137,12 +148,12 @@ def _check_reachable(problems: LocalProblems) -> None:
         )
 
 
-# --- smooth problems ---------------------------------------------------------------------------------------
+# Smooth problems
 
 
 @dataclass
 class _Memory:
-    """The newest steps s and gradient changes y of every agent; a pair with 1/⟨s,y⟩ = 0 counts as missing."""
+    """The last steps s and gradient changes y of every agent; a pair with 1/⟨s,y⟩ = 0 is missing."""
 
     steps: list[Floats] = field(default_factory=list)
     changes: list[Floats] = field(default_factory=list)
@@ -158,7 +169,7 @@ class _Memory:
             del self.steps[0], self.changes[0], self.weights[0]
 
     def direction(self, gradient: Floats, first_guess: Floats) -> Floats:
-        """``−Bg`` by the two loops; ``first_guess`` (n,) is the inverse curvature where nothing is known."""
+        """Return ``−Bg`` by the two-loop recursion; ``first_guess`` (n,) is the initial inverse curvature."""
         out, kept = gradient.copy(), []
         for step, change, weight in zip(
             reversed(self.steps), reversed(self.changes), reversed(self.weights), strict=True
@@ -181,7 +192,7 @@ def _dot(a: Floats, b: Floats) -> Floats:
 
 
 def _quasi_newton(problems: LocalProblems, start: Floats, agents: Integers) -> Solved:
-    """L-BFGS for all agents together; a step that does not shrink an agent's gradient is taken back."""
+    """Run L-BFGS for all agents; a step that does not reduce an agent's gradient is rejected."""
     shape = start.shape
     n = shape[0]
     steepest = _least_step(problems)
@@ -195,7 +206,7 @@ def _quasi_newton(problems: LocalProblems, start: Floats, agents: Integers) -> S
     gradient = slope(points, agents)
     size = np.sqrt(_dot(gradient, gradient))
     memory, open_ = _Memory(), agents[~(size[agents] <= problems.tolerance[agents])]  # NaN is not done
-    for _ in range(_EASY_PASSES):
+    for _ in range(_MAX_BFGS_PASSES):
         if not len(open_):
             return Solved(points.reshape(shape), passes)
         step = np.zeros_like(points)
@@ -208,7 +219,7 @@ def _quasi_newton(problems: LocalProblems, start: Floats, agents: Integers) -> S
         memory.add(step, there - gradient, np.isin(np.arange(n), open_))
         points[shrunk], gradient[shrunk], size[shrunk] = trial[shrunk], there[shrunk], there_size[shrunk]
         stuck = open_[~shrunk[open_]]
-        if len(stuck):  # a step of length 1/(largest curvature), after which the gradient is surely smaller
+        if len(stuck):  # a step of length 1/(largest curvature) always reduces the gradient
             points[stuck] -= steepest[stuck, None] * gradient[stuck]
             gradient[stuck] = slope(points, stuck)[stuck]
             size[stuck] = np.sqrt(_dot(gradient[stuck], gradient[stuck]))
@@ -219,27 +230,27 @@ def _quasi_newton(problems: LocalProblems, start: Floats, agents: Integers) -> S
 
 
 def _least_step(problems: LocalProblems) -> Floats:
-    """1/(c3 + λc4/n + q_i): no curvature is larger."""
+    """Return 1/(c3 + λc4/n + q_i), the inverse of the largest possible curvature."""
     problem = problems.problem
-    most = (problem.loss.smoothness or 0.0) + problem.alpha * (problem.regularizer.smoothness or 0.0)
-    return np.asarray(1.0 / (most + problems.pull))
+    curvature = (problem.loss.smoothness or 0.0) + problem.alpha * (problem.regularizer.smoothness or 0.0)
+    return np.asarray(1.0 / (curvature + problems.pull))
 
 
 def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Integers) -> Floats:
-    """Newton's method for one agent, halving steps until the gradient shrinks."""
+    """Run Newton's method for one agent, halving steps until the gradient decreases."""
     alone = problems.agent(agent)
     only, shape = np.arange(1), weights.shape
     own = float(problems.problem.alpha * (problems.problem.regularizer.smoothness or 0.0))
     steepest = float(_least_step(alone)[0])
     gradient = alone.gradient(weights[None], only)[0]
     while not np.linalg.norm(gradient) <= alone.tolerance[0]:
-        if passes[agent] > _MOST_PASSES:
+        if passes[agent] > _MAX_PASSES:
             raise NotSolvedError("a larger rho, alpha or solver_tolerance")
         step = -steepest * gradient
-        if weights.size <= _NEWTON_WEIGHTS:
+        if weights.size <= _MAX_NEWTON_WEIGHTS:
             curved = data_hessian(problems.problem, alone.rows, weights)
             curved[np.diag_indices_from(curved)] += float(alone.pull[0]) + own
-            with suppress(scipy.linalg.LinAlgError):  # flat within rounding: its text would tell where
+            with suppress(scipy.linalg.LinAlgError):  # singular within rounding; its message depends on rows
                 factors = scipy.linalg.cho_factor(curved)
                 step = -scipy.linalg.cho_solve(factors, gradient.ravel()).reshape(shape)
         length = 1.0
@@ -250,7 +261,7 @@ def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Intege
             if np.linalg.norm(there) < (1.0 - 1e-4 * length) * np.linalg.norm(gradient):
                 break
             length /= 2.0
-            if length < 1e-3:  # a corner of the curvature: a gradient step always helps
+            if length < 1e-3:  # the curvature is not smooth here; a gradient step always helps
                 trial = weights - steepest * gradient
                 there = alone.gradient(trial[None], only)[0]
                 break
@@ -258,24 +269,24 @@ def _newton(problems: LocalProblems, agent: int, weights: Floats, passes: Intege
     return weights
 
 
-# --- kinked regularizers -----------------------------------------------------------------------------------
+# Regularizers with kinks
 
 
 def _fista(problems: LocalProblems, start: Floats, agents: Integers) -> Solved:
-    """Accelerated proximal gradient with the momentum that the strong convexity allows, the same for all.
+    """Run accelerated proximal gradient with the momentum of the strong convexity, which is the same for all agents.
 
-    It ends when ``‖w − prox(w − s g)‖/s``, which is the gradient's length where there is no kink, is small.
+    It ends when ``‖w − prox(w − s g)‖/s``, which is the gradient norm if there is no kink, is small.
     """
     problem, n = problems.problem, problems.rows.n_agents
     pull = float(problems.pull.max())
     if float(problems.pull.min()) != pull:
         raise DPADMMError("FISTA needs the same pull for all agents")
-    most = (problem.loss.smoothness or 0.0) + pull
-    step, passes = 1.0 / most, np.zeros(n, dtype=np.int64)
-    root = np.sqrt(max(pull, 1e-12) / most)
+    curvature = (problem.loss.smoothness or 0.0) + pull
+    step, passes = 1.0 / curvature, np.zeros(n, dtype=np.int64)
+    root = np.sqrt(max(pull, 1e-12) / curvature)
     momentum = (1.0 - root) / (1.0 + root)
     points, ahead, open_ = start.copy(), start.copy(), agents
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         passes[open_] += 1
         slope = problems.data_gradient(ahead, open_)
         moved = problem.regularizer.prox(ahead - step * slope, step * problem.alpha)

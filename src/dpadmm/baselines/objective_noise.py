@@ -1,8 +1,8 @@
-"""Noise inside a local problem, and the little noise that hides where its solver stopped.
+"""Noise in a local problem, and the small noise that covers the solver's tolerance.
 
-The minimiser of ``f(w) + ⟨ξ, w⟩ + (Φ/2)‖w‖²`` is private because ξ is. That proof is for the exact minimiser;
-a solver ends up to ``tol/q`` away from it. What is released gets noise on top that makes this difference a
-release of its own, whose price is part of the total.
+The minimiser of ``f(w) + ⟨ξ, w⟩ + (Φ/2)‖w‖²`` is private because of ξ. The proof is for the exact minimiser, and a
+solver ends up to ``tol/q`` away from it. Additional noise on the release makes this difference a release of its own,
+whose cost is part of the total.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from dpadmm.methods.budget import PrivacyBudget, by_distinct_agent
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
 ROUNDING = 20.0
-"""Noise multiplier of the covering noise over that of a plain Gaussian release: it costs 1/400 of its μ²."""
+"""Noise multiplier of the covering noise relative to a Gaussian release: it costs 1/400 of its μ²."""
 
 PURE_ROUNDING = 0.02
-"""Share of a pure ε that the covering noise takes."""
+"""Share of a pure ε for the covering noise."""
 
 
 @dataclass(frozen=True)
 class ObjectiveNoise:
-    """ξ and Φ of every agent, as planned: one plan per agent, all Gaussian or all pure.
+    """ξ and Φ of every agent: one plan per agent, all Gaussian or all pure.
 
-    A pure plan's release is that of the whole round; its noise leaves the share ``PURE_ROUNDING`` of ε for
-    the covering noise.
+    The release of a pure plan is that of the whole round, including the share ``PURE_ROUNDING`` of ε for the covering
+    noise.
     """
 
     plans: tuple[ObjectivePlan, ...]
@@ -59,7 +59,7 @@ class ObjectiveNoise:
 
     @cached_property
     def noise_scale(self) -> Floats:
-        """Size of ξ: (n,); 0 means no noise."""
+        """Scale of ξ: (n,); 0 means no noise."""
         return np.array([plan.noise_scale for plan in self.plans])
 
     @cached_property
@@ -69,28 +69,28 @@ class ObjectiveNoise:
 
     @cached_property
     def _covering_multiplier(self) -> Floats:
-        """Size of the covering noise over twice the solver's distance: (n,)."""
+        """Scale of the covering noise over twice the solver's distance: (n,)."""
         events = [plan.release for plan in self.plans]
         return np.array(
             [1.0 / (PURE_ROUNDING * e.epsilon) if isinstance(e, PureRelease) else e.rounding_multiplier for e in events]
         )
 
     def draw(self, noise: Noise, round: int) -> Floats:
-        """ξ of every agent in this round: (n, d, p)."""
+        """Return ξ of every agent in a round: (n, d, p)."""
         unit = spherical(noise, round) if self.pure else noise.draw(round)
         return np.asarray(unit * self.noise_scale[:, None, None])
 
     def cover(self, weights: Floats, distance: Floats, noise: Noise, round: int) -> Floats:
-        """Minimisers that are up to ``distance`` (n,) off -> what may be released."""
+        """Return the release of minimisers with an error of at most ``distance`` (n,)."""
         if not np.any(self.noise_scale):
             return weights
-        # streams 0 to 3 made ξ
+        # Streams 0 to 3 are those of ξ
         unit = spherical(noise, round, first_stream=4) if self.pure else noise.draw(round, stream=4)
         noise_std = (self._covering_multiplier * 2.0 * distance)[:, None, None]
         return release(weights, noise_std=noise_std, noise=unit)
 
     def check(self, problem: Problem, rows: Rows, penalty: float, method: str) -> None:
-        """Refuse a problem that the proof, or this plan, is not for; ``penalty`` is ρ."""
+        """Raise StudyError if the proof or this plan does not apply to a problem; ``penalty`` is ρ."""
         need_smooth(problem, method)
         need_one_score(problem, method)
         need_convex(problem, method, penalty)
@@ -114,12 +114,12 @@ class ObjectiveNoise:
 
 
 def objective_smoothness(problem: Problem) -> float:
-    """c3 for rows as long as are let in: curvature is not clipped, and grows with a row's squared norm."""
+    """Return c3 for rows of the maximum norm: curvature is not clipped, and grows with the squared norm of a row."""
     return (problem.loss.smoothness or 0.0) * (1.0 + NORM_SLACK) ** 2
 
 
 def _covers(plan: ObjectivePlan, curvature: float, sensitivity: float) -> bool:
-    """Whether a plan's release tells the truth of a problem with this β and this 2c1/m."""
+    """Return whether the release of a plan covers a problem with this β and this 2c1/m."""
     event, slack = plan.release, 1.0 + 1e-9
     if isinstance(event, PureRelease):
         inside = sensitivity / plan.noise_scale + np.log1p(curvature)

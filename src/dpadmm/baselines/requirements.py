@@ -1,4 +1,4 @@
-"""Where a method applies: what its solver and its privacy proof need of a problem."""
+"""Conditions on a problem that the solver or the privacy proof of a method needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZES = np.array([0.0, 1e-3, 0.1, 0.5, 100.0, 600.0, 708.0, 709.9, 746.0, 1e3, 
 
 
 def need_solvable(problem: Problem, method: str) -> None:
-    """Refuse a loss with kinks, for which no exact local solver is here."""
+    """Raise StudyError for a loss with kinks, for which there is no exact local solver."""
     if problem.loss.smoothness is None:
         raise StudyError(
             f"{method} solves local problems exactly, which needs a loss without kinks; "
@@ -23,7 +23,7 @@ def need_solvable(problem: Problem, method: str) -> None:
 
 
 def need_smooth(problem: Problem, method: str) -> None:
-    """Refuse an objective with kinks where a method's privacy proof needs it smooth."""
+    """Raise StudyError unless the objective is smooth."""
     for part in (problem.loss, problem.regularizer):
         if part.smoothness is None:
             raise StudyError(
@@ -33,7 +33,7 @@ def need_smooth(problem: Problem, method: str) -> None:
 
 
 def need_one_score(problem: Problem, method: str) -> None:
-    """Refuse several outputs, for which the privacy proof of a perturbed objective does not hold."""
+    """Raise StudyError for several outputs, to which the proof of a perturbed objective does not apply."""
     if problem.loss.n_outputs != 1:
         raise StudyError(
             f"{method} does not apply: its privacy proof is for losses of one score, and {problem.loss.name} "
@@ -42,7 +42,7 @@ def need_one_score(problem: Problem, method: str) -> None:
 
 
 def need_convex(problem: Problem, method: str, penalty: float = 0.0) -> None:
-    """Refuse a problem that is not strongly convex without its rows (``penalty`` is ρ)."""
+    """Raise StudyError for a problem that is not strongly convex without its rows (``penalty`` is ρ)."""
     if problem.alpha * problem.regularizer.convexity + penalty <= 0.0:
         raise StudyError(
             f"{method} does not apply: one row can move an agent's minimiser without limit unless the "
@@ -51,34 +51,33 @@ def need_convex(problem: Problem, method: str, penalty: float = 0.0) -> None:
 
 
 def need_monotone_slopes(problem: Problem, method: str) -> None:
-    """Refuse a loss whose clipped slopes are not those of a convex function.
+    """Raise StudyError for a loss whose clipped slopes are not those of a convex function.
 
-    Clipping bounds a row's gradient, which is all that a release of gradients needs. How far a row can move
-    a *minimiser* also rests on convexity. A slope of one score that rises is still one when clipped; with
-    several scores it is only where nothing is clipped. Looked at on a public grid of scores, far out too,
-    where a formula may overflow.
+    A release of gradients only needs clipping. The sensitivity of a *minimiser* also depends on convexity. The slope of
+    one score still increases after clipping; for several scores this holds only if nothing is clipped. The check uses a
+    public grid of scores, including very large ones, at which a formula may overflow.
     """
     loss = problem.loss
     labels, scores = _grid(loss)
     with np.errstate(all="ignore"):
-        found = slopes(loss, labels, scores)
+        values = slopes(loss, labels, scores)
         if loss.n_outputs == 1:
-            rising = found[1:, 0] - found[:-1, 0] >= -1e-9 * np.maximum(1.0, np.abs(found[:-1, 0]))
-            fine = bool(np.isfinite(found).all() and rising[labels[1:] == labels[:-1]].all())
+            rising = values[1:, 0] - values[:-1, 0] >= -1e-9 * np.maximum(1.0, np.abs(values[:-1, 0]))
+            is_valid = bool(np.isfinite(values).all() and rising[labels[1:] == labels[:-1]].all())
         else:
-            fine = bool((np.linalg.norm(found, axis=1) <= loss.lipschitz * (1.0 + 1e-9)).all())
-    if not fine:
-        what = "finite slopes that rise with the score" if loss.n_outputs == 1 else "slopes within its lipschitz"
+            is_valid = bool((np.linalg.norm(values, axis=1) <= loss.lipschitz * (1.0 + 1e-9)).all())
+    if not is_valid:
+        need = "finite slopes that rise with the score" if loss.n_outputs == 1 else "slopes within its lipschitz"
         raise StudyError(
-            f"{method} does not apply: it needs a loss with {what}, and {loss.name} has others; "
-            "mend the loss, or use dp_admm or dp_sgd, which clip"
+            f"{method} does not apply: it needs a loss with {need}, and {loss.name} has others; "
+            "correct the loss, or use dp_admm or dp_sgd, which clip"
         )
 
 
 def _grid(loss: Loss) -> tuple[Floats, Floats]:
-    """Labels (rows,) and scores (rows, p): for one score all sizes in rising order for every label."""
-    known = {"binary": [-1.0, 1.0], "multiclass": [*range(loss.n_outputs)]}
-    labels = np.array(known.get(loss.task, [-10.0, -1.0, 0.0, 0.3, 10.0]), dtype=float)
+    """Return labels (rows,) and scores (rows, p): for one score, all sizes in increasing order for every label."""
+    classes = {"binary": [-1.0, 1.0], "multiclass": [*range(loss.n_outputs)]}
+    labels = np.array(classes.get(loss.task, [-10.0, -1.0, 0.0, 0.3, 10.0]), dtype=float)
     line = np.unique(np.concatenate([-_SIZES, _SIZES, np.linspace(-50.0, 50.0, 801)]))
     if loss.n_outputs == 1:
         return np.repeat(labels, len(line)), np.tile(line, len(labels))[:, None]

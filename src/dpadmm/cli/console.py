@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dpadmm.accounting.report import PrivacyReport
     from dpadmm.engine.loop import Observer, RoundView
     from dpadmm.federation.health import Alarm
-    from dpadmm.planning.plan import Costs
+    from dpadmm.planning.costs import Costs
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="Study file (TOML).", metavar="STUDY")]
@@ -294,20 +294,23 @@ def _print_table(
     if caption:
         out.caption = _plain_text(caption, "table.caption")
     n_columns = max(map(len, rows), default=len(columns))
-    for i, (column, align) in enumerate(zip(columns[:n_columns], alignments, strict=False)):
+    headings = [printable(column.title or "") for column in columns[:n_columns]]
+    cell_widths = [max((len(row[i].text or "") for row in rows if row), default=1) for i in range(n_columns)]
+    fits = sum(map(max, cell_widths, map(len, headings))) + 2 * n_columns <= Console().width
+    for column, heading, width, align in zip(columns, headings, cell_widths, alignments, strict=False):
         justify: Any = align
-        is_whole, title = align == "right" or not column.wrap, printable(column.title or "")
-        if is_whole:  # only the heading wraps
-            width = max(len(text) for text in (*title.split(), *(row[i].text or "" for row in rows if row), "-"))
-            title = "\n".join(textwrap.wrap(title, width, break_on_hyphens=False))
-        out.add_column(Text(title), justify=justify, overflow="fold", no_wrap=is_whole)
+        is_whole = align == "right" or not column.wrap
+        if is_whole and not fits:  # the heading wraps, the cells do not
+            longest_word = max(map(len, heading.split()), default=1)
+            heading = "\n".join(textwrap.wrap(heading, max(width, longest_word), break_on_hyphens=False))
+        out.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=is_whole)
     out.columns[0].min_width = min_width
     for row in rows:
         if row:
             out.add_row(*(_plain_text(cell.text or "", STYLES.get(cell.style, "")) for cell in row))
         else:
             out.add_section()
-    Console().print(Padding(out, (0, 0, 0, indent)))
+    Console().print(Padding(out, (0, 0, 0, indent), expand=False))
 
 
 def write(path: Path, content: bytes) -> None:

@@ -1,8 +1,9 @@
-"""``dpadmm demo``: the paper's main experiment, and ``auto`` at the same ε, on real data in a few seconds."""
+"""``dpadmm demo``: the paper's main experiment, and ``auto`` at the same ε, on real data."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,18 +13,9 @@ from typer import Option
 
 from dpadmm.accounting.calibration import paper_noise_multiplier
 from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.accounting.report import PrivacyReport
 from dpadmm.cli import InterruptedRunError
-from dpadmm.cli.console import (
-    AsJson,
-    Row,
-    echo,
-    echo_json,
-    echo_path,
-    epsilon_text,
-    mean_and_spread,
-    show_table,
-    waiting,
-)
+from dpadmm.cli.console import AsJson, echo, echo_json, show, waiting
 from dpadmm.cli.simulate import run_all
 from dpadmm.data import Dataset, load_adult
 from dpadmm.data.datasets.wheels import MAX_SECONDS
@@ -31,6 +23,8 @@ from dpadmm.errors import DataError, StudyError
 from dpadmm.figures.convergence import convergence_figure
 from dpadmm.figures.style import save_figure
 from dpadmm.models.run import Result
+from dpadmm.rendering import Column, Rendering, Row, Table
+from dpadmm.rendering.formats import epsilon_text, mean_text, plural
 from dpadmm.studies.settings import Settings
 from dpadmm.training.preparation import as_dataset
 from dpadmm.training.run_folder import check_folder, end_values, finished, measures, summary, write_run
@@ -39,9 +33,11 @@ ROUND_EPSILONS = (0.05, 0.1)
 REPEATS = 3
 TITLES = {"paper": "DP-ADMM", "auto": "auto", "secure": "auto, secure aggregation"}
 FETCH_SECONDS = 60.0
-"""After which the demo goes on with synthetic rows."""
-_SHOWN = ("train_loss_global", "test_error_global")
+"""Time limit of the download, after which the demo uses synthetic rows."""
+MEASURES = ("train_loss_global", "test_error_global")
 
+
+FEDERATED = "With --federated"
 
 Source = Literal["auto", "adult", "synthetic"]
 
@@ -62,19 +58,30 @@ def demo(
     federated: bool = Option(
         False, "--federated", help="Run a deployment instead: a server and sites as processes on this machine."
     ),
-    sites: int | None = Option(None, min=1, max=800, help="With --federated: number of sites.", show_default="10"),
-    method: str | None = Option(None, help="With --federated: training method.", show_default="auto"),
+    sites: int | None = Option(
+        None, min=1, max=800, help="Number of sites.", show_default="10", rich_help_panel=FEDERATED
+    ),
+    method: str | None = Option(None, help="Training method.", show_default="auto", rich_help_panel=FEDERATED),
     rounds: int | None = Option(
-        None, min=1, max=100_000, help="With --federated: number of rounds.", show_default="25, or 100 for dp_admm"
+        None,
+        min=1,
+        max=100_000,
+        help="Number of rounds.",
+        show_default="25, or 100 for dp_admm",
+        rich_help_panel=FEDERATED,
     ),
     epsilon: float | None = Option(
-        None, min=0.01, max=50.0, help="With --federated: total ε of every site.", show_default="1.0"
+        None, min=0.01, max=50.0, help="Total ε of every site.", show_default="1.0", rich_help_panel=FEDERATED
     ),
     aggregation: str | None = Option(
-        None, help="With --federated: plain, or secure (the server sees only sums).", show_default="plain"
+        None, help="plain, or secure: the server sees only sums.", show_default="plain", rich_help_panel=FEDERATED
     ),
     min_honest_sites: int | None = Option(
-        None, min=2, help="With secure aggregation: number of honest sites.", show_default="half of them"
+        None,
+        min=2,
+        help="Number of honest sites, with secure aggregation.",
+        show_default="half of them",
+        rich_help_panel=FEDERATED,
     ),
 ) -> None:
     """Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.
@@ -138,7 +145,8 @@ def _compare(data: Source, output: Path, *, as_json: bool) -> None:
     if as_json:
         echo_json(summary(runs, _how(dataset, settings), ends))
     else:
-        _show(dataset, groups, optimum, paths[0], output)
+        files = [f"Figure: {paths[0]}", f"All results: {output}"]
+        show(_render(dataset, groups, optimum).extend(next_steps=files))
     if interrupted:
         raise InterruptedRunError(
             f"interrupted in run {len(runs)} of {len(plans) - 1}; the results so far are in {output}"
@@ -146,13 +154,13 @@ def _compare(data: Source, output: Path, *, as_json: bool) -> None:
 
 
 def _how(dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    """Settings of the demo's first budget, as ``dpadmm simulate --config`` takes them."""
+    """Return the settings of the first budget, for ``dpadmm simulate --config``."""
     chosen = {name: value for name, value in settings.to_dict().items() if value is not None}
     return {"data": "adult" if dataset.name == "adult" else "synthetic", "repeats": REPEATS, **chosen}
 
 
 def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
-    """Adult with the paper's constants, or synthetic rows if Adult is not available (with --data auto)."""
+    """Return Adult with the paper's constants, or synthetic rows if it is not available (with --data auto)."""
     shared = Settings(n_agents=100, round_epsilon=ROUND_EPSILONS[0], delta=1e-3, seed=1, metrics_every=5)
     if source != "synthetic":
         try:
@@ -167,41 +175,43 @@ def _choose(source: Source, *, quiet: bool) -> tuple[Dataset, Settings]:
     return as_dataset("synthetic", shared), shared
 
 
-def _show(dataset: Dataset, groups: dict[str, list[Result]], optimum: Result, figure: Path, folder: Path) -> None:
+def _render(dataset: Dataset, groups: Mapping[str, Sequence[Result]], optimum: Result) -> Rendering:
+    """Return final loss and error of the methods at both budgets."""
     first = next(iter(groups.values()))[0]
-    echo(
-        f"{dataset.name}: {len(first.rows.labels)} training rows × {first.rows.n_features} features, "
-        f"{first.rows.n_agents} agents"
-    )
     best = optimum.trace.last()
-    floor = [mean_and_spread(name, [best[name]], is_rate=True) for name in _SHOWN]
-    rows: list[Row] = [("optimum", "", "", *floor)]
+    columns = [Column("", "method"), Column("", "total ε", align="right"), Column("", "rounds", align="right")]
+    columns += [Column("", "training loss", align="right"), Column("", "test error", align="right")]
+    rows: list[Row] = [("optimum", "", "", *_measures({name: [best[name]] for name in MEASURES}))]
     for label, group in groups.items():
-        ends, one = end_values(group), group[0]
-        reached = [mean_and_spread(name, ends[name], is_rate=True) for name in _SHOWN]
-        rows.append(
-            (label.partition(", ε = ")[0], epsilon_text(one.privacy.epsilon), f"{one.outcome.rounds}", *reached)
-        )
-    show_table(("", "total ε", "rounds", "training loss", "test error"), rows)
+        epsilon, n_rounds = epsilon_text(group[0].privacy.epsilon), group[0].outcome.rounds
+        rows.append((label.partition(", ε = ")[0], epsilon, n_rounds, *_measures(end_values(group))))
+    facts = f"{len(first.rows.labels)} training rows × {first.rows.n_features} features, {first.rows.n_agents} agents"
     reports = [group[0].privacy for group in groups.values()]
+    return Rendering(
+        title=f"{dataset.name}: {facts}",
+        body=[Table(columns, rows)],
+        notes=[_explanation(reports, max(map(len, groups.values())))],
+    )
+
+
+def _measures(values: Mapping[str, Sequence[float]]) -> list[str]:
+    return [mean_text(values[name], is_rate="error" in name) for name in MEASURES]
+
+
+def _explanation(reports: Sequence[PrivacyReport], n_splits: int) -> str:
     bounds = " and ".join(epsilon_text(each.paper_epsilon) for each in reports if not math.isnan(each.paper_epsilon))
-    masked = [each for each in reports if each.min_honest_sites is not None]
-    alone = " and ".join(epsilon_text(each.epsilon_if_others_collude) for each in masked)
-    aggregation = (
-        "With DP-ADMM and auto an agent relies on nobody. With secure aggregation it adds a share of the noise, only "
-        f"the sum of all answers is seen, and ε holds if at least {masked[0].min_honest_sites} agents are honest; if "
-        f"all others "
-        f"work together it is {alone}. "
-        if masked
-        else ""
+    secure = [each for each in reports if each.min_honest_sites is not None]
+    aggregation = ""
+    if secure:
+        alone = " and ".join(epsilon_text(each.epsilon_if_others_collude) for each in secure)
+        aggregation = (
+            "With DP-ADMM and auto, an agent's privacy does not depend on anyone else. With secure aggregation, "
+            f"each agent adds a share of the noise, only the sum of all answers is visible, and ε holds if at least "
+            f"{secure[0].min_honest_sites} agents are honest. If all others collude, it is {alone}. "
+        )
+    return (
+        f"Total ε is exact, at δ = {reports[0].delta:g}; the paper's bound for the noise of DP-ADMM is {bounds}. "
+        f"{aggregation}DP-ADMM is the paper's method with its constants; auto has no hyperparameters to set. The "
+        f"optimum uses all rows without privacy. ± is the standard deviation over {plural(n_splits, 'random split')}. "
+        "The noise is simulated: an experiment without privacy protection."
     )
-    echo(
-        f"Total ε is exact, at δ = {first.privacy.delta:g}; the paper's bound for DP-ADMM's noise is {bounds}. "
-        f"{aggregation}"
-        "DP-ADMM is the paper's method with its constants, auto has none to tune; the optimum uses all rows without "
-        "privacy. "
-        f"± is the standard deviation over {max(map(len, groups.values()))} random splits. "
-        "The noise is simulated: an experiment without any protection.",
-        style="dim",
-    )
-    echo_path(f"Figure: {figure}", f"All results: {folder}")

@@ -1,4 +1,4 @@
-"""What ``dpadmm server status`` and ``sites`` show."""
+"""Renderings of a server's studies and sites, for ``dpadmm server status`` and ``sites``."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""``dpadmm simulate``: all agents in this process, on a data file or a named data set.
+"""``dpadmm simulate``: train with all agents in this process, on a data file or a named data set.
 
-Every setting is an option, and every option a name in a TOML file (``--config``); options win.
+Every option is also a key of the TOML file of ``--config``. Options override the file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from typer import Option
 
 from dpadmm.baselines import ALL_METHODS
 from dpadmm.cli import console, simulate_options
-from dpadmm.cli.console import AsJson, Row, echo, echo_json, echo_path, number_range, show_table
+from dpadmm.cli.console import AsJson, echo_json, mean_and_spread, number_range
 from dpadmm.cli.simulate_options import ASSIGNMENTS, RUN_OPTIONS, from_toml, merge_settings, numbers, read_assignments
 from dpadmm.data import Dataset
 from dpadmm.engine.noise import fresh_seed
 from dpadmm.errors import DivergenceError, StudyError
 from dpadmm.methods.prior import Prior
 from dpadmm.models.run import Result
+from dpadmm.rendering import Column, Paragraph, Rendering, Row, Table
 from dpadmm.studies.settings import BUDGETS, Settings, settings_from
 from dpadmm.studies.study import Study
 from dpadmm.training import run_folder
@@ -38,7 +39,7 @@ def simulate(
 ) -> None:
     """Train across simulated agents and measure the cost of privacy.
 
-    With a STUDY, its settings on a table (--data), tested on rows that are held out.
+    With a STUDY: its settings, on a table (--data), tested on held-out rows.
     """
     on_line = {name: value for name, value in options.items() if value is not None}
     assignments = on_line.pop(ASSIGNMENTS, [])
@@ -59,7 +60,7 @@ def simulate(
     fixed = settings_fixed_by(study) if study else set()
 
     def about(results: Mapping[str, Result]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What to run again (run options but the output folder, settings of the first run), and what came out."""
+        """Return the options that repeat the run, and the measures."""
         how = {name: value for name, value in about_run.items() if name != "output"}
         used = run_folder.used_settings(results["1"])
         return {**how, **{name: value for name, value in used.items() if name not in fixed}}, {
@@ -80,7 +81,8 @@ def simulate(
     if as_json:
         echo_json(run_folder.summary(results, *about(results)))
     else:
-        _show(dataset, results, folder, simulate_options.about_study(study, prior))
+        rendering = _rendering(dataset, results, simulate_options.about_study(study, prior))
+        console.show(rendering.extend(next_steps=[f"Written to {folder}"] if folder else []))
     if interrupted:
         done = list(results.values())[-1].outcome.rounds
         where = f"; what was done is in {folder}" if folder else ""
@@ -99,7 +101,7 @@ def run_all(
     keep: Callable[[Mapping[str, Result]], None] = lambda results: None,
     quiet: bool,
 ) -> tuple[dict[str, Result], bool]:
-    """The runs by name, and whether Ctrl-C ended them early; ``keep`` follows each run."""
+    """Return the runs by name, and whether Ctrl-C ended them early. ``keep`` is called after each run."""
     results: dict[str, Result] = {}
     interrupted = False
     first, *others = plans.values()
@@ -166,45 +168,53 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
         save_figure(convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence")
 
 
-def _show(dataset: Dataset, results: Mapping[str, Result], folder: Path | None, notes: list[str]) -> None:
-    shown = finished(results.values())
-    first = shown[0]
-    rows, problem, several = first.rows, first.problem, len(shown) > 1
-    echo(
-        f"{dataset.name}: {len(rows.labels)} training rows × {rows.n_features} features, "
-        f"{rows.n_agents} agents of {number_range(rows.n_rows, 'd')} rows"
-    )
-    runs = f", mean ± standard deviation of {len(shown)} runs" if several else ""
-    rounds = "" if first.settings.planned_rounds == 1 else f", {first.outcome.rounds} rounds"
-    model = f"{problem.loss.name} loss, {problem.regularizer.name} regularizer"
-    echo(f"{first.settings.method.name}, {model}{rounds}{runs}")
-    rate, ends = problem.loss.task in ("binary", "multiclass"), end_values(shown)
+def _rendering(dataset: Dataset, results: Mapping[str, Result], notes: Sequence[str]) -> Rendering:
+    """Describe runs: data, model, measures at the end, and privacy."""
+    runs = finished(results.values())
+    first, several = runs[0], len(runs) > 1
+    rows, problem = first.rows, first.problem
+    n_rounds = "" if first.settings.planned_rounds == 1 else f", {first.outcome.rounds} rounds"
+    spread = f", mean ± standard deviation of {len(runs)} runs" if several else ""
+    is_rate, ends = problem.loss.task in ("binary", "multiclass"), end_values(runs)
     error = "half deviance" if problem.loss.task == "count" else "RMS error"
-    found: list[Row] = [
-        (text if rate else text.replace("error", error), console.mean_and_spread(name, ends[name], is_rate=rate))
-        for name, text in console.NAMES.items()
+    measured = [
+        (title if is_rate else title.replace("error", error), mean_and_spread(name, ends[name], is_rate=is_rate))
+        for name, title in console.NAMES.items()
         if name in ends
     ]
-    reports = [result.privacy for result in shown]
-    if all(report.private for report in reports):
-        worst = max(reports, key=lambda report: report.epsilon)
-        paper = not math.isnan(worst.paper_epsilon)
-        words = f"total ε{' of each run' if several else ''}, {'exact' if paper else worst.accountant}"
-        found += [(), (words, number_range(worst.epsilon_by_agent))]
-        found += console.aggregation_rows(worst)
-        found += [("total ε, paper's moments bound", console.epsilon_text(worst.paper_epsilon))] if paper else []
-        found += [("δ", f"{worst.delta:g}")]
-        if not any(map(math.isnan, worst.noise_multiplier)):
-            found += [("noise multiplier z", number_range(worst.noise_multiplier))]
-    else:
-        found += [(), ("privacy", "none")]
-    show_table(("", "value"), found)
-    echo(*notes, style="dim")
-    if reports[0].private:
-        echo(
-            "The noise is simulated from a seed: this shows what a private run would reach and cost; "
-            "it protects nobody.",
-            style="dim",
-        )
-    if folder:
-        echo_path(f"Written to {folder}")
+    is_private = all(run.privacy.private for run in runs)
+    seeded = "The noise is simulated from a seed. It is for experiments only and provides no privacy."
+    return Rendering(
+        body=[
+            Paragraph(
+                f"{dataset.name}: {len(rows.labels)} training rows × {rows.n_features} features, "
+                f"{rows.n_agents} agents of {number_range(rows.n_rows, 'd')} rows"
+            ),
+            Paragraph(
+                f"{first.settings.method.name}, {problem.loss.name} loss, {problem.regularizer.name} regularizer"
+                f"{n_rounds}{spread}"
+            ),
+            Table(
+                [Column("", ""), Column("", "value", align="right")],
+                [*measured, (), *(_privacy_rows(runs) if is_private else [("privacy", "none")])],
+            ),
+        ],
+        notes=[*notes, *([seeded] if first.privacy.private else [])],
+    )
+
+
+def _privacy_rows(runs: Sequence[Result]) -> list[Row]:
+    """Return the privacy loss of the run with the largest ε."""
+    report = max((run.privacy for run in runs), key=lambda report: report.epsilon)
+    has_paper = not math.isnan(report.paper_epsilon)
+    accountant = "exact" if has_paper else report.accountant
+    rows: list[Row] = [
+        (f"total ε{' of each run' if len(runs) > 1 else ''}, {accountant}", number_range(report.epsilon_by_agent)),
+        *console.aggregation_rows(report),
+    ]
+    if has_paper:
+        rows.append(("total ε, paper's moments bound", console.epsilon_text(report.paper_epsilon)))
+    rows.append(("δ", f"{report.delta:g}"))
+    if not any(map(math.isnan, report.noise_multiplier)):
+        rows.append(("noise multiplier z", number_range(report.noise_multiplier)))
+    return rows

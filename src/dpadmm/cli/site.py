@@ -255,6 +255,7 @@ def accept(
     from dpadmm.cli.site_reports import accepted_rendering
 
     study, site = read_study(study_file), _open_site(site_file)
+    study.check_concrete()
     if study.training.aggregation == "secure" and not study.roster:
         return _offer(study, study_file, site, output)
     if output is not None:

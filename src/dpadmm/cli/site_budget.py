@@ -193,9 +193,9 @@ def _restored_rendering(site: Site, restored: Any) -> Rendering:
 def budget_rendering(folder: Path, state: LedgerState, delta: float) -> Rendering:
     """Return the budget of a ledger: totals and studies."""
     values = summary(state, delta)
-    body: list[Block] = [_totals_table(values["totals"], delta, "")]
+    body: list[Block] = [_totals_table(values["totals"], "")]
     if _differ(state):
-        body.append(_totals_table(values["totals_if_others_collude"], delta, "if all other sites collude"))
+        body.append(_totals_table(values["totals_if_others_collude"], "if all other sites collude"))
     body += _studies_tables(values["studies"], [account.shares for account in state.accounts.values()])
     notes = [f"δ = {delta:g}. {MEANING}", *([SECURE_MEANING] if _differ(state) else [])]
     accounts = [(account, Fraction(account.reservation.mu_squared)) for account in state.accounts.values()]
@@ -206,13 +206,13 @@ def budget_rendering(folder: Path, state: LedgerState, delta: float) -> Renderin
     return Rendering(body=body, notes=notes, next_steps=[f"Ledger: {folder}", verified, state.fingerprint], data=values)
 
 
-def _totals_table(totals: Mapping[str, Mapping[str, float]], delta: float, heading: str) -> Table:
+def _totals_table(totals: Mapping[str, Mapping[str, float]], heading: str) -> Table:
     rows: list[Row] = []
     for name, words in TOTALS.items():
         epsilon = (rounded_down if name == "left" else rounded_up)(totals[name]["epsilon"])
         rows.append((words, totals[name]["mu_squared"], Cell(totals[name]["epsilon"], epsilon)))
         rows += [()] if name == "promised" else []
-    return Table([Column("", heading), Column("", "Σμ²", ".6g"), Column("", f"ε at δ = {delta:g}")], rows)
+    return Table([Column("", heading), Column("", "Σμ²", ".6g"), Column("", "ε")], rows)
 
 
 def _studies_tables(studies: Iterable[Mapping[str, Any]], shares: Iterable[int]) -> list[Block]:

@@ -1,4 +1,4 @@
-"""What commands of ``dpadmm site`` show: the table, the limits, the cost of a study, and the owner's decisions."""
+"""Renderings for ``dpadmm site``: the table, the limits, the cost of a study, and the owner's decisions."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def review_rendering(
     study: Study, site: Site, state: LedgerState, n_rows: int | None, refusal: RefusalError | None
 ) -> Rendering:
     """Return the cost of a study, compared with the owner's limits."""
-    from dpadmm.cli.study import describe_public_rows, describe_releases, figures
+    from dpadmm.studies.rendering import describe_public_rows, describe_releases, figures
 
     policy, limits = site.policy, _limits(study, site.policy, state, n_rows)
     cost = {limit["limit"]: limit["asked"] for limit in limits}
@@ -274,9 +274,9 @@ def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None
     lines = []
     for limit in policy.evaluate(study.terms, n_rows, (state.promised - own, state.collusion_promised - shares * own)):
         values: dict[str, tuple[Any, ...]] = {limit.name: (limit.asked, limit.allowed, limit.left)}
-        if limit.name in ("budget", "alone"):
+        if limit.name in ("budget", "collusion_budget"):
             sums = [amount(Fraction(cast(float, each)), policy) for each in values[limit.name]]
-            kind = "_if_others_collude" if limit.name == "alone" else ""
+            kind = "_if_others_collude" if limit.name == "collusion_budget" else ""
             values = {f"{name}{kind}": tuple(each[name] for each in sums) for name in sums[0]}
         for name, (asked, allowed, left) in values.items():
             names = list(allowed) if isinstance(allowed, tuple) else allowed
@@ -285,9 +285,10 @@ def _limits(study: Study, policy: Policy, state: LedgerState, n_rows: int | None
 
 
 def _limits_table(limits: Sequence[Mapping[str, Any]], policy: Policy) -> Table:
-    names = {"rows": "rows", "epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
-    names |= {"min_honest_sites": "honest sites", "withstood": "tolerated sites that collude with the server"}
-    names |= {f"{name}_if_others_collude": f"{names[name]} {ALONE}" for name in ("epsilon", "mu_squared")}
+    names = {"min_honest_sites": "honest sites", "withstood": "tolerated colluding sites"}
+    names |= {"epsilon": f"total ε at δ = {policy.delta:g}", "mu_squared": "total Σμ²"}
+    names |= {"epsilon_if_others_collude": "total ε if all other sites collude"}
+    names |= {"mu_squared_if_others_collude": "total Σμ² if all other sites collude"}
     rows = [
         (
             names.get(limit["limit"], limit["limit"]),
@@ -296,8 +297,14 @@ def _limits_table(limits: Sequence[Mapping[str, Any]], policy: Policy) -> Table:
         )
         for limit in limits
     ]
-    titles = ("requested", "allowed", "left", "fits")
-    return Table([Column("", ""), *(Column("", title, align="right") for title in titles)], rows)
+    columns = [
+        Column("", "", wrap=False),
+        Column("", "requested", align="right"),
+        Column("", "allowed"),
+        Column("", "left", align="right"),
+        Column("", "fits"),
+    ]
+    return Table(columns, rows)
 
 
 def _cell(limit: str, column: str, value: Any) -> str:

@@ -23,7 +23,7 @@ from dpadmm.cli.console import (
     write,
 )
 from dpadmm.errors import StudyError
-from dpadmm.planning.intervals import unlikely_intervals
+from dpadmm.planning.intervals import intervals_warning
 from dpadmm.studies.checks import study_warnings
 from dpadmm.studies.reading import read_study
 from dpadmm.training.train import agent_sizes, encode, prior_from, run_study, with_public_table
@@ -72,7 +72,7 @@ def train(
         prior = None if public_table is None else prior_from(study, public_table, private=data)
         rows = encode(study, data, by=by)
     with console.waiting("forecasting intervals", quiet=silent):
-        unlikely = unlikely_intervals(study, agent_sizes(rows, agents or 1), public_table)
+        unlikely = intervals_warning(study, agent_sizes(rows, agents or 1), public_table)
     if unlikely:
         echo(f"Warning: {unlikely} Training spends ε in any case.", style="bold yellow", err=True)
     with console.progress(None, "training", quiet=silent) as advance:

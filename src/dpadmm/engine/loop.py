@@ -1,8 +1,8 @@
 """The round loop and its observers.
 
 A round is: broadcast the consensus -> ``method.step`` at the participating agents -> ``method.aggregate``.
-The last upload of an absent agent stays in the mean for a few rounds, except in server-side methods. An agent is
-charged only for rounds in which it participated.
+If an agent misses a round, its last upload stays in the mean for a few rounds, except in server-side methods. An agent
+is charged only for rounds in which it participated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RoundView:
     state : State
         State of the method's agents.
     uploads : (n, d, p), optional
-        Last uploads; those of absent agents are from earlier rounds. None if they are not stored.
+        Last uploads, of earlier rounds for agents that missed this one. None if they are not stored.
     active : (present,), optional
         Agents that participated; None for all.
     local_models : bool

@@ -75,7 +75,7 @@ class RoundResult:
     Attributes
     ----------
     uploads : (n, *shape)
-        Last uploads. Those of absent agents are from earlier rounds, and server-side methods must not use them.
+        Last uploads. Those of agents that missed this round are from earlier ones: server-side methods ignore them.
     consensus : array
         As broadcast in this round.
     round : int
@@ -227,7 +227,8 @@ class Method(MethodChoice, Generic[S]):
     divergence_hint: ClassVar[str]
     """Suggestion shown when the run diverges."""
     server_side: ClassVar[bool] = False
-    """Whether absent agents are excluded. Otherwise their last uploads stay in the mean for ``PATIENCE`` rounds."""
+    """Whether only answers of the current round are used. Otherwise, an agent's last upload stays in the mean while it
+    misses up to ``PATIENCE`` rounds."""
     weighs_answers: ClassVar[bool] = False
     """Whether ``aggregate`` uses only ``result.mean``, so single answers need not be stored."""
 
@@ -342,7 +343,7 @@ class DeployableMethod(Method[S]):
         return runs
 
     def step(self, state: S, now: Round) -> tuple[S, Floats | LazyAnswers]:
-        """Run round k at the agents of a cohort; the state of absent agents does not change."""
+        """Run round k at the agents of a cohort; the state of agents that miss the round does not change."""
         statistic, z = self.release(now.number)
         query = now.query(statistic, self.parameters(state, now.consensus, round=now.number), z)
         if self.weighs_answers and type(now.noise) is SimulatedNoise and query.at_one_point:

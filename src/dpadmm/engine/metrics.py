@@ -1,4 +1,4 @@
-"""The paper's measures of a run, taken on the simulator's own rows (a deployed agent has none of this)."""
+"""The paper's measures of a simulated run. They are not private; deployed agents do not compute them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ COLUMNS = {
     "test_error_local": "mean error of the local models, test rows",
     "test_error_global": "error of the global model, test rows",
 }
-"""Columns of a trace; the global model is the one that the run would release.
+"""Columns of a trace. The global model is the one that the run would release.
 
-Error is the share of wrong labels, or the root mean square residual in regression. Losses are times the rows' weights,
-where they have any; in an error every row counts once.
+The error is the share of wrong labels, or the root mean square residual in regression. Row weights multiply losses, but
+not errors.
 """
 
 
 def errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
-    """Summed errors of several models: labels (rows,), scores (rows, models, p) -> (models,).
+    """Return the summed errors of several models: labels (rows,), scores (rows, models, p) -> (models,).
 
-    A row's error is 0 or 1 for a right or wrong label, the squared residual in regression, or half the deviance of a
-    count, over the largest one.
+    The error of a row is 0 or 1 for a class, the squared residual in regression, or half the deviance of a count over
+    the largest count.
     """
     if loss.task == "count":
-        return np.array([float(np.sum(loss.value(labels, each))) for each in scores.transpose(1, 0, 2)])
+        return np.array([float(np.sum(loss.value(labels, model))) for model in scores.transpose(1, 0, 2)])
     if loss.task == "regression":
         return np.asarray(np.sum((scores[:, :, 0] - labels[:, None]) ** 2, axis=0))
     binary = loss.task == "binary"
@@ -51,18 +51,18 @@ def errors(loss: Loss, labels: Floats, scores: Floats) -> Floats:
 
 
 def rate(loss: Loss, summed: Floats, n_rows: int) -> Floats:
-    """Classification error rate, or root mean square residual in regression, from summed errors."""
+    """Return the classification error rate, or the root mean square residual, from summed errors."""
     mean = summed / n_rows
     return np.sqrt(mean) if loss.task == "regression" else mean
 
 
 def error(loss: Loss, labels: Floats, scores: Floats) -> float:
-    """Error of one model: labels (rows,), scores (rows, p) -> number."""
+    """Return the error of one model: labels (rows,), scores (rows, p) -> number."""
     return float(rate(loss, errors(loss, labels, scores[:, None]), len(labels))[0])
 
 
 def spread(values: ArrayLike, axis: int | None = None) -> Floats:
-    """Standard deviation of a sample (n − 1), which is what a few repeated runs are; 0 for a single one.
+    """Return the standard deviation of a sample (n − 1); 0 for a single value.
 
     Examples
     --------
@@ -76,28 +76,29 @@ def spread(values: ArrayLike, axis: int | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class TestRows:
-    """Held-out rows: which rows of a matrix, read in place a few at a time."""
+    """Held-out rows: their indices in a matrix, read in parts.
 
-    __test__ = False  # not a test case, whatever pytest thinks of the name
+    ``labels`` and ``row_weights`` are those of the held-out rows only.
+    """
+
+    __test__ = False  # pytest takes the name for a test case
 
     features: Features
     labels: Floats
-    """Labels of the held-out rows only."""
     index: Integers
     row_weights: Floats | None = None
-    """Of the held-out rows, if they have any."""
 
     def parts(self, size: int = 2048) -> Iterator[tuple[Features, Floats, Floats | float]]:
-        """(rows, labels, weights), a few at a time."""
+        """Yield rows, labels and weights of each part."""
         for first in range(0, len(self.index), size):
-            some = slice(first, first + size)
-            weights = 1.0 if self.row_weights is None else self.row_weights[some]
-            yield self.features[self.index[some]], self.labels[some], weights
+            part = slice(first, first + size)
+            weights = 1.0 if self.row_weights is None else self.row_weights[part]
+            yield self.features[self.index[part]], self.labels[part], weights
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Measures by round; ``columns["round"]`` names the rounds measured."""
+    """Measures by round; ``columns["round"]`` has the rounds that were measured."""
 
     columns: dict[str, Floats]
 
@@ -105,23 +106,24 @@ class Trace:
         return len(self.columns.get("round", ()))
 
     def last(self) -> dict[str, float]:
-        """The newest value of every column."""
+        """Return the last value of every column."""
         return {name: float(values[-1]) for name, values in self.columns.items() if len(values)}
 
 
 @dataclass
 class Metrics:
-    """Observer that measures every ``every`` rounds, in round 1, and in the last round planned."""
+    """Observer that measures every ``every`` rounds, in round 1, and in the last planned round.
+
+    ``rho`` is ρ of the augmented objective; None for methods without it. ``average`` is that of the global model.
+    """
 
     problem: Problem
     rows: Rows
     averages: Averages
     rho: float | None
-    """ρ of the augmented objective; None for a method that has none."""
     test: TestRows | None = None
     every: int = 1
     average: AverageName = "last"
-    """Which average of the rounds so far is the global model."""
     _table: list[dict[str, float]] = field(default_factory=list)
 
     def __call__(self, view: RoundView) -> None:

@@ -1,7 +1,7 @@
 """Minimise the objective over the rows of all agents, without privacy.
 
-``argmin_w mean_i mean_j ℓ(a_ij, b_ij, w) + alpha · R(w)``, by a proximal Newton method with line search.
-A hinge is smoothed ever less, each solve starting at the one before.
+``argmin_w mean_i mean_j ℓ(a_ij, b_ij, w) + alpha · R(w)``, by a proximal Newton method with line search. A hinge is
+smoothed less in every solve, and each solve starts at the result of the one before.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy  # its parts load when they are first used
+import scipy  # submodules load on first use
 
 from dpadmm import kernels
 from dpadmm.errors import ConvergenceWarning
 from dpadmm.losses import Hinge, SmoothedHinge, curvatures
 from dpadmm.matrices.arrays import Floats
+from dpadmm.matrices.coded import CodedRows
 from dpadmm.queries.problem import Problem, Rows
 
 _WIDTHS = (1.0, 1e-1, 1e-2)
-_NEWTON_WEIGHTS = 2000  # beyond this many weights a Hessian is too large, and L-BFGS takes over
+_MAX_NEWTON_WEIGHTS = 2000  # with more weights the Hessian is too large, and L-BFGS is used
 _TOLERANCE = 1e-10
 
 Smooth = Callable[[Floats], tuple[float, Floats]]
 
 
 def minimizer(problem: Problem, rows: Rows) -> Floats:
-    """Weights (d, p) that minimise the objective over all agents' rows. Not private.
+    """Return the weights (d, p) that minimise the objective over all agents' rows. Not private.
 
     Examples
     --------
@@ -41,24 +42,24 @@ def minimizer(problem: Problem, rows: Rows) -> Floats:
     [[0.5], [-0.25]]
     """
     start = np.zeros((rows.n_features, problem.loss.n_outputs))
-    solve = _newton if start.size <= _NEWTON_WEIGHTS else _quasi_newton
+    solve = _newton if start.size <= _MAX_NEWTON_WEIGHTS else _quasi_newton
     if not isinstance(problem.loss, Hinge):
         return solve(problem, rows, start)
-    # A smoothed optimum's hinge objective is within width/2 of the best; on Adult 0.01 leaves 1e-5.
+    # The hinge objective at a smoothed optimum is within width/2 of the minimum; on Adult, 0.01 gives 1e-5
     for width in _WIDTHS:
         start = solve(replace(problem, loss=SmoothedHinge(width)), rows, start)
     return start
 
 
 def _newton(problem: Problem, rows: Rows, weights: Floats, max_steps: int = 200) -> Floats:
-    """Newton steps on the data term, exact in the regularizer, until the predicted decrease is negligible.
+    """Take Newton steps on the data term, exact in the regularizer, until the predicted decrease is negligible.
 
-    Where the loss has no curvature (beyond a smoothed hinge's corner), a Newton step is far too long. It is
-    then damped, up to the loss's own curvature bound, with which a step always decreases the objective.
+    If the loss has no curvature (beyond a smoothed hinge's corner), a Newton step is far too long. It is then damped,
+    up to the curvature bound of the loss, with which a step always decreases the objective.
     """
     value, slope = _data_term(problem, rows, weights)
-    most = problem.loss.smoothness or 1.0
-    dampings = (0.0, 1e-6 * most, 1e-4 * most, 1e-2 * most, most)
+    bound = problem.loss.smoothness or 1.0
+    dampings = (0.0, 1e-6 * bound, 1e-4 * bound, 1e-2 * bound, bound)
     for _ in range(max_steps):
         hessian, before = data_hessian(problem, rows, weights), _penalty(problem, weights)
         for damping in dampings:
@@ -66,12 +67,12 @@ def _newton(problem: Problem, rows: Rows, weights: Floats, max_steps: int = 200)
             decrease = -float(np.vdot(slope, step)) + before - _penalty(problem, weights + step)
             if decrease <= _TOLERANCE * max(1.0, abs(value)):
                 return weights
-            found = _line_search(problem, rows, weights, step, value + before, decrease)
-            if found is not None:
+            accepted = _line_search(problem, rows, weights, step, value + before, decrease)
+            if accepted is not None:
                 break
-        if found is None:  # no decrease left that floating point can see
+        if accepted is None:  # the decrease is below the floating-point precision
             return weights
-        weights, value, slope = found
+        weights, value, slope = accepted
     _warn(f"{max_steps} Newton steps")
     return weights
 
@@ -79,7 +80,7 @@ def _newton(problem: Problem, rows: Rows, weights: Floats, max_steps: int = 200)
 def _line_search(
     problem: Problem, rows: Rows, weights: Floats, step: Floats, before: float, decrease: float
 ) -> tuple[Floats, float, Floats] | None:
-    """The first of ``w + u, w + u/2, ...`` that decreases enough, with its data term; None if none does."""
+    """Return the first of ``w + u, w + u/2, ...`` that decreases enough, with its data term, or None."""
     length = 1.0
     while length > 1e-6:
         trial = weights + length * step
@@ -91,7 +92,7 @@ def _line_search(
 
 
 def _model_step(problem: Problem, weights: Floats, slope: Floats, hessian: Floats) -> Floats:
-    """``argmin_u ⟨slope, u⟩ + ½uᵀHu + alpha · R(w + u)``."""
+    """Return ``argmin_u ⟨slope, u⟩ + ½uᵀHu + alpha · R(w + u)``."""
     shape, share, regularizer = weights.shape, problem.alpha, problem.regularizer
     if share == 0.0 or regularizer.smoothness is not None:
         curved = hessian + share * (regularizer.smoothness or 0.0) * np.eye(len(hessian))
@@ -143,7 +144,7 @@ def _split_solve(
     on the box both halves are smooth.
     """
     shape, size, share, regularizer = start.shape, start.size, problem.alpha, problem.regularizer
-    inside = np.full(shape, np.finfo(float).tiny)  # on the edge: the derivative towards the inside
+    inside = np.full(shape, np.finfo(float).tiny)  # at 0: the one-sided derivative
 
     def halves(flat: Floats) -> tuple[float, Floats]:
         up, down = flat[:size].reshape(shape), flat[size:].reshape(shape)
@@ -160,16 +161,16 @@ def _split_solve(
 
 
 def _data_term(problem: Problem, rows: Rows, weights: Floats) -> tuple[float, Floats]:
-    """Mean loss and its true gradient (nothing is clipped: nothing is released)."""
+    """Return the mean loss and its gradient. Rows are not clipped, because nothing is released."""
     points = np.broadcast_to(weights, (rows.n_agents, *weights.shape))
     slope = kernels.gradient(rows, points, problem.loss, bound=np.inf)
     return float(problem.losses(rows, points).mean()), slope.mean(axis=0)
 
 
 def data_hessian(problem: Problem, rows: Rows, weights: Floats) -> Floats:
-    """Hessian of the data term, (dp × dp), all agents counting the same.
+    """Return the Hessian of the data term (dp × dp), in which all agents have the same weight.
 
-    It has a trace of ridge, so that it can be factored.
+    It includes a very small ridge, so that it can be factored.
     """
     d, p = weights.shape
     points = np.broadcast_to(weights, (rows.n_agents, d, p))
@@ -181,7 +182,7 @@ def data_hessian(problem: Problem, rows: Rows, weights: Floats) -> Floats:
     for first in range(0, len(rows.labels), 8192):
         part = slice(first, first + 8192)
         a: Any = rows.features[rows.order[part]]
-        a = a.tocsr() if hasattr(a, "tocsr") else a
+        a = a.tocsr() if isinstance(a, CodedRows) or scipy.sparse.issparse(a) else a
         for g in range(p):
             for h in range(g, p):
                 block = _dense(a.T @ _scaled(a, curved[part, g, h]))
@@ -193,12 +194,15 @@ def data_hessian(problem: Problem, rows: Rows, weights: Floats) -> Floats:
     return matrix + ridge * np.eye(len(matrix))
 
 
-def _scaled(features: Floats, by: Floats) -> Floats:
-    return features.multiply(by[:, None]).tocsr() if hasattr(features, "multiply") else features * by[:, None]
+def _scaled(features: Any, factors: Floats) -> Any:
+    """Return the rows, each times its factor."""
+    if scipy.sparse.issparse(features):
+        return features.multiply(factors[:, None]).tocsr()
+    return features * factors[:, None]
 
 
-def _dense(matrix: Floats) -> Floats:
-    return np.asarray(matrix.toarray() if hasattr(matrix, "toarray") else matrix)
+def _dense(matrix: Any) -> Floats:
+    return np.asarray(matrix.toarray() if scipy.sparse.issparse(matrix) else matrix)
 
 
 def _penalty(problem: Problem, weights: Floats) -> float:

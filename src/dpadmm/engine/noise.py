@@ -1,7 +1,7 @@
 """Noise for the releases of a cohort of agents in one process.
 
 ``SimulatedNoise`` is fast and seeded, for experiments only. Floating-point noise from a known seed provides no privacy,
-and every report of a run says which noise it used. ``ExactNoise`` is the noise of a deployed agent's guard.
+and the report of a run states the noise source. ``ExactNoise`` is the noise of a deployed agent's guard.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tasks go out to worker processes, or to a cluster, and answers come back as they are found.
+"""Run tasks in worker processes or on a cluster, and yield the results as they arrive.
 
-A worker process ends when its parent does, does not hear Ctrl-C, and is killed on exit: nobody is left behind.
+Worker processes end with their parent, ignore Ctrl-C, and are killed on exit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpadmm.data.cluster import Cluster, DataLostError, Future
 from dpadmm.errors import DPADMMError
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks at ``stop``."""
+"""Seconds between two calls of ``stop``."""
 ONE_THREAD = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment of worker processes that share the machine: one core each."""
 
@@ -46,7 +46,7 @@ class Failure:
 
 
 def n_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -58,10 +58,10 @@ def in_processes(
     stop: Callable[[], bool],
     all_cores: bool = False,
 ) -> Generator[tuple[Task, Answer]]:
-    """Yield each task with its answer as it is found, until all are done or ``stop`` is true.
+    """Yield each task with its result, until all are done or ``stop`` returns true.
 
-    ``make`` is called once in every worker, and makes the function that answers its tasks. Workers have one
-    core each, unless ``all_cores``.
+    ``make`` is called once in every worker and returns the function that runs its tasks. Workers have one core each,
+    unless ``all_cores`` is set.
     """
     waiting = deque(tasks)
     if not waiting or stop():
@@ -78,7 +78,7 @@ def in_processes(
                 line = next(each for each in busy if each is ready)
                 task, answer = busy.pop(line), _receive(line, crew[line])
                 if isinstance(answer, Failure):
-                    raise RuntimeError(f"a task failed that should not: {task}\n{answer.text}")
+                    raise RuntimeError(f"unexpected error in task {task}\n{answer.text}")
                 if waiting and not stopped:
                     busy[line] = _send(line, crew[line], waiting.popleft())
                 yield task, answer
@@ -92,15 +92,15 @@ def on_cluster(
     stop: Callable[[], bool],
     one_at_a_time: bool = False,
 ) -> Generator[tuple[Task, Answer]]:
-    """The same with the workers of a cluster; ``make`` goes to each of them once, with all that it holds.
+    """Do the same with the workers of a cluster. ``make`` is sent to each of them once, with all of its data.
 
-    A task whose worker dies is run again. Those that are running when ``stop`` is true end, and are not waited for.
+    If a worker dies, its task is run again. If ``stop`` returns true, running tasks are cancelled.
     """
     waiting, busy = deque(tasks), dict[Future, Task]()
     finished, shared = SimpleQueue[Future](), None
     try:
         while (waiting or busy) and not stop():
-            shared = shared or cluster.send(_MadeOnce(make))
+            shared = shared or cluster.send(_Cached(make))
             while waiting and not (one_at_a_time and busy):
                 future = cluster.submit(_answered, shared, waiting[0])
                 busy[future] = waiting.popleft()
@@ -114,7 +114,7 @@ def on_cluster(
             task = busy.pop(future)
             try:
                 (answer,) = cluster.gather([future])
-            except DataLostError:  # with all workers that had it: those that came since get it anew
+            except DataLostError:  # all workers with the data died: send it again
                 waiting.extend([task, *busy.values()])
                 busy, shared = {}, None
                 continue
@@ -124,8 +124,8 @@ def on_cluster(
             future.cancel()
 
 
-class _MadeOnce:
-    """What a function made, once in every process that it is sent to."""
+class _Cached:
+    """A function that ``make`` returns, called once in every process."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -136,23 +136,23 @@ class _MadeOnce:
         return answer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _MadeOnce, (self._make,)
+        return _Cached, (self._make,)
 
     def __call__(self, task: Any) -> Any:
         return self._made(task)
 
 
-def _answered(shared: _MadeOnce, task: Any) -> Any:
+def _answered(shared: _Cached, task: Any) -> Any:
     return shared(task)
 
 
 @contextmanager
 def _started(size: int, environment: dict[str, str]) -> Iterator[dict[Line, SpawnProcess]]:
-    """Worker processes by our end of the line; all are ended on exit."""
+    """Start worker processes, and kill them on exit. The keys are the connections to them."""
     context = multiprocessing.get_context("spawn")
     crew: dict[Line, SpawnProcess] = {}
     try:
-        with _as_children_need_it(environment):
+        with _child_environment(environment):
             for _ in range(size):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_work, args=(theirs,), daemon=True)
@@ -169,10 +169,10 @@ def _started(size: int, environment: dict[str, str]) -> Iterator[dict[Line, Spaw
 
 
 @contextmanager
-def _as_children_need_it(environment: dict[str, str]) -> Iterator[None]:
-    """Processes started inside have this environment, and do not hear Ctrl-C, which a terminal sends to all."""
+def _child_environment(environment: dict[str, str]) -> Iterator[None]:
+    """Start processes with this environment, without Ctrl-C, which a terminal sends to all processes."""
     before = {name: os.environ.get(name) for name in environment}
-    resource_tracker.ensure_running()  # it would undo the mask if it had to be started inside
+    resource_tracker.ensure_running()  # if started inside, it would undo the mask
     mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
     os.environ.update(environment)
     try:
@@ -212,7 +212,7 @@ def _died(process: SpawnProcess) -> WorkerDiedError:
 
 
 def _work(line: Line) -> None:
-    """Answer tasks until the line closes, or until the parent process ends."""
+    """Run tasks until the connection closes or the parent process ends."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         answer = line.recv()()

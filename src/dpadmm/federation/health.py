@@ -294,7 +294,7 @@ def site_alarms(status: Status | None, folder: Path) -> list[Alarm]:
 def study_alarms(status: Status, folder: Path) -> Iterator[Alarm]:
     """Yield the alarms of a study from its status at the server, whose folder is ``folder``."""
     state = status["state"]
-    if state in (StudyState.FINISHED, StudyState.ENDED):
+    if state in (StudyState.PROPOSED, StudyState.FINISHED, StudyState.ENDED):
         return
     if state in (StudyState.INTERRUPTED, StudyState.STOPPED):
         since = "" if status["since"] is None else f" since {status['since'][:19]} UTC"

@@ -27,6 +27,7 @@ def refusal_text(code: str) -> str:
 class StudyState(StrEnum):
     """State of a study."""
 
+    PROPOSED = "proposed"
     WAITING = "waiting"
     RUNNING = "running"
     STALLED = "stalled"
@@ -102,6 +103,8 @@ def headline(status: Mapping[str, Any]) -> str:
     """Describe the state of a study in one line, from its snapshot."""
     state, done, total = status["state"], status["rounds_done"], status["study"]["n_rounds"]
     sites, where = status["sites"], f"after round {done} of {total}" if done else "before round 1"
+    if state == StudyState.PROPOSED:
+        return "Proposed: no server has run this study yet"
     if state == StudyState.WAITING:
         present = sum(site["state"] == SiteState.PRESENT for site in sites)
         return f"Waiting for sites: {present} of {len(sites)} present, {status['quorum']} needed"

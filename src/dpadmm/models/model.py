@@ -29,6 +29,7 @@ from dpadmm.matrices.clipping import BESIDE_INTERCEPT, INTERCEPT, as_matrix, cli
 from dpadmm.matrices.features import Features
 from dpadmm.parameters.fields import hash_of
 from dpadmm.parameters.suggestions import unknown_name
+from dpadmm.rendering import Cell, Fact, Facts, Renderable, Rendering
 from dpadmm.version import VERSION
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Predicted(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model:
+class Model(Renderable):
     """A trained linear model, with the information needed to predict from raw tables.
 
     Use :func:`dpadmm.train`, :func:`dpadmm.simulate` or :func:`dpadmm.load_model` to obtain one.
@@ -118,6 +119,26 @@ class Model:
             has_names = len(classes) <= MAX_CLASSES_IN_REPR
             answers = f"classes {', '.join(map(_short, classes))}" if has_names else f"{len(classes)} classes"
         return f"<Model {name}{self.loss}, {features}, {answers}, {_describe_privacy(self.privacy)}>"
+
+    def rendering(self) -> Rendering:
+        """Return study, loss, label and privacy loss, without coefficients (see :meth:`summary`)."""
+        name = str(self.study.get("name", ""))
+        label = self.label.column if self.label else None
+        classes = [str(each) for each in self.class_names]
+        facts = [
+            Fact("study", "study" if name else None, name or None),
+            Fact("study_hash", "study hash" if name else None, self.study_hash or None),
+            Fact("label", "label" if label else None, label),
+            Fact("classes", "classes" if classes else None, Cell(classes, ", ".join(map(_short, classes)))),
+            Fact("task", "task", self.task),
+            Fact("loss", "loss", self.loss),
+            Fact("n_features", "features", self.n_features),
+            Fact("intercept", "intercept", self.intercept),
+            Fact("privacy", "privacy loss", Cell(dict(self.privacy), _describe_privacy(self.privacy))),
+            Fact("intervals", "confidence intervals", self.covariance is not None),
+            Fact("version", "trained with", self.version, "dpadmm {}".format),
+        ]
+        return Rendering(title=f"Model {name}".rstrip(), body=[Facts(facts)])
 
     @property
     def n_features(self) -> int:

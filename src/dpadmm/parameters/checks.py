@@ -1,4 +1,4 @@
-"""Numbers that accounting and calibration accept: anything else is refused by name and value."""
+"""Checks of numbers for accounting and calibration."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
 
 Number = TypeVar("Number", float, Floats)
-"""One number, or one for every agent."""
+"""One number, or one per agent."""
 
 
 def unwrapped(values: Floats) -> float | Floats:
-    """A float for a 0-dimensional array, else the array."""
+    """Return a float for a 0-dimensional array, else the array."""
     return values if values.ndim else float(values)
 
 
 def require(name: str, value: ArrayLike, rule: Callable[[Any], Any], wanted: str) -> None:
-    """Refuse the first number that breaks the rule, by name and value (NaN breaks every comparison)."""
+    """Raise StudyError with the first number that violates the rule. NaN violates every comparison."""
     # NumPy has no integers above 2⁶⁴, counts of rounds do
     values = np.asarray(float(value) if type(value) is int else value)
     numeric = values.dtype.kind in ("i", "u", "f")

@@ -1,4 +1,4 @@
-"""Unknown names: the one that was meant, and what to say."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from difflib import SequenceMatcher, get_close_matches
 from dpadmm.errors import StudyError
 
 SAME = (("data_norm", "row_norm"), ("max_iter", "n_rounds"), ("random_state", "seed"))
-"""What estimators, as scikit-learn, and studies call the same thing."""
+"""Names of the same setting in estimators (as in scikit-learn) and in studies."""
 
 
 def near_name(name: object, known: Iterable[str]) -> str | None:
-    """The known name that a mistyped one stands for, or None: a wrong guess is worse than the list.
+    """Return the most similar known name, or None if no name is similar enough: a wrong guess is worse than a list.
 
-    Case, spaces and dashes are no difference. Names that begin or end with what was written count, from
-    three letters on.
+    Case, spaces and dashes are ignored. From three letters on, names that begin or end with ``name`` are similar.
 
     Examples
     --------
@@ -24,8 +23,8 @@ def near_name(name: object, known: Iterable[str]) -> str | None:
     ['epsilon', 'noise_multiplier', 'n_rounds', 'age', None, None]
     """
     letters: dict[str, str] = {}
-    for each in known:
-        letters.setdefault(_letters(each), each)
+    for known_name in known:
+        letters.setdefault(_letters(known_name), known_name)
     written = _letters(str(name))
     for one, other in (*SAME, *(pair[::-1] for pair in SAME)):
         if written == _letters(one) and _letters(other) in letters:

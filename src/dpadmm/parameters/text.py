@@ -30,11 +30,11 @@ def printable(text: str) -> str:
 
 FORMULA = "[=+\\-@\t\r\n＝＋－＠]"  # spreadsheets also accept the wide forms
 NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-"""How a text begins that spreadsheets may run as a formula, unless all of it is a number: for ``re`` and for RE2."""
+"""Patterns of text that a spreadsheet may run as a formula, and of numbers, which it does not; for ``re`` and RE2."""
 
 
 def csv_cell(text: str) -> str:
-    """Quote a text that a spreadsheet would run as a formula, as OWASP recommends: an apostrophe before it.
+    """Prefix text that a spreadsheet would run as a formula with an apostrophe, as OWASP recommends.
 
     Examples
     --------
@@ -45,9 +45,9 @@ def csv_cell(text: str) -> str:
 
 
 def text_problems(document: object, *, max_length: int = MAX_TEXT) -> list[str]:
-    """Return a sentence for every string in nested tables and lists that is too long or not printable.
+    """Return a message for every string in nested tables and lists that is too long or not printable.
 
-    Keys of tables are strings of the document too.
+    Keys are checked, too.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def text_problems(document: object, *, max_length: int = MAX_TEXT) -> list[str]:
 
 
 def _texts(document: object) -> Iterator[tuple[str, str]]:
-    """Every string of a document and the name of its place; iterative, since a document may be deeply nested."""
+    """Yield every string of a document with its location. Iterative, since documents may be deeply nested."""
     waiting: list[tuple[str, object]] = [("", document)]
     while waiting:
         where, value = waiting.pop()

@@ -1,1 +1,1 @@
-"""What a study will cost and how well it will do, before any private row is read."""
+"""Plan a study: costs, forecast and recommendation, before any private row is read."""

@@ -1,4 +1,4 @@
-"""Whether a study that requests confidence intervals will have them, before any private row is read."""
+"""Forecast of confidence intervals: whether a study that requests them will have them."""
 
 from __future__ import annotations
 
@@ -15,87 +15,88 @@ from dpadmm.matrices.arrays import Integers
 from dpadmm.models.explain import explain
 from dpadmm.models.model import Model
 from dpadmm.models.run import Result
-from dpadmm.planning.forecast import LEAST_FOLDS, Scenario, public_scenario, run, synthetic_scenarios
+from dpadmm.planning.forecast import run
+from dpadmm.planning.scenarios import MIN_FOLDS, Scenario, public_scenario, synthetic_scenarios
 from dpadmm.studies.study import Study
 
-LIKELY, MOST_TIMES = 0.8, 256
-"""Share of runs with intervals from which they are likely; and the most that rows are multiplied by to get there."""
+LIKELY_SHARE, MAX_FACTOR = 0.8, 256
+"""Share of runs with intervals from which they are likely, and the largest tried multiple of the planned rows."""
 
 SEED = 1
-"""Of the forecast before training, as in ``dpadmm plan``."""
+"""Seed of the forecast before training, as in ``dpadmm plan``."""
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """In how many of the runs every column had confidence intervals, and the total of rows with which that is likely.
+    """Number of runs in which every column had confidence intervals, and the number of rows that makes them likely.
 
-    ``rows`` is the planned total, or that times a power of two; None where :data:`MOST_TIMES` that would not do.
+    ``n_rows_needed`` is the planned total times a power of two; None if :data:`MAX_FACTOR` times is not enough.
     """
 
-    having: int
-    runs: int
-    rows: int | None
+    n_with_intervals: int
+    n_runs: int
+    n_rows_needed: int | None
 
     @property
-    def likely(self) -> bool:
-        return self.having >= LIKELY * self.runs
+    def is_likely(self) -> bool:
+        return self.n_with_intervals >= LIKELY_SHARE * self.n_runs
 
     def text(self, epsilon: float, n_rows: int) -> str:
-        """Whether there will be intervals, and with what."""
-        counted = f"at ε = {epsilon:.4g} with {n_rows:,} rows ({self.having} of {self.runs} runs had them)"
-        if self.likely:
+        """Return the forecast as a sentence."""
+        counted = f"at ε = {epsilon:.4g} with {n_rows:,} rows ({self.n_with_intervals} of {self.n_runs} runs had them)"
+        if self.is_likely:
             return f"Confidence intervals: likely {counted}."
-        rows = "" if self.rows is None else f"about {self.rows:,} rows would do, or "
+        rows = "" if self.n_rows_needed is None else f"about {self.n_rows_needed:,} rows would do, or "
         needed = "" if rows else ", would be needed"
         return (
             f"Confidence intervals: unlikely {counted}; {rows}fewer columns and rare categories, or a larger ε{needed}."
         )
 
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "likely": self.likely}
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {**asdict(self), "is_likely": self.is_likely}
 
 
 def forecast_intervals(study: Study, scenarios: Sequence[Scenario], sizes: Integers, *, seed: int) -> Intervals:
-    """Whether a study that requests intervals will have them, from runs with the noise of the planned rows."""
+    """Forecast from runs with the noise of the planned rows whether a study will have intervals."""
     folds = [(k, train, each.prior(k)) for each in scenarios for k, (train, _) in enumerate(each.folds)]
 
-    def having(times: int) -> int:
-        ran = (
+    def count(times: int) -> int:
+        results = (
             run(study.training, study.problem, train, times * sizes, seed=seed + k, prior=prior)
             for k, train, prior in folds
         )
-        return sum(_has_intervals(study, each) for each in ran)
+        return sum(_has_intervals(study, result) for result in results)
 
-    planned, n = having(1), int(sizes.sum())
-    if planned >= LIKELY * len(folds):
+    planned, n = count(1), int(sizes.sum())
+    if planned >= LIKELY_SHARE * len(folds):
         return Intervals(planned, len(folds), n)
-    more = (2**k for k in range(1, MOST_TIMES.bit_length()))
-    enough = next((times for times in more if having(times) >= LIKELY * len(folds)), None)
+    factors = (2**k for k in range(1, MAX_FACTOR.bit_length()))
+    enough = next((times for times in factors if count(times) >= LIKELY_SHARE * len(folds)), None)
     return Intervals(planned, len(folds), None if enough is None else enough * n)
 
 
-def unlikely_intervals(study: Study, sizes: Integers, public: Path | None) -> str:
-    """A warning before a study is trained on agents of these sizes; empty if intervals are likely, or not requested.
+def intervals_warning(study: Study, sizes: Integers, public: Path | None) -> str:
+    """Return a warning for a study and agents of these sizes; empty if intervals are likely or not requested.
 
-    It depends on public values alone: the study, the numbers of rows, and the public rows, or else synthetic ones.
+    It depends on public values only: the study, the numbers of rows, and public or synthetic rows.
     """
     if not study.training.has_inference:
         return ""
     n_rows, epsilon = int(sizes.sum()), exact_epsilon(math.sqrt(study.terms.plan.mu_squared()), study.terms.delta)
-    found = forecast_intervals(study, _stand_ins(study, n_rows, public), sizes, seed=SEED)
-    return "" if found.likely else found.text(epsilon, n_rows)
+    found = forecast_intervals(study, _scenarios(study, n_rows, public), sizes, seed=SEED)
+    return "" if found.is_likely else found.text(epsilon, n_rows)
 
 
-def _stand_ins(study: Study, n_rows: int, public: Path | None) -> list[Scenario]:
+def _scenarios(study: Study, n_rows: int, public: Path | None) -> list[Scenario]:
     if public is not None:
         with suppress(DataError):  # too few for a forecast
-            return [public_scenario(study, public, repeats=LEAST_FOLDS, seed=SEED)]
-    return synthetic_scenarios(study, n_rows, repeats=LEAST_FOLDS, seed=SEED)
+            return [public_scenario(study, public, repeats=MIN_FOLDS, seed=SEED)]
+    return synthetic_scenarios(study, n_rows, repeats=MIN_FOLDS, seed=SEED)
 
 
 def _has_intervals(study: Study, result: Result) -> bool:
-    """Whether all columns have intervals, but for those with values that no public row had."""
-
+    """Return whether all columns have intervals, except those with values that no public row has."""
     found = explain(
         Model(
             result.weights,
@@ -110,5 +111,5 @@ def _has_intervals(study: Study, result: Result) -> bool:
         )
     )
     unseen = {each.column for each in found.coefficients if each.unseen}
-    told = {each.column for each in found.coefficients if each.interval()}
-    return not found.no_intervals_because and told | unseen >= {each.column for each in found.coefficients}
+    covered = {each.column for each in found.coefficients if each.interval()}
+    return not found.no_intervals_because and covered | unseen >= {each.column for each in found.coefficients}

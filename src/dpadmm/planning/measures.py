@@ -1,4 +1,4 @@
-"""Measures of a forecast: means over rows, with variances that are paired with those of other models."""
+"""Measures of a forecast: means over rows, and variances of differences from other models on the same rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dpadmm.models.model import PROBABILITIES
 
 @dataclass(frozen=True)
 class ForecastMeasure:
-    """Something that is forecast: its title, whether more is better, and whether it is a share."""
+    """A measure: its title, whether higher is better, and whether it is shown in percent."""
 
     title: str
     higher: bool
     percent: bool = False
 
     def gain(self, value: float, other: float) -> float:
-        """By how much a value is better than another."""
+        """Return the improvement of a value over another."""
         return value - other if self.higher else other - value
 
 
@@ -37,27 +37,26 @@ MEASURES: Mapping[str, ForecastMeasure] = {
     "rmse": ForecastMeasure("root mean square error", higher=False),
     "deviance": ForecastMeasure("mean deviance", higher=False),
 }
-"""All that is forecast, where a study's loss has it. The sensitivity is that for the second class, where its chance is
-above one half; overconfidence is the mean probability of the predicted class less the share of right ones."""
+"""All measures; which ones apply depends on the loss. Sensitivity: of the second class, at a threshold of one half.
+Overconfidence: mean probability of the predicted class minus accuracy."""
 
 
 Figures = Mapping[str, tuple[float, float, float, float]]
-"""By measure: the mean over rows, and the variances of it and of its differences from a constant guess and from the
-model of the public rows."""
+"""By measure: the mean over rows, its variance, and the variances of its differences from a constant prediction and
+from the model of public rows alone."""
 
 
-def figures(loss: Loss, labels: Floats, scores: Floats, guess: Floats, public: Floats | None = None) -> Figures:
-    """Measures of scores (rows, p), compared with a constant guess (p,) and scores of a public model (rows, p)."""
+def figures(loss: Loss, labels: Floats, scores: Floats, constant: Floats, public: Floats | None = None) -> Figures:
+    """Return the measures of scores (rows, p), compared with constant scores (p,) and a public model's (rows, p)."""
     public = scores if public is None else public
-    rows, guessed, other = (
-        _of_rows(loss, labels, each) for each in (scores, np.broadcast_to(guess, scores.shape), public)
+    rows, of_constant, of_public = (
+        _of_rows(loss, labels, each) for each in (scores, np.broadcast_to(constant, scores.shape), public)
     )
     found = {}
     for name, each in rows.items():
-        own, paired, from_public = (
-            float((each - base).var() / len(each)) for base in (0.0, guessed[name], other[name])
-        )
-        found[name] = float(each.mean()), own, paired, from_public
+        bases = (0.0, of_constant[name], of_public[name])
+        variance, vs_constant, vs_public = (float((each - base).var() / len(each)) for base in bases)
+        found[name] = (float(each.mean()), variance, vs_constant, vs_public)
     if loss.task in ("regression", "count"):
         return found
     if loss.task == "binary":
@@ -70,7 +69,7 @@ def figures(loss: Loss, labels: Floats, scores: Floats, guess: Floats, public: F
 
 
 def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
-    """What is averaged over rows; the sensitivity over those of the second class."""
+    """Return the values whose mean over rows is the measure; sensitivity has rows of the second class only."""
     if loss.task == "regression":
         return {"rmse": np.square(scores[:, 0] - labels)}
     if isinstance(loss, Poisson):

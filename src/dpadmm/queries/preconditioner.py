@@ -2,9 +2,8 @@
 
 For ``K = diag(v) + ppᵀ`` and τ > 0, any B with ``BᵀB = (K + τI)⁻¹`` maps rows of second moment K to rows of nearly
 isotropic second moment. All such B differ by a rotation, which changes neither row norms nor the distribution of
-Gaussian noise. With ``s = (v + τ)^(−½)``
-and ``q = s∘p`` one of them is ``B = (I − βqqᵀ)·diag(s)``, ``β = 1/(r(r + 1))``, ``r = √(1 + ‖q‖²)``, since
-``(I − βqqᵀ)² = (I + qqᵀ)⁻¹``.
+Gaussian noise. With ``s = (v + τ)^(−½)`` and ``q = s∘p`` one of them is ``B = (I − βqqᵀ)·diag(s)``,
+``β = 1/(r(r + 1))``, ``r = √(1 + ‖q‖²)``, since ``(I − βqqᵀ)² = (I + qqᵀ)⁻¹``.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Preconditioner:
 
     Examples
     --------
-    >>> shape = Preconditioner.of(np.array([0.5, 0.1]), np.array([0.3, 0.2]), 0.05)
-    >>> b = np.stack([shape.times(unit) for unit in np.eye(2)], axis=1)
+    >>> preconditioner = Preconditioner.of(np.array([0.5, 0.1]), np.array([0.3, 0.2]), 0.05)
+    >>> b = np.stack([preconditioner.times(unit) for unit in np.eye(2)], axis=1)
     >>> moment = np.diag([0.5, 0.1]) + np.outer([0.3, 0.2], [0.3, 0.2]) + 0.05 * np.eye(2)
     >>> bool(np.allclose(b @ moment @ b.T, np.eye(2)))
     True

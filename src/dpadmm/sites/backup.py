@@ -127,7 +127,7 @@ def _check_mark(mark: bytes, lines: bytes, state: LedgerState, since: Sequence[S
     if since is not None and not since and len(mark) > len(lines) and all_closed:
         raise StudyError(
             "the mark has records that are not in the backup, and no study was open in the backup: name the studies "
-            "enrolled since, or name none, and all that your limits leave is charged"
+            "accepted since, or name none, and all that your limits leave is charged"
         )
 
 
@@ -170,7 +170,7 @@ def _charged(site: Site, folder: Path, since: Sequence[Study] | None, decided: M
                 raise StudyError(f"{names}: already in the backup and charged in full; omit it")
             named = {study.hash for study in since}
             if others := [name for hash, name in decided.items() if hash not in named and hash not in before.accounts]:
-                text = "accepted here, but not in the backup: name it with --enrolled-since, or name no study"
+                text = "accepted here, but not in the backup: name it with --accepted-since, or name no study"
                 raise StudyError(f"{', '.join(map(repr, others))}: {text}, and all that your limits leave is charged")
             more = Fraction(before.max_rows_per_person, policy.unit.rows) ** 2
             costs = [(Fraction(policy.cost(study.terms.plan)) * more, study.terms.shares) for study in since]

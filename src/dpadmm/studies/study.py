@@ -26,6 +26,7 @@ from dpadmm.methods import KINDS, DeployableMethod, Newton, ReleaseMethod, Stati
 from dpadmm.parameters.fields import convert_arguments, for_json, hash_of, parameters, raise_problems
 from dpadmm.queries import make_query
 from dpadmm.queries.problem import Problem, PublicSizes
+from dpadmm.rendering import Renderable, Rendering
 from dpadmm.studies import checks
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.roster import RosterEntry, roster_from
@@ -121,7 +122,7 @@ def raise_study_problems(messages: list[str]) -> None:
 
 @convert_arguments(_normalize)
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Study(Renderable):
     """The public configuration of a run.
 
     ``training`` may be a mapping of settings. With ``schema`` and ``label``, ``features`` and ``classes`` are derived.
@@ -304,6 +305,12 @@ class Study:
         if self.quorum is not None and n_sites and self.quorum > n_sites:
             raise StudyError(f"study: quorum = {self.quorum}, but only {n_sites} sites take part")
         return n_sites if self.quorum is None else self.quorum
+
+    def rendering(self) -> Rendering:
+        """Return the description of the study: hash, columns, model, noise and privacy loss."""
+        from dpadmm.studies.rendering import render_study
+
+        return render_study(self)
 
     @cached_property
     def hash(self) -> str:

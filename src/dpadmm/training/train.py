@@ -28,7 +28,7 @@ from dpadmm.matrices.memmap import is_mapped
 from dpadmm.matrices.storage import group_order, reorder
 from dpadmm.methods.prior import Prior, prior_of
 from dpadmm.models.run import Result, run
-from dpadmm.planning.intervals import unlikely_intervals
+from dpadmm.planning.intervals import intervals_warning
 from dpadmm.queries.problem import Rows, make_rows
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.reading import read_study
@@ -102,7 +102,7 @@ def train(
     study, public_table = with_public_table(study, public)
     prior = None if public_table is None else prior_from(study, public_table, private=data)
     table = encode(study, data, by=by)
-    unlikely = unlikely_intervals(study, agent_sizes(table, n_agents), public_table)
+    unlikely = intervals_warning(study, agent_sizes(table, n_agents), public_table)
     if unlikely:
         warnings.warn(unlikely, UserWarning, stacklevel=2)
     return run_study(study, table, n_agents=n_agents, seed=seed, prior=prior)

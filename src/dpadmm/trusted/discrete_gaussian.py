@@ -33,13 +33,13 @@ SHARE_MARGIN = 2e-6
 MIN_SHARE_SCALE = 1000
 """Minimum σ of a share, in steps. A smaller share is too coarse for its margin."""
 
-REACH = 64
-"""Noise is below REACH·σ. Larger noise has probability < 1e-880 and is drawn again, so that nothing can overflow."""
+MAX_SIGMAS = 64
+"""Noise is below MAX_SIGMAS·σ. Larger noise has probability < 1e-880 and is drawn again, so nothing can overflow."""
 
 TOP = 57 * 2**64 // 100
-"""Height of the curve ``TOP·exp(−y²/(2σ²))``: REACH stairs above it fit into 2⁶⁴."""
+"""Height of the curve ``TOP·exp(−y²/(2σ²))``: MAX_SIGMAS stairs above it fit into 2⁶⁴."""
 
-_HEIGHTS = (1 + math.floor(TOP * math.exp(-k * k / 2) * (1.0 + 2.0**-40)) for k in range(REACH - 1))
+_HEIGHTS = (1 + math.floor(TOP * math.exp(-k * k / 2) * (1.0 + 2.0**-40)) for k in range(MAX_SIGMAS - 1))
 STAIRS = np.array([0, *_HEIGHTS], np.uint64).cumsum()
 """Stair k, of points ``STAIRS[k] … STAIRS[k + 1] − 1``, the last to 2⁶⁴, is at least ``TOP·exp(−k²/2)`` high."""
 
@@ -113,7 +113,7 @@ class Lattice:
 
     def max_upload(self, scale: int) -> int:
         """Return the maximum absolute value of an entry of an upload with noise of this scale, in steps."""
-        return self.max_sum + REACH * scale
+        return self.max_sum + MAX_SIGMAS * scale
 
 
 def quantise(total: Floats, grid: Lattice) -> Integers:

@@ -46,9 +46,17 @@ def status_of(authority: Authority, journal: Path) -> Status:
         for site in status["sites"]:
             site["last_seen"] = last_seen.get(site["name"])
         status |= last if served else _unserved(status, live["at"], last["error"])
+    elif _is_proposed(status["state"], status["rounds_done"]):
+        status |= {"state": str(StudyState.PROPOSED), "failing": False}
+        status |= {"headline": headline(status)}
     for site in status["sites"]:
         site["certificate_days_left"] = days_left(expires[site["name"]]) if site["name"] in expires else None
     return status | {"served": served, "live": live}
+
+
+def _is_proposed(state: str, rounds_done: int) -> bool:
+    """Return whether a study that has no status of a server was never run."""
+    return state == StudyState.INTERRUPTED and rounds_done == 0
 
 
 def _unserved(status: Status, at: str, error: str | None) -> Status:
@@ -75,6 +83,8 @@ def _summary(journal: Path) -> Status:
     n_rounds = study.training.planned_rounds
     finished, error = done == n_rounds, last.get("error") or ""
     state = study_state(finished=finished, ended=ended, error=error, served=False, stalled=False, started=done > 0)
+    if live is None and _is_proposed(state, done):
+        state = StudyState.PROPOSED
     return {
         "name": study.name,
         "hash": study.hash,

@@ -53,7 +53,7 @@ const capitalised = word => `${word.slice(0, 1).toUpperCase()}${word.slice(1)}`;
 const SITE_STATES = new Map([
   ["present", "✓"], ["late", "◐"], ["missing", "○"], ["connected", "◔"], ["silent", "–"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"],
 ]);
-const RUN_SIGNS = new Map([["waiting", "◌"], ["running", "▶"], ["stalled", "▲"], ["finished", "✓"], ["stopped", "■"], ["interrupted", "■"], ["ended", "■"]]);
+const RUN_SIGNS = new Map([["proposed", "◌"], ["waiting", "◌"], ["running", "▶"], ["stalled", "▲"], ["finished", "✓"], ["stopped", "■"], ["interrupted", "■"], ["ended", "■"]]);
 const LEVELS = new Map([["info", "·"], ["warning", "▲"], ["error", "✗"]]);
 
 const find = id => document.getElementById(id);

@@ -1,0 +1,539 @@
+"""``pgd``: as it is defined, what it costs, and what it does with unequal agents, absences and much noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import LOSS_CASES, REGULARIZER_CASES, prove
+from cohorts import SIZES, cohort
+from hypothesis import given
+from hypothesis import strategies as st
+from looping import case
+
+from dpadmm import Dataset, simulate
+from dpadmm.accounting import exact_epsilon
+from dpadmm.accounting.calibration import mu_from_epsilon
+from dpadmm.accounting.release_plan import gaussian
+from dpadmm.data.datasets.synthetic import synthetic
+from dpadmm.engine.loop import tallies, train
+from dpadmm.engine.noise import CohortQuery, ExactNoise, Noise, SimulatedNoise
+from dpadmm.errors import StudyError
+from dpadmm.kernels.compiler import numba
+from dpadmm.losses import Huber, Logistic, Loss, Softmax, Squared
+from dpadmm.losses.base import slopes
+from dpadmm.matrices.arrays import Floats
+from dpadmm.methods import Pgd, Round, RoundResult
+from dpadmm.methods.hyperparameters import HYPERPARAMETERS
+from dpadmm.methods.pgd import PublicState
+from dpadmm.models.run import Result
+from dpadmm.queries.moments import Moments
+from dpadmm.queries.preconditioner import WIDEST, Preconditioner
+from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
+from dpadmm.regularizers import L2
+from dpadmm.studies.settings import Settings, Training
+
+N, D = len(SIZES), 5
+MEANT = {"test_rows": 0, "metrics_every": 0}
+
+
+@dataclass(frozen=True)
+class Silent(Noise):
+    """A noise source that puts none in, whatever noise a method is made for."""
+
+    def draw(self, *_: Any, **__: Any) -> Floats:
+        raise AssertionError
+
+    def answer(self, asked: CohortQuery) -> Floats:
+        return asked.statistic.means(asked.rows, asked.parameters, asked.active)
+
+
+def made(rows: Rows, loss: Loss, n_rounds: int, *, alpha: float = 0.0, **budget: Any) -> Pgd:
+    training = Training(method="auto", loss=loss, n_rounds=n_rounds, alpha=alpha, **budget)
+    method = training.build(Problem(loss, L2(), alpha), rows, np.full(rows.n_agents, n_rounds))
+    assert isinstance(method, Pgd)
+    return method
+
+
+# As it is defined
+
+
+def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
+    """The method for equal agents and answers without noise, with d × d matrices: its definition, read aloud."""
+    features, labels, d, p = rows.features[rows.order], rows.labels, rows.n_features, loss.n_outputs
+    t, nu = n_rounds - 1, 1.0 / (math.sqrt(rows.n_agents) * rows.n_rows[0] * mu)
+    total = Moments(loss, d).means(rows, np.zeros((rows.n_agents, 0))).mean(axis=0)
+    first, second, by_label, label_squares = Moments(loss, d).split(total)
+    q = 0.0065 / (nu * math.sqrt(d * max(1, p - 1)))
+    step = min(4.0 * math.sqrt(64.0 / t), 8.0)
+    kernel = np.diag(np.maximum(second - first**2, 0.0)) + np.outer(first, first)
+    e, u = np.linalg.eigh(kernel)
+    many = p * (p - 1) / 2 if loss.task == "multiclass" else 1.0
+    tau = max(150.0 * d * nu**2 * many, 1.3 * nu)
+    b = u @ np.diag((e + tau) ** -0.5) @ u.T
+    rank = math.sqrt(np.sum(e / (e + tau)))
+    along = first / np.linalg.norm(first)
+    top = along @ kernel @ along  # nearly the largest eigenvalue
+    step *= min(1.0 + tau / top, 2.0)
+    if loss.task == "multiclass":
+        clip, step, shrink = 0.35 * 2.0 * math.sqrt(1.0 - 1.0 / p) * rank, step * p / 4.0, 1.0
+        theta = 1.25 * p * b @ (by_label - by_label.mean(axis=1, keepdims=True))
+    elif loss.task == "binary":
+        growth = 0.35 * math.sqrt(max(np.clip(q, 0.7, 1.0), 0.6 * min(q, 16.0)))
+        clip, shrink, theta = growth * rank, min(1.0, 0.5 + 0.45 * growth), 2.5 * b @ by_label
+        step *= np.clip(math.sqrt(2.0 * q), 0.4, 1.0)
+    else:
+        clip, step, shrink = 0.6 * math.sqrt(label_squares) * math.sqrt(np.clip(q, 0.7, 9.0)) * rank, step / 4.0, 1.0
+        theta = 0.625 * b @ by_label
+    turned = features @ b
+    last, kept = np.zeros((d, p)), []
+    for k in range(1, t + 1):
+        each = turned[:, :, None] * slopes(loss, labels, turned @ theta)[:, None, :]
+        lengths = np.linalg.norm(each, axis=(1, 2))
+        g = np.mean(each * np.minimum(1.0, clip / np.maximum(lengths, 1e-300))[:, None, None], axis=0)
+        if loss.task == "multiclass":
+            g = g - g.mean(axis=1, keepdims=True)
+        deviation = 2.0 * clip * nu * math.sqrt(t / 0.85)
+        free = d * max(1, p - 1)
+        bound = 3.0 * deviation**2 * math.sqrt(free)
+        bound += 0.25 * max(np.sum(last**2) - free * deviation**2, 0.0)
+        if k > 1 and np.sum(g * last) < -bound:
+            step /= 2.0
+        theta, last = theta - step * g, g
+        kept += [theta] if k > t / 2 else []
+    return np.asarray(shrink * b @ np.mean(kept, axis=0))
+
+
+@pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
+@pytest.mark.parametrize(("mu", "n_rounds"), [(1.0, 17), (0.5, 5), (100.0, 40), (3.0, 2)])
+def test_it_is_what_its_definition_says_in_other_coordinates(loss: Loss, mu: float, n_rounds: int) -> None:
+    """The matrix there and the two vectors here differ by a rotation, which the model does not notice."""
+    rows = cohort(loss, sizes=(400, 400, 400), seed=2)
+    method = made(rows, loss, n_rounds, noise_multiplier=math.sqrt(n_rounds) / mu)
+    outcome = train(method, method.problem, rows, n_rounds=n_rounds, noise=Silent())
+    np.testing.assert_allclose(outcome.consensus, as_defined(rows, loss, mu, n_rounds), rtol=1e-6, atol=1e-8)
+
+
+def test_what_is_broadcast_is_all_that_is_known() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(D, 3)) for _ in range(4)]
+    shape = Preconditioner(rng.uniform(1, 2, D), rng.normal(size=D))
+    state = PublicState(0.5, 2.0, 0.7, 4.0, 0.1, 0.0, 0.3, shape, *arrays)
+    again = PublicState.unpacked(state.packed(), (D, 3))
+    assert np.array_equal(again.packed(), state.packed())
+    assert again.preconditioner.same(state.preconditioner)
+    assert np.array_equal(again.weights, state.weights)
+    np.testing.assert_allclose(state.weights, 0.7 * state.preconditioner.transposed_times(arrays[2] / 4.0))
+    np.testing.assert_allclose(replace(state, n_averaged=0.0).weights, state.preconditioner.transposed_times(arrays[0]))
+    weighted = replace(state, prior_weight=0.5)
+    assert np.array_equal(PublicState.unpacked(weighted.packed(), (D, 3)).weights, weighted.weights)
+    start, learnt = arrays[3], 0.7 * arrays[2] / 4.0
+    b = np.stack([shape.times(each) for each in np.eye(D)], axis=1)
+    known = np.eye(D) - 0.1 * b @ b.T + HYPERPARAMETERS.min_private * np.eye(D)  # M + fI
+    kept = known @ np.linalg.solve(known + 0.5 * np.eye(D), learnt - start)
+    np.testing.assert_allclose(weighted.weights, state.preconditioner.transposed_times(start + kept))
+
+
+def test_it_starts_from_public_weights() -> None:
+    """Before round 1 the model is the start itself, and after it too: moments give the coordinates alone."""
+    loss, warm = Logistic(), np.linspace(-1.0, 1.0, D)[:, None]
+    rows = cohort(loss, sizes=(400, 400))
+    method = made(rows, loss, 9, noise_multiplier=1.0)
+    assert np.array_equal(method.model(method.start((D, 1), warm)), warm)
+    sent = Silent().answer(CohortQuery(rows, Moments(loss, D), np.zeros((2, 0)), method.first, 1))
+    packed = method.aggregate(RoundResult(sent, method.start((D, 1), warm), 1, method.problem, rows.n_rows))
+    after = PublicState.unpacked(packed, (D, 1))
+    np.testing.assert_allclose(after.weights, warm, atol=1e-12)
+    np.testing.assert_array_equal(after.origin, after.point)
+    packed = method.aggregate(RoundResult(sent, method.start((D, 1)), 1, method.problem, rows.n_rows))
+    assert PublicState.unpacked(packed, (D, 1)).preconditioner.same(after.preconditioner)
+
+
+# What it costs
+
+
+@prove
+@given(
+    st.lists(st.floats(0.01, 20.0), min_size=3, max_size=3),
+    st.sampled_from([1e-3, 1e-5, 1e-9]),
+    st.integers(2, 70),
+    st.floats(0.0, 1.0),
+    st.integers(0, 2**32),
+)
+def test_an_agents_releases_add_up_to_its_budget_and_never_to_more(
+    epsilons: list[float], delta: float, n_rounds: int, there: float, seed: int
+) -> None:
+    """Whichever rounds an agent was planned for, among them round 1 or not."""
+    mask = np.random.default_rng(seed).random((n_rounds, 3)) < there
+    mask[:, 0], mask[0, 1] = True, False
+    mask[-1] = True
+    training = Training(method="auto", epsilon=tuple(epsilons), delta=delta, n_rounds=n_rounds)
+    sizes, problem = PublicSizes(np.array([10, 200, 3000]), D), Problem(Logistic(), L2(), 1e-6)
+    method = training.build(problem, sizes, mask.sum(axis=0))
+    for i, epsilon in enumerate(epsilons):
+        plan = method.plan(i, n_rounds)
+        assert plan.n_rounds == plan.n_releases == n_rounds
+        assert [gaussian(each).statistic for each, _ in plan.runs] == ["moments", "preconditioned_gradient"]
+        spent = sum(n / gaussian(each).noise_multiplier ** 2 for each, n in plan.tally(np.flatnonzero(mask[:, i]) + 1))
+        most = float(mu_from_epsilon(epsilon, delta)) ** 2
+        assert spent <= most
+        assert exact_epsilon(math.sqrt(spent), delta) <= epsilon
+        if mask[:, i].all():
+            assert spent == pytest.approx(most, rel=1e-9)
+            assert gaussian(plan.at(1)).noise_multiplier ** -2 == pytest.approx(0.15 * spent, rel=1e-9)
+        else:
+            assert spent >= 0.85 * most * (1.0 - 1.0 / mask[:, i].sum())
+
+
+def test_an_agent_that_is_planned_for_no_round_has_no_release_without_noise() -> None:
+    """It is never asked; if it were, an answer would cost no more than its share of one round."""
+    sizes, problem = PublicSizes(np.array([100, 100]), D), Problem(Logistic(), L2(), 1e-6)
+    training = Training(method="auto", noise_multiplier=3.0, n_rounds=9)
+    plan = training.build(problem, sizes, np.array([9, 0])).plan(1, 9)
+    assert min(gaussian(each).noise_multiplier for each, _ in plan.runs) >= 3.0
+    with pytest.raises(StudyError, match="n_releases"):
+        training.with_changes(noise_multiplier=None, epsilon=1.0).build(problem, sizes, np.array([9, 0]))
+
+
+@pytest.mark.parametrize("budget", [{"round_epsilon": 0.1}, {"noise_multiplier": 7.0}])
+def test_budgets_of_rounds_are_dealt_anew_and_cost_what_equal_rounds_do(budget: dict[str, float]) -> None:
+    sizes, problem = PublicSizes(np.array([100]), D), Problem(Logistic(), L2(), 1e-6)
+    cost = [
+        Training(method=name, n_rounds=20, **budget).build(problem, sizes, np.array([20])).plan(0, 20).mu_squared()
+        for name in ("auto", "dp_admm")
+    ]
+    assert float(cost[0]) == pytest.approx(float(cost[1]), rel=1e-12)
+
+
+def test_a_run_reports_what_every_agent_took_part_in() -> None:
+    """One misses round 1, one leaves after it, one is always there: none is above its ε."""
+    data, epsilons = synthetic("binary", n_rows=600, n_features=4), (0.5, 1.0, 2.0)
+    groups, mask = np.arange(600) % 3, np.ones((9, 3), dtype=bool)
+    mask[0, 0] = mask[1:, 1] = False
+    for exact in (False, True):
+        result = simulate(data, groups=groups, method="auto", epsilon=epsilons, n_rounds=9, participation=mask,
+                          seed=1, exact_noise=exact, **MEANT)  # fmt: skip
+        plans = [result.method.plan(i, 9) for i in range(3)]
+        for epsilon, tally in zip(
+            epsilons, tallies(plans, result.outcome.attended, result.outcome.charged_rounds), strict=True
+        ):
+            spent = sum(n / gaussian(each).noise_multiplier ** 2 for each, n in tally)
+            assert exact_epsilon(math.sqrt(spent), 1e-5) <= epsilon
+        assert 1.99 < result.privacy.epsilon <= 2.0
+
+
+def test_it_needs_two_rounds() -> None:
+    with pytest.raises(StudyError, match="at least 2 rounds: one for moments"):
+        simulate("synthetic", method="auto", epsilon=1.0, n_rounds=1)
+
+
+# Who counts how much
+
+
+def test_answers_are_weighted_by_rows_and_budget_of_those_who_are_there() -> None:
+    """W_i ∝ m_i·μ_i; what absent agents sent before is not used."""
+    sizes, epsilons, problem = np.array([50, 500, 20, 4000]), (0.1, 2.0, 8.0, 0.5), Problem(Logistic(), L2(), 0.0)
+    training = Training(method="auto", epsilon=epsilons, n_rounds=9)
+    method: Any = training.build(problem, PublicSizes(sizes, D), np.full(4, 9))
+    rng = np.random.default_rng(1)
+    mus = np.array([float(mu_from_epsilon(each, 1e-5)) for each in epsilons])
+    for active in (None, np.array([1, 3]), np.array([2])):
+        there = np.arange(4) if active is None else active
+        state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), clip=0.3, step=1.0)
+        uploads = np.full((4, D, 1), np.nan)
+        uploads[there] = rng.normal(size=(len(there), D, 1))
+        packed = method.aggregate(RoundResult(uploads, state.packed(), 3, problem, sizes, active))
+        weights = (sizes * mus)[there] / np.sum((sizes * mus)[there])
+        expected = 0.3 * np.tensordot(weights, uploads[there], axes=1)
+        np.testing.assert_allclose(PublicState.unpacked(packed, (D, 1)).last_gradient, expected, rtol=1e-9)
+
+
+def test_unequal_agents_cost_little() -> None:
+    """Rows dealt by labels to agents of very different sizes, and budgets that differ by a factor of 20."""
+    data = synthetic("binary", n_rows=6000, n_features=8, seed=3)
+
+    def loss_of(**choices: Any) -> float:
+        found = []
+        for seed in range(3):
+            result = simulate(data, method="auto", n_agents=10, seed=seed, n_rounds=17, **MEANT, **choices)
+            found.append(pooled_loss(result, data))
+        return float(np.mean(found))
+
+    alike = loss_of(epsilon=1.0)
+    rng, groups = np.random.default_rng(1), np.arange(6000) % 10
+    for label in (-1.0, 1.0):  # shares of each label by Dirichlet(0.1), but for the first 100 rows
+        rest = np.flatnonzero((data.labels == label) & (np.arange(6000) >= 100))
+        groups[rest] = rng.choice(10, size=len(rest), p=rng.dirichlet(np.full(10, 0.1)))
+    assert loss_of(epsilon=1.0, groups=groups) < 1.03 * alike
+    assert loss_of(epsilon=(0.1,) * 5 + (2.0,) * 5) < 1.03 * alike
+
+
+def pooled_loss(result: Result, data: Dataset) -> float:
+    """Mean loss over all rows, whoever has them."""
+    rows = make_rows(data.features, data.labels)
+    return result.problem.objective(rows, result.weights)
+
+
+# Absences, few rounds, much noise
+
+
+def test_an_agent_that_leaves_at_a_quarter_spoils_nothing() -> None:
+    data, groups = synthetic("binary", n_rows=6000, n_features=8, seed=3), np.arange(6000) % 3
+    mask, keep = np.ones((17, 3), dtype=bool), groups < 2
+    mask[4:, 2] = False
+    pair = Dataset("two of three", data.features[keep], data.labels[keep], (-1, 1))
+    ratios = []
+    for seed in range(4):
+        shared = {"method": "auto", "epsilon": 1.0, "n_rounds": 17, "seed": seed, **MEANT}
+        left = simulate(data, groups=groups, participation=mask, **shared)
+        two = simulate(pair, groups=groups[keep], **shared)
+        ratios.append(pooled_loss(left, data) / pooled_loss(two, data))
+    assert np.mean(ratios) < 1.02
+    assert max(ratios) < 1.03
+
+
+def test_where_fewer_answer_a_step_is_as_much_shorter_as_the_noise_is_larger() -> None:
+    """The step was meant for the noise of round 1; of a round with more agents it is no longer."""
+    rows = PublicSizes(np.full(3, 2000), 4)
+    method = made(rows, Logistic(), 17, noise_multiplier=4.0)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+
+    def gathered(round: int, consensus: Floats, uploads: Floats, *active: int) -> RoundResult:
+        return RoundResult(
+            uploads, consensus, round, method.problem, rows.n_rows, np.array(active), rows.n_rows * 0 + 1
+        )
+
+    moments = np.broadcast_to(0.1 * rng.normal(size=Moments(Logistic(), 4).shape), (3, *Moments(Logistic(), 4).shape))
+    first = method.aggregate(gathered(1, method.start((4, 1)), moments, 0, 1))
+    before, gradients = PublicState.unpacked(first, (4, 1)), np.repeat(rng.normal(size=(1, 4, 1)), 3, axis=0)
+    moved = {}
+    for active in ((0, 1), (0,), (0, 1, 2)):
+        after = PublicState.unpacked(method.aggregate(gathered(2, first, gradients, *active)), (4, 1))
+        moved[len(active)] = after.point - before.point
+        assert (after.step, after.noise) == (before.step, before.noise)
+    np.testing.assert_allclose(moved[1], moved[2] / np.sqrt(2.0), rtol=1e-12)
+    np.testing.assert_allclose(moved[3], moved[2], rtol=1e-12)
+
+
+def test_five_rounds_are_nearly_as_good() -> None:
+    for task, loss in (("binary", "logistic"), ("regression", "squared")):
+        data = synthetic(task, n_rows=6000, n_features=8, seed=3)  # type: ignore[arg-type]
+        shared = {"loss": loss, "method": "auto", "epsilon": 1.0, "n_agents": 3, "seed": 1, **MEANT}
+        few, usual = simulate(data, n_rounds=5, **shared), simulate(data, **shared)
+        assert few.outcome.rounds == 5
+        assert few.privacy.epsilon == pytest.approx(usual.privacy.epsilon, rel=1e-6)
+        assert pooled_loss(few, data) < 1.06 * pooled_loss(usual, data)
+
+
+def test_a_model_of_a_run_that_ends_early_is_the_last_point() -> None:
+    rows = cohort(Logistic(), sizes=(400, 400))
+    method = made(rows, Logistic(), 17, noise_multiplier=1.0)
+    noise = SimulatedNoise(1, 2, (D, 1))
+    outcome = train(method, method.problem, rows, n_rounds=4, noise=noise)
+    state = PublicState.unpacked(outcome.broadcast, (D, 1))
+    assert state.n_averaged == 0.0
+    np.testing.assert_allclose(outcome.consensus, state.preconditioner.transposed_times(state.point))
+    whole = train(method, method.problem, rows, n_rounds=17, noise=noise)
+    assert PublicState.unpacked(whole.broadcast, (D, 1)).n_averaged == 8.0
+
+
+def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
+    """x = νd > .6: no shape, a clip of ½ (of the residuals), and steps that the noise bounds."""
+    for loss in (Logistic(), Softmax(n_outputs=3), Squared()):
+        for m, seed in product((3, 20, 50), range(3)):
+            with case(loss, m, seed):
+                rows = cohort(loss, sizes=(m, m))
+                method = made(rows, loss, 9, noise_multiplier=30.0)
+                nu = 1.0 / (math.sqrt(2) * m * math.sqrt(9) / 30.0)
+                assert D * nu > 0.6
+                noise = SimulatedNoise(seed, 2, (D, loss.n_outputs))
+                outcome = train(method, method.problem, rows, n_rounds=1, noise=noise)
+                state = PublicState.unpacked(outcome.broadcast, (D, loss.n_outputs))
+                assert state.preconditioner.same(Preconditioner(np.ones(D), np.zeros(D)))
+                curvature = 4.0 if loss.task == "regression" else 1.0
+                assert state.step == pytest.approx(min(16.0, 4.0 / (nu * D), 0.125 / nu) / curvature)
+                assert state.clip == 0.5 if loss.task != "regression" else state.clip <= 0.5
+                assert (state.shrink, np.abs(state.point).max()) == (1.0, 0.0)
+
+
+def test_wide_rows_get_a_diagonal_shape() -> None:
+    loss, d = Logistic(), WIDEST + 1
+    rng = np.random.default_rng(0)
+    moments = np.concatenate([rng.uniform(0, 0.1, d), rng.uniform(0, 0.01, d), rng.uniform(-0.1, 0.1, d)])
+    for width in (d, WIDEST):
+        problem = Problem(loss, L2(), 0.0)
+        method = Pgd(problem=problem, n_features=width, n_rounds=9, first=np.full(1, 1e-3), later=np.full(1, 1e-3))
+        told = np.concatenate([each[:width] for each in np.split(moments, 3)])[None]
+        packed = method.aggregate(RoundResult(told, method.start((width, 1)), 1, problem, np.array([10**6])))
+        assert PublicState.unpacked(packed, (width, 1)).preconditioner.direction.any() == (width == WIDEST)
+
+
+# The step's guard
+
+
+def test_the_step_is_halved_when_gradients_turn_against_each_other() -> None:
+    """By public values: beyond what noise explains, and a quarter of what the gradient before was above noise."""
+    loss = Logistic()
+    rows = cohort(loss, sizes=(400, 400))
+    method = made(rows, loss, 17, noise_multiplier=1.0)
+    last = np.linspace(0.5, 1.0, D)[:, None]
+    state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), step=4.0, last_gradient=last)
+    square = float(np.sum(last**2))
+    for deviation in (0.0, 0.01, 0.2):
+        bound = 3.0 * deviation**2 * math.sqrt(D) + 0.25 * (square - D * deviation**2)
+        for share, halved in ((0.99, False), (1.01, True), (-2.0, False)):
+            with case(deviation, share):
+                gradient = -share * bound / square * last
+                assert method._take_step(state, gradient, deviation, 5).step == (2.0 if halved else 4.0)
+                assert method._take_step(state, gradient, deviation, 2).step == 4.0  # there is none before
+                after = method._take_step(state, gradient, deviation, 5)
+                np.testing.assert_array_equal(after.point, -after.step * gradient)
+                np.testing.assert_array_equal(after.last_gradient, gradient)
+
+
+def test_a_sequence_that_would_diverge_comes_to_rest() -> None:
+    """Steps of 40 times what the loss allows: each of them turns the gradient, until they are short enough."""
+    loss = Squared()
+    rows = cohort(loss, sizes=(400, 400))
+    method = made(rows, loss, 40, noise_multiplier=0.5)
+    state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), step=200.0, clip=50.0)
+    packed, steps = state.packed(), []
+    for k in range(2, 41):
+        now = Round(k, method.problem, rows, packed, Silent())
+        _, sent = method.step(method.init(method.problem, rows), now)
+        packed = method.aggregate(RoundResult(sent, packed, k, method.problem, rows.n_rows))
+        steps.append(PublicState.unpacked(packed, (D, 1)).step)
+    assert steps[-1] < 20.0
+    objective = method.problem.objective(rows, PublicState.unpacked(packed, (D, 1)).point)
+    assert objective < 1.05 * method.problem.objective(rows, optimum(rows))
+
+
+def optimum(rows: Rows) -> Floats:
+    """Least squares."""
+    features = rows.features[rows.order]
+    return np.linalg.lstsq(features, rows.labels[:, None], rcond=None)[0]
+
+
+# Everything that can be chosen
+
+
+def test_all_losses_and_regularizers_run() -> None:
+    """Every loss with one regularizer, and every regularizer with a loss of one and of several outputs."""
+    whole = [loss for loss in LOSS_CASES if not getattr(loss, "cuts", ())]  # hazards by intervals need inference
+    pairs = [*product(whole, [L2()]), *product([Logistic(), Softmax(n_outputs=3)], REGULARIZER_CASES)]
+    for (loss, regularizer), epsilon in product(pairs, (0.5, 1e3)):
+        with case(loss, regularizer, epsilon):
+            rows, problem = cohort(loss), Problem(loss, regularizer, 0.01)
+            training = Training(method="auto", loss=loss, regularizer=regularizer, epsilon=epsilon, n_rounds=9)
+            method = training.build(problem, rows, np.full(N, 9))
+            noise = SimulatedNoise(3, N, (D, loss.n_outputs))
+            outcome = train(method, problem, rows, n_rounds=9, noise=noise)
+            assert outcome.consensus.shape == (D, loss.n_outputs)
+            if epsilon > 1.0:
+                start = problem.objective(rows, np.zeros_like(outcome.consensus))
+                assert problem.objective(rows, outcome.consensus) <= start * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("task", "loss", "worse"),
+    [
+        ("binary", "logistic", 1.01),
+        ("binary", "smoothed_hinge", 1.01),
+        ("binary", "hinge", 1.03),
+        ("multiclass", "softmax", 1.05),
+        ("regression", "squared", 1.001),
+        ("regression", "huber", 1.001),
+    ],
+)
+def test_without_noise_it_comes_near_the_optimum(task: Any, loss: str, worse: float) -> None:
+    """Not to it: clipping and the shrinking after it are for noise, and stay (most of all for three classes)."""
+    data = synthetic(task, n_rows=3000, n_features=8, seed=3)
+    shared = {"loss": loss, "n_agents": 3, "seed": 1, "alpha": 1e-6, **MEANT}
+    result = simulate(data, method="auto", noise_multiplier=0.0, **shared)
+    best = simulate(data, method="centralized", **shared)
+    assert not result.privacy.private
+    assert pooled_loss(result, data) < worse * pooled_loss(best, data)
+
+
+# Noise, order and threads
+
+
+def test_noise_of_the_weighted_mean_is_what_the_guard_of_the_step_expects() -> None:
+    """Simulated and exact noise alike, for unequal agents: the deviation of every number, and of the moments."""
+    loss, d, sizes = Logistic(), 200, (300, 100, 50)
+    rows = cohort(loss, sizes=sizes, d=d)
+    method = made(rows, loss, 30, epsilon=(1.0, 3.0, 0.5))
+    weights = rows.n_rows / method.later
+    weights = weights / weights.sum()
+    asked = np.broadcast_to(np.concatenate([np.full(d, 3.0), np.zeros(2 * d)]), (3, 3 * d))
+    for noise in (SimulatedNoise(5, 3, (d, 1)), ExactNoise()):
+        for round, parameters, row_norm in ((1, np.zeros((3, 0)), 2.0), (2, asked, 1.0)):
+            name, z = method.release(round)
+            drawn = []
+            for k in range(30):
+                now = Round(round + 1000 * k, method.problem, rows, np.zeros(0), noise)
+                query = now.query(name, parameters, z)
+                drawn.append(np.tensordot(weights, noise.answer(query) - Silent().answer(query), axes=1))
+            deviation = 2.0 * row_norm * math.sqrt(np.sum(np.square(weights * z / rows.n_rows)))
+            with case(noise, round):
+                assert np.std(drawn) == pytest.approx(deviation, rel=0.04)
+                assert abs(np.mean(drawn)) < 5.0 * deviation / math.sqrt(np.size(drawn))
+
+
+def test_exact_noise_reaches_what_simulated_noise_does() -> None:
+    data = synthetic("binary", n_rows=3000, n_features=6, seed=3)
+    shared = {"method": "auto", "epsilon": 1.0, "n_agents": 3, "n_rounds": 17, **MEANT}
+    losses = [
+        [pooled_loss(simulate(data, seed=seed, exact_noise=exact, **shared), data) for seed in range(6)]
+        for exact in (False, True)
+    ]
+    assert np.mean(losses[0]) == pytest.approx(np.mean(losses[1]), rel=0.02)
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_the_result_is_the_same_for_any_number_of_threads_and_order_of_agents() -> None:
+    data = synthetic("multiclass", n_rows=2000, n_features=6, seed=3)
+    shared = {"loss": "softmax", "method": "auto", "epsilon": 2.0, "n_agents": 4, "n_rounds": 9, "seed": 1, **MEANT}
+    before, found = numba.get_num_threads(), []
+    for threads in {1, before}:
+        numba.set_num_threads(threads)
+        found.append(simulate(data, **shared).weights)
+    numba.set_num_threads(before)
+    assert all(np.array_equal(each, found[0]) for each in found)
+    loss = Logistic()
+    rows = cohort(loss)
+    offsets, order = rows.offsets, rows.order
+    turned = [order[offsets[i] : offsets[i + 1]] for i in (2, 0, 3, 1)]
+    labels = rows.labels[np.argsort(order)]
+    other = make_rows(
+        rows.features,
+        labels,
+        order=np.concatenate(turned),
+        offsets=np.concatenate([[0], np.cumsum([len(each) for each in turned])]),
+    )
+    models = []
+    for held in (rows, other):
+        method = made(held, loss, 9, noise_multiplier=0.3)
+        models.append(train(method, method.problem, held, n_rounds=9, noise=Silent()).consensus)
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-9)
+
+
+def test_huber_with_a_small_delta_is_clipped_to_it_at_the_start() -> None:
+    """Residuals beyond delta count no more, so a clip above it would let nothing but noise in."""
+    rows, loss = cohort(Huber(delta=0.05), sizes=(4000, 4000)), Huber(delta=0.05)
+    method = made(rows, loss, 9, noise_multiplier=0.5)
+    outcome = train(method, method.problem, rows, n_rounds=2, noise=SimulatedNoise(1, 2, (D, 1)))
+    state = PublicState.unpacked(outcome.broadcast, (D, 1))
+    assert state.clip <= 0.6 * math.sqrt(9.0) * 0.05 * math.sqrt(D)
+
+
+def test_settings_say_what_is_usual() -> None:
+    assert Settings(method="auto", epsilon=1.0).alpha == 1e-6
+    assert Settings(method="dp_admm", epsilon=1.0).alpha == 1e-4
+    assert Settings(method="auto", epsilon=1.0).n_rounds is None
+    changed = Settings(method="dp_admm", epsilon=1.0).with_changes(method="auto")
+    assert (changed.alpha, changed.n_rounds) == (1e-6, None)
