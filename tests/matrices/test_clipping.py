@@ -114,7 +114,10 @@ def test_sparse_entries_of_rows_or_columns_that_are_not_there_are_refused() -> N
         for matrix in (kind(filled), *([kind(empty)] if part == "indptr" else [])):
             assert matrix.has_canonical_format  # which is remembered
             getattr(matrix, part)[place] = wrong
-            with case(kind, part, place, wrong), pytest.raises(DataError, match="are not there; build the matrix"):
+            with (
+                case(kind, part, place, wrong),
+                pytest.raises(DataError, match="entries outside of their shape; build the matrix"),
+            ):
                 as_matrix(matrix)
     for name in ("indices", "data", "indptr"):
         matrix = csr_array(filled)
