@@ -420,7 +420,8 @@ def enrolment(megabytes: float = 600.0) -> bool:
         _, status, used = os.wait4(begun.pid, 0)
         if status != 0:
             raise SystemExit("dpadmm site accept failed")
-    fine = at_most("CPU seconds to accept a study with a CSV of 10⁶ rows and 65 columns", used.ru_utime + used.ru_stime, 65 / 3)
+    seconds = used.ru_utime + used.ru_stime
+    fine = at_most("CPU seconds to accept a study with a CSV of 10⁶ rows and 65 columns", seconds, 65 / 3)
     return at_most("  MB at its peak", used.ru_maxrss / 1024, 600) and fine
 
 
