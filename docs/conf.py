@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`. Nothing here asks the network, and nothing in the built pages does."""
+"""Configuration of the documentation: `make docs`. Neither the build nor the built pages use the network."""
 
 from __future__ import annotations
 

@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 PATHS = ("README.md", "docs", "src", "reproduction", "examples")
+SUFFIXES = (".md", ".html", ".py", ".toml")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CODE = re.compile(
-    r"``.*?``|`[^`\n]*`|:\w+:`[^`]*`|\]\([^)\s]*\)|<!--.*?-->|\{\{.*?\}\}|\{%.*?%\}|(?m:^ *(?:>>>|\.\.\.) .*$)",
+    r"<script.*?</script>|<style.*?</style>|</?[a-z][^>]*>"
+    r"|``.*?``|`[^`\n]*`|:\w+:`[^`]*`|\]\([^)\s]*\)|<!--.*?-->|\{\{.*?\}\}|\{%.*?%\}|(?m:^ *(?:>>>|\.\.\.) .*$)",
     re.DOTALL,
 )
 FENCE = re.compile(r" *(```+|~~~+)(.*)")
@@ -77,7 +79,7 @@ def passages(path: Path) -> Iterator[Passage]:
     """Split a file into the passages that people read."""
     text = path.read_text("utf-8")
     if path.suffix != ".py":
-        lines = _markdown_prose(text) if path.suffix == ".md" else _toml_comments(text)
+        lines = _markdown_prose(text) if path.suffix in (".md", ".html") else _toml_prose(text)
         yield Passage(1, "\n".join(lines), "text")
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -106,10 +108,11 @@ def _markdown_prose(text: str) -> Iterator[str]:
         yield "" if is_code or marks else line
 
 
-def _toml_comments(text: str) -> Iterator[str]:
-    """Yield the comments of a TOML file, line by line."""
+def _toml_prose(text: str) -> Iterator[str]:
+    """Yield the comments and texts of a TOML file, line by line; keys, numbers and single words are left out."""
+    text = re.sub(r'(?m)^[\w.\-]+ = |"[^" \n]*"', "", text)
     for line in text.split("\n"):
-        yield line[line.index("# ") :] if "# " in line else ""
+        yield line if " " in line.strip() else ""
 
 
 def find(text: Passage, path: str, rules: list[Rule], allowed: list[tuple[str, str]]) -> Iterator[Finding]:
@@ -137,7 +140,7 @@ def files(paths: list[Path]) -> Iterator[Path]:
     """Iterate over the files to check, without built pages."""
     for path in paths:
         found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
-        yield from (each for each in found if each.suffix in (".md", ".py", ".toml") and "_build" not in each.parts)
+        yield from (each for each in found if each.suffix in SUFFIXES and "_build" not in each.parts)
 
 
 def package_of(path: str) -> str:

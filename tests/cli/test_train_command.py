@@ -322,7 +322,10 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a row of nobody": (_cells(site=lambda each: [None, *each[1:]]), "column 'site' has a missing cell"),
     "text for a number": (_cells(n3=lambda each: ["much", *each[1:]]), "'n3'.*number"),
     "decimal commas": (_cells(n3=lambda each: ["1,5", *each[1:]]), "'n3'.*written with a point"),
-    "an unknown class": (_cells(outcome=lambda each: [*each[:-1], "dead"]), "is none of the classes well, ill in row 60"),
+    "an unknown class": (
+        _cells(outcome=lambda each: [*each[:-1], "dead"]),
+        "is none of the classes well, ill in row 60",
+    ),
     "no such public table": (lambda folder: ["--public", folder / "none.csv"], "none.csv: there is no such file"),
     "public rows without a column": (
         _public(lambda cells: {name: each for name, each in cells.items() if name != "n2"}),

@@ -143,7 +143,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("dpadmm.federation.site.responder.monotonic", made)
+    for module in ("site.responder", "logs"):
+        monkeypatch.setattr(f"dpadmm.federation.{module}.monotonic", made)
     return made
 
 

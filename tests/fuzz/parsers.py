@@ -144,7 +144,9 @@ SMALL_STUDY = {
     "name": "small",
     "features": ["age"],
     "classes": ["no", "yes"],
+    "method": {"name": "dp_admm"},
     "privacy": {"epsilon": 1.0, "delta": 1e-6},
+    "training": {"n_rounds": 5},
 }
 
 

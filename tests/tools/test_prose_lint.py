@@ -85,10 +85,16 @@ def test_pages_are_read_without_code_and_addresses(lint: ModuleType, tmp_path: P
     assert found(lint, path, tmp_path) == [(1, "beside"), (8, "read-off"), (16, "beside"), (16, "made-up")]
 
 
-def test_comments_of_toml_files_are_read(lint: ModuleType, tmp_path: Path) -> None:
+def test_comments_and_texts_of_toml_files_are_read(lint: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
-    path.write_text('statement = "beside"  # whoever reads it\n# shortened rows\n')
-    assert found(lint, path, tmp_path) == [(1, "whoever"), (2, "shorten")]
+    path.write_text('statement = "beside"  # whoever reads it\n# shortened rows\ntitle = "one beside another"\n')
+    assert found(lint, path, tmp_path) == [(1, "whoever"), (2, "shorten"), (3, "beside")]
+
+
+def test_templates_are_read_without_tags_and_scripts(lint: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text('<p class="hub">Made-up {{ claim.statement }}</p>\n<script>\nconst desk = 1;\n</script>\n')
+    assert found(lint, path, tmp_path) == [(1, "made-up")]
 
 
 def test_each_rule_finds_its_words(lint: ModuleType) -> None:

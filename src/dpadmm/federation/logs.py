@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from dpadmm.parameters.text import printable
@@ -80,7 +80,7 @@ class RepeatLog:
 
     def write(self, level: int, text: str, source: str = "") -> None:
         """Write a line, prefixed with its source, unless it repeats a recent one."""
-        if (line := self._repeats.deduplicate(source, text, now=time.monotonic())) is not None:
+        if (line := self._repeats.deduplicate(source, text, now=monotonic())) is not None:
             self._log.log(level, "%s", f"{source}: {line}" if source else line)
 
 

@@ -23,10 +23,6 @@ class Participation(StrEnum):
     """A restore of the ledger charged the whole reservation and closed the study."""
     DECLINED = "declined"
 
-    @property
-    def is_closed(self) -> bool:
-        return self in _CLOSED.values()
-
 
 _CLOSED = {
     "finish": Participation.FINISHED,
