@@ -167,9 +167,9 @@ def test_counts_and_problems_of_all_files_are_told(tmp_path: Path, monkeypatch: 
     rows = site_in(tmp_path / "a", [loud, open_quote], scheduler="nowhere").rows
     told = rows.survey(STUDY)
     assert told is not None
-    assert (told.in_other_capitals, len(told.about_lines)) == (6, 1)
+    assert (told.other_case, len(told.line_warnings)) == (6, 1)
     assert [each[:13] for each in told.problems] == ["part-000.csv:", "part-001.csv:"]
-    assert rows.line_warnings(0) == told.about_lines
+    assert rows.line_warnings(0) == told.line_warnings
     assert rows.survey(replace(STUDY, name="again")) == told
 
 
