@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dpadmm.audit import AuditPlan, run_audit
-from dpadmm.audit.game import AUTO, GAMES
+from dpadmm.audit.game import GAMES, PGD
 from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import dp_admm
@@ -359,7 +359,7 @@ def collusion_cap_ignored(patch: Patch) -> None:
 
 
 def _z_of_gradients() -> float:
-    return AUTO.rounds[-1].noise_multiplier(SHORT.mu)
+    return PGD.rounds[-1].noise_multiplier(SHORT.mu)
 
 
 @dataclass(frozen=True)
