@@ -45,8 +45,8 @@ def test_from_offers_to_the_model(land: Land) -> None:
     for name in SITES:
         land.start_agent(name)
     wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))
-    told = land.refused("server", "run", "agreed.toml", "--folder", "hub", "--sites", "east,west")
-    assert "the roster of this study lists its sites: east, north, west; omit --sites" in sentence(told)
+    told = land.refused("server", "propose", "agreed.toml", "--folder", "hub", "--sites", "east,west")
+    assert "the sites of this study are east, north, west; omit --sites" in sentence(told)
     assert "no roster" in sentence(land.refused("server", "run", "draft.toml", "--folder", "hub"))
     assert land.start("server", "run", "agreed.toml", "--folder", "hub", "--no-page").wait(90) == 0
     seen = json.loads(land.said("server", "status", "agreed.toml", "--folder", "hub", "--json"))

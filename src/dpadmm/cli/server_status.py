@@ -40,7 +40,7 @@ def sites_rendering(authority: Authority) -> Rendering:
     ]
     if not rows:
         return Rendering(body=[Paragraph("No sites yet.")], data={"sites": []})
-    notes = [] if contacts else ["Connections are unknown, because dpadmm server start is not running."]
+    notes = [] if contacts else ["Connections are shown while dpadmm server start is running."]
     return Rendering(body=[Table(columns, rows, key="sites")], notes=notes)
 
 
