@@ -55,7 +55,7 @@ def test_from_offers_to_the_model(land: Land) -> None:
         [],
         agreed.training.planned_rounds,
     )
-    assert "if all others" in land.said("server", "status", "--folder", "hub")
+    assert "collude" in land.said("server", "status", "--folder", "hub")
     land.said("server", "export", "-o", "m.dpadmm", "--folder", "hub")
     land.said("verify", "m.privacy.json")
     report = json.loads((land.folder / "m.privacy.json").read_text())
