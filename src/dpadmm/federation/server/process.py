@@ -95,12 +95,7 @@ def _members(authority: Authority, study: Study, requested: Sequence[str] | None
 def begin(authority: Authority, study: Study, requested: Sequence[str] | None) -> Path:
     """Create the journal of a study unless it exists. Its members are fixed from then on."""
     path = journal_of(authority.folder, study.hash)
-    if path.exists() and requested is not None:
-        with Journal.open(path, read_only=True) as journal:
-            members = journal.members
-        if set(requested) != set(members):
-            raise StudyError(f"the sites of this study are {', '.join(members)}; omit --sites")
-    elif not path.exists():
+    if not path.exists():
         members = _members(authority, study, requested)
         study.quorum_of(len(members))
         prior = None if study.public_rows is None else prior_from(study, study.public_rows.verified())
