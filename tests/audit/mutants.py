@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dpadmm.audit import AuditPlan, run_audit
-from dpadmm.audit.game import AUTO, GAMES
+from dpadmm.audit.game import GAMES, PGD
 from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import dp_admm
@@ -330,7 +330,7 @@ def second_members_answered(patch: Patch) -> None:
     sound, bare = Guard.mask, dict[tuple[int, str, int], Any]()
 
     def masked(self: Guard, study: str, round: int, request: str, members: bytes) -> Any:
-        ready, mask = self._prepared.get(study), self._with_masks(study)[1].over(round, request, members)
+        ready, mask = self._prepared.get(study), self._with_masks(study)[1].for_round(round, request, members)
         if ready is not None:
             bare[id(self), study, round] = np.frombuffer(ready.numbers, "<i8")
         try:
@@ -359,7 +359,7 @@ def collusion_cap_ignored(patch: Patch) -> None:
 
 
 def _z_of_gradients() -> float:
-    return AUTO.rounds[-1].noise_multiplier(SHORT.mu)
+    return PGD.rounds[-1].noise_multiplier(SHORT.mu)
 
 
 @dataclass(frozen=True)

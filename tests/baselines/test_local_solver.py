@@ -130,7 +130,7 @@ def test_a_problem_that_is_not_solved_says_so_in_the_same_words_whosever_it_is(
             solve(problems, problems.centers)
         said.add(str(caught.value))
     assert len(said) == 1
-    assert "tells about rows, and no epsilon covers it" in said.pop()
+    assert "depends on rows and no epsilon covers it" in said.pop()
 
 
 def test_a_curvature_that_cannot_be_factored_is_no_message_of_its_own(

@@ -168,7 +168,7 @@ def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
             ["--epsilon", "1", "--methods", "dp_adm"],
             "method: 'dp_adm' does not exist; did you mean 'dp_admm'?",
         ),
-        (["--epsilon", "1", "--methods", ","], "methods must be names with commas between"),
+        (["--epsilon", "1", "--methods", ","], "methods must be a comma-separated list"),
         (["--epsilon", "1", "--set", "method.rho=-1"], "rho must be a positive number"),
         (["--epsilon", "1", "--metrics-every", "0"], "metrics_every must be at least 1"),
         (["--epsilon", "1", "--repeats", "0"], "repeats must be a whole number of at least 1"),
@@ -177,7 +177,7 @@ def test_mistakes_are_told_in_one_sentence(cli, rows_csv):
         (["--epsilon", "1", "--aborted-rounds", "0.1"], "aborted_rounds requires aggregation"),
         (
             ["--epsilon", "1", "-m", "dp_sgd", "--aggregation", "secure", "--min-honest-sites", "3"],
-            "only the sum of all answers is seen; add a method for that: auto",
+            "none of these methods supports secure aggregation; add one of: auto",
         ),
         (["--epsilon", "1", "--data", "nothing"], "there is no data set and no file 'nothing'"),
     ]:

@@ -69,7 +69,7 @@ def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
         "AUC",
         "log-loss",
         "The public rows alone reach",
-        "Cross-validated on 80 rows of public.csv (2 of 3 folds; --repeats 3 or more tests all), which are",
+        "Cross-validated on 80 rows of public.csv (2 of 3 folds; use --repeats 3 to test all rows), which are",
         "Goal: 99.0%.",
         "Not recommended: forecast accuracy",
         "None of the tried combinations of ε and rounds reaches the goal",
@@ -165,14 +165,14 @@ def test_auto_takes_its_own_rounds_and_they_are_written_into_the_study(cli, stud
     study_file.write_text(given)
     call = ["plan", study_file, "--agents", 5, "--rows", 2000, "--repeats", 2, "--epsilon", "1"]
     text = " ".join(cli(*call, "--public", public, columns=80).succeeded().out.split())
-    assert "Across sites the study runs 25 rounds, since it sets no n_rounds; --write sets the best number." in text
+    assert "The study leaves the number of rounds open. --write sets the best number, which sites require." in text
     assert study_file.read_text() == given
     found = cli(*call, "--public", public, "--write", "--json").succeeded().json
     assert found["files"] == [str(study_file)]
     assert found["scenarios"][0]["cells"][0]["n_rounds"] == 5
     assert study_file.read_text() == given.replace("[training]\n", f"[training]\nn_rounds = {found['n_rounds']}\n")
     assert read_study(study_file).training.n_rounds == found["n_rounds"]
-    assert "Across sites" not in cli(*call, "--public", public).succeeded().out
+    assert "rounds open" not in cli(*call, "--public", public).succeeded().out
     study_file.write_text(given.replace("epsilon = 1.0", "epsilon = 0.01"))
     noisy = cli("plan", study_file, "--agents", 5, "--rows", 10, "--repeats", 4).succeeded().out
     assert "too much to learn from (above 0.6)" in noisy
@@ -314,4 +314,4 @@ def test_a_study_without_columns_is_planned_on_made_up_rows_only(cli, tmp_path, 
     cli("plan", path, *words()).succeeded()
     answer = cli("plan", path, *words("--public", public))
     assert answer.code == 2
-    assert "needs a study with [columns]" in answer.err
+    assert "requires a study with [columns]" in answer.err

@@ -74,7 +74,7 @@ def test_show_says_what_is_asked(cli, study_file, columns):
     assert "purpose category car, house, education 4" in shown
     assert "employed boolean 1" in shown
     assert cells["method"] == "auto"
-    assert cells["rounds"].startswith("25 across sites; chosen from")
+    assert cells["rounds"].startswith("chosen from rows and budget")
     assert "in round 1 (moments)" in cells["noise multiplier z"]
     assert float(cells["noise multiplier z"].split()[0]) == pytest.approx(study.noise_multiplier, abs=1e-4)
     exact = exact_epsilon(math.sqrt(study.terms.plan.mu_squared()), delta)

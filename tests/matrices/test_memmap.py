@@ -8,7 +8,7 @@ from looping import case
 
 from dpadmm import Logistic, kernels, make_rows
 from dpadmm.matrices.clipping import row_norms
-from dpadmm.matrices.memmap import is_nameless, portions
+from dpadmm.matrices.memmap import is_unnamed, portions
 from dpadmm.matrices.storage import GrowingArray
 
 
@@ -37,6 +37,6 @@ def test_our_own_files_are_looked_at_in_portions(monkeypatch: pytest.MonkeyPatch
     wanted = np.arange(40.0).reshape(10, 4)
     growing.append(wanted)
     features = growing.finish()
-    assert is_nameless(features)
+    assert is_unnamed(features)
     assert [len(features[part]) for part in portions(features, np.full(10, 32))] == [3, 3, 3, 1]
     assert np.array_equal(features, wanted)

@@ -55,7 +55,7 @@ def test_rows_come_in_the_order_that_was_asked_for() -> None:
     rows, order = rng.normal(size=(700, 5)).astype(np.float32), rng.permutation(700)
     found = reorder(mapped(rows), np.argsort(order))
     assert paging.is_mapped(found)
-    assert paging.is_nameless(found)
+    assert paging.is_unnamed(found)
     np.testing.assert_array_equal(found, rows[order])
     assert len(list(paging.row_portions(mapped(rows)))) > 2
     np.testing.assert_allclose(row_norms(mapped(rows)), np.linalg.norm(rows.astype(float), axis=1))
@@ -90,7 +90,7 @@ def test_coded_rows_too() -> None:
     coded = CodedRows(mapped(rng.uniform(0.1, 1.0, (700, 2))), codes, np.array([0]), 9)
     order = rng.permutation(700)
     found = reorder(coded, np.argsort(order))
-    assert paging.is_nameless(found)
+    assert paging.is_unnamed(found)
     np.testing.assert_array_equal(found.toarray(), coded.toarray()[order])
     np.testing.assert_allclose(row_norms(coded), np.linalg.norm(coded.toarray(), axis=1))
     assert len(list(paging.row_portions(coded))) > 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from dpadmm import DPADMMClassifier, simulate, train
 from dpadmm.losses import Logistic
 from dpadmm.methods import Auto, Newton, Pgd
-from dpadmm.planning.plan import for_sizes
+from dpadmm.planning.costs import with_rounds_for
 from dpadmm.queries.problem import Problem, PublicSizes
 from dpadmm.regularizers import L2
 from dpadmm.studies.reading import study_from
@@ -26,12 +27,17 @@ def test_rounds_follow_from_public_sizes_where_nobody_says_how_many() -> None:
         assert found.resolved(problem, PublicSizes(np.array([2]), 20)) is found
         rounds.append(found.n_rounds)
     assert rounds[0] == 13 < rounds[1] < rounds[2] == 103
-    options = {"method": "auto", "epsilon": 3.0, "n_agents": 3, "seed": 1, "test_rows": 0, "metrics_every": 0}
+    options: dict[str, Any] = {
+        "method": "auto",
+        "epsilon": 3.0,
+        "n_agents": 3,
+        "seed": 1,
+        "test_rows": 0,
+        "metrics_every": 0,
+    }
     result = simulate("synthetic", **options)
     mask = np.ones((result.outcome.rounds, 3), dtype=bool)
-    again = simulate(
-        "synthetic", method="auto", epsilon=3.0, n_agents=3, seed=1, participation=mask, test_rows=0, metrics_every=0
-    )
+    again = simulate("synthetic", participation=mask, **options)
     assert again.outcome.rounds == len(mask) != Pgd.default_rounds
     np.testing.assert_allclose(again.weights, result.weights)
 
@@ -72,7 +78,7 @@ def test_plan_simulation_training_and_estimator_take_the_same_rounds(n_agents: i
     table.write_text("a,b,y\n" + "".join(f"{a:.5f},{b:.5f},{label}\n" for (a, b), label in zip(X, y, strict=True)))
     study = study_from(STUDY)
     assert study.training.is_open
-    planned = for_sizes(study, np.full(n_agents, 400 // n_agents))
+    planned = with_rounds_for(study, np.full(n_agents, 400 // n_agents))
     trained = train(study, table, n_agents=n_agents, seed=1)
     simulated = simulate(study, table, n_agents=n_agents, test_rows=0, seed=1)
     model = DPADMMClassifier(

@@ -128,7 +128,7 @@ def test_too_few_public_rows_and_studies_without_columns_are_refused(study, tmp_
         public_scenario(study, planned.table(tmp_path / "few.csv", 12), repeats=5, seed=1)
     assert public_scenario(study, planned.table(tmp_path / "enough.csv", 30), repeats=5, seed=1).folds
     plain = Study(name="plain", features=("a", "b"), training={"method": "dp_admm", "epsilon": 1.0})
-    with pytest.raises(StudyError, match="needs a study with"):
+    with pytest.raises(StudyError, match="requires a study with"):
         public_scenario(plain, tmp_path / "few.csv", repeats=5, seed=1)
 
 

@@ -146,7 +146,7 @@ def test_until_all_have_answered_masked_answers_and_their_sums_look_uniform() ->
             (request,) = {guard.prepare(study.hash, round, np.zeros((WIDE, 1))) for guard in guards.values()}
             masked = {i: guard.mask(study.hash, round, request, bitmap).ravel() for i, guard in guards.items()}
             bare.append([unmasked(guards[i], round, request, bitmap, masked[i]) for i in MEMBERS])
-            streams = sum(spy.over(round, request, bitmap).numbers(WIDE) for spy in spies)
+            streams = sum(spy.for_round(round, request, bitmap).numbers(WIDE) for spy in spies)
             seen.append([*masked.values(), streams])
     answers = np.array(seen)  # (rounds, members and known streams, numbers)
     min_honest_sites = [k for k, i in enumerate(MEMBERS) if i not in COLLUDING]

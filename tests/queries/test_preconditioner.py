@@ -117,7 +117,7 @@ def test_a_rows_result_depends_on_this_row_alone_to_the_last_bit() -> None:
             patch.setattr(memmap, "MEMORY_BYTES", 100)
             patch.setattr(memmap, "PORTION_BYTES", 1000)
             mapped = shape.rows(rows)
-            assert memmap.is_nameless(mapped) == (name != "diagonal" or storage is not csr_array)
+            assert memmap.is_unnamed(mapped) == (name != "diagonal" or storage is not csr_array)
             assert np.array_equal(_dense(mapped), whole)
 
 

@@ -308,7 +308,7 @@ def stored(rows: Rows, storage: Any) -> Rows:
 
 def in_a_file(features: Any) -> Any:
     out = memmap.empty(features.shape)
-    assert memmap.is_nameless(out)
+    assert memmap.is_unnamed(out)
     out[:] = features
     return out
 

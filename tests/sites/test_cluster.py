@@ -159,7 +159,7 @@ def test_an_id_is_the_same_person_in_a_file_where_numbers_are_written_otherwise(
 
 def test_counts_and_problems_of_all_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_cluster, "Cluster", Here)
-    reports = [Report(rows=2, clipped=3), Report(rows=5, shortened=4)]
+    reports = [Report(rows=2, clipped=3), Report(rows=5, clipped=4)]
     assert on_cluster.merged(reports) == Report(rows=7, clipped=7)
     assert on_cluster.merged(reports[:1]) == reports[0]
     loud = PersonTable(tuple((*row[:-1], "YES") for row in CELLS[:5]), "csv", "text")

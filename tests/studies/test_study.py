@@ -361,7 +361,7 @@ def test_a_constant_needs_an_origin(name):
         ({"loss": {"name": "huber", "width": 1.0}}, "loss: width is a parameter of smoothed_hinge, not of huber"),
         (
             {"method": {"name": "dp_sgd", "sampling": 0.5}, "provenance": {"method": {"sampling": "public"}}},
-            "agents release sums",
+            "agents release one sum with Gaussian noise per round",
         ),
         ({"provenance": {"n_rounds": "public"}}, "unknown setting 'n_rounds'"),
         ({"allow_missed_rounds": 1}, "allow_missed_rounds must be"),

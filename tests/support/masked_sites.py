@@ -57,5 +57,5 @@ def sites(folder: Path, which: Sequence[int] = range(N), study: SimpleNamespace 
 def unmasked(guard: Guard, round: int, request: str, members: bytes, answer: Integers) -> Integers:
     """The whole numbers under a mask, which only the site itself can find."""
     ((_, enrolled),) = guard._studies.items()
-    mask = enrolled.masks.over(round, request, members)
+    mask = enrolled.masks.for_round(round, request, members)
     return answer - mask.numbers(answer.size).reshape(answer.shape)

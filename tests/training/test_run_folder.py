@@ -141,7 +141,7 @@ def test_folders_are_checked_before_a_run(tmp_path):
     assert check_folder(tmp_path, overwrite=True) == tmp_path
     with pytest.raises(DataError, match="is a file"):
         check_folder(tmp_path / "file", overwrite=True)
-    with pytest.raises(DataError, match=r"cannot be made, since .*file is a file"):
+    with pytest.raises(DataError, match=r"cannot be created, because .*file is a file"):
         check_folder(tmp_path / "file" / "a" / "b")
 
 

@@ -16,7 +16,7 @@ from looping import case
 from scipy.sparse import csr_array
 
 from dpadmm.errors import DataError, StudyError
-from dpadmm.matrices.memmap import is_nameless
+from dpadmm.matrices.memmap import is_unnamed
 from dpadmm.matrices.storage import GrowingArray, compact_csr
 from dpadmm.trusted.private_rows import CheckedRows, protect
 from dpadmm.trusted.unit import NO_ID, ONE_ROW, Ids, PrivacyUnit, person_of
@@ -199,7 +199,7 @@ def test_rows_that_are_given_away_are_silenced_in_place(kind, monkeypatch):
     if kind == "sparse":
         places = in_a_file(np.tile(np.arange(3, dtype=np.int32), 50)[:, None])
         matrix = compact_csr(matrix.reshape(-1), places.reshape(-1), np.arange(0, 151, 3), (50, 3))
-    assert is_nameless(matrix)
+    assert is_unnamed(matrix)
     done = protect(matrix, np.ones(50), PrivacyUnit(1, "who"), ids, owned=True).features
     assert done is matrix
     out = done.toarray() if kind == "sparse" else np.asarray(done)

@@ -41,7 +41,7 @@ def audit(
     rows, with an aggregator that tries to infer one row. The studies release
     every statistic that agents support. With secure aggregation, other sites
     collude with the aggregator: as many as a study withstands
-    (auto_coalition), or all of them (auto_alone). The attack must reach 90% of
+    (pgd_coalition), or all of them (pgd_alone). The attack must reach 90% of
     ε, so that it would detect a leak, and must not exceed ε. Each statistic,
     the noise, the answers and the ledger are also checked separately.
 

@@ -178,11 +178,6 @@ def echo_path(*lines: str) -> None:
         Console().print(_plain_text(text), soft_wrap=True)
 
 
-def console_width() -> int:
-    """Return the number of characters in a line of the terminal."""
-    return Console().width
-
-
 NO_LEDGER = "Not recorded in a ledger. Further releases from the same rows, including another run, add to this ε."
 EXPERIMENT = "Seeded noise: a reproducible experiment without privacy protection."
 

@@ -266,8 +266,6 @@ def propose(
         raise
     with Journal.open(path, read_only=True) as journal:
         members = journal.members
-    if (names := _names(only)) is not None and set(names) != set(members):
-        raise StudyError(f"{proposed}: already proposed to {', '.join(members)}; its sites are fixed, so omit --sites")
     compared = f" --hash {study.hash}" if study.roster else ""
     run_command = command_line("server", "run", path.parent.name, "--folder", folder)
     rows = f" {study.public_rows.file} is used at the server only." if study.public_rows else ""

@@ -14,7 +14,7 @@ from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.noise import CohortQuery, LazyAnswers, Noise, SimulatedNoise
 from dpadmm.errors import StudyError
-from dpadmm.matrices.arrays import Floats, Integers, kinds
+from dpadmm.matrices.arrays import Floats, Integers, distinct_rows
 from dpadmm.parameters.fields import NOT_IN_FILE, Positive, check
 from dpadmm.queries import make_query
 from dpadmm.queries.problem import Problem, Rows, Sizes
@@ -324,7 +324,7 @@ class DeployableMethod(Method[S]):
     def plans(self, n_agents: int, n_rounds: int) -> Sequence[ReleasePlan]:
         """Return the release plans of all agents. Agents with the same noise share one plan."""
         runs = self._runs(n_rounds)
-        first, which = kinds(np.zeros(n_agents), *(z for _, z, _ in runs))
+        first, which = distinct_rows(np.zeros(n_agents), *(z for _, z, _ in runs))
         plans = [self._plan(agent, runs) for agent in first.tolist()]
         return [plans[kind] for kind in which.tolist()]
 

@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, issparse
 from sklearn.utils.validation import validate_data
 
 from dpadmm.errors import DataError, StudyError
@@ -88,7 +88,7 @@ def encoding_of(
     names: Sequence[str] | None = None,
 ) -> tuple[Encoding, bool]:
     """Return the encoding, and whether its norm was inferred from the rows because no public constant bounds it."""
-    d, sparse = int(features.shape[1]), hasattr(features, "tocsr")
+    d, sparse = int(features.shape[1]), issparse(features)
     low, high = np.full(d, -np.inf), np.full(d, np.inf)
     centre, half, norm = np.zeros(d), np.ones(d), None
     if bounds is not None:

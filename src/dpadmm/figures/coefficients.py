@@ -13,15 +13,14 @@ from matplotlib.ticker import MaxNLocator
 from dpadmm.figures.style import GREY, Look, dress, kinds, legend, new_figure, plain_text
 from dpadmm.models.explanation import Coefficient, Explanation, alike
 
-LONGEST = 44
-"""Characters of a name that are shown."""
+MAX_NAME_LENGTH = 44
 PER_ROW, MARGIN = 0.24, 1.7
 """Inches."""
 LN10 = math.log(10.0)
 
 
 def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Figure:
-    """A forest plot: effects over the columns' ranges, largest on top; 95% intervals, hollow if they reach 0.
+    """Draw a forest plot of effects over the ranges of the columns. Markers are hollow if intervals reach 0.
 
     If the exponentials are ratios, the axis and the numbers at the right show ratios.
     """
@@ -60,39 +59,39 @@ def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Fig
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
 
 
 def _change(each: Coefficient) -> str:
-    """The change of the column to which the effect belongs, if it is not the unit of its coefficient."""
+    """Return the change of the column to which the effect refers, if it is not the unit of the coefficient."""
     per = each.per.removeprefix("per ")
     return f" (per {each.span:.3g} {per}s)" if per != each.per and each.span != 1.0 else ""
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios between these logarithms; none where ratios are no sensible numbers."""
+    """Return round ratios between these logarithms; none if the range is too wide for ratios."""
     if high - low > 30.0:
         return []
     steps = (1.0, 2.0, 5.0) if high - low < 7.0 else (1.0,)
-    found = [step * 10.0**k for k in range(math.floor(low / LN10) - 1, math.ceil(high / LN10) + 1) for step in steps]
+    ticks = [step * 10.0**k for k in range(math.floor(low / LN10) - 1, math.ceil(high / LN10) + 1) for step in steps]
     if high - low < 1.2:
-        found = [float(tick) for tick in MaxNLocator(6).tick_values(math.exp(low), math.exp(high)) if tick > 0.0]
-    return [tick for tick in found if low <= math.log(tick) <= high]
+        ticks = [float(tick) for tick in MaxNLocator(6).tick_values(math.exp(low), math.exp(high)) if tick > 0.0]
+    return [tick for tick in ticks if low <= math.log(tick) <= high]
 
 
 def _write_ratios(axes: Axes, shown: Sequence[Coefficient], words: str) -> None:
-    """Ratios and their intervals at the right."""
-    told = []
+    """Write ratios and their intervals at the right."""
+    labels = []
     for each in shown:
         low, high = each.interval() or (each.coefficient, each.coefficient)
         value, *ends = alike(*(math.exp(min(x * each.span, 700.0)) for x in (each.coefficient, low, high)))
-        told.append(f"{value} ({ends[0]} to {ends[1]})")
-    beside = axes.twinx()
-    beside.set_ylim(axes.get_ylim())
-    beside.set_yticks(range(len(shown)), told, fontsize=8)
-    beside.tick_params(length=0)
-    beside.spines[:].set_visible(False)
-    beside.text(1.012, 1.01, f"{words} (95% CI)", transform=beside.transAxes, fontsize=8, va="bottom")
+        labels.append(f"{value} ({ends[0]} to {ends[1]})")
+    right_axes = axes.twinx()
+    right_axes.set_ylim(axes.get_ylim())
+    right_axes.set_yticks(range(len(shown)), labels, fontsize=8)
+    right_axes.tick_params(length=0)
+    right_axes.spines[:].set_visible(False)
+    right_axes.text(1.012, 1.01, f"{words} (95% CI)", transform=right_axes.transAxes, fontsize=8, va="bottom")
 
 
 def _dot(axes: Axes, each: Coefficient, place: int, look: Look) -> None:

@@ -9,15 +9,15 @@ from matplotlib.figure import Figure
 from dpadmm.figures.style import dress, new_figure, plain_text
 from dpadmm.models.description import ColumnSummary, Description
 
-ACROSS, MOST_PANELS, MOST_BARS = 3, 30, 12
+N_COLUMNS, MAX_PANELS, MAX_BARS = 3, 30, 12
 
 
 def description_figure(description: Description) -> Figure:
-    """Counts by bin of every column, with whiskers of ± one standard deviation of the privacy noise."""
-    shown = list(description.columns.values())[:MOST_PANELS]
-    down = -(-len(shown) // ACROSS)
-    figure = new_figure(10.5, 1.0 + 2.4 * down)
-    panels = figure.subplots(down, min(ACROSS, len(shown)), squeeze=False).ravel()
+    """Plot counts by bin of every column, with ± one standard deviation of the privacy noise."""
+    shown = list(description.columns.values())[:MAX_PANELS]
+    n_rows = -(-len(shown) // N_COLUMNS)
+    figure = new_figure(10.5, 1.0 + 2.4 * n_rows)
+    panels = figure.subplots(n_rows, min(N_COLUMNS, len(shown)), squeeze=False).ravel()
     for axes, each in zip(panels, shown, strict=False):
         _bars(axes, each)
     for axes in panels[len(shown) :]:
@@ -40,12 +40,12 @@ def _bars(axes: Axes, each: ColumnSummary) -> None:
         edges = np.array(each.bins.edges)
         axes.bar(edges[:-1], each.counts[:-1], np.diff(edges), align="edge", color=color, edgecolor="white",
                  linewidth=0.4, yerr=each.noise_se, error_kw=whiskers)  # fmt: skip
-        if getattr(each.bins.column, "transform", "none") == "log":
+        if each.is_log:
             axes.set_xscale("log")
         axes.set_ylim(bottom=0.0)
         return
     pairs = list(zip(each.bins.labels, each.counts.tolist(), strict=True))
-    pairs = pairs if len(pairs) <= MOST_BARS else sorted(pairs, key=lambda pair: -pair[1])[:MOST_BARS]
+    pairs = pairs if len(pairs) <= MAX_BARS else sorted(pairs, key=lambda pair: -pair[1])[:MAX_BARS]
     names = [label if len(label) <= 18 else f"{label[:17]}…" for label, _ in pairs]
     axes.barh(range(len(pairs)), [count for _, count in pairs], color=color, xerr=each.noise_se, error_kw=whiskers)
     axes.set_yticks(range(len(pairs)), [plain_text(name) for name in names])

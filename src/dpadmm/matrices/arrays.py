@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Floats = NDArray[np.float64]
-"""Float64 array; shapes are given where it is used."""
+"""Float64 array."""
 
 Integers = NDArray[np.int64]
 
 LINE = 64
-"""Bytes of a cache line."""
+"""Size of a cache line in bytes."""
 
 BLOCK = 2**18
-"""Numbers that are compared at a time: they stay in the cache."""
+"""Numbers that are compared at once, so that they stay in the cache."""
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> NDArray[Any]:
-    """``np.empty`` that begins with a cache line.
+    """Return an uninitialised array that begins at a cache line.
 
-    The compiler reads 32 or 64 bytes at a time; where NumPy puts large arrays, 16 bytes into a line, half of these
-    or all lie in two lines, and a pass over rows takes up to half as long again.
+    Compiled loops read 32 or 64 bytes at once. NumPy places large arrays 16 bytes after the start of a line, so that
+    half or all of these reads touch two lines, and a pass over the rows takes up to 50% longer.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + LINE, np.uint8)
@@ -35,21 +35,21 @@ def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> NDAr
 def flush_subnormals(values: NDArray[Any]) -> None:
     """Set numbers below the smallest normal number of their type to 0, in place.
 
-    Processors are slower with such numbers, so the time of a sum would depend on how many of them a table has.
+    Processors are slower with such numbers, so the duration of a sum would depend on their count in a table.
     """
     np.copyto(values, 0, where=np.abs(values) < np.finfo(values.dtype).tiny)
 
 
 def has_subnormals(values: NDArray[Any]) -> bool:
-    """Whether a number is below the smallest normal number of its type and not 0."""
-    least = np.finfo(values.dtype).tiny
+    """Return whether an entry is not 0 and below the smallest normal number of its type."""
+    smallest = np.finfo(values.dtype).tiny
     step = max(1, BLOCK * len(values) // max(1, values.size))
     blocks = (np.abs(values[start : start + step]) for start in range(0, len(values), step))
-    return any(((block < least) & (block > 0.0)).any() for block in blocks)
+    return any(((block < smallest) & (block > 0.0)).any() for block in blocks)
 
 
 def flushed(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the same numbers without subnormal ones: a copy if there are any.
+    """Return the same numbers with subnormal numbers set to 0. Copies only if there are any.
 
     Examples
     --------
@@ -63,12 +63,12 @@ def flushed(values: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def kinds(*columns: NDArray[Any]) -> tuple[Integers, Integers]:
-    """Where each combination of values first stands in columns of one length, and which of them every place has.
+def distinct_rows(*columns: NDArray[Any]) -> tuple[Integers, Integers]:
+    """Return the first index of each distinct combination of values, and the combination at each index.
 
     Examples
     --------
-    >>> first, which = kinds(np.array([5.0, 7.0, 5.0]), np.array([1, 1, 1]))
+    >>> first, which = distinct_rows(np.array([5.0, 7.0, 5.0]), np.array([1, 1, 1]))
     >>> first.tolist(), which.tolist()
     ([0, 1], [0, 1, 0])
     """

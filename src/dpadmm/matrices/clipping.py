@@ -1,6 +1,6 @@
-"""Feature matrices: their form, the norms of their rows, clipping, and the constant column of an intercept.
+"""Convert feature matrices, compute and clip row norms, and append the constant column of an intercept.
 
-Everything here looks at one row at a time, so nothing about a row depends on another person's row.
+Each row is processed independently, so no row affects the result for another person's row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array, diags_array, hstack, vstack
+from scipy.sparse import csr_array, diags_array, hstack, issparse, vstack
 
 from dpadmm.errors import DataError
 from dpadmm.matrices.arrays import Floats, flush_subnormals, has_subnormals
@@ -19,27 +19,27 @@ from dpadmm.matrices.features import Features, layout, row_sums, squared
 from dpadmm.matrices.memmap import row_portions
 
 NORM_SLACK = 1e-6
-"""Rows may exceed norm 1 by this much (float32 rounding); their gradients are clipped to c1 all the same."""
+"""Tolerance of row norms above 1 (float32 rounding). Gradients are clipped in any case."""
 
 CODED_ROWS = 2**12
-"""Coded rows whose squares are looked at together: they stay in the cache."""
+"""Coded rows that are squared at once, so that they stay in the cache."""
 
 INTERCEPT, BESIDE_INTERCEPT = 0.28, 0.96
-"""The constant column's value, and what all other features are multiplied by: their squares add up to 1.
+"""Value of the constant column, and the factor of all other features. Their squares add up to 1.
 
-Rows seldom come near their bound, the constant always does: with an equal share for both, noise and steps are
-made for the constant, and features learn slowly (docs/decisions/0009-tables.md)."""
+Rows are rarely close to their bound, but the constant always is. With equal factors, noise and step sizes would suit
+the constant, and features would learn slowly (docs/decisions/0009-tables.md)."""
 
 
 def as_matrix(features: Features) -> Features:
-    """Two-dimensional, C-contiguous, canonical CSR or coded, float32 or float64; anything else is converted once."""
+    """Return a matrix that is two-dimensional, float32 or float64, and C-contiguous, canonical CSR or coded."""
     array: Features
     if isinstance(features, CodedRows):
         array = features
-    elif hasattr(features, "tocsr"):
-        _check_places(features)
+    elif issparse(features):
+        _check_indices(features)
         matrix = features if isinstance(features, csr_array) else csr_array(features)
-        # another object: what this one says of its form may be of before its arrays were changed
+        # a new object, because the flags of this one may be older than its arrays
         same = csr_array((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
         if not same.has_canonical_format:
             matrix = same.copy()
@@ -61,42 +61,43 @@ def as_matrix(features: Features) -> Features:
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
 
 
-def _check_places(matrix: Any) -> None:
-    """Refuse sparse entries of rows or columns that are not there: compiled passes, and SciPy's, do not ask."""
-    fine = True
+def _check_indices(matrix: Any) -> None:
+    """Raise DataError for entries outside of the matrix. Neither compiled kernels nor SciPy check this."""
+    valid = True
     if matrix.format in ("csr", "csc"):
         pointers, (n_major, n_minor) = matrix.indptr, matrix.shape if matrix.format == "csr" else matrix.shape[::-1]
         last = int(pointers[-1])
-        fine = len(pointers) == n_major + 1 and pointers[0] == 0 and bool((pointers[1:] >= pointers[:-1]).all())
-        fine = fine and last <= min(len(matrix.indices), len(matrix.data)) and _within(matrix.indices[:last], n_minor)
+        valid = len(pointers) == n_major + 1 and pointers[0] == 0 and bool((pointers[1:] >= pointers[:-1]).all())
+        valid = valid and last <= min(len(matrix.indices), len(matrix.data)) and _within(matrix.indices[:last], n_minor)
     elif matrix.format == "coo":
-        fine = all(map(_within, matrix.coords, matrix.shape))
-    if not fine:
-        raise DataError("the sparse features name rows or columns that are not there; build the matrix again")
+        valid = all(map(_within, matrix.coords, matrix.shape))
+    if not valid:
+        raise DataError("the sparse features have entries outside of their shape; build the matrix again")
 
 
-def _within(places: Any, size: int) -> bool:
-    return not len(places) or (int(places.min()) >= 0 and int(places.max()) < size)
+def _within(indices: Any, size: int) -> bool:
+    return not len(indices) or (int(indices.min()) >= 0 and int(indices.max()) < size)
 
 
 def stacked(parts: Sequence[Features]) -> Features:
-    """Rows of the same columns, stored alike, below each other."""
+    """Return the rows of several matrices with the same columns and the same storage."""
     first = parts[0]
     if isinstance(first, CodedRows):
-        values, codes = (np.concatenate([getattr(each, name) for each in parts]) for name in ("values", "codes"))
+        coded = [part for part in parts if isinstance(part, CodedRows)]
+        values, codes = np.concatenate([part.values for part in coded]), np.concatenate([part.codes for part in coded])
         return replace(first, values=values, codes=codes)
     return np.concatenate(parts) if isinstance(first, np.ndarray) else csr_array(vstack(parts))
 
 
 def row_norms(features: Features) -> Floats:
-    """L2 norm of every row, without a copy of the matrix; NaN or inf where a row has one."""
+    """Return the L2 norm of each row, without a copy of the matrix. NaN or inf for rows with such an entry."""
     with np.errstate(over="ignore"):
         if isinstance(features, CodedRows):
             out = np.empty(features.shape[0])
             for part in row_portions(features):
                 for start in range(part.start, part.stop, CODED_ROWS):
-                    few = slice(start, min(start + CODED_ROWS, part.stop))
-                    out[few] = row_sums(squared(features[few]))
+                    block = slice(start, min(start + CODED_ROWS, part.stop))
+                    out[block] = row_sums(squared(features[block]))
             return np.sqrt(out, out=out)
         if not isinstance(features, csr_array):
             out = np.empty(features.shape[0])
@@ -114,13 +115,13 @@ def row_norms(features: Features) -> Floats:
 
 
 def check_norms(norms: Floats) -> None:
-    """Refuse rows that are not finite or longer than 1."""
+    """Raise DataError for rows that are not finite or have a norm above 1."""
     _check_finite(norms)
     long = np.flatnonzero(norms > 1.0 + NORM_SLACK)
     if len(long):
         raise DataError(
             f"row {long[0] + 1} has L2 norm {norms[long[0]]:.6g} > 1 ({_count(long)}); scale the columns "
-            "by public constants, or ask for clipping (clip_rows=True, --clip-rows), which shortens them to 1"
+            "by public constants, or set clip_rows=True (--clip-rows) to clip rows to norm 1"
         )
 
 
@@ -128,13 +129,13 @@ def _check_finite(norms: Floats) -> None:
     bad = np.flatnonzero(~np.isfinite(norms))
     if len(bad):
         raise DataError(
-            f"row {bad[0] + 1} has a NaN, infinite or absurdly large feature ({_count(bad)}); "
+            f"row {bad[0] + 1} has a NaN, infinite or extremely large feature ({_count(bad)}); "
             "fill, scale or remove it first"
         )
 
 
 def clip_rows(features: Features) -> Features:
-    """Shorten rows with an L2 norm > 1 to norm 1; others stay as they are. Copies only when it must.
+    """Clip rows to an L2 norm of 1. Copies only if a row has a larger norm.
 
     Examples
     --------
@@ -143,10 +144,10 @@ def clip_rows(features: Features) -> Features:
     """
     features = as_matrix(features)
     norms = row_norms(features)
-    _check_finite(norms)  # scaled, an infinite row would turn into NaN and an absurdly large one into zeros
+    _check_finite(norms)  # scaling would turn an infinite row into NaN and an extremely large one into zeros
     if not np.any(norms > 1.0):
         return features
-    # a little below 1, so that the shortened row does not round up to more than 1
+    # slightly below 1, so that rounding cannot raise the norm above 1
     scale = np.where(norms > 1.0, (1.0 - 2.0**-50) / np.maximum(norms, 1.0), 1.0).astype(features.dtype)
     if isinstance(features, csr_array):
         return csr_array(diags_array(scale) @ features)
@@ -156,9 +157,9 @@ def clip_rows(features: Features) -> Features:
 
 
 def without_subnormals(features: Features) -> Features:
-    """Set numbers below the smallest normal number of their type to 0; norms of rows do not grow.
+    """Return features with subnormal numbers set to 0, which does not increase norms.
 
-    A copy if there are any. Rows of an encoder have none.
+    Copies only if there are any. Encoded tables have none.
 
     Examples
     --------
@@ -177,7 +178,7 @@ def without_subnormals(features: Features) -> Features:
 
 
 def with_intercept(features: Features) -> Features:
-    """Append a constant column and scale, so that rows of norm ≤ 1 keep it: ``[0.96·a, 0.28]``.
+    """Append a constant column and scale: ``[0.96·a, 0.28]``. Norms of at most 1 stay at most 1.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Coded rows: a row of numbers and categories by its numbers and by which columns its categories set."""
+"""Coded rows: numbers, and the columns that the categories of a row set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 
 
 def code_type(width: int) -> np.dtype[Any]:
-    """The smallest type for the numbers of ``width`` columns."""
+    """Return the smallest unsigned type for the indices of ``width`` columns."""
     return np.min_scalar_type(width - 1)
 
 
@@ -19,9 +19,8 @@ def code_type(width: int) -> np.dtype[Any]:
 class CodedRows:
     """Rows ``a`` with ``a[places] = values[:-1]``, ``a[code] = values[-1]`` for each of its codes, and 0 elsewhere.
 
-    The last of a row's values is its factor: what a category counts, once the row is scaled and shortened. A
-    row of which all values are 0 is silent. Every category has columns of its own, so that no two codes of a row
-    are equal (:meth:`check`).
+    The last value of a row is the entry of its categories, after scaling and clipping. A row whose values are all 0 is
+    a row of zeros. Each category has its own columns, so no two codes of a row are equal (:meth:`check`).
 
     Parameters
     ----------
@@ -59,7 +58,7 @@ class CodedRows:
 
     @property
     def n_stored(self) -> int:
-        """Entries of a row that need not be 0."""
+        """Number of stored entries of a row."""
         return len(self.places) + int(self.codes.shape[1])
 
     @property
@@ -67,13 +66,13 @@ class CodedRows:
         return Transposed(self)
 
     def check(self) -> None:
-        """Refuse codes that name a column which is not there, or that another code or number of a row may name."""
+        """Raise ValueError for a code outside of the matrix, or for columns that two codes or numbers can set."""
         n, k = len(self.values), len(self.places)
         if self.values.shape != (n, k + 1) or self.places.shape != (k,) or self.codes.shape[:-1] != (n,):
             raise ValueError("coded rows have a value for every number, a factor, and as many rows of codes")
         if self.codes.dtype not in (np.uint8, np.uint16, np.uint32):
             raise ValueError("the codes of coded rows are unsigned numbers of at most 32 bits")
-        # column by column: NumPy takes ten times as long for all of them at once
+        # by column, which is ten times as fast as all at once
         low, high = (np.array([end(column) for column in self.codes.T], np.int64) for end in (np.min, np.max))
         low, high = np.concatenate([low, self.places]), np.concatenate([high, self.places])
         order = np.argsort(low)
@@ -84,7 +83,7 @@ class CodedRows:
         return replace(self, values=self.values[rows], codes=self.codes[rows])
 
     def __matmul__(self, weights: NDArray[Any]) -> NDArray[Any]:
-        """``a·w`` of every row; looked up, and added up row by row in the same order."""
+        """Return ``a·w`` of each row, added up in a fixed order."""
         by_column = np.asarray(weights, dtype=np.float64).reshape(self.width, -1)
         out = np.zeros((len(self.values), by_column.shape[1]))
         for codes in self.codes.T:
@@ -95,11 +94,11 @@ class CodedRows:
         return out.reshape(len(out), *np.shape(weights)[1:])
 
     def squared(self) -> CodedRows:
-        """The square of every entry, in float64."""
+        """Return the square of each entry, in float64."""
         return replace(self, values=np.square(self.values, dtype=np.float64))
 
     def sum(self, axis: int) -> NDArray[np.float64]:
-        """The sum of the entries of every row (axis 1)."""
+        """Return the sum of each row (axis 1)."""
         if axis != 1:
             raise ValueError("coded rows are summed row by row")
         total: NDArray[np.float64] = self.codes.shape[1] * self.values[:, -1].astype(np.float64)
@@ -114,14 +113,14 @@ class CodedRows:
         return replace(self, values=self.values.astype(dtype, copy=copy))
 
     def toarray(self) -> NDArray[Any]:
-        """Dense rows."""
+        """Return dense rows."""
         out = np.zeros(self.shape, self.dtype)
         out[:, self.places] = self.values[:, :-1]
         np.put_along_axis(out, self.codes.astype(np.int64), self.values[:, -1:], axis=1)
         return out
 
     def tocsr(self) -> csr_array:
-        """The same rows by their stored entries."""
+        """Return the same rows as a CSR matrix."""
         n, k = len(self.values), len(self.places)
         data = np.repeat(self.values, [1] * k + [self.codes.shape[1]], axis=1)
         places = np.broadcast_to(self.places, (n, k))
@@ -132,7 +131,7 @@ class CodedRows:
         return out
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        return self.toarray()  # NumPy sees to the type
+        return self.toarray()  # NumPy converts the type
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +143,9 @@ class Transposed:
     def __matmul__(self, slopes: NDArray[Any]) -> NDArray[np.float64]:
         """``Σ_j slope_j·a_j``: (rows,) or (rows, p) -> (d,) or (d, p).
 
-        Every column is added up in the order of the rows: no BLAS, whose sums depend on the number of threads. What a
-        row adds to a column is rounded once as a product and once with every other row that sets this column, so
-        at most m times for m rows: no more than with dense rows, which the bound of the sum's error is for
+        Each column is added up in the order of the rows, without BLAS, whose sums depend on the number of threads. A
+        row's contribution to a column is rounded once as a product and once with each other row that sets this column:
+        at most m times for m rows, as with dense rows, for which the error bound is proved
         (docs/explanation/proofs.md).
         """
         values, codes, width = self.rows.values, self.rows.codes, self.rows.width

@@ -1,4 +1,4 @@
-"""Feature matrices, however they are stored, and the few sums and products that are taken of them."""
+"""Sums and products of feature matrices with any storage."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.coded import CodedRows
 
 Features: TypeAlias = NDArray[np.floating[Any]] | csr_array | CodedRows
-"""Feature matrix (rows × d) of float64 or float32: C-contiguous, CSR or coded. All know ``[rows]`` and ``@``."""
+"""Feature matrix (rows × d) of float64 or float32: C-contiguous, CSR or coded. All support ``[rows]`` and ``@``."""
 
 
 def layout(features: Features) -> tuple[str, tuple[NDArray[Any], ...]]:
-    """How a matrix is stored (``dense``, ``sparse`` or ``coded``), and the arrays that it is made of."""
+    """Return the storage of a matrix (``dense``, ``sparse`` or ``coded``) and its arrays."""
     if isinstance(features, np.ndarray):
         return "dense", (features,)
     if isinstance(features, CodedRows):
@@ -25,7 +25,7 @@ def layout(features: Features) -> tuple[str, tuple[NDArray[Any], ...]]:
 
 
 def row_entries(features: Features) -> NDArray[Any]:
-    """Stored entries of every row."""
+    """Return the number of stored entries of each row."""
     if isinstance(features, csr_array):
         return np.diff(features.indptr)
     stored = features.shape[1] if isinstance(features, np.ndarray) else features.n_stored
@@ -33,24 +33,24 @@ def row_entries(features: Features) -> NDArray[Any]:
 
 
 def products(features: Features, weights: Floats) -> Floats:
-    """``a·w`` of every row: (d, p) -> (rows, p). No BLAS, whose sums depend on the number of threads."""
+    """Return ``a·w`` of each row: (d, p) -> (rows, p). Without BLAS, whose sums depend on the number of threads."""
     if isinstance(features, np.ndarray):
         return np.asarray(np.einsum("ij,jp->ip", features, weights))
     return np.asarray(features @ weights)
 
 
 def weighted_sum(features: Features, weights: Floats) -> Floats:
-    """``Σ_j w_j·a_j`` over the rows: (rows, p) -> (d, p). No BLAS either."""
+    """Return ``Σ_j w_j·a_j`` over the rows: (rows, p) -> (d, p). Without BLAS."""
     if isinstance(features, np.ndarray):
         return np.asarray(np.einsum("ij,ip->jp", features, weights))
     return np.asarray(features.T @ weights)
 
 
 def squared(features: Features) -> Features:
-    """The square of every entry."""
+    """Return the square of each entry."""
     return features.squared() if isinstance(features, CodedRows) else features * features
 
 
 def row_sums(features: Features) -> Floats:
-    """The sum of the entries of every row."""
+    """Return the sum of each row."""
     return np.asarray(np.einsum("ij->i", features) if isinstance(features, np.ndarray) else features.sum(axis=1))

@@ -1,7 +1,7 @@
-"""Features that live in a nameless file: looked at portion by portion, and let go of after each.
+"""Process features in unnamed temporary files in portions, and release the memory of each portion.
 
-Pages of a mapped file count as memory of the process while they are mapped in; given back, they stay in the
-operating system's cache for as long as there is room.
+Mapped pages of a file count as memory of the process. After their release they stay in the cache of the operating
+system while there is room.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dpadmm.matrices.features import Features, layout
 
 PORTION_BYTES = 2**26
 MEMORY_BYTES = 2**28
-"""What is larger is kept in a file without a name, which vanishes with the process."""
+"""Larger arrays are stored in an unnamed file, which is deleted with the process."""
 
 
 def empty(shape: tuple[int, int]) -> Floats:
-    """Room for a matrix: in memory while small, in a nameless file beyond."""
+    """Return an uninitialised matrix, in memory or, if it is large, in an unnamed file."""
     if 8 * shape[0] * shape[1] <= MEMORY_BYTES:
         return np.empty(shape)
     with tempfile.TemporaryFile() as file:
@@ -31,11 +31,11 @@ def empty(shape: tuple[int, int]) -> Floats:
 
 
 def portions(features: Features, sizes: Integers) -> Iterator[slice]:
-    """Slices of consecutive units of ``sizes`` bytes: all at once, or about 64 MB each of a nameless file.
+    """Yield slices of consecutive units of ``sizes`` bytes: about 64 MB each for an unnamed file, otherwise one slice.
 
-    Other mappings are somebody else's: to let go of a page can undo what was written to it (copy on write).
+    Pages of other mappings are not released, because that can undo writes to them (copy on write).
     """
-    maps = list(_maps(features)) if is_nameless(features) else []
+    maps = list(_maps(features)) if is_unnamed(features) else []
     if not maps:
         yield slice(0, len(sizes))
         return
@@ -50,7 +50,7 @@ def portions(features: Features, sizes: Integers) -> Iterator[slice]:
 
 
 def row_portions(features: Features) -> Iterator[slice]:
-    """The same for rows: about 64 MB at a time, so that what is made of them stays small beside them."""
+    """Yield slices of about 64 MB of rows, so that temporary arrays stay small compared with the matrix."""
     n = features.shape[0]
     some = max(1, PORTION_BYTES // 64 // max(1, sum(part.nbytes for part in _parts(features)) // max(1, n)))
     if not is_mapped(features):
@@ -62,29 +62,29 @@ def row_portions(features: Features) -> Iterator[slice]:
 
 
 def is_mapped(features: Features) -> bool:
-    """Whether a matrix looks into a mapped file."""
+    """Return whether a matrix is a view of a mapped file."""
     return any(True for _ in _maps(features))
 
 
-def is_nameless(features: Features) -> bool:
-    """Whether a matrix lives in mapped files without a name, to which nobody else can write."""
+def is_unnamed(features: Features) -> bool:
+    """Return whether a matrix is in unnamed mapped files, to which no other process can write."""
     mapped = ([each for each in _chain(part) if isinstance(each, np.memmap)] for part in _parts(features))
     return all(maps and all(each.filename is None for each in maps) for maps in mapped)
 
 
 def _maps(features: Features) -> Iterator[Any]:
-    """The file mappings that a matrix looks into."""
+    """Yield the file mappings of a matrix."""
     for part in _parts(features):
         yield from (each for each in _chain(part) if isinstance(each, mmap.mmap))
 
 
 def _parts(features: Features) -> tuple[Any, ...]:
-    """The arrays that are large: a CSR matrix's pointers are not, nor are the places of coded numbers."""
+    """Return the large arrays of a matrix, without the pointers of CSR and the columns of coded numbers."""
     return layout(features)[1][:2]
 
 
 def _chain(part: Any) -> Iterator[Any]:
-    """An array, and whatever it is a view of."""
+    """Yield an array and the objects that it is a view of."""
     yield part
     while isinstance(part, np.ndarray):
         part = part.base

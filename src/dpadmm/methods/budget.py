@@ -15,7 +15,7 @@ from dpadmm.accounting.calibration import (
     total_noise_multiplier,
 )
 from dpadmm.errors import StudyError
-from dpadmm.matrices.arrays import Floats, Integers, kinds
+from dpadmm.matrices.arrays import Floats, Integers, distinct_rows
 
 PerAgent = float | Sequence[float] | None
 """One number for all agents, or one per agent."""
@@ -80,6 +80,6 @@ class PrivacyBudget:
 
 def by_distinct_agent(calculate: Callable[..., float], *columns: Floats | Integers) -> Floats:
     """Return ``calculate`` for every agent, evaluated once per distinct row of the columns."""
-    first, which = kinds(*columns)
+    first, which = distinct_rows(*columns)
     distinct = zip(*(column[first].tolist() for column in columns), strict=True)
     return np.array([calculate(*row) for row in distinct])[which]

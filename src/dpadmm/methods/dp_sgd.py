@@ -81,9 +81,10 @@ class DpSgd(ServerSideMethod):
         return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
 
     def aggregate(self, result: RoundResult) -> Floats:
+        assert self.learning_rate is not None  # set by build
         consensus, problem = result.consensus, result.problem
         slope = result.mean() + problem.alpha * problem.regularizer.gradient(consensus)
-        return np.asarray(consensus - (self.learning_rate or 0.0) * slope)
+        return np.asarray(consensus - self.learning_rate * slope)
 
     def event(self, statistic: str, noise_multiplier: float) -> AnyRelease:
         if self.sampling == 1.0:

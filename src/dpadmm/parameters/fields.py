@@ -139,23 +139,6 @@ def convert_arguments(convert: Callable[[Any, dict[str, Any]], dict[str, Any]]) 
     return decorate
 
 
-def _checked_arguments(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
-    values, problems = dict(given), []
-    for parameter in parameters(cls):
-        if parameter.name in given:
-            try:
-                values[parameter.name] = parameter.checked(given[parameter.name], f"{cls.name}: ")
-            except StudyError as error:
-                problems.append(str(error))
-    raise_problems(problems)
-    return values
-
-
-def check_fields(cls: C) -> C:
-    """Decorate a dataclass that has a ``name``: check its parameters and convert them to Python values."""
-    return convert_arguments(_checked_arguments)(cls)
-
-
 def check(instance: Any) -> None:
     """Check the parameters of a frozen dataclass that has a ``name``; for its ``__post_init__``."""
     for parameter in parameters(type(instance)):

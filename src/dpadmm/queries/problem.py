@@ -23,7 +23,7 @@ from dpadmm.matrices.arrays import Floats, Integers, aligned_empty, flushed
 from dpadmm.matrices.clipping import as_matrix, check_norms, row_norms, without_subnormals
 from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import Features, layout, row_entries
-from dpadmm.matrices.memmap import is_nameless, portions
+from dpadmm.matrices.memmap import is_unnamed, portions
 from dpadmm.queries.preconditioner import PORTION, Preconditioner
 from dpadmm.regularizers.base import Regularizer
 
@@ -157,7 +157,7 @@ class Rows:
     @cached_property
     def in_file(self) -> bool:
         """Whether features are in an unnamed file, and so are processed in portions."""
-        return is_nameless(self.features)
+        return is_unnamed(self.features)
 
     @cached_property
     def blocks(self) -> kernels.Blocks:

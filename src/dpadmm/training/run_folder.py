@@ -1,4 +1,4 @@
-"""The folder a run leaves: settings to repeat it, every measure, a summary, the models.
+"""Write the folder of a run: settings, measures, a summary and the models.
 
 ``settings.toml``  the settings used; ``dpadmm simulate --config`` runs it again
 ``trace.csv``      one line per run and measured round
@@ -29,14 +29,14 @@ from dpadmm.parameters.fields import for_json
 
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> Path:
-    """Refuse, before anything is computed, a folder that cannot take a run."""
+    """Raise DataError, before anything is computed, if a folder cannot be used for a run."""
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; choose another output folder")
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty; choose another output folder, or give --overwrite")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        raise DataError(f"{folder} cannot be made, since {nearest} is a file; choose another output folder")
+        raise DataError(f"{folder} cannot be created, because {nearest} is a file; choose another output folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise DataError(f"{folder} cannot be written to; choose another output folder")
     return folder
@@ -50,10 +50,18 @@ def write_run(
     extra: Mapping[str, Any] | None = None,
     new: Iterable[str] | None = None,
 ) -> None:
-    """Write everything of some named runs; files are replaced one by one, each whole.
+    """Write the files of named runs. Each file is replaced atomically.
 
-    ``how`` are the settings to repeat it, ``extra`` goes into the summary as it is, and ``new`` names the
-    runs whose models are not there yet (left out: all).
+    Parameters
+    ----------
+    runs : mapping
+        Results by name.
+    how : mapping
+        Settings that repeat the runs.
+    extra : mapping, optional
+        Further entries of the summary.
+    new : iterable of str, optional
+        Runs whose models are not written yet. Default: all.
     """
     write_text(folder / "settings.toml", to_toml(how))
     write_text(folder / "trace.csv", _trace_csv(runs))
@@ -83,13 +91,13 @@ def _write_privacy_report(path: Path, result: Result) -> None:
 
 
 def finished(runs: Iterable[Result]) -> list[Result]:
-    """The runs that were not interrupted, or all where each was: a mean must not mix the two."""
-    everything = list(runs)
-    return [result for result in everything if not result.interrupted] or everything
+    """Return the runs that were not interrupted, or all runs if every run was. A mean must not mix both."""
+    results = list(runs)
+    return [result for result in results if not result.interrupted] or results
 
 
 def measures(runs: Iterable[Result]) -> dict[str, Any]:
-    """Mean and spread of every measure at the end of repeated runs."""
+    """Return mean and spread of each measure at the end of repeated runs."""
     return {
         name: for_json({"mean": np.mean(values), "std": spread(values), "values": values})
         for name, values in end_values(runs).items()
@@ -99,7 +107,7 @@ def measures(runs: Iterable[Result]) -> dict[str, Any]:
 def summary(
     runs: Mapping[str, Result], how: Mapping[str, Any], extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Plain values for JSON: what was run, what it reached, what it cost; None for what is not finite."""
+    """Return settings, results and privacy loss as JSON values, with None for values that are not finite."""
     return {
         "version": dpadmm.__version__,
         "python": platform.python_version(),
@@ -111,13 +119,13 @@ def summary(
 
 
 def end_values(runs: Iterable[Result]) -> dict[str, list[float]]:
-    """Every measure at the end of every run that was measured: name -> one value per run."""
+    """Return each measure at the end of each run: one value per run, by name."""
     ends = [result.trace.last() for result in runs if len(result.trace)]
     return {name: [end[name] for end in ends] for name in (ends[0] if ends else {}) if name != "round"}
 
 
 def used_settings(result: Result) -> dict[str, Any]:
-    """The settings of a run that are set, in a form that TOML can hold."""
+    """Return the settings of a run, without those that are None, as TOML values."""
     return {name: for_json(value) for name, value in result.training.to_dict().items() if value is not None}
 
 
@@ -136,8 +144,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
     epsilon = [0.5, 1.0]
     intercept = false
     """
-    # JSON's strings, numbers, lists, true and false are TOML's too, but for two things: TOML knows no
-    # surrogate pairs, and DEL must be escaped
+    # The JSON form is valid TOML, except that TOML has no surrogate pairs and DEL must be escaped
     lines = (f"{name} = {_toml_value(value)}\n" for name, value in table.items())
     return "".join(lines).replace("\x7f", "\\u007f")
 
