@@ -127,7 +127,7 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
             task, rows = settings.problem(2), cohort(Logistic())
             together: list[RoundView] = []
             planned = settings.planned_rounds
-            whole = settings.build(task, rows, np.full(N, planned), seed=7)
+            whole = settings.build(task, rows, np.full(N, planned))
             train(
                 whole,
                 task,
@@ -136,7 +136,7 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
                 noise=SimulatedNoise(7, N, (D, 1)) if whole.local_models else Kept(7, N, (D, 1)),
                 observers=[together.append],
             )
-            methods = [settings.build(task, rows.agent(i), np.array([planned]), seed=7) for i in range(N)]
+            methods = [settings.build(task, rows.agent(i), np.array([planned])) for i in range(N)]
             check_alone(methods, whole, task, rows, np.ones((planned, N), dtype=bool), together)
 
 
@@ -156,9 +156,9 @@ def test_agents_of_auto_alone_are_the_cohort_for_all_losses_and_absences() -> No
             mask = np.ones((6, N), dtype=bool)
             mask[0, 1] = mask[3, :2] = mask[2:, 3] = False
             together: list[RoundView] = []
-            whole = settings.build(task, rows, mask.sum(axis=0), seed=7)
+            whole = settings.build(task, rows, mask.sum(axis=0))
             noise = Kept(7, N, (D, loss.n_outputs))
             plan = PlannedParticipation(mask)
             train(whole, task, rows, n_rounds=6, noise=noise, participation=plan, observers=[together.append])
-            methods = [settings.build(task, rows.agent(i), mask.sum(axis=0)[i : i + 1], seed=7) for i in range(N)]
+            methods = [settings.build(task, rows.agent(i), mask.sum(axis=0)[i : i + 1]) for i in range(N)]
             check_alone(methods, whole, task, rows, mask, together)
