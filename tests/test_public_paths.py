@@ -19,6 +19,7 @@ from dpadmm.files.atomic import StrPath
 
 ROOT = Path(__file__).parents[1]
 IMPORT = re.compile(r"(?m)^from (dpadmm\.[\w.]+) import (.+)$")
+PATHS = re.compile(r"Path|\bTable\b")  # a Table is a path, a database or a data frame
 FILE_WORDS = {"path", "file", "folder", "directory"}
 STUDY = """
 format = "dpadmm-study/2"
@@ -80,7 +81,7 @@ def path_arguments() -> dict[tuple[str, str], str]:
         except ValueError:  # a built-in method
             continue
         for argument, parameter in arguments.items():
-            if "Path" in str(parameter.annotation) or FILE_WORDS & {*argument.split("_")}:
+            if PATHS.search(str(parameter.annotation)) or FILE_WORDS & {*argument.split("_")}:
                 found[name, argument] = str(parameter.annotation)
     return found
 
@@ -139,7 +140,7 @@ def test_every_path_argument_accepts_each_kind_of_path(folder: Path, kind: Calla
 
 
 def test_path_arguments_are_annotated_with_the_alias() -> None:
-    assert {each: found for each, found in path_arguments().items() if "StrPath" not in found} == {}
+    assert {each: found for each, found in path_arguments().items() if not re.search(r"StrPath|\bTable\b", found)} == {}
 
 
 def test_messages_show_the_path_itself(folder: Path) -> None:

@@ -317,12 +317,12 @@ def test_explanations_and_evaluations_say_that_rows_were_weighted(path: Path, tm
     for training, words in (({}, False), ({"method": INFERENCE, "epsilon": 30.0}, True)):
         model = train(study(label, **training), path, seed=1).model
         said = explain(model)
-        assert said.weights.startswith("Rows were weighted by w (up to 4) and by class (no 1, yes 12): coefficients")
-        assert "shift the intercept" in said.weights
-        assert ("sampling weights" in said.weights) == words
+        assert said.weighting.startswith("Rows were weighted by w (up to 4) and by class (no 1, yes 12): coefficients")
+        assert "shift the intercept" in said.weighting
+        assert ("sampling weights" in said.weighting) == words
         assert said.weighting in said.to_dict()["notes"]
         assert said.to_dict()["weights"] == said.weighting
-    assert explain(train(study(), path, seed=1).model).weights == ""
+    assert explain(train(study(), path, seed=1).model).weighting == ""
     rest = path.with_name("without.csv")
     lines = [line.rpartition(",")[0].rpartition(",")[0] for line in path.read_text().splitlines()]
     rest.write_text("\n".join(lines) + "\n")
@@ -362,7 +362,7 @@ def test_the_command_line_knows_weights(path: Path, tmp_path: Path) -> None:
     model = tmp_path / "m.npz"
     said("train", str(file), "--data", str(path), "-o", str(model))
     assert "Rows were weighted by w (up to 4)" in said("explain", str(model))
-    assert "weighted accuracy" in said("evaluate", str(model), "--data", str(path))
+    assert "accuracy, weighted" in said("evaluate", str(model), "--data", str(path))
     assert "weights" in json.loads(CliRunner().invoke(app, ["explain", str(model), "--json"]).output)
     file.write_text(text.replace('weight = "w"', 'weight = "a"'))
     assert "'a' is the label's weight; remove it from" in said("study", "check", str(file), fine=False)

@@ -316,9 +316,9 @@ def _score(model: Model) -> str:
 
 def _weighting_note(model: Model) -> str:
     """Return the note about weights of rows. Empty without weights."""
-    label = model.label
-    if label is None or not label.weighted:
+    if model.label is None or not model.label.weighted:
         return ""
+    label = model.label.normalized()  # class weights in the order of the classes
     by = [] if label.weight is None else [f"{label.weight} (up to {label.weight_bound:g})"]
     if label.class_weight is not None:
         by.append(f"class ({', '.join(f'{name} {weight:g}' for name, weight in label.class_weight.items())})")
