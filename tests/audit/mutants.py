@@ -507,7 +507,7 @@ if __name__ == "__main__":
     for mutant in (Mutant("none", lambda patch: None, (), tuple(GAMES)), *MUTANTS):
         for game in mutant.games:
             red = red_gates(mutant, game)
-            caught = set(mutant.failed) <= red and (bool(red) == bool(mutant.failed))
+            caught = set(mutant.red) <= red and (bool(red) == bool(mutant.red))
             missed += not caught
             word = "ok    " if caught else "MISSED"
             sys.stdout.write(f"{word}  {game:14} {mutant.name:44} {', '.join(sorted(red))}\n")

@@ -29,7 +29,7 @@ def test_the_code_that_ships_is_green() -> None:
 def test_a_bug_turns_its_gates_red(mutant: Mutant) -> None:
     for game in mutant.games:
         with case(game):
-            assert set(mutant.failed) <= red_gates(mutant, game)
+            assert set(mutant.red) <= red_gates(mutant, game)
 
 
 def test_all_bugs_are_there() -> None:

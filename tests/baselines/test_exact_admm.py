@@ -232,7 +232,7 @@ METHODS = {
     "admm": {},
     "admm_pvp": {"epsilon": 1.0},
     "admm_dvp": {"epsilon": 1.0},
-    "dp_sgd": {"epsilon": 1.0, "learning_rate": 0.5},
+    "dp_sgd": {"epsilon": 1.0, "method": {"name": "dp_sgd", "learning_rate": 0.5}},
     "output_perturbation": {"epsilon": 1.0},
     "objective_perturbation": {"epsilon": 1.0},
     "dp_admm": {"epsilon": 1.0},
@@ -245,7 +245,7 @@ def test_a_method_applies_or_refuses_with_a_reason() -> None:
     for name, loss, regularizer in product(METHODS, losses, [NoRegularizer(), L2(), L1(), ElasticNet(0.5)]):
         with case(name, loss, regularizer):
             problem, rows = Problem(loss, regularizer, 0.01), cohort(loss)
-            settings = Settings(method=name, n_rounds=2, delta=1e-3, **METHODS[name])
+            settings = Settings(**{"method": name, "n_rounds": 2, "delta": 1e-3, **METHODS[name]})
             kinked = loss.smoothness is None or regularizer.smoothness is None
             refused = (
                 (name in NEEDS_SMOOTH and kinked)

@@ -97,7 +97,7 @@ def test_secure_aggregation_stands_beside_the_rest_and_is_no_part_of_them() -> N
     text = page([*shown, *lines("auto_secure", [0.21, 0.31])])
     assert "| 10, 1 | 36.0 ± 5.0 (0.360) | 26.0 ± 5.0 (0.260) | – |" in text
     assert "0 of 1 cells" in text  # nothing is lost to it
-    assert "if all others work together, an ε of 1\n  is 2.4 with 10, 9.4 with 100 agents" in text
+    assert "if all others collude, an ε of 1\n  is 2.4 with 10, 9.4 with 100 agents" in text
     every = [*shown, *(line for name in ANY_CLASSES for line in lines(name, [0.3]) if name not in ("auto", "dp_sgd"))]
     assert "| 36.0 | – | 30.0 |" in page(every)  # means are there without it
     assert "| 36.0 | 26.0 | 30.0 |" in page([*every, *lines("auto_secure", [0.26])])
@@ -111,5 +111,5 @@ def test_the_page_says_what_auto_loses_and_what_was_left_out() -> None:
     assert "| compas, 10, 1 | 36.0 ± 5.0 (0.360) | 25.0 ± 0.0 (0.250) | 20.0 ± 0.0 (0.200) |" in text
     assert "A curator sees all rows" in text
     assert "This is not the whole suite" in text
-    assert "Had a say in the constants of `auto`: adult" in text
+    assert "The hyperparameters of `auto` were tuned on adult" in text
     assert "Other libraries" not in page(shown)

@@ -65,7 +65,7 @@ def test_only_makes_one_method_s_runs_again(program, made):
     after = read_results(made / "correlated")
     for name, same in (("auto", False), ("dp_sgd", True), ("optimum", True)):
         with case(name):
-            old, new = (each.select(name).column("wall_seconds").tolist() for each in (before, after))
+            old, new = (each.select(name).frame["wall_seconds"].tolist() for each in (before, after))
             assert len(old) == len(new)
             assert (old == new) == same
 
@@ -81,7 +81,7 @@ def test_a_folder_from_before_a_contender_is_resumed(program, made):
     suite(program, made).succeeded()
     new = read_results(path)
     assert new.select(cell=old.cells).to_table().equals(old.to_table())  # nothing of it was run again
-    assert new.select("auto_secure").last().column("min_honest_sites").tolist() == [2, 2]
+    assert new.select("auto_secure").last().frame["min_honest_sites"].tolist() == [2, 2]
     assert {line.contender for line in accuracy.read_lines(made / "accuracy.csv")} == set(accuracy.CONTENDERS)
 
 

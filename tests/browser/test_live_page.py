@@ -247,7 +247,7 @@ def test_sites_and_events_are_filtered(browser, page, run):
     run.play(3)
     show(browser, page)
     chips = "[...document.querySelectorAll('#site-filter button')]"
-    browser.js(f"{chips}.find(chip => chip.innerText === '○ Absent 1').click()")
+    browser.js(f"{chips}.find(chip => chip.innerText === '○ Missing 1').click()")
     assert list(sites(browser)) == ["site-03"]
     run.turn(3, "missing")
     wait(browser, text("present"), "7 of 10")
@@ -355,7 +355,7 @@ def test_paper_shows_everything(browser, page, run):
     for k in range(60):
         run.say(f"event {k}")
     show(browser, page, dark=True)
-    chip = "[...document.querySelectorAll('#site-filter button')].find(each => each.textContent.includes('Absent'))"
+    chip = "[...document.querySelectorAll('#site-filter button')].find(each => each.textContent.includes('Missing'))"
     browser.js(f"{chip}.click(); document.querySelector('[data-only=warnings]').click()")
     assert len(sites(browser)) == 1
     browser._ask("Emulation.setEmulatedMedia", media="print")

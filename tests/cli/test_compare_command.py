@@ -291,6 +291,8 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
         cli(*words, "-m", "auto,dp_admm,admm_pvp", *more, "--json").succeeded().json["rows"]
         for more in ([], ["--no-public"])
     )
+    # the study names pgd, which auto selects: one run, not two
+    assert [row["method"] for row in helped] == ["centralized", "pgd", "dp_admm", "admm_pvp"]
     errors = [[row["measures"]["test_error_global"]["mean"] for row in rows] for rows in (helped, alone)]
     assert errors[0][0] == errors[1][0]  # of the optimum
     assert all(one < other for one, other in zip(errors[0][1:], errors[1][1:], strict=True))
@@ -298,7 +300,7 @@ def test_a_study_is_compared_at_its_exact_budget_with_its_own_parameters(cli, tm
     (tmp_path / "study.toml").write_text(aggregation)
     rows = cli(*words, "-m", "dp_admm", "--json").succeeded().json["rows"]
     assert [(row["method"], row["min_honest_sites"], row["total_epsilon"]) for row in rows[1:]] == [
-        (*who, pytest.approx(0.05, rel=1e-6)) for who in (("auto", None), ("auto", 2), ("dp_admm", None))
+        (*who, pytest.approx(0.05, rel=1e-6)) for who in (("pgd", None), ("pgd", 2), ("dp_admm", None))
     ]
     refusal = cli(*words, "-e", "1")
     assert refusal.code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,11 @@ def test_a_model_is_evaluated_under_privacy(cli: Cli, table: Path, model: Path) 
             assert told[name]["high"] - told[name]["low"] == pytest.approx(3.92 * told[name]["se"], rel=1e-3)
     assert "95% interval" in answer.out
     cli("verify", out.with_name("e.privacy.json")).succeeded()
+    # Counts without noise are on the owner's screen, and not in JSON, which may be published
+    table.write_text(re.sub(r"(?m)^(\d+)", "999", table.read_text()))
+    words = ("evaluate", model, "--data", table, "--epsilon", "4", "--by", "site")
+    assert "of the cells were clamped" in " ".join(cli(*words).succeeded().out.split())
+    assert "clamped" not in cli(*words, "--json").succeeded().out
 
 
 def test_an_evaluation_study_for_sites_has_the_models_weights(cli: Cli, table: Path, model: Path) -> None:

@@ -172,7 +172,7 @@ def test_figures_for_machines(cli: Cli, model: Path, table: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [
-        (["--label", "name"], "row 1 is none of the classes good"),
+        (["--label", "name"], "is none of the classes good.* in row 1"),
         (["--label", "x"], "'x' is a feature of the model"),
         (["--label", "y"], "no column 'y'"),
     ],

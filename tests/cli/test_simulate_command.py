@@ -319,7 +319,7 @@ def test_output_folders_that_cannot_be_used(cli, tmp_path, rows_csv):
     (tmp_path / "full" / "mine.txt").write_text("mine")
     refused(cli(*words, tmp_path / "full"), "full is not empty; .*--overwrite")
     refused(cli(*words, rows_csv), r"rows\.csv is a file")
-    refused(cli(*words, rows_csv / "below"), "cannot be made")
+    refused(cli(*words, rows_csv / "below"), "cannot be created")
     refused(cli(*words, tmp_path / ("x" * 300)), "name too long")
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
 

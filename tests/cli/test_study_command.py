@@ -190,7 +190,8 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
         assert refused.code == 2
         assert refused.err.count("\n") == 1
     shown = cli("study", "show", path).err
-    assert "label 'repaid', column 'age', column 'ward'; and that anyone may see the public rows, dummy.csv" in shown
+    assert "label 'repaid', column 'age', column 'ward'" in shown
+    assert "that the public rows are public (dummy.csv)" in shown
     waiting = cli("study", "check", path)
     assert waiting.out == ""
     groups = "the label, 1 numbers, 1 categories, the public rows"
@@ -418,6 +419,6 @@ def test_check_counts_the_rows_that_would_be_shortened(cli, plain_file, tmp_path
     text = text_of(cli("study", "check", plain_file, "--data", table).succeeded())
     assert "Clipped 2 of 4 rows (50.0%) to the study's row_norm." in text
     assert "A larger row_norm clips fewer rows but adds more noise." in text
-    assert cli("study", "check", plain_file, "--data", table, "--json").succeeded().json["table"]["shortened"] == 2
+    assert cli("study", "check", plain_file, "--data", table, "--json").succeeded().json["table"]["clipped"] == 2
     table.write_text("income,age\n0.1,0.2\n")
     assert "row_norm" not in text_of(cli("study", "check", plain_file, "--data", table).succeeded())

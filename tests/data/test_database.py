@@ -142,7 +142,7 @@ def same_as_export(folder: Path, *, csv: str, table: str) -> None:
     assert site.rows.persons().n_above > 0
     one, other = (train(study, folder / each, n_agents=3, seed=5) for each in (csv, table))
     assert one.model.weights.tobytes() == other.model.weights.tobytes()
-    assert evaluate(one.model, folder / csv).as_json() == evaluate(one.model, folder / table).as_json()
+    assert evaluate(one.model, folder / csv).to_dict() == evaluate(one.model, folder / table).to_dict()
     drafts = [draft_from_table(folder / each, "outcome") for each in (csv, table)]
     assert drafts[0].columns == drafts[1].columns
     assert drafts[0].public_rows is not None

@@ -116,3 +116,12 @@ def test_a_column_is_not_copied() -> None:
     (batch,) = source.batches({"age": pa.float64()})
     assert np.shares_memory(ages, np.from_dlpack(batch.column(0)))
     assert source.row_count() == 5
+
+
+def test_large_whole_numbers_stored_as_floats_are_no_text() -> None:
+    # One missing or fractional cell would turn the integers of a data frame into floats, and so change other rows
+    schema = Schema((Category("code", ("10000000000000000", "12345678901234567")),))
+    exact = encode_table({"code": [10**16, 12345678901234567]}, schema, None)
+    assert np.allclose(exact.features @ np.array([1.0, 2.0, 3.0]), [1.0, 2.0])
+    with pytest.raises(DPADMMError, match="'code' has numbers from 10\\^15 that are stored as floating point"):
+        encode_table(pd.DataFrame({"code": [10**16, 12345678901234567, None]}), schema, None)

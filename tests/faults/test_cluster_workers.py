@@ -122,7 +122,7 @@ def test_other_versions_and_clusters_that_are_not_there_are_refused(
     for address in ("nonsense", "no://such:1", "127.0.0.1", "tcp://127.0.0.1", "tcp://h:8786x", "tcp://h:99999", ""):
         with case(address), pytest.raises(DataError, match="is not the address of a Dask scheduler, such as"):
             dask.Cluster(address)
-    with pytest.raises(DataError, match=r"tls:// needs certificates \(there is none\): name ca-file, and cert"):
+    with pytest.raises(DataError, match=r"tls:// needs certificates \(there is none\): set ca-file, and cert"):
         dask.Cluster("tls://127.0.0.1:9")  # at once: a client would wait, and leave a traceback
     files = {f"distributed.comm.tls.{name}": "no-such-file.pem" for name in ("ca-file", "client.cert", "client.key")}
     with config.set(files), pytest.raises(DataError, match=r"tls:// needs certificates \(.*No such file"):
@@ -134,5 +134,5 @@ def test_other_versions_and_clusters_that_are_not_there_are_refused(
     with pytest.raises(StudyError, match=r"need dpadmm 98.0, and a worker has 99.0"):
         dask._call("98.0", len, "")  # at a worker that came later
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(DataError, match=r"needs Dask: pip install 'dpadmm\[dask\]'"):
+    with pytest.raises(DataError, match=r"needs Dask; install it with: pip install 'dpadmm\[dask\]'"):
         dask.Cluster(workers.scheduler_address)

@@ -121,7 +121,7 @@ def simulated(loss: str, **more: Any) -> Floats:
         observers=[seen],
         **more,
     )
-    method = result.settings.rounds(result.problem, result.rows, np.full(len(SIZES), ROUNDS), seed=0)
+    method = result.settings.build(result.problem, result.rows, np.full(len(SIZES), ROUNDS))
     assert isinstance(method, DpAdmm)
     return standard(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
 
@@ -138,7 +138,7 @@ class Fits:
         model.fit(features, labels, groups=owners())
         watcher, result = self.seen[-1]
         planned = np.full(len(SIZES), ROUNDS)
-        method = result.settings.rounds(result.problem, result.rows, planned, seed=0)
+        method = result.settings.build(result.problem, result.rows, planned)
         c1 = result.problem.loss.lipschitz
         return standard(gradients_said(watcher, method, result.problem), c1)
 

@@ -259,7 +259,7 @@ def _refused(study: Study) -> list[bytes]:
 
 
 def _review(heard: Heard, site: Site, study: Study) -> None:
-    """Whether studies can be enrolled, by the rehearsal of ``agent review``: no cell decides it."""
+    """Whether studies can be enrolled, by the dry run of ``site review``: no cell decides it."""
     named = study.kind == "evaluation" or study.training.loss.name == "poisson"  # these say which columns they have
     bare = person_study("logistic", "plain") if named else study
     for each in (
@@ -270,7 +270,7 @@ def _review(heard: Heard, site: Site, study: Study) -> None:
         Study(name="no such column", features=("height",), training=bare.training, **_kept(bare)),
         Study(name="ids", features=("id",), training=bare.training, **_kept(bare)),
     ):
-        heard.ask(lambda each=each: _public(site.rehearse(each, LedgerState())))
+        heard.ask(lambda each=each: _public(site.dry_run(each, LedgerState())))
 
 
 def _kept(study: Study) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from dpadmm import Dataset, simulate
 from dpadmm.cli.train import encode
 from dpadmm.errors import PrivacyLeakWarning
 from dpadmm.estimators import DPADMMClassifier, DPADMMRegressor
+from dpadmm.methods.theory import Constants, constants_of
 from dpadmm.models.model import model_of
+from dpadmm.models.run import Result
 from dpadmm.training.train import run_study
 
 some = settings(prove, phases=set(Phase) - {Phase.explain}, max_examples=500 if LONG else 8)
@@ -179,6 +181,17 @@ def arrays(draw: Any, loss: str) -> tuple[Any, Any, Any, Any]:
     return x, y, x2, y2
 
 
+def _constants(result: Result) -> Constants:
+    """The constants of the paper's theorems, for any method."""
+    return constants_of(
+        result.problem,
+        n_features=result.rows.n_features,
+        n_rows=result.rows.n_rows,
+        noise_multiplier=getattr(result.method, "noise_multiplier", np.zeros(result.rows.n_agents)),
+        weight_radius=getattr(result.training.method, "weight_radius", 1.0),
+    )
+
+
 @pytest.mark.parametrize("loss", sorted(TASKS))
 @some
 @given(data=st.data())
@@ -206,7 +219,15 @@ def test_a_simulation_with_exact_noise_tells_of_a_row_by_noisy_sums_alone(data: 
         rows, model = result.rows, result.model
         facts = (rows.n_rows.tolist(), rows.n_features, result.outcome.rounds, result.iterations)
         shapes = (result.outcome.released.shape, model.weights.shape, sorted(result.trace.columns))
-        public = (result.privacy.to_dict(), result.settings, result.constants, facts, shapes, model.privacy)
+        public = (
+            result.privacy.to_dict(),
+            result.settings,
+            _constants(result),
+            result.method,
+            facts,
+            shapes,
+            model.privacy,
+        )
         return repr(public), None
 
     one, other = world(lambda: run(x, y)), world(lambda: run(x2, y2))

@@ -60,7 +60,7 @@ def test_the_bound_is_the_theorems(bench, regularizer, theorem):
 
     result = simulate(small_rows(), settings=replace(SETTINGS, regularizer=regularizer))
     for line in lines(bench, regularizer=regularizer):
-        assert line["bound"] == theorem(result.constants, n_rounds=line["round"], rho=0.1, beta=0.1)
+        assert line["bound"] == theorem(result.method.constants, n_rounds=line["round"], rho=0.1, beta=0.1)
 
 
 def test_no_bound_where_the_theorem_does_not_speak(bench):

@@ -16,6 +16,7 @@ from dpadmm.errors import StudyError
 from dpadmm.sites.site import read_site
 from dpadmm.studies.reading import study_from
 from dpadmm.studies.study import Study
+from dpadmm.training.train import train
 
 TOML = """
 format = "dpadmm-study/2"
@@ -207,3 +208,17 @@ def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
     for study in changed.values():
         again = study_from(study.as_json())
         assert (again.schema, again.label, again.hash) == (study.schema, study.label.normalized(), study.hash)
+
+
+def test_a_study_made_in_python_has_the_values_of_its_file(tmp_path: Path) -> None:
+    bounds = [0, 5]
+    columns = (Number("a", bounds=[0, 1], knots=[0.5]), Category("c", values=(1, 2)))  # type: ignore[arg-type]
+    label = Label("y", bounds=bounds)  # type: ignore[arg-type]
+    training = {"loss": "squared", "epsilon": 1.0, "n_rounds": 4}
+    study = Study(name="lists", schema=Schema(columns), label=label, training=training)
+    bounds[1] = 500  # after the study was made
+    assert study.label == Label("y", bounds=(0.0, 5.0))
+    assert study.schema is not None
+    assert study.schema.columns == (Number("a", (0.0, 1.0), knots=(0.5,)), Category("c", ("1", "2")))
+    (tmp_path / "t.csv").write_text("a,c,y\n0.5,1,2\n1,2,3\n0,1,4\n")
+    assert train(study, tmp_path / "t.csv", seed=1).study.hash == study.hash

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from looping import case
 from mixed_tables import make_cells, make_study, to_toml, write_csv
@@ -57,6 +58,10 @@ def test_public_rows_of_the_study_are_the_start_as_in_training(tmp_path: Path, t
     assert not np.allclose(without.weights, simulated.weights)
     with pytest.raises(DataError, match="is also the public table"):
         simulate(study, public)
+    frame = pd.read_csv(public)
+    with pytest.raises(DataError, match="has the same rows as the public table"):  # a frame has no bytes to compare
+        train(study, frame)
+    assert train(study, frame, public=False, seed=7).rows.n_agents == 1
     with pytest.raises(StudyError, match="cannot be combined"):
         simulate(study, table, warm_start=without.weights)
 

@@ -272,9 +272,11 @@ def _runs_of_study(
 ) -> list[dict[str, Any]]:
     """Return the optimum and every method, with the settings of the study at its total ε.
 
-    If the study uses secure aggregation, methods that support it run both ways.
+    If the study uses secure aggregation, methods that support it run both ways. ``auto`` does not run again if it
+    selects the method of the study.
     """
     runs = []
+    distinct: list[Settings] = []
     aggregations = [(name, LOCAL) for name in ("centralized", *names)]
     aggregations += [(name, {}) for name in names if study.training.min_honest_sites is not None and _sums_only(name)]
     for name, aggregation in aggregations:
@@ -283,7 +285,11 @@ def _runs_of_study(
             del changes["method"]  # keeps its own parameters
         if name not in NOT_PRIVATE:
             changes["epsilon"] = study.epsilon
-        values = {key: value for key, value in base.with_changes(**changes).to_dict().items() if value is not None}
+        settings = base.with_changes(**changes)
+        if settings.concrete() in distinct:
+            continue
+        distinct.append(settings.concrete())
+        values = {key: value for key, value in settings.to_dict().items() if value is not None}
         counts = {key: each[:1] if name == "centralized" else each for key, each in agents.items()}
         runs.append({key: values[key] for key in values if key != "n_agents"} | counts)
     return runs

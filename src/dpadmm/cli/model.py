@@ -147,7 +147,8 @@ def evaluate(
     else:
         budget = {"epsilon": epsilon} | ({} if delta is None else {"delta": delta})
         rendering, report = _evaluate_privately(model, data, label, by, output, budget, quiet=as_json)
-        rendering = rendering.extend(warnings=owner_report.warnings(report, data))
+        if not as_json:  # the JSON may be published, and these counts carry no noise
+            rendering = rendering.extend(warnings=owner_report.warnings(report, data))
     show(rendering, as_json=as_json)
 
 

@@ -257,6 +257,7 @@ def accept(
     study, site = read_study(study_file), _open_site(site_file)
     study.check_concrete()
     if study.training.aggregation == "secure" and not study.roster:
+        _check_hash(study, study_file, expected, needed=False)
         return _offer(study, study_file, site, output)
     if output is not None:
         raise StudyError(f"{study_file}: --output is for drafts of studies with secure aggregation")

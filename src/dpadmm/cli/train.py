@@ -89,7 +89,7 @@ def train(
     rendering = rendering.extend(
         *counts.body,
         notes=[*counts.notes, NO_LEDGER if result.privacy.exact_noise else EXPERIMENT],
-        warnings=counts.warnings,
+        warnings=() if as_json else counts.warnings,  # JSON has them under owner_only
         next_steps=[f"Model:          {output}", f"Privacy report: {report_file}"],
         data={
             "model": str(output),

@@ -36,6 +36,9 @@ Table: TypeAlias = Any
 """A path; a data frame of pandas or polars; an Arrow table or another object with the Arrow PyCapsule interface; or a
 mapping of columns."""
 
+MAX_EXACT = 1e15
+"""Whole numbers below it have the same text as floats and as integers."""
+
 BLOCK_BYTES = 2**20
 """Bytes of a CSV that are read at once. Larger blocks are slower and need more memory. A row must fit into one."""
 
@@ -128,7 +131,7 @@ def _open_path(path: Path) -> TableSource:
     if not has_named_columns(path):
         if not path.suffix and not path.exists():
             raise DataError(f"{path}: there is no such file or folder")
-        raise DataError(f"{path}: {format_hint(path) or f'a study needs a {SUFFIXES}'}")
+        raise DataError(f"{path}: unknown ending {path.suffix!r}; {format_hint(path) or f'a study needs a {SUFFIXES}'}")
     if not path.exists():
         raise DataError(f"{path}: there is no such file")
     if path.is_file() and path.stat().st_size == 0:
@@ -426,6 +429,9 @@ class MemoryTable(TableSource):
 
     def batches(self, columns: Mapping[str, Any]) -> Iterator[Any]:
         arrays = [self._column(name) for name in columns]
+        for (name, kind), array in zip(columns.items(), arrays, strict=True):
+            if kind == TEXT and pa.types.is_floating(array.type):
+                _check_exact(name, array)
         if len({len(array) for array in arrays}) > 1:
             raise DataError("the table: its columns have different numbers of rows")
         batches = pa.table(arrays, names=list(columns)).to_batches(max_chunksize=BATCH_ROWS)
@@ -439,6 +445,21 @@ class MemoryTable(TableSource):
             return pa.chunked_array(cells) if isinstance(cells, ArrowStream) else pa.array(cells, from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise DataError(f"column {name!r} mixes types, or its values are not numbers or text") from None
+
+
+def _check_exact(name: str, numbers: Any) -> None:
+    """Raise DataError if whole numbers are too large to be text without loss.
+
+    Data frames store whole numbers as floats if another cell of the column is missing or a fraction.
+    """
+    from pyarrow import compute  # slow
+
+    largest = compute.max(compute.abs(numbers), skip_nulls=True).as_py()
+    if largest is not None and largest >= MAX_EXACT:
+        raise DataError(
+            f"column {name!r} has numbers from 10^15 that are stored as floating point, and the study reads it as text; "
+            "convert the column to text"
+        )
 
 
 def table_format(path: Path) -> str:

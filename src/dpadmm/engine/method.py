@@ -378,12 +378,6 @@ def zero_models(problem: Problem, sizes: Sizes) -> Floats:
     return np.zeros((sizes.n_agents, sizes.n_features, problem.loss.n_outputs))
 
 
-def check_noise(noise_multiplier: Floats) -> None:
-    """Raise StudyError unless all noise multipliers are numbers ≥ 0."""
-    if not (np.isfinite(noise_multiplier).all() and np.all(noise_multiplier >= 0.0)):
-        raise StudyError(f"noise_multiplier must be numbers ≥ 0, not {noise_multiplier!r}")
-
-
 def keep_absent(new: Floats, old: Floats, active: Integers | None) -> Floats:
     """Return the new values for active agents and the old ones for the others."""
     if active is None:

@@ -76,6 +76,10 @@ def _normalize(cls: type[Study], given: dict[str, Any]) -> dict[str, Any]:
     raise_study_problems(messages)
     values["training"] = training = _build_training(given.get("training"))
     schema, label = given.get("schema"), given.get("label")
+    if isinstance(schema, Schema):
+        values["schema"] = schema = schema.normalized()
+    if isinstance(label, Label):
+        values["label"] = label = label.normalized()
     for name in ("features", "classes"):
         if isinstance(given.get(name), list):
             values[name] = tuple(given[name])
@@ -87,7 +91,7 @@ def _normalize(cls: type[Study], given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("classes"), tuple):  # 1.0 and 1 must have the same hash
         values["classes"] = tuple(int(c) if isinstance(c, float) and c.is_integer() else c for c in values["classes"])
     if label is not None and training.loss.task == "count" and not label.counts:
-        values["label"] = replace(label.normalized(), counts=True)
+        values["label"] = replace(label, counts=True)
     provenance, public_rows = given.get("provenance", {}), given.get("public_rows")
     if not isinstance(provenance, Mapping):
         raise StudyError(f"study: provenance must be a table, not {provenance!r:.60}")

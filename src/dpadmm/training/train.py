@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm.data.partition import NumberedNames, equal_owners, of_codes
-from dpadmm.data.reader import Table
+from dpadmm.data.reader import Table, is_table, open_table
 from dpadmm.data.table import EncodedTable, encode_table
 from dpadmm.engine.loop import Observer
 from dpadmm.engine.noise import ExactNoise, Noise, SimulatedNoise
@@ -134,7 +134,21 @@ def prior_from(study: Study, public: Path, *, private: object = None) -> Prior:
             "the public rows: --no-public (in Python public=False)"
         )
     table = encode(study, public)
+    if is_table(private) and _has_same_rows(study, table, private):
+        raise DataError(
+            f"the table has the same rows as the public table {public}, whose rows are not protected; train on other "
+            "rows, or pass public=False"
+        )
     return prior_of(study.problem, make_rows(table.features, table.labels, row_weights=table.row_weights))
+
+
+def _has_same_rows(study: Study, public: EncodedTable, private: Table) -> bool:
+    if open_table(private).row_count() != len(public.labels):
+        return False
+    table = encode(study, private)
+    weights = np.random.default_rng(0).standard_normal(table.features.shape[1])
+    same_labels = np.array_equal(table.labels, public.labels)
+    return same_labels and np.array_equal(table.features @ weights, public.features @ weights)
 
 
 def _has_same_bytes(one: Path, other: Path) -> bool:

@@ -60,14 +60,14 @@ function showRun() {
     ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", study.noise],
     ["Quorum", `${run.quorum} of ${all().length}`],
     ["Median round", pace(run.median_seconds)], ["Began", date(run.begun_at)], ["Last round", date(run.last_round_at)],
-    ...(isNumber(run.honest) ? summed(run) : []),
+    ...(isNumber(run.min_honest_sites) ? summed(run) : []),
   ]);
 }
 
 function summed(run) { // secure aggregation
   const members = all().filter(site => site.member).map(site => site.name);
   return [
-    ["Planned ε alone, if all others collude", number(run.study.epsilon_if_others_collude)], ["Honest sites in every round, at least", run.honest],
+    ["Planned ε alone, if all others collude", number(run.study.epsilon_if_others_collude)], ["Honest sites in every round, at least", run.min_honest_sites],
     ["Members of the round", members.length ? members.join(", ") : "–"],
     ["Aborted rounds", run.aborted_rounds.length ? run.aborted_rounds.map(({ round, reason }) => `${round} (${reason})`).join(", ") : "none"],
   ];
