@@ -546,7 +546,7 @@ def test_enrolled_and_left_twice_say_so(cli, begun, study_file):
     assert "privacy report charges all planned rounds" in left
     before = read_ledger(begun.parent / "ledger").fingerprint
     again = text_of(cli("site", "leave", study_file, "--site", begun).succeeded())
-    assert again.startswith("repayment of [red]loans[/red], after 0 rounds: Left before; nothing changed.")
+    assert again.startswith("repayment of [red]loans[/red], after 0 rounds: Left (already closed; nothing changed).")
     assert read_ledger(begun.parent / "ledger").fingerprint == before
     refused = cli("site", "accept", study_file, "--site", begun)
     assert refused.code == 2
@@ -630,7 +630,7 @@ def test_declining_what_is_reserved_ends_it_and_says_so(cli, begun, study_file, 
     assert refused.err.endswith("[study-changed]\n")
     before = read_ledger(begun.parent / "ledger").fingerprint
     again = declined(cli, begun, study_file)
-    assert "Left before; nothing changed" in again
+    assert "Left (already closed; nothing changed)" in again
     assert "Nothing was reserved" not in again
     assert read_ledger(begun.parent / "ledger").fingerprint == before
     assert decision(begun, study_file) == "left"

@@ -123,7 +123,7 @@ def test_rounds_that_were_filled_in_are_said_with_the_hash_of_the_study_as_run(c
         shown = cli("train", given, "-d", table, "-o", tmp_path / "m", "--overwrite").succeeded().out
         report = read_privacy_report(tmp_path / "m.privacy.json")
         assert (report.study_hash == read_study(given).hash) != left_out
-        told = re.search(r"sets no n_rounds; \d+ were chosen.*as in the privacy report:\n(\w+)\n", shown)
+        told = re.search(r"sets no n_rounds; \d+ were chosen.*as in the privacy report:\n(\w+)\n", shown, re.DOTALL)
         assert (told and told[1]) == (report.study_hash if left_out else None)
 
 

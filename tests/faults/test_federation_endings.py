@@ -81,7 +81,7 @@ def test_a_finished_study_is_closed_at_every_site_and_its_table_may_change(tmp_p
         assert "finished" in shown
         assert "blocked" not in shown
         left = ask("site", "leave", "small", *site_of(all, "a"))[1]
-        assert "small, after 60 rounds: Finished: all rounds are over before; nothing changed." in left
+        assert "small, after 60 rounds: Finished: all rounds are over (already closed; nothing changed)." in left
         assert keeper.poll() is None
 
 
@@ -145,7 +145,7 @@ def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_stu
         account = read_ledger(all.sites["a"].ledger).accounts[all.study.hash]
         assert float(account.spent) == account.reservation.mu_squared
         left = ask("site", "leave", "small", *site_of(all, "a"))[1]
-        assert "Closed by a restore of the ledger, which charged its whole budget before; nothing changed." in left
+        assert "which charged its whole budget (already closed; nothing changed)." in left
         assert "This is its whole budget" in left
         assert "only for the rounds it released" not in left
         code, said = ask("server", "status", "--health", "small", *folder)

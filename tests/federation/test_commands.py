@@ -267,6 +267,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("server", "status", "missing.toml", "--folder", "hub"), "missing.toml"),
     (("server", "propose", "second.toml", "--folder", "hub", "--sites", "east,south"), "south"),
+    (("server", "propose", "study.toml", "--folder", "hub", "--sites", "east"), "its sites are fixed: omit --sites"),
     (("server", "revoke", "south", "--folder", "hub"), "south is not a site"),
     (("server", "init", "hub", "--host", "localhost"), "hub"),
     (("server", "invite", "west", "--request", "east/network/request.json", "--folder", "hub"), "not from west"),

@@ -98,11 +98,11 @@ def test_weights_are_kept_with_the_rows_and_told_of_where_there_is_none(folder):
     rows = site.encoded(weighted)
     assert rows.row_weights[[0, 2]].tolist() == [0.5, 0.25]
     assert np.asarray(rows.features).any(axis=1).tolist() == [True, False, True]
-    assert "1 of 3 rows have an unknown label or weight; they count as rows of zeros." in site.warnings(weighted)
+    assert "1 of 3 rows have an unknown label or weight; they are replaced with zeros." in site.warnings(weighted)
     assert site.encoded(plain).row_weights is None
     assert not any("have no" in each for each in site.warnings(plain))
     write(folder, "late,0.5,4,0.3,yes", ",0.2,1,0.3,perhaps")
-    assert "1 of 2 rows have an unknown label; they count as rows of zeros." in table(folder, person=None).warnings(
+    assert "1 of 2 rows have an unknown label; they are replaced with zeros." in table(folder, person=None).warnings(
         plain
     )
 
@@ -182,7 +182,7 @@ def test_the_owner_is_told_what_a_study_cannot_use(folder):
     rows = ["late,0.5,a,0.20,no", "x,0.5,b,0.50,yes", "x,,c,0.10,no", "early,0.5,d,0.10,perhaps"]
     write(folder, *rows)
     assert table(folder).warnings(schema_study()) == [
-        "1 of 4 rows have an unknown label; they count as rows of zeros.",
+        "1 of 4 rows have an unknown label; they are replaced with zeros.",
         "of 4 cells clamped in columns 'age' 1; the same units?",
         "of 4 cells unknown in columns 'note' 1; the same spelling?",
         "of 4 cells missing in columns 'income' 1",
@@ -204,7 +204,7 @@ def test_the_owner_is_told_what_a_study_cannot_use(folder):
 def test_the_owner_is_told_of_ids_that_cannot_be_used(folder, persons, said):
     write(folder, *(f"x,0.5,{person},0.3,no" for person in persons))
     remarks = table(folder).warnings(a_study())
-    assert remarks == [f"{each}; such rows count as rows of zeros." for each in said]
+    assert remarks == [f"{each}; such rows are replaced with zeros." for each in said]
 
 
 def test_a_study_that_a_table_does_not_fit_is_not_passed_over_in_silence(folder):

@@ -217,7 +217,7 @@ def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Pat
     assert np.array_equal(held.features[others], known.features)
     assert not held.features[4].any()
     (said,) = [each for each in site.rows.warnings(agreed) if "weight" in each]
-    assert said == "1 of 300 rows have an unknown label or weight; they count as rows of zeros."
+    assert said == "1 of 300 rows have an unknown label or weight; they are replaced with zeros."
 
 
 def test_another_weight_is_another_table_to_a_guard(path: Path) -> None:

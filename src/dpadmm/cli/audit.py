@@ -23,7 +23,9 @@ EXIT_CODES: Mapping[Outcome, int] = {"passed": 0, "failed": 1, "inconclusive": I
 
 
 def audit(
-    method: str = Option("all", help="Methods to audit: pgd, newton, dp_admm, or all in equal parts."),
+    method: str = Option(
+        "all", help="Method to audit: pgd, newton, dp_admm, statistics, evaluation, or all in equal parts."
+    ),
     aggregation: str | None = Option(
         None, help="Audit plain or secure aggregation, or all.", show_default="all that are installed"
     ),
@@ -38,9 +40,9 @@ def audit(
     """Attack the shipped agent and check that its privacy guarantee holds.
 
     Whole studies run through the real guard, noise and ledger, on worst-case
-    rows, with an aggregator that tries to infer one row. The studies release
+    rows, with a server that tries to infer one row. The studies release
     every statistic that agents support. With secure aggregation, other sites
-    collude with the aggregator: as many as a study withstands
+    collude with the server: as many as a study withstands
     (pgd_coalition), or all of them (pgd_alone). The attack must reach 90% of
     ε, so that it would detect a leak, and must not exceed ε. Each statistic,
     the noise, the answers and the ledger are also checked separately.

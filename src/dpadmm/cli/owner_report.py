@@ -11,7 +11,10 @@ from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.reader import line_warnings
 from dpadmm.rendering import Column, Paragraph, Rendering, Table
 
-OWNER_ONLY = "For the owner of the table only: these counts carry no noise and must not be published."
+OWNER_ONLY = (
+    "For the owner of the table only: the counts of clamped, unknown and missing cells and of clipped rows carry no "
+    "noise and must not be published."
+)
 MAX_COLUMNS_SHOWN = 20
 
 

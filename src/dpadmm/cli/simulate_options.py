@@ -166,7 +166,7 @@ def show_parameters(assignments: Sequence[str], given: Mapping[str, Any]) -> boo
             for name, cls in classes.items()
             for own in parameters_of(cls)
         ]
-        show_table((what, "parameter", "default", ""), rows, left=range(4), fold=(3,))
+        show_table((what, "parameter", "default", ""), rows, left=range(4), fold=(3,), whole=(0, 1, 2))
     return bool(asked)
 
 

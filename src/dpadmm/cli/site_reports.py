@@ -403,7 +403,7 @@ def declined_text(study: Study, site: Site, state: LedgerState, changed: bool) -
 def _closed_text(account: Account, *, already: bool) -> str:
     """Describe how a study was closed, and whether that was before this command."""
     text = CLOSED_TEXT[participation("accepted", account.ending, None)]
-    return f"{text} before; nothing changed" if already else text
+    return f"{text} (already closed; nothing changed)" if already else text
 
 
 def _charged_text(account: Account, state: LedgerState, policy: Policy) -> str:

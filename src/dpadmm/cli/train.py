@@ -106,8 +106,8 @@ def train(
         )
     if result.study.hash != study.hash:
         rounds = f"The study sets no n_rounds; {result.training.planned_rounds} were chosen."
-        steps = [f"{rounds} Hash of the study as run, as in the privacy report:", result.study.hash]
-        rendering = rendering.extend(next_steps=steps)
+        steps = ["Hash of the study as run, as in the privacy report:", result.study.hash]
+        rendering = rendering.extend(notes=[rounds], next_steps=steps)
     console.show(rendering, as_json=as_json, quiet=quiet)
     if result.interrupted:
         planned = result.training.planned_rounds

@@ -167,14 +167,14 @@ def encode_labels(values: ArrayLike, *, task: Task, classes: Sequence[Any] | Non
         if not good.all():
             row = int(np.argmin(good))
             raise DataError(
-                f"row {row + 1}: label {encoded[row]:g} is not between 0 and 1: divide counts, never negative, by "
-                "a public largest one (in a study's [label]: bounds = [0, largest])"
+                f"row {row + 1}: label {encoded[row]:g} is not between 0 and 1: divide counts by "
+                "a public upper bound (in a study's [label]: bounds = [0, upper])"
             )
         return coded(encoded)
     if outside is not None:
-        which = "declared classes" if classes is not None else "classes that hold when none are declared,"
+        which = "declared" if classes is not None else "default"
         raise DataError(
-            f"row {outside + 1}: label {_shown([raw[outside]])} is not one of the {which} "
+            f"row {outside + 1}: label {_shown([raw[outside]])} is not one of the {which} classes "
             f"{_shown(declared or ())}: {_HINT}, or correct the row"
         )
     return encoded

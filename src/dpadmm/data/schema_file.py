@@ -42,7 +42,7 @@ def rows_from(table: Mapping[str, Any]) -> tuple[Label | None, Schema]:
     if names := [name for name, _ in unconfirmed(table)]:
         rows, also = table.get("public_rows"), ""
         if isinstance(rows, Mapping) and rows.get("public", True) is False:
-            also = f"; nor is it confirmed that the public rows are public ({rows.get('file', 'without a file')})"
+            also = f"; nor are the public rows ({rows.get('file', 'without a file')})"
         raise StudyError(
             f"these values were inferred from a table and are not confirmed as public: {first_of(names)}{also}; "
             "correct them if needed and set public = true, by hand or with dpadmm study confirm"

@@ -63,14 +63,14 @@ class SiteRows:
         if report.label.unknown:
             rows = f"{report.label.unknown:,} of {report.rows:,} rows"
             column = "label or weight" if study.label is not None and study.label.weight is not None else "label"
-            warnings.append(f"{rows} have an unknown {column}; they count as rows of zeros.")
+            warnings.append(f"{rows} have an unknown {column}; they are replaced with zeros.")
         if report.label.unknown == report.rows:
             warnings.append("NO row has a label of this study: participation would spend your budget on nothing.")
         if persons.n_without_id or persons.n_ambiguous:
             without = counted(persons.n_without_id, "row has", "rows have")
             ambiguous = counted(persons.n_ambiguous, "id is", "ids are")
             warnings.append(
-                f"{without} no id, and {ambiguous} written in different ways; such rows count as rows of zeros."
+                f"{without} no id, and {ambiguous} written in different ways; such rows are replaced with zeros."
             )
         hints = {"clamped": "; the same units?", "unknown": "; the same spelling?", "missing": ""}
         for kind, hint in hints.items():

@@ -100,6 +100,11 @@ def begin(authority: Authority, study: Study, requested: Sequence[str] | None) -
         study.quorum_of(len(members))
         prior = None if study.public_rows is None else prior_from(study, study.public_rows.verified())
         Journal.begin(path, study, members, prior)
+    elif requested is not None:
+        with Journal.open(path, read_only=True) as journal:
+            members = journal.members
+        if set(requested) != set(members):
+            raise StudyError(f"this study was proposed to {', '.join(members)}; its sites are fixed: omit --sites")
     return path
 
 
