@@ -457,7 +457,7 @@ def _check_exact(name: str, numbers: Any) -> None:
     largest = compute.max(compute.abs(numbers), skip_nulls=True).as_py()
     if largest is not None and largest >= MAX_EXACT:
         raise DataError(
-            f"column {name!r} has numbers from 10^15 that are stored as floating point, and the study reads it as text; "
+            f"column {name!r} has numbers from 10^15 that are stored as floating point, but the study needs text; "
             "convert the column to text"
         )
 

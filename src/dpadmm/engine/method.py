@@ -13,7 +13,6 @@ import numpy as np
 from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.noise import CohortQuery, LazyAnswers, Noise, SimulatedNoise
-from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers, distinct_rows
 from dpadmm.parameters.fields import NOT_IN_FILE, Positive, check
 from dpadmm.queries import make_query
