@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
@@ -330,53 +331,6 @@ def schedule_figure(results: Results, name: str) -> Picture:
     return _picture(name, "schedule", figure, lines, **words)
 
 
-_TOTALS = (("epsilon", "exact ε", False), ("paper_epsilon", "paper's ε̄", True))
-
-
-def epsilon_figure(results: Results, name: str) -> Picture:
-    """Total ε by round, and after the last round by the ε of a round."""
-    lines = done(results).select(method="dp_admm")
-    series.need(series.has(lines, "total_paper_epsilon"), distinct(lines, "round_epsilon"))
-    figure = new_figure(9.2, 4.1)
-    left, right = figure.subplots(1, 2)
-    deltas = distinct(lines, "delta")
-    delta, ends = deltas[-1], sorted({deltas[0], deltas[-1]}, reverse=True)
-    spent = distinct(lines.select(delta=delta), "round_epsilon")
-    shown = [value for value in spent if value in (0.05, 0.1, 0.2)] or spent[-3:]
-    _epsilon_by_round(left, lines.select(delta=delta), shown)
-    dress(left, title=f"(a) spent so far, δ = {power(delta)}", x="round", y="total ε")
-    for one, look in zip(ends, steps(len(ends)), strict=True):
-        for column, words, hollow in _TOTALS:
-            curve = series.by_end(lines.select(delta=one), f"total_{column}", "round_epsilon")
-            draw(right, curve, look, label=f"{words}, δ = {power(one)}", hollow=hollow, band=False)
-    style.at_values(right, distinct(lines, "round_epsilon"))
-    style.logarithmic(right.yaxis)
-    dress(right, title="(b) after the last round", x="ε per round", y="total ε")
-    for axes in (left, right):
-        axes.legend(frameon=False, fontsize=8, handlelength=3.0)
-    caption = (
-        "Cost of the same noise: exact ε of the composed Gaussian releases (filled markers, solid) and "
-        "the paper's bound ε̄ from the moments accountant (hollow, dotted). (a) by round at δ = "
-        f"{power(delta)}, for ε per round {number_list(shown)}; (b) after the last round against the ε of a "
-        f"round, for δ = {', '.join(map(power, ends))}, both scales logarithmic. These numbers depend on the "
-        "noise alone, not on the rows."
-    )
-    return Picture(name, "The paper's ε̄ and the exact ε", caption, figure)
-
-
-def _epsilon_by_round(axes: Axes, lines: Results, budgets: list[float]) -> None:
-    for value, look in zip(budgets, steps(len(budgets)), strict=True):
-        run = next(iter(series.split(lines.select(round_epsilon=value), "cell").values()))
-        for column, words, hollow in _TOTALS:
-            draw(
-                axes,
-                series.by_round(run, f"spent_{column}"),
-                look,
-                label=f"{words}, {value:g} per round",
-                hollow=hollow,
-            )
-
-
 def comparison_panels(results: Results) -> Figure:
     """Error and training loss of the global model at the end of the runs."""
     lines = done(results)
@@ -433,6 +387,12 @@ PAPER = tuple(_MAKERS)
 """Experiments of the paper's grid; any other experiment is a comparison of methods."""
 
 
+MODULES = (
+    "epsilon",
+)  # fmt: skip
+"""Modules of this package, each with a ``figure(results, name)`` of all the paper's runs."""
+
+
 def pictures(results: Results) -> list[Picture]:
     """The figures of all experiments in the results."""
     begun = series.begun(results)
@@ -442,7 +402,7 @@ def pictures(results: Results) -> list[Picture]:
         for maker in _MAKERS.get(experiment, [comparison_picture])
     ]
     if set(PAPER) & set(begun):
-        wanted += [(epsilon_figure, results, "epsilon")]
+        wanted += [(import_module(f"reproduction.{name}").figure, results, name) for name in MODULES]
     found = []
     for maker, lines, name in wanted:
         with suppress(series.NoRunsError):

@@ -248,7 +248,7 @@ def test_npz_under_a_password_or_larger_than_memory_is_one_clear_sentence(tmp_pa
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("features.npy", "labels.npy"):
             archive.writestr(name, header.getvalue())
-    with pytest.raises(DataError, match="array 'features' cannot be read: it says shape"):
+    with pytest.raises(DataError, match="array 'features' cannot be read: its header has shape"):
         read_table(path, task="regression")
 
 

@@ -23,7 +23,7 @@ from dpadmm.engine.loop import Observer
 from dpadmm.engine.noise import ExactNoise, Noise, SimulatedNoise
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.atomic import StrPath
-from dpadmm.matrices.arrays import Integers
+from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.memmap import is_mapped
 from dpadmm.matrices.storage import group_order, reorder
 from dpadmm.methods.prior import Prior, prior_of
@@ -146,7 +146,7 @@ def _has_same_rows(study: Study, public: EncodedTable, private: Table) -> bool:
     if open_table(private).row_count() != len(public.labels):
         return False
     table = encode(study, private)
-    weights = np.random.default_rng(0).standard_normal(table.features.shape[1])
+    weights: Floats = np.random.default_rng(0).standard_normal((table.features.shape[1], 1))
     same_labels = np.array_equal(table.labels, public.labels)
     return same_labels and np.array_equal(table.features @ weights, public.features @ weights)
 
