@@ -40,8 +40,9 @@ def reachable() -> Iterator[Any]:
         here = waiting.pop()
         names = list(here) if isinstance(here, dict) else []  # the collector passes over keys that are text
         for each in (*names, *gc.get_referents(here)):
-            compiler = str(type(each).__module__).startswith(("numba", "llvmlite"))  # leads to pytest's own frames
-            if id(each) not in seen and not isinstance(each, ModuleType) and not compiler:
+            # The compiler and pytest's import hook lead to pytest's own frames and fixtures
+            is_outside = str(type(each).__module__).startswith(("numba", "llvmlite", "_pytest"))
+            if id(each) not in seen and not isinstance(each, ModuleType) and not is_outside:
                 seen.add(id(each))
                 waiting.append(each)
                 yield each

@@ -134,7 +134,7 @@ def test_worker_processes_are_refused() -> None:
     with (
         budget() as accountant,
         joblib.parallel_config("loky", n_jobs=2),
-        pytest.raises(StudyError, match="fit with n_jobs=1"),
+        pytest.raises(StudyError, match="use n_jobs=1"),
     ):
         cross_val_score(DPADMMClassifier(0.2, **KNOWN), X, Y, cv=2, error_score="raise")
     assert len(accountant) == 0

@@ -450,7 +450,7 @@ def test_wrong_parameters_are_a_sentence() -> None:
         ({"loss": "log"}, "loss must be one of logistic, hinge, smoothed_hinge, not 'log'"),
         ({"rho": -1.0}, "rho must be"),
         ({"method": "centralized"}, "method must be one of auto, dp_admm, not 'centralized'"),
-        ({"max_iter": 1}, "auto needs at least 2 rounds"),
+        ({"max_iter": 1}, "pgd needs at least 2 rounds"),
         ({"accountant": 3.0}, "accountant must be a BudgetAccountant or None, not 3.0"),
     ]:
         with case(given, words), pytest.raises(StudyError, match=re.escape(words)):

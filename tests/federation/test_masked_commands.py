@@ -46,7 +46,7 @@ def test_from_offers_to_the_model(land: Land) -> None:
         land.start_agent(name)
     wait_for(lambda: all((land.folder / name / "status.json").exists() for name in SITES))
     told = land.refused("server", "propose", "agreed.toml", "--folder", "hub", "--sites", "east,west")
-    assert "already proposed to east, north, west; its sites are fixed, so omit --sites" in sentence(told)
+    assert "was proposed to east, north, west; its sites are fixed: omit --sites" in sentence(told)
     assert "no roster" in sentence(land.refused("server", "run", "draft.toml", "--folder", "hub"))
     assert land.start("server", "run", "agreed.toml", "--folder", "hub", "--no-page").wait(90) == 0
     seen = json.loads(land.said("server", "status", "agreed.toml", "--folder", "hub", "--json"))
