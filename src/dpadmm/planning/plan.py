@@ -189,6 +189,8 @@ def with_n_rounds(text: str, n_rounds: int) -> str:
     --------
     >>> with_n_rounds("[training]  # how\\nintercept = true\\n", 25)
     '[training]  # how\\nn_rounds = 25\\nintercept = true\\n'
+    >>> with_n_rounds("[training]\\n# n_rounds = 100\\n", 25)
+    '[training]\\nn_rounds = 25\\n'
     """
     expected, newline = tomllib.loads(text), "\r\n" if "\r\n" in text else "\n"
     expected.setdefault("training", {})["n_rounds"] = n_rounds
@@ -199,9 +201,12 @@ def with_n_rounds(text: str, n_rounds: int) -> str:
             f"{'' if text.endswith(newline) else newline}{newline}[training]{newline}n_rounds = {n_rounds}{newline}"
         )
     else:
-        pattern = r"(?m)^([ \t]*n_rounds[ \t]*=[ \t]*)[0-9_]+"
-        parts[place], n_found = re.subn(pattern, rf"\g<1>{n_rounds}", parts[place])
-        if not n_found:
+        for comment in ("", r"#[ \t]*"):
+            pattern = rf"(?m)^([ \t]*){comment}(n_rounds[ \t]*=[ \t]*)[0-9_]+"
+            parts[place], n_found = re.subn(pattern, rf"\g<1>\g<2>{n_rounds}", parts[place], count=1)
+            if n_found:
+                break
+        else:
             heading, _, rest = parts[place].partition(newline)
             parts[place] = f"{heading}{newline}n_rounds = {n_rounds}{newline}{rest}"
     changed = "".join(parts)
