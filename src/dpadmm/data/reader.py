@@ -272,8 +272,8 @@ class CsvFile(TableSource):
         return f"column {name!r}: a cell{bad_number_hint(cell)}"
 
 
-class ParquetFile(TableSource):
-    """A Parquet file."""
+class TypedFile(TableSource):
+    """A file that stores the types of its columns."""
 
     def __init__(self, path: Path) -> None:
         self.location = self.path = path
@@ -284,6 +284,14 @@ class ParquetFile(TableSource):
     def column_types(self) -> dict[str, Any]:
         schema = self._schema()
         return dict(zip(schema.names, schema.types, strict=True))
+
+    @abstractmethod
+    def _schema(self) -> Any:
+        """Return the Arrow schema."""
+
+
+class ParquetFile(TypedFile):
+    """A Parquet file."""
 
     def row_count(self) -> int | None:
         try:
@@ -311,18 +319,8 @@ class ParquetFile(TableSource):
             raise _unreadable(self.path, error) from None
 
 
-class ArrowFile(TableSource):
+class ArrowFile(TypedFile):
     """A file in Arrow's IPC file format (Feather version 2)."""
-
-    def __init__(self, path: Path) -> None:
-        self.location = self.path = path
-
-    def column_names(self) -> list[str]:
-        return list(self._schema().names)
-
-    def column_types(self) -> dict[str, Any]:
-        schema = self._schema()
-        return dict(zip(schema.names, schema.types, strict=True))
 
     def batches(self, columns: Mapping[str, Any]) -> Iterator[Any]:
         names, wanted = self.column_names(), list(columns)
