@@ -278,6 +278,8 @@ def _setting(each: Parameter) -> tuple[str, str]:
 
 
 def _kind_in_words(each: Parameter) -> str:
+    if each.name in CHOICES:
+        return "a name, a table or an object"
     try:
         kind = wanted(each.kind)
     except KeyError:  # tuples of given lengths, tables
