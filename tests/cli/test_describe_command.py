@@ -164,7 +164,7 @@ def test_results_feed_a_draft_and_the_planner(cli: Cli, table: Path, study: Path
     assert said["columns"]["age"]["center"] == pytest.approx(60.0, abs=3.0)
     sizes = ("--rows", "2000", "--agents", "1")
     answer = cli("plan", draft, *sizes, "--statistics", out, "--repeats", "2", "--rounds", "5").succeeded()
-    assert "cells as private statistics tell" in " ".join(answer.out.split())
+    assert "cells drawn from the counts of private statistics" in " ".join(answer.out.split())
 
 
 def test_a_model_is_evaluated_under_privacy(cli: Cli, table: Path, model: Path) -> None:
