@@ -191,7 +191,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
         assert refused.err.count("\n") == 1
     shown = cli("study", "show", path).err
     assert "label 'repaid', column 'age', column 'ward'" in shown
-    assert "that the public rows are public (dummy.csv)" in shown
+    assert "nor are the public rows (dummy.csv)" in shown
     waiting = cli("study", "check", path)
     assert waiting.out == ""
     groups = "the label, 1 numbers, 1 categories, the public rows"
