@@ -104,6 +104,8 @@ def test_sums_are_those_of_the_statistics():
                     parameters[N_FEATURES : 2 * N_FEATURES][N_USED:] = 0.0
                 if game.label:
                     parameters[-1] = abs(parameters[-1]) + 0.01  # the cap
+                if name == "calibration":
+                    parameters[-2:] = np.abs(parameters[-2:]) + 0.01
                 total = formula.total(features, labels, parameters.ravel())
                 sums = statistic.sums(make_rows(features, labels), parameters[None], bound=statistic.row_norm)
                 near = (

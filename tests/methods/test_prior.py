@@ -17,9 +17,8 @@ from dpadmm.engine.noise import ExactNoise, SimulatedNoise
 from dpadmm.errors import DataError
 from dpadmm.losses import Logistic, Loss, Softmax, Squared
 from dpadmm.matrices.arrays import Floats
-from dpadmm.methods.hyperparameters import default_shrink
 from dpadmm.methods.pgd import PublicState
-from dpadmm.methods.prior import CLIPS, FOLDS, MIN_SHRINK, RIDGE, prior_of
+from dpadmm.methods.prior import FOLDS, RIDGE, prior_of
 from dpadmm.models.run import Result, run
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.regularizers import L1, L2
@@ -57,31 +56,6 @@ def test_it_is_the_model_that_scikit_learn_finds(loss: Loss) -> None:
         assert found.n_rows == 300
         np.testing.assert_allclose(found.means, features.mean(axis=0))
         np.testing.assert_allclose(found.squares, np.square(features).mean(axis=0))
-
-
-def test_scores_are_shortened_by_as_much_as_clipping_makes_them_longer() -> None:
-    """Of one feature that is ±1: after descent on clipped gradients, s times the weight is the weight without clip."""
-    rng = np.random.default_rng(0)
-    features = np.where(rng.random((4000, 1)) < 0.5, 1.0, -1.0)
-    for strength in (0.4, 1.0, 2.0):
-        chances = 1.0 / (1.0 + np.exp(-strength * features[:, 0]))
-        labels = np.where(rng.random(4000) < chances, 1.0, -1.0)
-        prior = prior_of(Problem(Logistic(), L2(), 0.0), make_rows(features, labels))
-        for clip in (0.3, 0.45, 0.8):
-            weight, right = 0.0, np.mean(labels == features[:, 0])
-            for _ in range(3000):
-                surprise = 1.0 / (1.0 + np.exp(weight))
-                weight += 4.0 * (right * min(surprise, clip) - (1.0 - right) * min(1.0 - surprise, clip))
-            expected = max(float(prior.weights[0, 0]) / weight, MIN_SHRINK)
-            assert prior.shrink(clip) == pytest.approx(expected, rel=0.03)
-
-
-def test_labels_that_the_rows_do_not_tell_leave_the_usual_length() -> None:
-    rng = np.random.default_rng(1)
-    features = rng.uniform(-0.5, 0.5, size=(60, 3))
-    labels = np.where(np.arange(60) % 2 == 0, 1.0, -1.0)
-    prior = prior_of(Problem(Logistic(), L2(), 0.0), make_rows(features, labels))
-    np.testing.assert_array_equal(prior.shrinks, default_shrink(CLIPS))
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -304,6 +304,7 @@ def _exact(played: Played, mu: float) -> list[Gate]:
         np.rint(seen.residuals[..., cut][..., IDLE] * round.formula.noise_steps(round.noise_multiplier(mu)))
         for game, seen in played
         for round, cut in zip(game.rounds, game.cuts, strict=True)
+        if round.formula.size >= IDLE.stop  # the calibration has no idle numbers
     ]
     vectors = np.concatenate([steps.reshape(-1, steps.shape[-1]) for steps in idle])
     repeats = len(vectors) - len(np.unique(vectors, axis=0))

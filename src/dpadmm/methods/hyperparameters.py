@@ -38,7 +38,7 @@ class Hyperparameters:
     calibration_share: float = 0.05  # budget of the last round; share of μ²; all
     signal_scale: float = 0.0065  # numerator of q; noise per unit of sensitivity; unrecorded
     rounds_scale: float = 16.0  # gradient rounds at q = 1; times √q·min(q, rounds_signal); rounds; unrecorded
-    rounds_signal: float = 3.0  # q from which rounds increase with √q instead of q^1.5; ratio; adult, rodents
+    rounds_signal: float = 2.5  # q from which rounds increase with √q instead of q^1.5; ratio; adult, rodents
     rounds_limits: tuple[float, float] = (12.0, 300.0)  # limits of their number; rounds; rodents
 
     # Preconditioner
@@ -85,7 +85,7 @@ class Hyperparameters:
     binary_residual: float = 1.4  # C over curvature for two classes; residual; unrecorded
 
     # Momentum
-    momentum_signal: float = 3.0  # largest momentum 1 − this/q; ratio; rodents, churn, adult, happy
+    momentum_signal: float = 4.0  # largest momentum 1 − this/q; ratio; rodents, churn, adult, happy
     max_momentum: float = 0.9  # upper limit of the momentum; ratio; rodents, churn, adult, happy
 
     # Scale and prior

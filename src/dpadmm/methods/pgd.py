@@ -44,6 +44,8 @@ class PublicState:
         C, the clipping bound of gradients of preconditioned rows.
     step : float
         Size of the next step; 0 until moments were released.
+    score_bound : float
+        Clipping bound of scores in the calibration, over their root mean square.
     residual : float
         Clipping bound of slopes in the calibration.
     curvature : float
@@ -73,6 +75,7 @@ class PublicState:
 
     clip: float
     step: float
+    score_bound: float
     residual: float
     curvature: float
     shrink: float
@@ -96,13 +99,14 @@ class PublicState:
         d, zero = len(point), np.zeros(point.shape)
         preconditioner = Preconditioner(np.ones(d), np.zeros(d))
         return cls(
-            1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, preconditioner, point, zero, zero, zero, point,
+            1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+            preconditioner, point, zero, zero, zero, point,
         )  # fmt: skip
 
     def packed(self) -> Floats:
         numbers = [
-            self.clip, self.step, self.residual, self.curvature, self.shrink, self.scale, self.level, self.n_averaged,
-            self.age, self.ridge, self.prior_weight, self.noise,
+            self.clip, self.step, self.score_bound, self.residual, self.curvature, self.shrink, self.scale, self.level,
+            self.n_averaged, self.age, self.ridge, self.prior_weight, self.noise,
         ]  # fmt: skip
         vectors = (self.preconditioner.scale, self.preconditioner.direction)
         matrices = (self.point, self.momentum, self.last_gradient, self.total, self.origin)
@@ -111,7 +115,7 @@ class PublicState:
     @classmethod
     def unpacked(cls, packed: Floats, shape: tuple[int, int]) -> PublicState:
         d, size = shape[0], shape[0] * shape[1]
-        numbers, scale, direction, *rest = np.split(packed, np.cumsum([12, d, d, size, size, size, size]))
+        numbers, scale, direction, *rest = np.split(packed, np.cumsum([13, d, d, size, size, size, size]))
         values: list[Any] = [*numbers.tolist(), Preconditioner(scale, direction)]
         return cls(*values, *(matrix.reshape(shape) for matrix in rest))
 
@@ -342,7 +346,7 @@ def _calibration_parameters(now: PublicState) -> Floats:
     """Return D, the two points and the clipping bounds."""
     model, size = now.uncalibrated, _score_size(now)
     along = model - now.base
-    parts = along / size, model - along / 2.0, model
+    parts = along / (now.score_bound * size), model - along / 2.0, model
     return np.concatenate([*(part.ravel() for part in parts), [now.residual, _change_bound(now)]])
 
 

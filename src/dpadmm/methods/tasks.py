@@ -33,6 +33,7 @@ class InitialValues(NamedTuple):
     step: float
     residual: float
     curvature: float
+    score_bound: float = 1.0
     shrink: float = 1.0
     level: float = 0.0
 
@@ -72,7 +73,15 @@ class Task(ABC):
         scaled = clip * math.sqrt(max(preconditioner.rank(ridge), hyper.min_rank) / weight)
         residual = self.slope_bound(label_squares)
         return InitialValues(
-            preconditioner, ridge, start, scaled, step, residual, self.curvature / 4.0, self.shrink(clip)
+            preconditioner,
+            ridge,
+            start,
+            scaled,
+            step,
+            residual,
+            self.curvature / 4.0,
+            _score_bound(snr),
+            self.shrink(clip),
         )
 
     def plain_values(self, label_squares: float, noise: float, point: Floats) -> InitialValues:
@@ -272,7 +281,15 @@ class CountTask(Task):
         clip = residual * math.sqrt(rank) * self.clip(snr, label_squares)
         bound = min(hyper.calibration_residual * residual, loss.lipschitz)
         return InitialValues(
-            preconditioner, ridge, start, clip, self.step(snr) / rate, bound, rate * exposure, level=level
+            preconditioner,
+            ridge,
+            start,
+            clip,
+            self.step(snr) / rate,
+            bound,
+            rate * exposure,
+            _score_bound(snr),
+            level=level,
         )
 
     def clip(self, snr: float, label_squares: float) -> float:
@@ -308,3 +325,8 @@ def _limit(value: float, limits: tuple[float, float]) -> float:
 
 def _step_factor(snr: float) -> float:
     return _limit(math.sqrt(HYPERPARAMETERS.step_signal * snr), HYPERPARAMETERS.step_signal_limits)
+
+
+def _score_bound(snr: float) -> float:
+    """Return the clipping bound of scores in the calibration, over their root mean square: more with less noise."""
+    return max(1.0, math.sqrt(snr))

@@ -11,7 +11,7 @@ import numpy as np
 from dpadmm.losses.base import Loss, slopes
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.features import Features, products
-from dpadmm.queries.problem import Problem, Rows
+from dpadmm.queries.problem import MIN_NORM, Problem, Rows
 
 CHANGE_WEIGHT = 0.5
 """Weight of the change, relative to the derivative. Most rows have a small one, so its bound is smaller too."""
@@ -88,6 +88,6 @@ class Calibration:
 
 def _clipped(vectors: Floats, bound: float) -> Floats:
     """Clip each row to this norm. Entries are divided by the largest one first, so that squares cannot overflow."""
-    largest = np.maximum(np.max(np.abs(vectors), axis=1, keepdims=True), np.finfo(float).tiny)
+    largest = np.maximum(np.max(np.abs(vectors), axis=1, keepdims=True), MIN_NORM)
     norms = largest * np.sqrt(np.einsum("jp->j", np.square(vectors / largest)))[:, None]
-    return np.asarray(vectors * np.minimum(1.0, bound / norms))
+    return np.asarray(vectors * np.minimum(1.0, bound / np.maximum(norms, MIN_NORM)))
