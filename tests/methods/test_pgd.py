@@ -129,7 +129,8 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
     variance = (variance + (newton * 4.0 * change_bound * error) ** 2) / hessian**2
     if hessian <= 2.0 * 4.0 * change_bound * error:
         return np.asarray(b @ theta)
-    return np.asarray((1.0 + newton * 0.09 / (0.09 + variance)) * b @ theta)
+    prior = 0.1**2 if loss.task == "regression" else 0.3**2
+    return np.asarray((1.0 + newton * prior / (prior + variance)) * b @ theta)
 
 
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])

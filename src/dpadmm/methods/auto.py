@@ -39,7 +39,7 @@ class Auto(MethodChoice):
         return n_rounds is None and epsilon is not None and not self.inference
 
     def n_rounds(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> int:
-        """Return the number of rounds for public sizes and a budget: 14 to 302 of ``pgd``, more with less noise.
+        """Return the number of rounds for public sizes and a budget: 14 to 200 of ``pgd``, more with less noise.
 
         Correlated columns need many steps. If the noise is large, fewer steps are better.
         """

@@ -39,7 +39,7 @@ class Hyperparameters:
     signal_scale: float = 0.0065  # numerator of q; noise per unit of sensitivity; unrecorded
     rounds_scale: float = 16.0  # gradient rounds at q = 1; times √q·min(q, rounds_signal); rounds; unrecorded
     rounds_signal: float = 2.5  # q from which rounds increase with √q instead of q^1.5; ratio; adult, rodents
-    rounds_limits: tuple[float, float] = (12.0, 300.0)  # limits of their number; rounds; rodents
+    rounds_limits: tuple[float, float] = (12.0, 198.0)  # limits of their number; sites accept 200 rounds by default
 
     # Preconditioner
     max_noise: float = 0.6  # B = I if ν·d is larger; noise per unit of sensitivity; small
@@ -94,12 +94,12 @@ class Hyperparameters:
     calibration_residual: float = 2.0  # clipping bound of slopes there; scale of the first residuals; all
     clear_curvature: float = 2.0  # smallest curvature in the calibration; standard deviations; all
     max_scale: float = 1.5  # largest t; ratio; all
-    scale_deviation: float = 0.3  # prior standard deviation of t; ratio; all
+    class_scale_deviation: float = 0.3  # prior standard deviation of t for classes; ratio; all
+    number_scale_deviation: float = 0.1  # the same for numbers and counts, which clipping biases little; ratio; wages
     prior_noise: float = 8.0  # factor of the noise in c; ratio; prior
     min_private: float = 0.2  # f, which limits the prior in directions without private information; ratio; floor
     surprise_deviations: float = 2.0  # size of the first gradient that noise explains; standard deviations; cancer
-    multiclass_curvature: float = 0.15  # assumed curvature of softmax; second derivative; unrecorded
-    curvature_share: float = 0.6  # assumed curvature of other losses; share of its maximum; unrecorded
+    curvature_share: float = 0.6  # assumed curvature; share of its maximum; unrecorded
 
 
 HYPERPARAMETERS = Hyperparameters()

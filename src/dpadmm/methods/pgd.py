@@ -275,7 +275,8 @@ class Pgd(ServerSideMethod):
         if result.round > 1 + self.n_steps:  # step 10
             noise = float(np.linalg.norm(weights * last / n_rows))
             released = Calibration.of(self.problem, self.n_features).split(mean)
-            return _calibrated(now, released, mean_sensitivity(Calibration.row_norm, 1) * noise).packed()
+            deviation = mean_sensitivity(Calibration.row_norm, 1) * noise
+            return _calibrated(now, released, deviation, self.task.scale_deviation).packed()
         noise = float(np.linalg.norm(weights * later / n_rows))
         if result.round == 1:  # steps 2 and 3
             initial = self.task.initial_values(mean, unit_noise, now.point)
@@ -324,22 +325,19 @@ class Pgd(ServerSideMethod):
     def _prior_weight(self, now: PublicState, excess: float, deviation: float) -> float:
         """Return c, the variance of the noise relative to that of the model of N public rows; 0 without public rows.
 
-        h is the curvature. In a direction where rows have the variance e, the model of the public rows has the variance
-        ``κ²/(N h e)``, and the noise adds ``σ²/(T/2)/(h e)²``. κ² is the ratio of the first squared gradient to its
-        expected value for private rows of the same distribution, so contradicting public rows have less weight.
+        h is the curvature and φ the dispersion. In a direction where rows have the variance e, the model of the public
+        rows has the variance ``κ²φ/(N h e)``, and the noise adds ``σ²/(T/2)/(h e)²``. κ² is the ratio of the first
+        squared gradient to its expected value for private rows of the same distribution, so contradicting public rows
+        have less weight.
         """
         if self.prior is None:
             return 0.0
-        hyper, n, tail, curvature = (
-            HYPERPARAMETERS,
-            self.prior.n_rows,
-            (self.n_steps + 1) // 2,
-            self.task.assumed_curvature,
-        )
+        hyper, n, tail = HYPERPARAMETERS, self.prior.n_rows, (self.n_steps + 1) // 2
+        curvature, dispersion = hyper.curvature_share * now.curvature, self.task.dispersion(now.residual)
         rank = max(now.preconditioner.rank(now.ridge), hyper.min_rank)
-        expected = curvature * rank * max(1, self.problem.loss.n_outputs - 1) / n
-        surprise = max(1.0, excess / expected)
-        return max(hyper.prior_noise * n * (now.shrink * deviation) ** 2 / (curvature * surprise * tail), 1e-12)
+        expected = dispersion * curvature * rank * max(1, self.problem.loss.n_outputs - 1) / n
+        spread = curvature * dispersion * max(1.0, excess / expected) * tail
+        return max(hyper.prior_noise * n * (now.shrink * deviation) ** 2 / spread, 1e-12)
 
 
 def _calibration_parameters(now: PublicState) -> Floats:
@@ -361,8 +359,10 @@ def _change_bound(now: PublicState) -> float:
     return min(max(now.curvature * _score_size(now), 1e-9), 2.0 * now.residual)
 
 
-def _calibrated(now: PublicState, released: tuple[float, float], deviation: float) -> PublicState:
-    """Run step 10; ``deviation`` is that of each number of the release.
+def _calibrated(
+    now: PublicState, released: tuple[float, float], deviation: float, scale_deviation: float
+) -> PublicState:
+    """Run step 10; ``deviation`` is that of each number of the release, ``scale_deviation`` the prior one of t.
 
     t̂ is a Newton step from 1. If noise hides the curvature, t stays 1.
     """
@@ -375,5 +375,5 @@ def _calibrated(now: PublicState, released: tuple[float, float], deviation: floa
         return now
     newton = -derivative / curvature
     variance = (error**2 + (newton * curvature_error) ** 2) / curvature**2
-    weight = hyper.scale_deviation**2 / (hyper.scale_deviation**2 + variance)
+    weight = scale_deviation**2 / (scale_deviation**2 + variance)
     return replace(now, scale=min(max(1.0 + weight * newton, 0.0), hyper.max_scale))

@@ -135,9 +135,13 @@ class Task(ABC):
         return 4.0 * (self.problem.loss.smoothness or 0.25)
 
     @property
-    def assumed_curvature(self) -> float:
-        """Typical second derivative of the loss, for the prior weight."""
-        return HYPERPARAMETERS.curvature_share * (self.problem.loss.smoothness or 0.25)
+    def scale_deviation(self) -> float:
+        """Prior standard deviation of the scale of the model."""
+        return HYPERPARAMETERS.number_scale_deviation
+
+    def dispersion(self, residual: float) -> float:
+        """Return the variance of slopes relative to the curvature, given the clipping bound of the calibration."""
+        return 1.0
 
     # Shared by the tasks
 
@@ -192,6 +196,10 @@ class Binary(Task):
     def step(self, snr: float) -> float:
         return self.common_step * _step_factor(snr) / self.curvature
 
+    @property
+    def scale_deviation(self) -> float:
+        return HYPERPARAMETERS.class_scale_deviation
+
     def shrink(self, clip: float) -> float:
         constant, slope = HYPERPARAMETERS.shrink
         return min(1.0, constant + slope * clip)
@@ -203,6 +211,10 @@ class Multiclass(Task):
     def clip(self, snr: float, label_squares: float) -> float:
         hyper = HYPERPARAMETERS
         return self._base_clip * max(1.0, math.sqrt(hyper.multiclass_clip_signal * snr))
+
+    @property
+    def scale_deviation(self) -> float:
+        return HYPERPARAMETERS.class_scale_deviation
 
     def shrink(self, clip: float) -> float:
         return min(1.0, HYPERPARAMETERS.multiclass_shrink * clip / self._base_clip)
@@ -233,10 +245,6 @@ class Multiclass(Task):
     def curvature(self) -> float:
         return 1.0
 
-    @property
-    def assumed_curvature(self) -> float:
-        return HYPERPARAMETERS.multiclass_curvature
-
 
 class Regression(Task):
     """Numeric labels: residuals are as large as the labels at first."""
@@ -244,6 +252,9 @@ class Regression(Task):
     def clip(self, snr: float, label_squares: float) -> float:
         clip = HYPERPARAMETERS.number_clip * math.sqrt(_limit(snr, HYPERPARAMETERS.number_clip_signal))
         return clip * self.residual_scale(label_squares)
+
+    def dispersion(self, residual: float) -> float:
+        return (residual / HYPERPARAMETERS.calibration_residual) ** 2
 
     def residual_scale(self, label_squares: float) -> float:
         return min(math.sqrt(min(max(label_squares, 1e-4), 1.0)), self.problem.loss.lipschitz)
@@ -295,6 +306,10 @@ class CountTask(Task):
     def clip(self, snr: float, label_squares: float) -> float:
         """Return C, divided by the bound of residuals and the square root of the rank."""
         return _limit(math.sqrt(snr), HYPERPARAMETERS.count_clip_signal)
+
+    def dispersion(self, residual: float) -> float:
+        assert isinstance(self.problem.loss, Poisson)
+        return self.problem.loss.unit
 
     def step(self, snr: float) -> float:
         """Return the step size, times the rate."""
