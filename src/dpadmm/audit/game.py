@@ -49,7 +49,7 @@ from dpadmm.studies.settings import Training, nest
 from dpadmm.studies.study import Study
 
 N_ROUNDS = 3
-"""Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
+"""Rounds of most games. Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
 N_USED = 9
 IDLE = slice(N_USED, N_FEATURES - 1)
 """Columns that are 0 in all rows, so that uploads are only noise. The last column may be a constant."""
@@ -162,6 +162,10 @@ class Game:
         return f"{self.method}_{variant}" if variant else self.method
 
     @property
+    def n_rounds(self) -> int:
+        return len(self.rounds)
+
+    @property
     def aggregation(self) -> str:
         return "secure" if self.coalition else "plain"
 
@@ -208,10 +212,11 @@ class Game:
         return AttackedRounds(name, rounds, math.sqrt(share), math.sqrt(sharp / share))
 
     def study(self, name: str, *, mu: float, delta: float, keys: Mapping[str, bytes] | None = None) -> Study:
-        """Return a study of three rounds that costs μ in total. ``keys`` are the private keys of its sites."""
+        """Return a study that costs μ in total. ``keys`` are the private keys of its sites."""
         training: dict[str, Any] = {
             "method": self.method, "loss": self.loss, "regularizer": "none", **self.constants,
-            "noise_multiplier": math.sqrt(N_ROUNDS) * self.exposure / mu, "delta": delta, "n_rounds": N_ROUNDS,
+            "noise_multiplier": math.sqrt(self.n_rounds) * self.exposure / mu, "delta": delta,
+            "n_rounds": self.n_rounds,
         }  # fmt: skip
         options: dict[str, Any] = {}
         if self.method == "dp_admm":
@@ -288,7 +293,7 @@ DP_ADMM = Game(
 )
 
 
-# --- pgd: moments, a preconditioned gradient, and the calibration -----------------------------------------------
+# --- pgd: moments, two preconditioned gradients, and the calibration --------------------------------------------
 
 
 class PgdDecoder:
@@ -307,10 +312,10 @@ class PgdDecoder:
         state = PublicState.unpacked(sent, (N_FEATURES, 1))
         preconditioner, point = state.preconditioner, state.point[:, 0]
         parameters = np.zeros(0)
-        if self.round == 2:
+        if self.round in (2, 3):
             parts = preconditioner.scale / state.clip, preconditioner.direction, state.clip * point
             parameters = np.concatenate(parts)
-        elif self.round == 3:
+        elif self.round == 4:
             turn = 1.0 + float(np.sum(preconditioner.direction**2))
             along = float(preconditioner.direction @ point) / (turn + math.sqrt(turn))
             weights = preconditioner.scale * (point - along * preconditioner.direction)
@@ -335,11 +340,14 @@ def _pgd_role(
     name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...],
     scale: tuple[float, ...], direction: tuple[float, ...], *point: float,
 ) -> Role:  # fmt: skip
-    """Return a role with messages of three rounds. In the last one, scores of the row are far below its label."""
+    """Return a role whose preconditioner changes between rounds, so that rows cached for an old one are detected.
+
+    In the last round, scores of the row are far below its label.
+    """
     row = (1.0 / 3.0,) * N_USED
-    large = tuple(4.0 * value for value in scale)
-    sent = _pgd_sent(1.25, scale, direction, *point), _pgd_sent(1.0, large, direction[::-1], *[0.02] * N_USED)
-    return Role(name, n_rows, (row, tuple(-value for value in row)), others, (sent[0], *sent))
+    sent = _pgd_sent(1.0, scale, direction, *point), _pgd_sent(1.25, scale, direction[::-1], *point)
+    last = _pgd_sent(1.0, tuple(4.0 * value for value in scale), direction, *[0.01] * N_USED)
+    return Role(name, n_rows, (row, tuple(-value for value in row)), others, (sent[0], *sent, last))
 
 
 PGD = Game(
@@ -347,7 +355,7 @@ PGD = Game(
     {"loss.gradient_bound": 3.0},  # not used: preconditioned gradients are clipped to norm 1
     (
         GameRound("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
-        GameRound("preconditioned_gradient", 1.0 - MOMENTS_SHARE - CALIBRATION_SHARE, 1.0),
+        *(GameRound("preconditioned_gradient", (1.0 - MOMENTS_SHARE - CALIBRATION_SHARE) / 2.0, 1.0),) * 2,
         GameRound("calibration", CALIBRATION_SHARE, math.sqrt(0.8)),
     ),
     (

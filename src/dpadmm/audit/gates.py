@@ -263,7 +263,9 @@ def _noise(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
 def _masks(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
     if game.coalition is None:
         return []
-    partial, (before, last) = seen.masked + 0.5, game.cuts[-2:]
+    partial, widths = seen.masked + 0.5, [cut.stop - cut.start for cut in game.cuts]
+    pairs = zip(pairwise(game.cuts), pairwise(widths), strict=True)
+    before, last = next(pair for pair, (one, other) in pairs if one == other)
     even = len(partial) // 2 * 2
     samples = (
         partial,
