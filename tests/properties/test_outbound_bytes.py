@@ -1,7 +1,7 @@
-"""All that leaves an agent, byte by byte, for neighbouring tables under the same noise: uploads alone differ.
+"""All bytes that leave an agent, compared for neighbouring tables with the same noise: only uploads differ.
 
-Noise and salt come from a seed in place of the operating system, through the real sampler. A whole study is
-played on a table D and on D', where one row is another one, with refusals of every kind in between.
+Noise and salt come from a seed instead of the operating system, through the real sampler. A whole study runs on a table
+D and on D', where one row is replaced, with all kinds of refusals.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def study_of(loss: str, method: str = "dp_admm", **changes: Any) -> Study:
 
 
 def table(loss: str, neighbour: str | None) -> tuple[Any, Any]:
-    """D, or D' where its third row is another one."""
+    """Return D, or D', where the third row is replaced."""
     features, labels = rows(seed=5)
     labels = np.maximum(labels, 0.0) if loss == "softmax" else labels
     if neighbour == "opposite":
@@ -81,7 +81,7 @@ def table(loss: str, neighbour: str | None) -> tuple[Any, Any]:
     return features, labels
 
 
-def played(
+def run_study(
     folder: Path,
     study: Study,
     neighbour: str | None,
@@ -90,7 +90,7 @@ def played(
     agent: bool = False,
     seed: int = 1,
 ) -> Seen:
-    """A whole study with a restart; by the guard at given points, or by an agent with its own."""
+    """Run a whole study with a restart: a guard at given points, or an agent at its own."""
     features, labels = table(study.training.loss.name, neighbour)
     opened, seen = own(csr_array(features) if sparse else features, labels), Seen()
 
@@ -105,7 +105,7 @@ def played(
                         seen.ask(asked.step, round, consensus(round, study.shape))
                     else:
                         seen.ask(guard.answer, study.hash, round, _point(study, round))
-                _refused(seen, guard, study, asked)
+                _send_refused_requests(seen, guard, study, asked)
                 seen.uploads += [answer for _, answer, _ in guard.transcript(study.hash)]
                 seen.said += [f"{round} {memo.hex()}" for round, _, memo in guard.transcript(study.hash)]
         with guarded(folder, opened, WIDE) as guard:
@@ -120,8 +120,8 @@ def _point(study: Study, round: int) -> Any:
     return np.tile(POINTS[round - 1][:, None], (1, study.shape[1]))
 
 
-def _refused(seen: Seen, guard: Guard, study: Study, agent: Agent | None) -> None:
-    """Whatever can be asked that is refused, in public words."""
+def _send_refused_requests(seen: Seen, guard: Guard, study: Study, agent: Agent | None) -> None:
+    """Send all kinds of invalid requests and record the messages of the refusals."""
     shape, before = study.shape, len(seen.uploads)
     for name, round, point in (
         ("ab" * 32, 1, np.zeros(shape)),
@@ -146,10 +146,10 @@ def _refused(seen: Seen, guard: Guard, study: Study, agent: Agent | None) -> Non
 
 
 @cache
-def alone(loss: str, method: str, *, sparse: bool = False, agent: bool = False) -> Seen:
-    """What is seen of D."""
+def baseline(loss: str, method: str, *, sparse: bool = False, agent: bool = False) -> Seen:
+    """Return the outbound data of D."""
     with memory_folder() as folder:
-        return played(folder, study_of(loss, method), None, sparse=sparse, agent=agent)
+        return run_study(folder, study_of(loss, method), None, sparse=sparse, agent=agent)
 
 
 CASES = [
@@ -161,13 +161,13 @@ CASES = [
 ]
 
 
-def test_neighbours_differ_in_uploads_alone_and_by_at_most_the_sensitivity():
+def test_guards_of_neighbouring_tables_differ_only_in_uploads_within_the_sensitivity():
     for loss, sparse, neighbour in CASES:
         with case(loss, sparse, neighbour):
             study = study_of(loss)
-            one = alone(loss, "dp_admm", sparse=sparse)
+            one = baseline(loss, "dp_admm", sparse=sparse)
             with memory_folder() as folder:
-                other = played(folder, study, neighbour, sparse=sparse)
+                other = run_study(folder, study, neighbour, sparse=sparse)
             assert other.said == one.said
             grid = Lattice(float(study.problem.loss.lipschitz), D * study.shape[1], M)
             moved = [steps_between(a, b) for a, b in zip(one.uploads, other.uploads, strict=True)]
@@ -176,24 +176,24 @@ def test_neighbours_differ_in_uploads_alone_and_by_at_most_the_sensitivity():
             assert max(moved) > 0.0
 
 
-def test_agents_of_neighbours_differ_in_uploads_alone():
+def test_agents_of_neighbouring_tables_differ_only_in_uploads():
     for neighbour, method in product(["plain", "huge", "subnormal", "label flipped"], ["dp_admm", "dp_sgd"]):
         with case(neighbour, method):
             study = study_of("logistic", method)
             with memory_folder() as folder:
-                other = played(folder, study, neighbour, agent=True)
-            one = alone("logistic", method, agent=True)
+                other = run_study(folder, study, neighbour, agent=True)
+            one = baseline("logistic", method, agent=True)
             assert other.said == one.said
             assert len(other.uploads) == len(one.uploads)
             assert any(not np.array_equal(a, b) for a, b in zip(one.uploads, other.uploads, strict=True))
 
 
 @pytest.mark.parametrize("agent", [False, True])
-def test_the_same_rows_and_noise_are_the_same_bytes_and_other_noise_is_not(agent):
+def test_bytes_are_a_function_of_rows_and_noise(agent):
     study, seen = study_of("logistic"), []
     for seed in (1, 1, 2):
         with memory_folder() as folder:
-            seen.append(played(folder, study, None, agent=agent, seed=seed))
+            seen.append(run_study(folder, study, None, agent=agent, seed=seed))
     assert seen[0].said == seen[1].said == seen[2].said
     told = [[upload.tobytes() for upload in each.uploads] for each in seen]
     assert told[0] == told[1]
@@ -203,12 +203,12 @@ def test_the_same_rows_and_noise_are_the_same_bytes_and_other_noise_is_not(agent
 HASHES = re.compile(r'("(?:fingerprint|content|chain)": )"[0-9a-f]{64}"|(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])')
 
 
-def test_what_a_ledger_shows_and_exports_differs_in_hashes_of_salt_and_uploads_alone(cli, tmp_path):
-    """Of the rows themselves there is one hash in a ledger, salted; it is shown nowhere."""
+def test_ledger_output_differs_only_in_salted_hashes_and_uploads(cli, tmp_path):
+    """A ledger contains one hash of the rows. It is salted and never displayed."""
     study, texts, exports = study_of("logistic"), [], []
     for neighbour in (None, "huge", None):
         with memory_folder() as folder:
-            played(folder, study, neighbour)
+            run_study(folder, study, neighbour)
             exported = tmp_path / "ledger.json"
             shown = [
                 cli("site", "budget", "--ledger", folder).succeeded().out,

@@ -1,7 +1,8 @@
-"""The closed list: what a row adds is bounded, whatever the row and the parameters are, in floating point too.
+"""The closed list of queries: the contribution of a row is bounded for every row and all parameters, including
+rounding.
 
-An adversary looks for the two rows that are furthest apart, and for the row that adds most. It comes near what
-noise is made for, and beyond it as soon as rows are not shortened.
+An adversary searches for the two rows whose contributions differ most, and for the row that contributes most. It comes
+close to the sensitivity, and exceeds it as soon as contributions are not clipped.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ ATTACKED: list[Loss] = [
 def contributions(
     statistic: Query, features: Any, labels: Any, parameters: Any, bound: float, weights: Any = None
 ) -> Any:
-    """What every row adds, (rows, size): each is an agent's, beside a row of zeros that adds nothing."""
+    """Return the contribution of every row, (rows, size). Each row belongs to an agent whose other row is zero."""
     n, d = features.shape
     both = np.zeros((2 * n, d))
     both[::2] = features
@@ -72,9 +73,9 @@ def contributions(
 def attack(
     statistic: Query, loss: Loss, parameters: Any, bound: float, *, turns: int = 6, weighted: bool = False
 ) -> tuple[float, float]:
-    """How far apart two rows were found to be, and how far from nothing one: by search from good places.
+    """Search for the largest distance between the contributions of two rows, and the largest norm of one.
 
-    Rows that are ``weighted`` have any weights that there may be, which the adversary chooses too.
+    If rows are ``weighted``, the adversary also chooses the weights.
     """
     d, rng = statistic.n_features, np.random.default_rng(1)
     even = np.full((1, d), d**-0.5)
@@ -105,7 +106,7 @@ def attack(
     return apart, alone
 
 
-def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
+def test_adversary_approaches_but_never_exceeds_the_sensitivity() -> None:
     for loss in ATTACKED:
         for statistic in all_statistics(loss, 40):
             grid = grid_of(statistic, 100)
@@ -126,7 +127,7 @@ def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
                 assert (reached > 0.96 * np.array([most, 1.0])).all(), reached
 
 
-def test_an_adversary_who_chooses_weights_comes_as_near_and_never_beyond() -> None:
+def test_adversary_with_weights_never_exceeds_the_sensitivity() -> None:
     for loss in ATTACKED:
         for statistic in all_statistics(loss, 12):
             grid, reached = grid_of(statistic, 100), 0.0
@@ -141,7 +142,7 @@ def test_an_adversary_who_chooses_weights_comes_as_near_and_never_beyond() -> No
 
 
 @pytest.mark.parametrize("weight", [1.0 + 2.0**-52, -(2.0**-60), np.nan, np.inf])
-def test_no_rows_have_weights_beyond_the_bound(weight: float) -> None:
+def test_weights_outside_0_to_1_are_refused(weight: float) -> None:
     with pytest.raises(
         DataError, match=r"the weight of row 2 is .*; divided by its public bound it must lie in \[0, 1\]"
     ):
@@ -150,8 +151,8 @@ def test_no_rows_have_weights_beyond_the_bound(weight: float) -> None:
         make_rows(np.eye(2), np.ones(2), row_weights=np.ones(3))
 
 
-def test_sums_of_weighted_rows_are_those_of_rows_times_weights_and_of_repeated_ones() -> None:
-    """However rows are stored and summed: compiled, in NumPy, over agents and over all."""
+def test_weighted_sums_equal_scaled_and_repeated_rows() -> None:
+    """For all storage formats and code paths: compiled, NumPy, per agent and over all agents."""
     rng = np.random.default_rng(3)
     for loss in ATTACKED:
         features, copies = random_rows(rng, 60, 5), rng.integers(0, 5, 60)
@@ -180,8 +181,8 @@ def test_sums_of_weighted_rows_are_those_of_rows_times_weights_and_of_repeated_o
                             np.testing.assert_allclose(some, each, **within)
 
 
-def test_an_adversary_is_beyond_the_bound_where_rows_are_not_shortened() -> None:
-    """So what the test above finds to be kept is kept by shortening; some are short by themselves."""
+def test_adversary_exceeds_the_sensitivity_without_clipping() -> None:
+    """This shows that clipping enforces the bound. Some queries are bounded without it."""
     for loss in ATTACKED:
         for statistic in all_statistics(loss, 6):
             short = (NewtonQuery.name, ColumnSums.name, ScoreHistogram.name)
@@ -215,8 +216,8 @@ def single_rows(draw: Any) -> tuple[Loss, Any, float]:
 
 @prove
 @given(single_rows())
-def test_a_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: tuple[Loss, Any, float]) -> None:
-    """Sums of squares of fractions, so that nothing is rounded away here."""
+def test_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: tuple[Loss, Any, float]) -> None:
+    """The squared norm is computed in fractions, without rounding."""
     loss, row, label = world
     for statistic in all_statistics(loss, 4):
         for parameters in parameters_for(statistic):
@@ -228,15 +229,17 @@ def test_a_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: 
 
 
 def allowance(parameters: Any, d: int, n_rows: int) -> Fraction:
-    """``(1 + k)(1 + 2m(k + rmu))`` of docs/explanation/proofs.md, in fractions but for r."""
+    """Return ``(1 + k)(1 + 2m(k + rmu))`` of docs/explanation/proofs.md, in fractions except for r."""
     spread = Fraction(float(np.sqrt(1.0 + np.sum(np.square(parameters[d : 2 * d])))))
     of_shape = spread * (3 * d + 16) / 2**53
     return (1 + of_shape) * (1 + 2 * n_rows * (of_shape + spread * n_rows / 2**53))
 
 
-def test_rounding_that_a_shape_makes_larger_is_paid_by_shorter_gradients() -> None:
-    """Many equal rows along the direction of a shape, which turns what they round to elsewhere into much. One label is
-    opposite. Clipped to no less than others, the two sums are further apart than noise is made for."""
+def test_tighter_clipping_covers_rounding_that_the_preconditioner_amplifies() -> None:
+    """Many equal rows point along the direction of the preconditioner, which amplifies their rounding error.
+
+    One label is opposite. With the ordinary clipping bound, the two sums would differ by more than the sensitivity.
+    """
     d, n_rows, loss, unpaid = 30, 500, Huber(), 0.0
     statistic, grid = PreconditionedGradient(loss, d), Lattice(1.0, d, n_rows)
     labels = np.full(n_rows, -1e6)
@@ -257,7 +260,7 @@ def test_rounding_that_a_shape_makes_larger_is_paid_by_shorter_gradients() -> No
     assert unpaid > grid.sensitivity * (1.0 + 1e-6)
 
 
-def test_gradients_are_shorter_by_what_the_decision_record_says_and_agents_by_their_own(
+def test_reduced_clipping_bound_follows_the_proof_for_each_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[Any] = []
@@ -271,7 +274,7 @@ def test_gradients_are_shorter_by_what_the_decision_record_says_and_agents_by_th
             assert abs(Fraction(found) * allowance(parameters, 5, m) / Fraction(0.9) - 1) < Fraction(1, 2**48)
 
 
-def test_no_shaped_row_is_kept_beside_the_rows() -> None:
+def test_preconditioned_rows_are_not_stored() -> None:
     for storage in (np.asarray, csr_array, coded):
         rows = stored(cohort(Logistic(), sizes=(30, 20)), storage)
         for parameters in shapes_and_points(5, 1)[:3]:
@@ -283,8 +286,8 @@ def test_no_shaped_row_is_kept_beside_the_rows() -> None:
             assert cached.features is rows.features
 
 
-def test_a_row_of_zeros_adds_nothing_whatever_its_label_is() -> None:
-    """Rows of persons above their cap are such rows, with their labels."""
+def test_row_of_zeros_adds_nothing_for_any_label() -> None:
+    """Silent rows of persons are such rows, and keep their labels."""
     for loss in LOSS_CASES:
         labels = random_labels(loss, np.random.default_rng(0), 20)
         labels = np.concatenate([labels, 1e300 * labels]) if loss.task == "regression" else labels
@@ -301,7 +304,7 @@ def test_a_row_of_zeros_adds_nothing_whatever_its_label_is() -> None:
 
 
 def stored(rows: Rows, storage: Any) -> Rows:
-    """The cohort with its features in another form; CSR arrays of zeros have them as zeros."""
+    """Return the cohort with its features in another storage format. CSR arrays store explicit zeros."""
     labels = rows.labels[np.argsort(rows.order)]
     return make_rows(storage(rows.features), labels, order=rows.order, offsets=rows.offsets)
 
@@ -315,7 +318,7 @@ def in_a_file(features: Any) -> Any:
 
 @pytest.mark.parametrize("small", [0, 2**23])
 @pytest.mark.parametrize("storage", [np.asarray, csr_array, coded, np.float32, in_a_file])
-def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
+def test_sum_of_an_agent_is_identical_alone_and_in_a_cohort(
     monkeypatch: pytest.MonkeyPatch, storage: Any, small: int
 ) -> None:
     monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
@@ -347,7 +350,7 @@ def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
 
 
 def rounding(statistic: Query, parameters: Any, n_rows: int) -> float:
-    """What floats may do to a sum over so many rows: of shaped ones, the more the longer the direction."""
+    """Bound the float error of a sum over this number of rows. For preconditioned rows it grows with the direction."""
     if statistic.name != PreconditionedGradient.name:
         return 0.0
     d = statistic.shape[0]
@@ -355,7 +358,7 @@ def rounding(statistic: Query, parameters: Any, n_rows: int) -> float:
     return spread * n_rows**2 * (n_rows + 3 * d + 16) * 2.0**-51
 
 
-def test_sparse_coded_and_dense_rows_and_simulated_means_have_the_same_sums() -> None:
+def test_sums_agree_for_sparse_coded_and_dense_rows_and_simulated_means() -> None:
     for loss in (Logistic(), Softmax(n_outputs=3), Huber()):
         rows = cohort(loss)
         others = [stored(rows, csr_array), stored(rows, coded)]
@@ -380,8 +383,8 @@ def test_sparse_coded_and_dense_rows_and_simulated_means_have_the_same_sums() ->
                     np.testing.assert_allclose(means * many, sums, **tolerance)
 
 
-def test_means_of_one_row_are_this_row_and_of_none_are_zero() -> None:
-    """As they may be drawn; nobody has so few to begin with."""
+def test_means_of_one_row_and_of_no_rows() -> None:
+    """Subsampling may leave so few rows."""
     some = cohort(Logistic(), sizes=(4,))
     rows = Rows(some.features, some.labels, some.order, np.array([0, 1, 4]), some.norms)
     nobody = Rows(some.features, some.labels[:0], some.order[:0], np.array([0, 0, 0]), some.norms[:0])
@@ -398,8 +401,8 @@ def test_means_of_one_row_are_this_row_and_of_none_are_zero() -> None:
 # What they are sums of
 
 
-def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
-    """They are in studies, ledgers and statements, and noise is made for them."""
+def test_names_bounds_and_shapes_are_stable() -> None:
+    """They are part of studies, ledgers and privacy reports, and noise is scaled to them."""
     agreed = {
         "gradient": (0.5, (4, 3), (4, 3)),
         "preconditioned_gradient": (1.0, (20,), (4, 3)),
@@ -423,8 +426,8 @@ def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
         make_query("newton", problem, 4)
 
 
-def test_the_hessian_is_free_beside_the_gradient_up_to_the_golden_ratio() -> None:
-    """κ² = φ⁵ is the least of (1 + r)/(r²(1 − r)): on a fine grid, and a Hessian 0.1% larger is beyond the bound."""
+def test_hessian_weight_up_to_the_golden_ratio_costs_nothing() -> None:
+    """κ² = φ⁵ is the minimum of (1 + r)/(r²(1 − r)) on a fine grid. A Hessian weight 0.1% larger exceeds the bound."""
     r = np.linspace(1e-6, 1.0 - 1e-6, 10**6)
     bound = (1.0 + r) / (r * r * (1.0 - r))
     assert pytest.approx(bound.min(), rel=1e-9) == CURVATURE**2
@@ -435,8 +438,8 @@ def test_the_hessian_is_free_beside_the_gradient_up_to_the_golden_ratio() -> Non
     assert sum(share**2 for share in SHARES) == pytest.approx(1.0, rel=1e-15)
 
 
-def test_a_newton_pair_has_the_gradient_and_the_hessian_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a formula over all rows; and of rows that are a hair longer than 1, whose sum is shortened to the bound."""
+def test_newton_query_contains_gradient_and_hessian_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared with a formula over all rows, also for rows of norm slightly above 1, whose contribution is clipped."""
     rng = np.random.default_rng(3)
     monkeypatch.setattr(newton, "PORTION", 16)
     for loss, clip in ((Logistic(), 1.0), (Squared(), 0.7), (Squared(), 50.0)):
@@ -464,7 +467,7 @@ def test_a_newton_pair_has_the_gradient_and_the_hessian_of_the_loss(monkeypatch:
             assert np.linalg.norm(told) == pytest.approx(1.0, rel=1e-12)
 
 
-def test_bounds_of_a_newton_pairs_point_and_clip() -> None:
+def test_newton_query_accepts_points_and_clipping_bounds_in_range() -> None:
     for loss in (Logistic(), Squared()):
         pair = NewtonQuery(loss, 2)
         numbers = loss.task == "regression"
@@ -484,7 +487,7 @@ def test_bounds_of_a_newton_pairs_point_and_clip() -> None:
 
 @pytest.mark.parametrize("portion", [8, 2**20])
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
-def test_moments_are_of_rows_their_squares_and_rows_times_labels(
+def test_moments_contain_rows_squares_and_rows_times_labels(
     loss: Loss, portion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moments, "PORTION", portion)
@@ -502,7 +505,7 @@ def test_moments_are_of_rows_their_squares_and_rows_times_labels(
         assert squares == pytest.approx(expected)
 
 
-def test_moments_of_a_long_row_are_shortened_as_a_whole() -> None:
+def test_moments_of_a_row_are_clipped_jointly() -> None:
     told = contributions(Moments(Logistic(), 2), np.array([[1.0, 0.0]]), np.array([-1.0]), np.zeros(0), 2.0)
     whole = np.array([1.0, 0.0, 1.0, 0.0, -(3.0**0.5), 0.0])
     np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
@@ -512,7 +515,7 @@ def test_moments_of_a_long_row_are_shortened_as_a_whole() -> None:
         np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
 
 
-def test_column_sums_are_of_rows_whatever_their_labels_are() -> None:
+def test_column_sums_do_not_depend_on_labels() -> None:
     rows = cohort(Logistic(), sizes=(30, 20), d=4)
     statistic = ColumnSums(4)
     assert (statistic.shape, statistic.parameter_shape, statistic.row_norm) == ((4,), (0,), 1.0)
@@ -525,8 +528,8 @@ def test_column_sums_are_of_rows_whatever_their_labels_are() -> None:
     assert np.linalg.norm(contributions(statistic, long, np.ones(1), np.zeros(0), 1.0)) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
-    """Scores at an edge are in the bin below it, so that a score of 0 is of the negative class, as in predictions."""
+def test_score_histogram_counts_rows_by_class_and_bin() -> None:
+    """A score at an edge belongs to the bin below it, so a score of 0 is the negative class, as in predictions."""
     statistic = ScoreHistogram(2)
     assert (statistic.shape, statistic.parameter_shape, statistic.row_norm) == ((2, 20), (2,), 1.0)
     assert tuple(np.arange(-4.5, 4.6, 0.5).tolist()) == EDGES
@@ -552,7 +555,7 @@ def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
 
 
 @pytest.mark.parametrize("loss", LOSS_CASES)
-def test_a_shaped_gradient_is_the_gradient_of_shaped_rows_over_the_clip(loss: Loss) -> None:
+def test_preconditioned_gradient_is_the_gradient_of_preconditioned_rows_over_the_clipping_bound(loss: Loss) -> None:
     """``clip(ℓ'(u, θ), C)/C = clip(ℓ'(u/C, Cθ), 1)``, by a loop over rows with B as a matrix."""
     rng, clip = np.random.default_rng(2), 0.4
     rows = cohort(loss, sizes=(30,), d=4)
@@ -572,7 +575,7 @@ def test_a_shaped_gradient_is_the_gradient_of_shaped_rows_over_the_clip(loss: Lo
     np.testing.assert_allclose(clip * told, expected, atol=1e-9)
 
 
-def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -> None:
+def test_agents_of_a_cohort_share_a_preconditioner_but_not_points() -> None:
     loss = Logistic()
     rows, statistic = cohort(loss, sizes=(20, 30)), PreconditionedGradient(loss, 5)
     asked = np.stack([shapes_and_points(5, 1)[1]] * 2)
@@ -587,7 +590,7 @@ def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -
 # Parameters that agents refuse
 
 
-def test_bounds_of_a_shape_and_a_point() -> None:
+def test_preconditioned_gradient_accepts_parameters_in_range() -> None:
     statistic = PreconditionedGradient(Softmax(n_outputs=3), 4)
     good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
     assert all(statistic.accepts(each) for each in [good, *shapes_and_points(4, 3)])
@@ -606,8 +609,8 @@ def test_bounds_of_a_shape_and_a_point() -> None:
         assert all(other.accepts(each) for each in parameters_for(other))
 
 
-def test_wide_rows_may_be_scaled_and_not_turned() -> None:
-    """A direction makes sparse rows dense, which takes rows times features of an agent's disk."""
+def test_wide_rows_allow_diagonal_preconditioners_only() -> None:
+    """A direction would make sparse rows dense and use rows times features of an agent's disk."""
     assert WIDEST == 2000
     for d in (WIDEST, WIDEST + 1):
         statistic = PreconditionedGradient(Logistic(), d)
@@ -617,7 +620,7 @@ def test_wide_rows_may_be_scaled_and_not_turned() -> None:
         assert statistic.accepts(asked) == (d == WIDEST)
 
 
-def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
+def test_unknown_statistic_error_lists_the_known_ones() -> None:
     with pytest.raises(
         StudyError, match="unknown statistic 'median'; choose one of gradient, preconditioned_gradient, "
     ):
@@ -625,7 +628,7 @@ def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
 
 
 def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights: Any, cap: float) -> tuple[Any, Any]:
-    """Gradient and Hessian of a person, from a row of its own for every interval, each as the textbook has it."""
+    """Return gradient and Hessian of a person from one row per interval, by the textbook formulas."""
     edges, d = [0.0, *loss.cuts, 1.0], len(row) - 1
     gradient, hessian, planned, parts = np.zeros(len(weights)), np.zeros((len(weights),) * 2), 0.0, []
     for h, (low, high) in enumerate(pairwise(edges)):
@@ -643,7 +646,7 @@ def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights:
     return gradient, hessian
 
 
-def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -> None:
+def test_newton_query_of_counts_is_the_sum_over_intervals() -> None:
     rng = np.random.default_rng(3)
     for loss in (Poisson(unit=0.125), Poisson(unit=0.02), Poisson(cuts=(0.25, 0.6))):
         pair = NewtonQuery(loss, 4)
@@ -678,7 +681,7 @@ def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -
                 assert squares == 0.0
 
 
-def test_sums_and_histograms_of_several_portions_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_do_not_depend_on_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(8)
     rows, labels, weights = random_rows(rng, 40, 3), rng.choice([-1.0, 1.0], 40), rng.normal(size=3) * 4.0
     for module in (column_sums, score_histogram):
