@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md is followed: its diffs are applied to a copy of the tree, and what they add works everywhere."""
+"""The diffs of CONTRIBUTING.md are applied to a copy of the tree, and the additions work everywhere."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ assert list(Path("out").rglob("spread.png"))
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree with every recipe of CONTRIBUTING.md."""
+    """A copy of the tree with every recipe of CONTRIBUTING.md applied."""
     folder = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "src", folder / "src")  # with what the compiler keeps: it knows a changed file by its time
     unneeded = shutil.ignore_patterns("__pycache__", "corpus", "mutation")
@@ -158,7 +158,7 @@ def followed(tree: Path, words: list[str]) -> str:
     return done.stdout
 
 
-def test_a_recipe_is_one_new_file_and_one_line() -> None:
+def test_recipe_is_one_new_file_and_one_line() -> None:
     assert len(DIFFS) == 5
     for diff in DIFFS:
         assert diff.count("+++ b/") == 2
@@ -169,16 +169,16 @@ def test_a_recipe_is_one_new_file_and_one_line() -> None:
         assert lines[0].startswith('+    "')
 
 
-def test_everything_knows_what_a_recipe_adds(tree: Path) -> None:
+def test_commands_and_files_support_the_additions(tree: Path) -> None:
     followed(tree, ["-c", USE])
 
 
-def test_tests_over_all_cases_know_what_a_recipe_adds(tree: Path) -> None:
-    """Of losses and regularizers; and a method with rounds that differ says deployed what it says simulated."""
+def test_tests_over_all_cases_include_the_additions(tree: Path) -> None:
+    """For losses and regularizers. A new method also gives the same results simulated and deployed."""
     words = ["tests/losses", "tests/regularizers", "tests/equivalence/test_guard_and_cohort.py"]
     words += ["tests/test_public_names.py"]
     left_out = "not hand and not softmax and not is_complete and not too_large"
     said = followed(tree, ["-m", "pytest", "-v", "-p", "no:cacheprovider", *words, "-k", left_out])
     assert len(re.findall(r"^tests/(?:losses|regularizers)/.* PASSED", said, re.MULTILINE)) > 20
-    assert "::test_guards_and_cohort_upload_the_same_bits PASSED" in said
-    assert "::test_released_names_in_settings_files_stay PASSED" in said
+    assert "::test_guards_and_cohort_send_identical_uploads PASSED" in said
+    assert "::test_names_in_studies_and_results_are_stable PASSED" in said

@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def calls(folder: Path, given: Callable[[str], StrPath]) -> dict[tuple[str, str], Callable[[], object]]:
-    """A call with a path for each path argument; ``given`` makes the path of a file's name."""
+    """Return a call for each path argument. ``given`` converts a file name to a path."""
     study, table = folder / "study.toml", folder / "t.csv"
     model = dpadmm.load_model(folder / "m.dpadmm")
     read_site = import_module("dpadmm.sites.site").read_site
@@ -139,11 +139,11 @@ def test_every_path_argument_accepts_each_kind_of_path(folder: Path, kind: Calla
             call()
 
 
-def test_path_arguments_are_annotated_with_the_alias() -> None:
+def test_path_arguments_use_the_alias() -> None:
     assert {each: found for each, found in path_arguments().items() if not re.search(r"StrPath|\bTable\b", found)} == {}
 
 
-def test_messages_show_the_path_itself(folder: Path) -> None:
+def test_messages_contain_the_path(folder: Path) -> None:
     for call, name in [
         (dpadmm.load_model, "none.dpadmm"),
         (dpadmm.read_study, "none.toml"),

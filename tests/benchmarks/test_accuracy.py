@@ -1,4 +1,4 @@
-"""The accuracy suite: what is run, and what is made of it."""
+"""The accuracy suite: its runs and its page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lines(contender: str, errors: list[float], *, losses: list[float] | None = N
     return [Line(contender=contender, seed=k, error=e, loss=g, **where) for k, (e, g) in enumerate(pairs, 1)]  # type: ignore[arg-type]
 
 
-def test_every_data_set_meets_every_contender_at_the_same_privacy() -> None:
+def test_every_method_runs_on_every_data_set_at_the_same_privacy() -> None:
     entries = accuracy.sets()
     assert len(entries) >= 14
     assert [each.n_rows for each in entries] == sorted(each.n_rows for each in entries)
@@ -46,7 +46,7 @@ def test_data_sets_are_chosen_by_name_or_size() -> None:
         accuracy.sets(["adlt"])
 
 
-def test_large_tables_are_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tables_are_subsampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "MOST_ROWS", 500)
     (entry,) = accuracy.sets(["correlated"])
     one, two = accuracy.load(entry), accuracy.load(entry)
@@ -54,7 +54,7 @@ def test_large_tables_are_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(one.features, two.features)
 
 
-def test_lines_survive_their_file(tmp_path: Path) -> None:
+def test_results_round_trip_through_their_file(tmp_path: Path) -> None:
     written = [*lines("auto", [0.25, 0.5]), *lines("optimum", [0.125], losses=[math.nan], epsilon=math.nan)]
     accuracy.write_lines(tmp_path / "lines.csv", written)
     assert repr(accuracy.read_lines(tmp_path / "lines.csv")) == repr(written)
@@ -63,7 +63,7 @@ def test_lines_survive_their_file(tmp_path: Path) -> None:
         accuracy.read_lines(tmp_path / "other.csv")
 
 
-def test_of_several_settings_the_best_counts_and_the_optimum_is_everywhere() -> None:
+def test_best_setting_counts_and_every_data_set_has_an_optimum() -> None:
     found = accuracy.scores(
         [
             *lines("dp_sgd_tuned", [0.4, 0.4], setting="1"),
@@ -76,7 +76,7 @@ def test_of_several_settings_the_best_counts_and_the_optimum_is_everywhere() -> 
     assert here["optimum"].error == pytest.approx(0.1)
 
 
-def test_behind_is_judged_on_the_same_splits() -> None:
+def test_losses_to_another_method_are_measured_on_the_same_splits() -> None:
     mine = lines("auto", [0.31, 0.41, 0.52], losses=[0.5, 0.5, 0.5])
     # splits differ by far more than methods; paired, the difference is clear
     found = accuracy.scores([*mine, *lines("dp_sgd", [0.30, 0.40, 0.50], losses=[0.6, 0.6, 0.6])])
@@ -92,7 +92,7 @@ def test_behind_is_judged_on_the_same_splits() -> None:
     assert "dp_sgd_tuned" not in REST
 
 
-def test_secure_aggregation_stands_beside_the_rest_and_is_no_part_of_them() -> None:
+def test_secure_aggregation_is_reported_separately() -> None:
     shown = [*lines("auto", [0.31, 0.41]), *lines("dp_sgd", [0.40, 0.49]), *lines("optimum", [0.2, 0.2])]
     text = page([*shown, *lines("auto_secure", [0.21, 0.31])])
     assert "| 10, 1 | 36.0 ± 5.0 (0.360) | 26.0 ± 5.0 (0.260) | – |" in text
@@ -103,7 +103,7 @@ def test_secure_aggregation_stands_beside_the_rest_and_is_no_part_of_them() -> N
     assert "| 36.0 | 26.0 | 30.0 |" in page([*every, *lines("auto_secure", [0.26])])
 
 
-def test_the_page_says_what_auto_loses_and_what_was_left_out() -> None:
+def test_page_lists_losses_of_auto_and_excluded_data_sets() -> None:
     shown = [*lines("auto", [0.31, 0.41]), *lines("dp_sgd", [0.30, 0.39]), *lines("optimum", [0.2, 0.2])]
     text = page(shown, lines("opacus_curator", [0.25, 0.25]))
     assert "behind the best of the rest by more than one standard error: 1 of 1 cells" in text

@@ -1,4 +1,4 @@
-"""Commands and programs on the pages work: what fails here would fail for a reader."""
+"""Commands and programs on the pages work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tables(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_the_blocks_of_a_page_run(page, tables, tmp_path):
+def test_blocks_of_a_page_run(page, tables, tmp_path):
     text = page.read_text()
     folder = tmp_path / "here"
     shutil.copytree(tables, folder)
@@ -75,7 +75,7 @@ def test_the_blocks_of_a_page_run(page, tables, tmp_path):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in REPORTS], ids=name_of)
-def test_no_command_goes_unrun_without_a_reason(page):
+def test_commands_that_are_not_run_have_a_reason(page):
     assert unrun_commands(page.read_text()) == []
 
 
@@ -106,7 +106,7 @@ dpadmm demo
 """
 
 
-def test_the_reader_of_pages():
+def test_page_parser():
     found = blocks(SAMPLE)
     assert [each.language for each in found] == ["console", "toml", "console", "python", "bash"]
     assert [each.line for each in found] == [3, 10, 14, 19, 22]
@@ -117,7 +117,7 @@ def test_the_reader_of_pages():
     assert unrun_commands(SAMPLE) == ["line 22: dpadmm demo"]
 
 
-def test_a_page_stops_at_the_first_command_that_fails(tmp_path):
+def test_page_stops_at_the_first_failing_command(tmp_path):
     fences = [("console", "$ touch a"), ("python", "x = 1"), ("python", "assert x == 2"), ("console", "$ touch b")]
     page = "\n".join(f"```{language}\n{text}\n```\n" for language, text in fences)
     done = subprocess.run(["bash", "-c", script(page, tmp_path)], cwd=tmp_path, capture_output=True, text=True)

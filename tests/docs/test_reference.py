@@ -1,4 +1,4 @@
-"""Reference pages have everything: what is in the code and on no page would be missed here."""
+"""Reference pages are complete."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reference():
 
 
 def codes_in_source():
-    """Codes of refusals wherever one is made."""
+    """Return all refusal codes in the source."""
     found = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -59,7 +59,7 @@ def test_every_refusal_has_meaning_cause_and_fix():
         assert "**Fix:**" in text, code
 
 
-def test_every_exit_code_is_there():
+def test_every_exit_code_is_documented():
     page = (PAGES / "refusals.md").read_text("utf-8")
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [
         "0",
@@ -68,19 +68,19 @@ def test_every_exit_code_is_there():
     ]
 
 
-def test_every_public_name_is_on_the_page_of_the_api():
+def test_every_public_name_is_on_the_api_page():
     names = re.findall(r"^   dpadmm\.(\w+)$", (PAGES / "api.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(names) == sorted(dpadmm.__all__)
 
 
-def test_every_entry_of_a_site_file_is_there():
+def test_every_entry_of_a_site_file_is_documented():
     page = (PAGES / "site.md").read_text("utf-8")
     for section, names in SECTIONS.items():
         part = page.partition(f"## `[{section}]`\n")[2].partition("\n## ")[0]
         assert re.findall(r"^`(\w+)`\n: ", part, re.MULTILINE) == list(names), section
 
 
-def test_the_command_line_page_has_every_command_and_option(reference):
+def test_command_line_page_has_every_command_and_option(reference):
     page = reference.command_line()
     for name in cli.COMMANDS:
         command = cli.load_command(name)
@@ -93,20 +93,20 @@ def test_the_command_line_page_has_every_command_and_option(reference):
                     assert f"`{option.opts[0]}`" in part, (title, option.opts)
 
 
-def test_the_study_page_has_every_key(reference):
+def test_study_page_has_every_key(reference):
     page = reference.filled((PAGES / "study.md").read_text("utf-8"))
     for key in KEYS:
         if key != "intercept_value":  # written by dpadmm itself
             assert f"`{key}`" in page or f"`[{key}]`" in page or f"`[[{key}]]`" in page, key
 
 
-def test_the_messages_page_has_every_kind_and_fills_every_header(reference):
+def test_messages_page_has_every_kind_and_header(reference):
     page = reference.filled((PAGES / "messages.md").read_text("utf-8"))
     assert all(f"`{kind.name}`" in page for kind in (*protocol.Kind, *protocol.LeaseReply))
     assert "<!-- generated" not in page
 
 
-def test_every_format_of_a_file_is_on_its_page():
+def test_every_file_format_is_documented():
     page = (PAGES / "files.md").read_text("utf-8")
     text = "\n".join(path.read_text("utf-8") for path in SOURCES)
     formats = set(re.findall(r'[=:] "(dpadmm-[a-z]+/\d)"', text))

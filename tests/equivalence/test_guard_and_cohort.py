@@ -1,4 +1,4 @@
-"""A deployed agent and an agent of a simulated cohort say the same, to the last bit, for the same noise."""
+"""A deployed agent and an agent of a simulated cohort send identical uploads for the same noise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CLASSES: dict[str, Any] = {
 
 
 def seeded(agent: int, round: int) -> Draw:
-    """Whole numbers that are a function of agent and round."""
+    """Return integers that are a function of agent and round."""
 
     def draw(scale: int, count: int) -> Integers:
         return np.rint(scale * np.random.default_rng([agent, round]).normal(size=count)).astype(np.int64)
@@ -88,7 +88,7 @@ def rows_for(loss: Loss, storage: Any, weighted: bool) -> Rows:
 
 
 def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
-    """All that a cohort says, round by round, under the injected noise."""
+    """Return all uploads of a cohort by round, with injected noise."""
     method = study.training.build(study.problem, rows, np.full(len(SIZES), ROUNDS))
     state, consensus, said = method.init(study.problem, rows), method.start(study.shape), []
     uploads = np.zeros((len(SIZES), *study.shape))
@@ -107,8 +107,8 @@ EVERYTHING = list(product(CONCRETE_METHODS, ["all", "some"], [np.asarray, csr_ar
 """Methods, who takes part, and how rows are stored."""
 
 
-def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Everything for a loss of one output, of several and with clipping; for all, what differs most."""
+def test_guards_and_cohort_send_identical_uploads(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All combinations for losses with one output, several outputs and clipping; the main ones for all losses."""
     for loss in LOSS_CASES:
         thoroughly = loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=2.0))
         for method, plan, storage in EVERYTHING:
@@ -121,7 +121,7 @@ def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPat
                     check_same_bits(loss, method, plan, storage, tmp_path_factory.mktemp("case"), monkeypatch)
 
 
-def test_guards_and_cohort_upload_the_same_bits_with_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_guards_and_cohort_send_identical_uploads_with_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     for loss, method in product(LOSS_CASES, ("pgd", "dp_admm", "newton")):
         if loss.name in PAIRED if method == "newton" else not getattr(loss, "cuts", ()):
             for storage in (np.asarray, csr_array, coded) if isinstance(loss, Logistic) else (csr_array,):
@@ -173,7 +173,7 @@ def check_same_bits(
             consensus = whole.aggregate(RoundResult(uploads, consensus, k, study.problem, rows.n_rows, active))
 
 
-def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_guards_and_cohort_send_identical_uploads_for_large_agents(tmp_path_factory: pytest.TempPathFactory) -> None:
     for small, storage in product([0, 250], [np.asarray, csr_array, coded]):
         with case(small, storage), pytest.MonkeyPatch.context() as monkeypatch:
             tmp_path = tmp_path_factory.mktemp("case")

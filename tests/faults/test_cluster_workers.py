@@ -1,4 +1,4 @@
-"""A site's rows at real Dask workers that are killed, changed under, or of another version."""
+"""A site with rows on real Dask workers that are killed, read changed files, or have another version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import STUDY, Here, kill_workers, three_files, two_workers, uploads
+from clusters import STUDY, InProcessClient, kill_workers, three_files, two_workers, uploads
 from dask import config
 from federations import Federation, small_study, write_rows
 from guards import refusal
@@ -32,11 +32,11 @@ def workers() -> Any:
         yield cluster
 
 
-def test_the_answers_are_the_same_bits_on_one_worker_on_two_here_and_when_one_dies(
+def test_answers_are_identical_on_any_number_of_workers_and_after_one_dies(
     workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(on_cluster, "Cluster", Here)
+        patch.setattr(on_cluster, "Cluster", InProcessClient)
         here = three_files(tmp_path / "here", "nowhere")
         expected, digest = uploads(here), here.open_rows(STUDY).digest()
     assert len(set(expected)) == 3
@@ -63,9 +63,7 @@ def test_the_answers_are_the_same_bits_on_one_worker_on_two_here_and_when_one_di
     workers.scale(2)
 
 
-def test_a_study_over_the_broker_with_one_site_on_a_cluster_is_the_run_in_one_process(
-    workers: Any, tmp_path: Path
-) -> None:
+def test_deployed_study_with_a_site_on_a_cluster_equals_the_run_in_one_process(workers: Any, tmp_path: Path) -> None:
     study = small_study(12, allow_missed_rounds=False, quorum=None, deadline=None)
     # too little noise to hide a file that is not summed
     study = replace(study, training=study.training.with_changes(epsilon=30.0))
@@ -88,12 +86,12 @@ def test_a_study_over_the_broker_with_one_site_on_a_cluster_is_the_run_in_one_pr
         owners = [each for each in workers.workers.values() if each.worker_address in holders]
         assert len(held) >= 2  # both files
         os.kill(owners[0].pid, signal.SIGKILL)
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         all.sites["c"] = replace(all.sites["c"], scheduler=None)  # the folder as one table, in this process
         assert all.check() is not None
 
 
-def test_a_file_that_changed_is_not_summed_when_it_is_read_again(
+def test_changed_file_is_refused_when_it_is_read_again(
     workers: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = three_files(tmp_path / "a", workers.scheduler_address)
@@ -113,9 +111,7 @@ def test_a_file_that_changed_is_not_summed_when_it_is_read_again(
         assert refusal(Agent, guard, STUDY).code == "data-changed"
 
 
-def test_other_versions_and_clusters_that_are_not_there_are_refused(
-    workers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_versions_and_unreachable_clusters_are_refused(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask, "TIMEOUT_SECONDS", 1.0)
     with pytest.raises(DataError, match=r"no Dask scheduler answers at .*; start one"):
         dask.Cluster("tcp://127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""An aggregator with a valid certificate that asks for whatever it likes: the owner's rules hold."""
+"""A server with a valid certificate that sends arbitrary requests: the owner's limits hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dpadmm.federation.protocol import (
 from dpadmm.trusted.ledger import read_ledger
 
 
-def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
+def test_site_refuses_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
     study = small_study(4, allow_missed_rounds=False, quorum=None, deadline=None)
     other = small_study(4, name="other")
     zeros = np.zeros(study.shape)

@@ -1,4 +1,4 @@
-"""A site with a valid certificate that sends whatever it likes: it is named, and the others go on."""
+"""A site with a valid certificate that sends arbitrary answers: it is named, and the others continue."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dpadmm.studies.study import Study
 
 
 def upload(study: Study, asked: bytes, values: np.ndarray) -> Message:
-    """What an honest site would say, with other numbers."""
+    """Return the upload of an honest site with other numbers."""
     k = unpacked(asked, study=study.hash, shape=lambda _: study.broadcast_shape, from_site=False).round
     return Message(Kind.UPLOAD, study.hash, k, values, digest_of(asked), n_rows=60, rows_per_person=1)
 
 
 def answers(study: Study, asked: bytes) -> dict[str, bytes]:
-    """What it says to a request: each is wrong in one way, which the journal will tell."""
+    """Return the answers to a request. Each is wrong in one way, which the journal records."""
     good = upload(study, asked, np.zeros(study.shape))
     k, digest, plain = good.round, good.digest, packed(good)
     nan = packed(good)[: HEAD.size] + np.full(study.shape, math.nan).tobytes()
@@ -47,7 +47,7 @@ def answers(study: Study, asked: bytes) -> dict[str, bytes]:
     }
 
 
-def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
+def test_garbage_nan_huge_old_and_foreign_answers_are_rejected(tmp_path: Path) -> None:
     study = small_study(30, quorum=3, deadline=3.0)
     with Federation(tmp_path, study, ("a", "b", "c", "evil")) as all:
         all.accept("a", "b", "c")

@@ -1,4 +1,4 @@
-"""Every code of a refusal: provoked here, documented in docs/explanation/threat-model.md, and silent about the rows."""
+"""Every refusal code is provoked here, documented in docs/explanation/threat-model.md, and independent of the rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HASH, POINT = STUDY.hash, np.zeros((D, 1))
 
 
 def codes_in(path: Path) -> set[str]:
-    """Codes of all refusals in a file; a part that is put in at run time is a star."""
+    """Return the codes of all refusals in a file. A part that is inserted at run time becomes a star."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     ours = any(
         isinstance(node, ast.ImportFrom)
@@ -83,7 +83,7 @@ def _enrol(asked: Any = STUDY, **policy: Any) -> Callable[[Path, Any], Any]:
 
 
 def _answer(*requests: tuple[int, Any], asked: Any = STUDY) -> Callable[[Path, Any], Any]:
-    """The last of some requests."""
+    """Send requests and return the last result."""
 
     def act(folder: Path, opened: Any) -> Any:
         with _enrolled(folder, opened) as guard:
@@ -142,7 +142,7 @@ def _release_failed(folder: Path, opened: Any) -> Any:
 
 
 def _beyond_the_reservation(folder: Path, opened: Any) -> Any:
-    """By no request: only a guard that forgot its number of rounds would get here."""
+    """No request leads here, only a guard that lost its number of rounds."""
     with guarded(folder, opened) as guard:
         guard.enrol(STUDY)
         return refusal(guard._ledger.spend, HASH, 1, digest="1" * 64, mu_squared=0.05, upload=b"")
@@ -218,7 +218,7 @@ CASES: dict[str, Callable[[Path, Any], Any]] = {
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_a_refusal_has_its_code_and_the_same_words_for_all_rows(code):
+def test_code_and_message_of_a_refusal_do_not_depend_on_rows(code):
     if code == "ledger-failed" and sqlite_vfs() is None:
         pytest.skip("this Python hides its SQLite library, so its writes cannot be made fail")
     said = []
@@ -231,7 +231,7 @@ def test_a_refusal_has_its_code_and_the_same_words_for_all_rows(code):
     assert said[0] == said[1]
 
 
-def test_a_refusal_is_a_sentence():
+def test_refusal_message_is_a_sentence():
     features, labels = rows()
     with memory_folder() as folder:
         for i, (code, act) in enumerate(CASES.items()):
@@ -242,7 +242,7 @@ def test_a_refusal_is_a_sentence():
                 assert code not in text
 
 
-def test_every_code_of_the_guard_is_provoked_here():
+def test_every_code_of_the_guard_has_a_case():
     known = set().union(*(found for name, found in codes().items() if name in GUARDED))
     assert {name for name in GUARDED if name in codes()} == set(GUARDED)
     for code in CASES:
@@ -251,7 +251,7 @@ def test_every_code_of_the_guard_is_provoked_here():
         assert any(matches(case, {code}) for case in CASES), f"{code} is nowhere provoked"
 
 
-def test_every_other_code_is_in_a_test():
+def test_every_other_code_occurs_in_a_test():
     text = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
     for name, found in codes().items():
         for code in found if name not in GUARDED else ():
@@ -264,7 +264,7 @@ def documented() -> set[str]:
     return {code for cell in first for code in re.findall("`([a-z-]+)`", cell)}
 
 
-def test_the_threat_model_lists_every_code_and_no_other():
+def test_threat_model_lists_exactly_these_codes():
     known = set().union(*codes().values()) | {WITHHELD}
     assert {code for code in documented() if not matches(code, known)} == set()
     assert {code for code in CASES if code not in documented()} == set()

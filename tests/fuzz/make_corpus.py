@@ -1,9 +1,9 @@
-"""Fuzz every reader, and keep the inputs that reach a new branch of it, and every input that fails.
+"""Fuzz every reader, and keep inputs that reach a new branch, and every failing input.
 
-``make fuzz``, or ``python tests/fuzz/make_corpus.py --seconds 60 [READER ...]``. It begins with the seeds and
-the corpus, changes inputs at random, and follows the lines that the project's own code runs. A failing input
-is written to the corpus at once, where ``tests/fuzz/test_corpus.py`` sees it until the reader is cured. At
-the end the corpus is thinned: few and short inputs that reach all branches; ``failed-*`` stay for good.
+``make fuzz``, or ``python tests/fuzz/make_corpus.py --seconds 60 [READER ...]``. It starts with the seeds and the
+corpus, mutates inputs at random, and traces the executed lines of the project. A failing input is written to the corpus
+at once, and ``tests/fuzz/test_corpus.py`` fails until the reader is fixed. At the end the corpus is reduced to few and
+short inputs that reach all branches; ``failed-*`` files stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 import dpadmm  # noqa: E402
 from fuzz.mutations import mutated  # noqa: E402
-from fuzz.parsers import CORPUS, READERS, NotKept, outcome  # noqa: E402
+from fuzz.parsers import CORPUS, READERS, ReaderFailure, outcome  # noqa: E402
 from fuzz.seeds import edges, seeds  # noqa: E402
 
 SOURCES = str(Path(dpadmm.__file__).parent)
@@ -38,7 +38,7 @@ Arc = tuple[str, int, int]
 
 
 class Branches:
-    """``with Branches() as seen``: pairs of lines of the project that ran one after the other."""
+    """``with Branches() as seen``: pairs of consecutively executed lines of the project."""
 
     def __init__(self, name: str) -> None:
         self._file, self._close = OWN.get(name, ".py"), name.startswith("messages/")
@@ -71,7 +71,7 @@ class Branches:
 def fuzz(
     name: str, begin: list[bytes], always: list[bytes], seconds: float, rng: random.Random, folder: Path
 ) -> list[str]:
-    """Fuzz one reader and renew its part of the corpus; what failed, as sentences."""
+    """Fuzz one reader and update its part of the corpus. Return a sentence for each failure."""
     place = CORPUS / name
     place.mkdir(parents=True, exist_ok=True)
     stored = sorted(place.iterdir())
@@ -90,7 +90,7 @@ def fuzz(
         try:
             with Branches(name) as seen:
                 outcome(name, data, folder)
-        except NotKept as problem:
+        except ReaderFailure as problem:
             what = str(problem)[:300]
             if _kind(problem) not in problems:
                 problems[_kind(problem)] = what
@@ -110,8 +110,8 @@ def fuzz(
     return [f"{name}: {what}" for what in problems.values()]
 
 
-def _kind(problem: NotKept) -> str:
-    """Failures at the same line of the same kind are one."""
+def _kind(problem: ReaderFailure) -> str:
+    """Return the identity of a failure: failures of the same type at the same line are one."""
     trace, where = (problem.__cause__ or problem).__traceback__, ""
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith(SOURCES):
@@ -121,7 +121,7 @@ def _kind(problem: NotKept) -> str:
 
 
 def _fewest(pool: list[tuple[bytes, frozenset[Arc]]]) -> list[bytes]:
-    """A few short inputs that reach all that the pool reaches: always the one with most that is new."""
+    """Return a few short inputs that reach everything that the pool reaches: greedily, those with most new branches."""
     left = set().union(*(arcs for _, arcs in pool))
     kept = []
     while left:

@@ -1,4 +1,4 @@
-"""Changes of an input, at random: of bytes, of the words and lines of a text, of what stands in base64."""
+"""Random mutations of an input: of bytes, of words and lines of a text, and of base64 contents."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ BYTES: Sequence[bytes] = (
 
 
 def mutated(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """An input with one to four changes."""
+    """Return an input with one to four mutations."""
     kinds: list[Callable[[bytes, Sequence[bytes], random.Random], bytes]] = [_bytes]
     if data[:2] == b"PK":
         kinds += [_in_zip, _in_zip, _in_zip]
@@ -156,7 +156,7 @@ def _lines(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
 
 
 def _in_pem(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change what a certificate says, not how it is written."""
+    """Change the contents of a certificate, not its encoding."""
     found = list(_PEM.finditer(data))
     if not found:
         return data
@@ -175,7 +175,7 @@ def _in_pem(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
 
 
 def _in_zip(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change one member of an archive, or how it is packed, and pack it again."""
+    """Change one member of an archive, or its compression, and pack it again."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [(each.filename, archive.read(each)) for each in archive.infolist()]

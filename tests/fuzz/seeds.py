@@ -1,4 +1,4 @@
-"""Valid inputs of every reader, to begin with; keys are made here and thrown away."""
+"""Valid inputs of every reader as a starting point. Keys are generated and discarded."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ ill,category,,,no|yes,,label,,
 
 
 def seeds() -> dict[str, list[bytes]]:
-    """Reader -> inputs that it accepts."""
+    """Return valid inputs by reader."""
     with tempfile.TemporaryDirectory() as place:
         return {**_messages(), **_texts(), **_json(Path(place)), **_archives(Path(place))}
 
@@ -165,7 +165,7 @@ def _messages() -> dict[str, list[bytes]]:
 
 
 def edges() -> dict[str, list[bytes]]:
-    """Reader -> inputs that stay in the corpus whatever they reach: messages with one field changed."""
+    """Return inputs by reader that always stay in the corpus: messages with one field changed."""
     return {name: [new for each in kept for new in _changed(each)] for name, kept in _messages().items()}
 
 
@@ -250,7 +250,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
 
 
 def _description() -> dict[str, Any]:
-    """Private statistics of two columns."""
+    """Return private statistics of two columns."""
     method = StatisticsRelease(tables=(("age", "smoker"),), bins=2)
     training = Training(method=method, noise_multiplier=5.0)
     study = Study(name="counts", schema=Schema((Number("age", (0, 120)), Boolean("smoker"))), training=training)
@@ -259,7 +259,7 @@ def _description() -> dict[str, Any]:
 
 
 def _about(study: Study | None) -> dict[str, Any]:
-    """What a model's file says beside its arrays, for weights of shape (3, 1)."""
+    """Return the JSON of a model file for weights of shape (3, 1)."""
     schema = Schema((Number("age", (0, 120)), Boolean("smoker"), Boolean("male")))
     label = Label("ill", classes=("no", "yes"))
     model = Model(

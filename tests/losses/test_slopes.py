@@ -11,7 +11,7 @@ from looping import case
 from dpadmm.losses import LOSSES, Loss, slopes
 
 
-def test_the_list_of_cases_is_complete():
+def test_every_registered_case_is_covered():
     assert {loss.name for loss in LOSS_CASES} == set(LOSSES)
     assert all(isinstance(loss, Loss) for loss in LOSS_CASES)
 
@@ -47,14 +47,14 @@ def test_value_is_convex_and_slope_is_a_subgradient():
             assert (value_there >= value_here + (slope * (there - here)).sum(axis=1) - rounding).all()
 
 
-def test_no_value_is_negative_however_close_scores_are_to_labels():
+def test_values_are_not_negative_for_scores_close_to_labels():
     for loss in LOSS_CASES:
         with case(loss):
             labels, scores = grid(loss, [0.0, 1e-20, 2e-16, 1e-12, 1e-8], label_limit=2e-16)
             assert (loss.value(labels, scores) >= 0.0).all()
 
 
-def test_huge_scores_neither_overflow_nor_give_nan():
+def test_huge_scores_do_not_overflow_or_give_nan():
     for loss in LOSS_CASES:
         with case(loss):
             huge = 1e150 if loss.name == "squared" else 1e300  # the square of 1e300 is no float

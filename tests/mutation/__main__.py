@@ -1,4 +1,4 @@
-"""``python -m mutation``: mutates the targets, runs their tests, and shows what no test noticed."""
+"""``python -m mutation`` mutates the targets, runs their tests, and lists the surviving mutants."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> int:
         reasons = read_reasons(project.root / project.reasons)
         targets = _targets(project, options)
     except ValueError as problem:
-        _say(str(problem))
+        _print(str(problem))
         return 2
     mutants = [mutant for target in targets for mutant in mutants_of(target, project.text(target))]
     known = {*targets, *(each.file for each in reasons if each.file not in project.targets)}
@@ -145,7 +145,7 @@ def _run(
     options: argparse.Namespace,
     until: float,
 ) -> int:
-    """Fill in the verdicts; the number of tests that were cut from survivors' lists."""
+    """Fill in the verdicts. Return the number of tests that were cut from survivors' lists."""
     if not work:
         return 0
     prepare(project)
@@ -157,7 +157,7 @@ def _run(
         elif isinstance(chooser, Chooser):
             verdicts[mutant] = (NOT_COVERED, None)
     if isinstance(chooser, KillerChooser) and len(tasks) < len(work):
-        _say(f"of {len(work) - len(tasks)} mutants no test is known; run make mutation MUTATION=--keep-killers")
+        _print(f"of {len(work) - len(tasks)} mutants no test is known; run make mutation MUTATION=--keep-killers")
     folder = tempfile.mkdtemp(prefix="mutation-")
     os.environ["MUTATION_FOLDER"] = folder
     n_cut, waiting = 0, list(tasks.values())
@@ -184,10 +184,10 @@ def _run(
                     kills.append((task.mutant, live, verdict[1]))
                 if verdict[0] in MISSED:
                     missed += 1
-                    _say(f"{verdict[0]}: {task.mutant.identity}")
+                    _print(f"{verdict[0]}: {task.mutant.identity}")
                     n_cut += task.n_cut
     except KeyboardInterrupt:
-        _say("interrupted; this is what is known")
+        _print("interrupted; this is what is known")
     finally:
         _progress("")
         shutil.rmtree(folder, ignore_errors=True)
@@ -195,21 +195,21 @@ def _run(
 
 
 def _chooser(project: Project, options: argparse.Namespace, until: float) -> ChoosesTests:
-    """By the map; by what is known to find mutants if this is a sample and there is no map."""
+    """Choose tests by the coverage map, or for a sample without a map by the killers of the last full run."""
     files = project.test_files
     if options.sample and len(read_map(project, files)) < len(files):
         return KillerChooser(project)
     known = complete_map(project, files, workers=options.workers, until=until, tell=_progress)
     for file, each in known.items():
         if not each.times and each.failed:
-            _say(f"{file} cannot be used: it fails without a mutant")
+            _print(f"{file} cannot be used: it fails without a mutant")
     return Chooser(project, known, read_killers(project))
 
 
 # --- what is said ------------------------------------------------------------------------------------------
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
@@ -217,13 +217,13 @@ _told = [0.0]
 
 
 def _progress(text: str) -> None:
-    """One line that changes, or in a log a line every ten seconds."""
+    """Show one line that is overwritten, or in a log a line every ten seconds."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
     elif text and time.monotonic() > _told[0] + 10.0:
         _told[0] = time.monotonic()
-        _say(text)
+        _print(text)
 
 
 def _report(

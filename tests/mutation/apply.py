@@ -1,4 +1,4 @@
-"""Two ways to put a mutant in: into the live function, or under a fresh import of its module."""
+"""Two ways to apply a mutant: to the live function, or to a fresh import of its module."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 
 
 class Misfit(Exception):
-    """The function cannot be changed where it is."""
+    """The function cannot be changed in place."""
 
 
 def transplant(module: str, path: Path, source: str, function: tuple[tuple[str, ...], int]) -> None:
-    """Give a live function the code that it has in ``source``; whoever imported it by name sees the change.
+    """Replace the code of a live function by that in ``source``, also for modules that imported it by name.
 
-    Compiled functions (numba's) do not look at their code any more, and are no targets.
+    Compiled functions (numba) ignore their code, and are no targets.
     """
     names, line = function
     live = sys.modules.get(module)
@@ -51,7 +51,7 @@ def _code(code: CodeType, names: tuple[str, ...], line: int) -> CodeType:
 
 
 def _functions(place: ModuleType | type, names: tuple[str, ...]) -> Iterator[FunctionType]:
-    """What stands under a name: the function, or those inside of what its decorators made."""
+    """Return the functions with a name, or those inside the result of their decorators."""
     found: Any = place
     for name in names:
         if name not in vars(found):
@@ -101,7 +101,7 @@ class _Finder(MetaPathFinder):
 
 
 def substitute(module: str, path: Path, source: str) -> None:
-    """Whoever imports the module from now on gets ``source``."""
+    """Use ``source`` for all later imports of the module."""
     if module in sys.modules:
         raise RuntimeError(f"{module} was loaded before it was mutated")
     sys.meta_path.insert(0, _Finder(module, path, source))

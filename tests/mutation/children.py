@@ -1,4 +1,4 @@
-"""Forked children, some at a time: each in a folder, a session and a time limit of its own."""
+"""Forked children with a limit on their number, each with its own folder, session and time limit."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def in_children(
     workers: int,
     until: float = float("inf"),
 ) -> Iterator[tuple[Job, str, Any]]:
-    """``work(job, folder)`` in a child for each (job, seconds) taken: the job, how it ended, its answer.
+    """Run ``work(job, folder)`` in a child for each (job, seconds). Yield the job, how it ended, and its result.
 
-    Jobs are taken until there is none and nothing runs. At ``until`` (of time.monotonic) nothing more is
-    begun, and what is not done is left.
+    Jobs are taken until there are none left and nothing runs. After ``until`` (of time.monotonic) no job is started,
+    and the remaining ones are skipped.
     """
     running: dict[int, _Child[Job]] = {}
     try:
@@ -91,7 +91,7 @@ def _answer(folder: Path, how: str, value: Any) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Nothing that the child writes, prints or starts outlives it."""
+    """Make sure that nothing the child writes, prints or starts outlives it."""
     os.setsid()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, where the system knows how
@@ -124,7 +124,7 @@ def _end(child: _Child[Any], ended: bool) -> tuple[str, Any]:
 
 
 def note(folder: Path, doing: str) -> None:
-    """What a child is about to do, should it not come back from that."""
+    """Record the next action of a child, in case it does not return from it."""
     (folder / "doing").write_text(doing, encoding="utf-8")
 
 

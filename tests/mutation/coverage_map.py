@@ -1,7 +1,7 @@
-"""Which test runs which line of the targets, and how long it takes: kept as long as the files stay.
+"""Which test runs which line of the targets, and how long it takes. Results are cached while the files stay the same.
 
-Every test file is mapped by itself, in a process that has loaded nothing of the package: so the files it
-depends on are known, and its map is measured again only when one of them changes.
+Every test file is mapped alone, in a process that has not loaded the package. This determines the files it depends on,
+and its map is measured again only when one of them changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class TestFile:
-    """What is known of a test file."""
+    """Cached facts about a test file."""
 
     times: dict[str, float]
     failed: list[str]
@@ -52,7 +52,7 @@ def _digest(path: Path) -> str:
 
 
 def read_map(project: Project, files: Iterable[str]) -> Map:
-    """What is kept of these files and still true."""
+    """Return the valid cached entries of these files."""
     found: Map = {}
     for file in files:
         kept = _place(project, file)
@@ -71,7 +71,7 @@ def read_map(project: Project, files: Iterable[str]) -> Map:
 
 
 def complete_map(project: Project, files: list[str], *, workers: int, until: float, tell: Callable[[str], None]) -> Map:
-    """The map of these files, measured where it is not known."""
+    """Return the map of these files, measured where no valid entry is cached."""
     known = read_map(project, files)
     missing = [file for file in files if file not in known]
     _place(project, "x").parent.mkdir(parents=True, exist_ok=True)

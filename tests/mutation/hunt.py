@@ -1,4 +1,4 @@
-"""Which tests a mutant meets, and how they end."""
+"""Choose the tests for each mutant, run them, and judge the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ A_FILE = 0.4
 
 @dataclass(frozen=True)
 class Task:
-    """A mutant and its tests, the likeliest first. Without a mutant: do the tests pass, run in this way?"""
+    """A mutant and its tests, the most likely killers first. Without a mutant: do the tests pass in this mode?"""
 
     target: str
     mutant: Mutant | None
@@ -61,20 +61,20 @@ Verdict = tuple[str, str | None]
 
 
 class ChoosesTests(Protocol):
-    """Knows which tests to run."""
+    """Interface of classes that choose tests."""
 
     def task(self, mutant: Mutant) -> Task | None:
-        """None if no test meets it."""
+        """Return a task; None if no test covers the mutant."""
 
     def probe(self, task: Task, test: str) -> Task:
-        """The test that killed a mutant, without it."""
+        """Return a task with the test that killed a mutant, without the mutant."""
 
 
 # --- the choice of tests -----------------------------------------------------------------------------------
 
 
 class Chooser:
-    """Tests for mutants, from the map; first those that found one of the same function before."""
+    """Choose tests by the map, first those that killed a mutant of the same function before."""
 
     def __init__(self, project: Project, known: Map, killers: Killers) -> None:
         self.project, self.known, self.killers = project, known, killers
@@ -87,7 +87,7 @@ class Chooser:
                     self.by_line[target][line] += [test for test in tests if each.usable(test)]
 
     def task(self, mutant: Mutant) -> Task | None:
-        """None if no test meets it."""
+        """Return a task; None if no test covers the mutant."""
         target, covered = mutant.file, self.by_line[mutant.file]
         span = range(mutant.lines[0], mutant.lines[1] + 1)
         groups = [{test for line in span for test in covered.get(line, ())}]
@@ -129,7 +129,7 @@ class Chooser:
         return Task(target, mutant, live, seconds, True, n_cut, self.times, later)
 
     def probe(self, task: Task, test: str) -> Task:
-        """The test that killed a mutant, without it."""
+        """Return a task with the test that killed a mutant, without the mutant."""
         return Task(task.target, None, (test,), self.times.get(test, 1.0), task.live, times=self.times)
 
     def _rank(self, test: str, own: list[str]) -> tuple[int, bool, str, float]:
@@ -145,7 +145,7 @@ def _file(test: str) -> str:
 
 @cache
 def _uses(project: Project, target: str, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Lines of functions that mention one of the names."""
+    """Return the lines of functions that use one of the names."""
     lines: set[int] = set()
     for each in ast.walk(ast.parse(project.text(target))):
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -165,7 +165,7 @@ MOST_TRIES = 8
 
 @dataclass
 class _Judge:
-    """Takes the next task, and believes a test that fails only if it passes without the mutant."""
+    """Hand out tasks. A failing test counts as a kill only if it passes without the mutant."""
 
     chooser: ChoosesTests
     queue: deque[Task]
@@ -189,10 +189,10 @@ class _Judge:
     def _is_unfair(self, target: str, test: str) -> bool:
         return not self.unfair.isdisjoint({(target, test), (target, _file(test))})
 
-    def hear(self, task: Task, how: str, test: str | None) -> Iterator[tuple[Task, Verdict]]:
-        """``test`` is the one that failed, died or took too long; None if all passed."""
+    def receive(self, task: Task, how: str, test: str | None) -> Iterator[tuple[Task, Verdict]]:
+        """Process a result. ``test`` failed, died or timed out; None if all tests passed."""
         if task.mutant is None:
-            yield from self._hear_probe((task.target, task.tests[0]), passed=how == RESULT and test is None)
+            yield from self._receive_probe((task.target, task.tests[0]), passed=how == RESULT and test is None)
             return
         if test is None:
             yield task, (SURVIVED if task.tests else NOT_COVERED, None)
@@ -211,7 +211,7 @@ class _Judge:
                 self.queue.appendleft(self.chooser.probe(task, test))
             self.waiting[key].append((task, end))
 
-    def _hear_probe(self, key: tuple[str, str], *, passed: bool) -> Iterator[tuple[Task, Verdict]]:
+    def _receive_probe(self, key: tuple[str, str], *, passed: bool) -> Iterator[tuple[Task, Verdict]]:
         (self.trusted if passed else self.unfair).add(key)
         for task, end in self.waiting.pop(key, []):
             if passed:
@@ -232,7 +232,7 @@ class _Judge:
 def run_fresh(
     project: Project, chooser: ChoosesTests, tasks: Sequence[Task], *, workers: int, until: float
 ) -> Iterator[tuple[Task, Verdict]]:
-    """Each mutant under an import of its own."""
+    """Run each mutant with its own import."""
     judge = _Judge(chooser, deque(tasks))
 
     def work(task: Task, folder: Path) -> str | None:
@@ -249,13 +249,13 @@ def run_fresh(
         return None
 
     for task, how, answer in in_children(judge.take, work, workers=workers, until=until):
-        yield from judge.hear(task, how, answer)
+        yield from judge.receive(task, how, answer)
 
 
 def run_live(
     project: Project, chooser: ChoosesTests, tasks: Sequence[Task], *, workers: int, until: float
 ) -> Iterator[tuple[Task, Verdict | None]]:
-    """Each mutant in a fork of one process that has collected all tests; None where that cannot be."""
+    """Run each mutant in a fork of one process that has collected all tests. Return None if this is impossible."""
     read, write = os.pipe()
     server = os.fork()
     if server == 0:
@@ -340,7 +340,7 @@ def _serve(
             if answer == _MISFIT:
                 tell([numbers[task.mutant], None])
                 continue
-            for done, verdict in judge.hear(task, how, answer):
+            for done, verdict in judge.receive(task, how, answer):
                 tell([numbers[done.mutant], verdict])
 
     def serve_or_say(session: pytest.Session) -> None:

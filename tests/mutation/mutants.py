@@ -1,7 +1,7 @@
 """Mutants of a file: one small change each, everywhere in the module.
 
-The changes are mutmut's, without those that mostly end in a TypeError, and some of our own: a check that is
-gone, a condition that is reversed, an argument that silently takes its default.
+The operators are those of mutmut, except those that mostly cause a TypeError, and some additional ones: a removed
+check, a reversed condition, an argument replaced by its default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODULE = "<module>"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A changed file. Its identity has no line numbers, so that it survives edits elsewhere."""
+    """A changed file. Its identity contains no line numbers, so it survives edits elsewhere."""
 
     file: str
     where: str
@@ -78,7 +78,7 @@ def _assignment(node: cst.Assign | cst.AnnAssign) -> Iterator[cst.CSTNode]:
 
 
 def _argument(node: cst.Call) -> Iterator[cst.CSTNode]:
-    """Without a named argument, or without the last of several: a default takes its place."""
+    """Remove a keyword argument, or the last of several, so that the default applies."""
     plain = [i for i, arg in enumerate(node.args) if arg.keyword is None and not arg.star]
     for i, arg in enumerate(node.args):
         if arg.keyword is not None or arg.star == "**" or (len(plain) > 1 and i == plain[-1]):
@@ -88,7 +88,7 @@ def _argument(node: cst.Call) -> Iterator[cst.CSTNode]:
             yield node.with_changes(args=rest)
 
 
-def _gone(node: cst.Expr | cst.Raise) -> Iterator[cst.CSTNode]:
+def _removed(node: cst.Expr | cst.Raise) -> Iterator[cst.CSTNode]:
     value = node.value.expression if isinstance(node, cst.Expr) and isinstance(node.value, cst.Await) else None
     if isinstance(node, cst.Raise) or isinstance(value or node.value, cst.Call):
         yield cst.Pass(semicolon=node.semicolon)
@@ -129,7 +129,7 @@ OPERATORS: list[tuple[Any, str, Operator]] = [
     (cst.SimpleString, "text", _text),
     (cst.Assign | cst.AnnAssign, "assignment", _assignment),
     (cst.Call, "argument", _argument),
-    (cst.Expr | cst.Raise, "gone", _gone),
+    (cst.Expr | cst.Raise, "gone", _removed),
     (cst.BooleanOperation, "operand", _operand),
     (cst.Return, "nothing", _nothing),
 ]
@@ -141,7 +141,7 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
 def _is_prose(node: cst.CSTNode) -> bool:
-    """A sentence with values in it: at least two words, or what an exception says."""
+    """Return whether this is a message with values: at least two words, or the text of an exception."""
     said = [node] if isinstance(node, cst.FormattedString) else _strings(node)
     texts = []
     for part in said:
@@ -184,8 +184,8 @@ def _is_skipped(node: cst.CSTNode) -> bool:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a node stands."""
+class _Position:
+    """Position of a node."""
 
     names: tuple[str, ...] = ()
     function: tuple[tuple[str, ...], int] | None = None
@@ -204,7 +204,7 @@ class _Finder:
         self.seen = {_tree(text)}
         self.found: list[Mutant] = []
 
-    def visit(self, node: cst.CSTNode, place: _Place) -> None:
+    def visit(self, node: cst.CSTNode, place: _Position) -> None:
         if _is_skipped(node):
             return
         if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
@@ -230,7 +230,7 @@ class _Finder:
         for child in node.children:
             self.visit(child, place)
 
-    def add(self, node: cst.CSTNode, changed: cst.CSTNode, operator: str, place: _Place) -> None:
+    def add(self, node: cst.CSTNode, changed: cst.CSTNode, operator: str, place: _Position) -> None:
         start, end = (self._offset(each) for each in (self.positions[node].start, self.positions[node].end))
         written = self.module.code_for_node(changed)
         if self.text[start:end] != self.module.code_for_node(node):  # it has lines of its own
@@ -279,7 +279,7 @@ class _Finder:
 
 
 def _is_local(node: cst.CSTNode, operator: str) -> bool:
-    """``x = None`` for a local name is a TypeError two lines later."""
+    """Return whether this is ``x = None`` for a local name, which only causes a TypeError two lines later."""
     if operator != "assignment":
         return False
     target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
@@ -287,7 +287,7 @@ def _is_local(node: cst.CSTNode, operator: str) -> bool:
 
 
 def _has_opposite(test: cst.BaseExpression) -> bool:
-    """Another operator reverses it already: ``==`` and ``!=``, ``in`` and ``not in``, ``not``."""
+    """Return whether another operator already reverses it: ``==`` and ``!=``, ``in`` and ``not in``, ``not``."""
     if isinstance(test, cst.UnaryOperation):
         return isinstance(test.operator, cst.Not)
     pairs = cst.Equal | cst.NotEqual | cst.Is | cst.IsNot | cst.In | cst.NotIn
@@ -316,7 +316,7 @@ def _tree(text: str) -> str:
 
 
 def _difference(old: str, new: str) -> tuple[int, int, str]:
-    """Start and end of what is different in ``old``, and what stands there in ``new``."""
+    """Return start and end of the differing part of ``old``, and its replacement in ``new``."""
     start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     tail = min(len(old), len(new)) - start
     back = next((i for i in range(tail) if old[-1 - i] != new[-1 - i]), tail)
@@ -324,7 +324,7 @@ def _difference(old: str, new: str) -> tuple[int, int, str]:
 
 
 def _lines(old: str, new: str) -> tuple[int, str, str]:
-    """The first line that differs, and the differing lines of both, as one line each."""
+    """Return the first line that differs, and the differing lines of both, each joined to one line."""
     before, after = old.splitlines(), new.splitlines()
     short = min(len(before), len(after))
     head = next((i for i in range(short) if before[i] != after[i]), short)
@@ -334,10 +334,10 @@ def _lines(old: str, new: str) -> tuple[int, str, str]:
 
 
 def mutants_of(file: str, text: str) -> list[Mutant]:
-    """All mutants of a file, in the order of its lines."""
+    """Return all mutants of a file, in line order."""
     finder = _Finder(file, text)
     for statement in finder.module.body:
-        finder.visit(statement, _Place())
+        finder.visit(statement, _Position())
     counts: Counter[str] = Counter()
     numbered = []
     for each in sorted(finder.found, key=lambda mutant: mutant.start):

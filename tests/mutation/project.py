@@ -1,4 +1,4 @@
-"""What is mutated and which tests may find it: ``targets.toml``, read."""
+"""Targets of mutation testing and the tests that may kill their mutants, from ``targets.toml``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, eq=False)
 class Project:
-    """``targets`` are named from ``package``, everything else from ``root``."""
+    """Settings of a run. ``targets`` are relative to ``package``, everything else to ``root``."""
 
     root: Path
     source: str
@@ -31,16 +31,16 @@ class Project:
         return self.path(target).read_text(encoding="utf-8")
 
     def module(self, target: str) -> str:
-        """The name that the target is imported by."""
+        """Return the name under which the target is imported."""
         return ".".join(self.path(target).relative_to(self.root / self.source).with_suffix("").parts)
 
     @property
     def state(self) -> Path:
-        """Where maps and results are kept between runs."""
+        """Folder of maps and results that are kept between runs."""
         return self.root / ".mutation"
 
     def chosen(self, globs: list[str]) -> list[str]:
-        """The targets that one of the globs names, in their order; all of them without globs."""
+        """Return the targets that match one of the globs, in order; all targets without globs."""
         chosen = [
             each
             for each in self.targets
@@ -52,13 +52,13 @@ class Project:
 
     @cached_property
     def test_files(self) -> list[str]:
-        """All files whose tests may find a mutant."""
+        """Return all files whose tests may kill a mutant."""
         doctests = [f"{self.package}/{each}" for each in self.targets if ">>>" in self.text(each)]
         out = set(self._files(self.left_out))
         return [*(each for each in self._files(self.candidates) if each not in out), *doctests]
 
     def own_files(self, target: str) -> list[str]:
-        """The files among them that belong to a target."""
+        """Return those files that belong to a target."""
         stem = Path(target).stem
         named = set(self._files(self.own.get(target, ())))
         return [

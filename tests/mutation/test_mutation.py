@@ -1,4 +1,4 @@
-"""The runner finds the hole in a toy's tests and nothing else, honours reasons, and sees stale ones."""
+"""The runner finds exactly the gap in the tests of a toy project, applies reasons, and detects stale ones."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ candidates = ["tests"]
 
 @dataclass
 class Toy:
-    """A project of one file, and what the runner says of it."""
+    """A project with one file, and the runner's output."""
 
     root: Path
 
@@ -120,7 +120,7 @@ class Toy:
 
 
 def mutants_of(path: str, text: str) -> list[Mutant]:
-    """What is imported here, since every worker of pytest imports this file: the parser takes a second to load."""
+    """Import here, because every pytest worker imports this file and the parser takes a second to load."""
     from mutation import mutants
 
     return list(mutants.mutants_of(path, text))
@@ -145,7 +145,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return Toy(root)
 
 
-def test_exactly_the_hole_is_found_and_a_reason_closes_it(toy: Toy) -> None:
+def test_the_gap_is_found_and_a_reason_closes_it(toy: Toy) -> None:
     said = toy.run("--keep-killers", code=1)
     assert survivors(said) == [HOLE]
     assert "  - return n <= LIMIT\n  + return n < LIMIT\n" in toy.shown
@@ -171,7 +171,7 @@ def test_exactly_the_hole_is_found_and_a_reason_closes_it(toy: Toy) -> None:
     assert toy.run("--only", "fits", code=1)["stale"] == ["toy/purse.py::fits: return n <= 3 => return n < LIMIT"]
 
 
-def test_a_reason_for_what_a_test_finds_is_told(toy: Toy) -> None:
+def test_reason_for_a_killed_mutant_is_reported(toy: Toy) -> None:
     [other] = [each for each in mutants_of("toy/purse.py", TOY) if each.new == "LIMIT = 4"]
     (toy.root / "reasons.toml").unlink(missing_ok=True)
     toy.excuse(other)
@@ -183,7 +183,7 @@ def identities(text: str) -> set[str]:
     return {f"{each.operator}: {each.old} => {each.new}" for each in mutants_of("x.py", text)}
 
 
-def test_prose_types_and_imports_are_left_alone() -> None:
+def test_prose_types_and_imports_are_not_mutated() -> None:
     text = '''\
 """Module."""
 from __future__ import annotations
@@ -207,7 +207,7 @@ def f(x: "int"):
     }
 
 
-def test_checks_operands_arguments_and_numbers_are_changed() -> None:
+def test_checks_operands_arguments_and_numbers_are_mutated() -> None:
     assert identities("check(a)\n") == {"gone: check(a) => pass"}
     assert identities("x = f(a or b, c=1.5)\n") == {
         "assignment: x = f(a or b, c=1.5) => x = None",
@@ -220,15 +220,15 @@ def test_checks_operands_arguments_and_numbers_are_changed() -> None:
     }
 
 
-def test_an_identity_survives_edits_elsewhere() -> None:
+def test_identity_survives_edits_elsewhere() -> None:
     before = [each.identity for each in mutants_of("x.py", TOY)]
     moved = TOY.replace("LIMIT = 3\n", "LIMIT = 3\n\n# a comment\n\n")
     assert [each.identity for each in mutants_of("x.py", moved)] == before
     assert len(set(before)) == len(before)
 
 
-def test_a_constant_meets_its_own_tests_first_and_those_that_found_a_mutant_before_all(toy: Toy) -> None:
-    """A test of a constant runs no line of the file, and whoever does could take all the time there is."""
+def test_constants_run_their_own_tests_first_after_earlier_killers(toy: Toy) -> None:
+    """A test of a constant covers no line of the file, and other tests could use all the time available."""
     from mutation.coverage_map import TestFile
     from mutation.hunt import ENOUGH, Chooser
     from mutation.project import read_project
@@ -261,7 +261,7 @@ def _spin(seconds: float) -> None:
         pass
 
 
-def test_a_test_that_becomes_endless_is_ended_and_one_that_only_waits_longer_is_not(
+def test_endless_tests_are_ended_and_slow_ones_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from mutation import sessions

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from guards import STUDY, guarded, memory_folder, tiny
 from looping import case
-from noise_checks import Watcher, check_independent, check_nothing_shared, check_scale, gradients_said
-from questions import gradient_question
+from noise_checks import RoundRecorder, check_independent, check_nothing_shared, check_scale, released_gradients
+from noise_queries import gradient_query
 
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
@@ -93,19 +93,19 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
     )
     features, labels = zeros(loss, np.float32)
     table = EncodedTable(features, labels, owners(), tuple(map(str, range(len(SIZES)))), Report())
-    seen = Watcher()
+    seen = RoundRecorder()
     result = run_study(study, table, seed=seed, observers=[seen])
     assert result.n_rows == SIZES
     planned = np.full(len(SIZES), ROUNDS)
     method = study.training.build(study.problem, result.rows, planned)
     assert isinstance(method, DpAdmm)
-    return standardised(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
+    return standardised(released_gradients(seen, method, study.problem), study.problem.loss.lipschitz)
 
 
 def simulated(loss: str, **more: Any) -> Floats:
     """Return the noise of ``simulate``."""
     features, labels = zeros(loss)
-    seen = Watcher()
+    seen = RoundRecorder()
     result = simulate(
         (features, labels),
         classes=CLASSES[loss],
@@ -123,14 +123,14 @@ def simulated(loss: str, **more: Any) -> Floats:
     )
     method = result.settings.build(result.problem, result.rows, np.full(len(SIZES), ROUNDS))
     assert isinstance(method, DpAdmm)
-    return standardised(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
+    return standardised(released_gradients(seen, method, result.problem), result.problem.loss.lipschitz)
 
 
 @dataclass
 class Fits:
     """Record the runs of estimators, without changing them."""
 
-    seen: list[tuple[Watcher, Any]]
+    seen: list[tuple[RoundRecorder, Any]]
 
     def noise(self, loss: str, *, fit: Any = None, **more: Any) -> Floats:
         model = fit or _estimator(loss, **more)
@@ -140,7 +140,7 @@ class Fits:
         planned = np.full(len(SIZES), ROUNDS)
         method = result.settings.build(result.problem, result.rows, planned)
         c1 = result.problem.loss.lipschitz
-        return standardised(gradients_said(watcher, method, result.problem), c1)
+        return standardised(released_gradients(watcher, method, result.problem), c1)
 
 
 def _estimator(loss: str, **more: Any) -> Any:
@@ -153,10 +153,10 @@ def _estimator(loss: str, **more: Any) -> Any:
 
 @pytest.fixture
 def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
-    watched: list[tuple[Watcher, Any]] = []
+    watched: list[tuple[RoundRecorder, Any]] = []
 
     def watching(*words: Any, **more: Any) -> Any:
-        watcher = Watcher()
+        watcher = RoundRecorder()
         result = run(*words, observers=[watcher], **more)
         watched.append((watcher, result))
         return result
@@ -318,7 +318,7 @@ def test_noise_scale_depends_on_the_agents_own_number_of_rows(active: Any) -> No
     points = np.ones((len(SIZES), *SHAPES["softmax"]))
     rounds = (1, 2, 9, 33, 101, 1001, 2**17)
     for round in rounds:
-        ExactNoise(source).answer(gradient_question(rows, loss, points, z, round, active))
+        ExactNoise(source).answer(gradient_query(rows, loss, points, z, round, active))
     agents = range(len(SIZES)) if active is None else active.tolist()
     assert asked == {
         (i, round): (Lattice(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240) for i in agents for round in rounds
@@ -332,7 +332,7 @@ def test_noise_of_other_methods_differs_between_rounds_and_runs() -> None:
             features, labels = np.zeros((20, 240)), np.tile([-1.0, 1.0], 10)
             runs = []
             for _ in range(2):
-                seen = Watcher()
+                seen = RoundRecorder()
                 sampled = DpSgd(learning_rate=1.0, sampling=0.5 if kind == "samples" else 1.0)
                 simulate(
                     (features, labels),

@@ -17,7 +17,7 @@ import numpy as np
 from guards import STUDY, D, M, guarded, memory_folder, private, rows
 from looping import case
 from masked_sites import ALL, KEYS, MASKED, MASKING, OWNER, ROSTER, N, masked_study, site, unmasked
-from neighbours import Seen, allowed_steps, steps_between, watched
+from neighbours import Outbound, allowed_steps, steps_between, watched
 from scipy.stats import chisquare
 
 from dpadmm.accounting.events import Release
@@ -50,9 +50,9 @@ def point(round: int) -> Any:
     return np.array([[0.3], [-40.0], [1e154]]) * (round - 1)
 
 
-def run_study(folder: Path, neighbour: str | None) -> tuple[Seen, dict[tuple[int, int], Any]]:
+def run_study(folder: Path, neighbour: str | None) -> tuple[Outbound, dict[tuple[int, int], Any]]:
     """Return all messages except masked answers, and the masked answers by round and site."""
-    seen, answers = Seen(), dict[tuple[int, int], Any]()
+    seen, answers = Outbound(), dict[tuple[int, int], Any]()
     with watched(seen, seed=1):
         for part in ((1, 2), (2, 3, 4), ()):
             with ExitStack() as held:
@@ -72,7 +72,7 @@ def run_study(folder: Path, neighbour: str | None) -> tuple[Seen, dict[tuple[int
     return seen, answers
 
 
-def send_refused_requests(seen: Seen, guard: Guard) -> None:
+def send_refused_requests(seen: Outbound, guard: Guard) -> None:
     """Send all kinds of invalid requests and record the messages of the refusals."""
     request = guard.prepare(HASH, 1, point(1), b"memo")
     before = len(seen.uploads)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from guards import POLICY, STUDY, D, M, consensus, guarded, memory_folder, own, rows
 from looping import case
-from neighbours import LIMIT, LONG, Seen, allowed_steps, steps_between, watched
+from neighbours import LIMIT, LONG, Outbound, allowed_steps, steps_between, watched
 from scipy.sparse import csr_array
 
 from dpadmm.sites.agent import Agent
@@ -89,10 +89,10 @@ def run_study(
     sparse: bool = False,
     agent: bool = False,
     seed: int = 1,
-) -> Seen:
+) -> Outbound:
     """Run a whole study with a restart: a guard at given points, or an agent at its own."""
     features, labels = table(study.training.loss.name, neighbour)
-    opened, seen = own(csr_array(features) if sparse else features, labels), Seen()
+    opened, seen = own(csr_array(features) if sparse else features, labels), Outbound()
 
     with watched(seen, seed):
         for part in (range(1, 4), range(3, len(POINTS) + 1)):
@@ -120,7 +120,7 @@ def _point(study: Study, round: int) -> Any:
     return np.tile(POINTS[round - 1][:, None], (1, study.shape[1]))
 
 
-def _send_refused_requests(seen: Seen, guard: Guard, study: Study, agent: Agent | None) -> None:
+def _send_refused_requests(seen: Outbound, guard: Guard, study: Study, agent: Agent | None) -> None:
     """Send all kinds of invalid requests and record the messages of the refusals."""
     shape, before = study.shape, len(seen.uploads)
     for name, round, point in (
@@ -146,7 +146,7 @@ def _send_refused_requests(seen: Seen, guard: Guard, study: Study, agent: Agent 
 
 
 @cache
-def baseline(loss: str, method: str, *, sparse: bool = False, agent: bool = False) -> Seen:
+def baseline(loss: str, method: str, *, sparse: bool = False, agent: bool = False) -> Outbound:
     """Return the outbound data of D."""
     with memory_folder() as folder:
         return run_study(folder, study_of(loss, method), None, sparse=sparse, agent=agent)

@@ -28,7 +28,7 @@ from guards import memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from looping import case
-from neighbours import LONG, Seen, allowed_steps, dense, steps_between, watched
+from neighbours import LONG, Outbound, allowed_steps, dense, steps_between, watched
 from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
 from statistic_cases import all_statistics, grid_of, parameters_for
 
@@ -149,7 +149,7 @@ HASHES = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 @dataclass(eq=False)
-class Observed(Seen):
+class Observed(Outbound):
     """Everything that a server receives from a site, public files, and answers by point."""
 
     wire: list[bytes | None] = field(default_factory=list)

@@ -17,7 +17,7 @@ from cases import prove
 from guards import memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from neighbours import LONG, Releases, Seen, allowed_steps, dense, recorded, steps_between, watched
+from neighbours import LONG, Outbound, Releases, allowed_steps, dense, recorded, steps_between, watched
 from person_tables import COLUMNS, OUTCOMES, POLES, PersonTable, Row, person_study
 from scipy.sparse import csr_array
 
@@ -48,7 +48,7 @@ class World:
 
 def world(run: Callable[[], tuple[Any, Any]]) -> World:
     """Run a function with the seeded entropy and the stopped clock that all worlds share."""
-    seen = Seen()
+    seen = Outbound()
     with watched(seen, seed=1), recorded() as releases, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         public, first = run()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 from scipy.spatial.distance import pdist, squareform
-from statistic_cases import all_statistics, grid_of, parameters_for, shapes_and_points
+from statistic_cases import all_statistics, grid_of, parameters_for, preconditioners_and_points
 
 from dpadmm import kernels
 from dpadmm.errors import DataError, StudyError
@@ -267,7 +267,7 @@ def test_reduced_clipping_bound_follows_the_proof_for_each_agent(
     plain = kernels.guarded_sums
     monkeypatch.setattr(kernels, "guarded_sums", lambda *a, bound: seen.append(bound) or plain(*a, bound=bound))
     rows = cohort(Logistic(), sizes=(20, 41, 2))
-    for parameters in shapes_and_points(5, 1):
+    for parameters in preconditioners_and_points(5, 1):
         seen.clear()
         PreconditionedGradient(Logistic(), 5).sums(rows, np.stack([parameters] * 3), bound=0.9)
         for found, m in zip(seen[0], (20, 41, 2), strict=True):
@@ -277,7 +277,7 @@ def test_reduced_clipping_bound_follows_the_proof_for_each_agent(
 def test_preconditioned_rows_are_not_stored() -> None:
     for storage in (np.asarray, csr_array, coded):
         rows = stored(cohort(Logistic(), sizes=(30, 20)), storage)
-        for parameters in shapes_and_points(5, 1)[:3]:
+        for parameters in preconditioners_and_points(5, 1)[:3]:
             asked = np.stack([parameters] * 2)
             PreconditionedGradient(Logistic(), 5).sums(rows, asked, bound=1.0)
             if storage is not np.asarray:
@@ -578,7 +578,7 @@ def test_preconditioned_gradient_is_the_gradient_of_preconditioned_rows_over_the
 def test_agents_of_a_cohort_share_a_preconditioner_but_not_points() -> None:
     loss = Logistic()
     rows, statistic = cohort(loss, sizes=(20, 30)), PreconditionedGradient(loss, 5)
-    asked = np.stack([shapes_and_points(5, 1)[1]] * 2)
+    asked = np.stack([preconditioners_and_points(5, 1)[1]] * 2)
     asked[1, -1] += 1.0
     sums = statistic.sums(rows, asked, bound=1.0)
     assert np.array_equal(sums[1], statistic.sums(rows.agent(1), asked[1:], bound=1.0)[0])
@@ -593,7 +593,7 @@ def test_agents_of_a_cohort_share_a_preconditioner_but_not_points() -> None:
 def test_preconditioned_gradient_accepts_parameters_in_range() -> None:
     statistic = PreconditionedGradient(Softmax(n_outputs=3), 4)
     good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
-    assert all(statistic.accepts(each) for each in [good, *shapes_and_points(4, 3)])
+    assert all(statistic.accepts(each) for each in [good, *preconditioners_and_points(4, 3)])
     assert MAX_PARAMETER == 1e9
     beyond, below = np.nextafter(MAX_PARAMETER, np.inf), np.nextafter(1.0 / MAX_PARAMETER, 0.0)
     scales = (beyond, below, 0.0, -0.0, 5e-324, -1.0, 1.7e308)

@@ -1,4 +1,4 @@
-"""A grid whose process is killed, interrupted or out of disk: nothing finished is lost, nobody is left."""
+"""A grid that is killed, interrupted or out of disk space: no finished cell is lost, and no process is left."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ if __name__ == "__main__":
 """
 
 
-def in_one_go(path: Path, *, repeats: int = 4, **options) -> Results:
-    """The grid without any trouble."""
+def uninterrupted(path: Path, *, repeats: int = 4, **options) -> Results:
+    """Run the grid without any fault."""
     with quick_workers():
         return run_grid(grid_from(GRID, repeats=repeats), small_rows(), path, workers=1, **options)
 
@@ -57,7 +57,7 @@ def start(path: Path, *, repeats: int = 4, workers: int = 1, **options) -> subpr
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
 
-def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_path):
+def test_grid_killed_three_times_gives_the_same_file_and_leaves_no_process(tmp_path):
     grid, path = grid_from(GRID), tmp_path / "out" / "results.parquet"
     path.parent.mkdir()
     n_cells, finished, rng = len(grid.cells()), 0, random.Random()
@@ -92,14 +92,14 @@ def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_pat
     assert counts == list(range(finished, n_cells + 1))  # what was finished was not run again
     whole = read_results(path)
     assert whole.select(cell=before.cells).to_table().equals(before.to_table())
-    straight = in_one_go(tmp_path / "straight.parquet")
+    straight = uninterrupted(tmp_path / "straight.parquet")
     assert without_times(whole).equals(without_times(straight))
     assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
 
 
-def test_an_extension_killed_in_between_ends_with_the_file_of_an_uninterrupted_run(tmp_path):
+def test_killed_extension_gives_the_same_file(tmp_path):
     path = tmp_path / "out" / "results.parquet"
-    before = in_one_go(path)
+    before = uninterrupted(path)
     process = start(path, repeats=6)
     try:
         counts = (int(line) for line in process.stdout)
@@ -112,17 +112,17 @@ def test_an_extension_killed_in_between_ends_with_the_file_of_an_uninterrupted_r
     kept = read_results(path)
     assert kept.select(cell=before.cells).to_table().equals(before.to_table())
     seen = []
-    whole = in_one_go(path, repeats=6, watch=seen.append)
+    whole = uninterrupted(path, repeats=6, watch=seen.append)
     assert seen[0].done == len(kept.cells)
     assert whole.select(cell=kept.cells).to_table().equals(kept.to_table())
-    straight = in_one_go(tmp_path / "straight" / "results.parquet", repeats=6)
+    straight = uninterrupted(tmp_path / "straight" / "results.parquet", repeats=6)
     assert without_times(whole).equals(without_times(straight))
 
 
-def test_a_disk_that_fills_up_leaves_what_was_written_and_one_sentence(tmp_path):
+def test_full_disk_keeps_written_results_and_prints_one_sentence(tmp_path):
     path = tmp_path / "out" / "results.parquet"
     path.parent.mkdir()
-    first = in_one_go(path, names=["again"])
+    first = uninterrupted(path, names=["again"])
     room = path.stat().st_size + 300
 
     def little_room() -> None:
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_leaves_what_was_written_and_one_sentence(tmp_path)
     assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
 
 
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_keeps_finished_cells_and_prints_how_to_resume(tmp_path):
     (tmp_path / "grid.toml").write_text(
         'data = "synthetic"\nrepeats = 200\n[shared]\nn_rounds = 20\n'
         '[experiments.a]\n[[experiments.a.runs]]\nmethod = "dp_admm"\nepsilon = 1.0\n'

@@ -1,4 +1,4 @@
-"""The results file: what is written is read, what is not ours is refused in one sentence."""
+"""The results file: round trip, and refusal of invalid files in one sentence."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def results(path) -> Results:
     return read_results(path)
 
 
-def test_what_is_written_is_read(results, path):
+def test_results_round_trip(results, path):
     assert results.to_table().equals(pa.Table.from_pylist(LINES, schema=SCHEMA))
     assert results.grid == GRID
     assert results.meta["version"] == dpadmm.__version__
@@ -86,7 +86,7 @@ def test_last_is_the_last_round_of_every_cell(results):
     assert len(results.select(n_agents=7).last()) == 0
 
 
-def test_the_digest_of_data_sees_every_part_of_it():
+def test_data_digest_depends_on_every_part():
     def stamp(**changes):
         parts = {"features": np.eye(3), "labels": np.ones(3), "classes": ("no", "yes"), "groups": None}
         return data_stamp(Dataset("d", **{**parts, **changes}))["digest"]
@@ -137,7 +137,7 @@ def _no_header(path):
         (lambda path: path.unlink(), "there is no results file"),
     ],
 )
-def test_what_is_not_ours_is_refused_in_one_sentence(path, spoil, says):
+def test_invalid_files_are_refused_in_one_sentence(path, spoil, says):
     spoil(path)
     with pytest.raises(DataError, match=says) as refused:
         read_results(path)
@@ -145,7 +145,7 @@ def test_what_is_not_ours_is_refused_in_one_sentence(path, spoil, says):
     assert "\n" not in str(refused.value)
 
 
-def test_a_full_disk_leaves_the_old_file(path):
+def test_full_disk_keeps_the_old_file(path):
     before = path.read_bytes()
     assert len(before) > 1000
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

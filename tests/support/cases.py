@@ -1,4 +1,4 @@
-"""The one list of losses and regularizers, made from their registries, that every test runs over; rows for them."""
+"""All losses and regularizers from their registries, as one list of test cases, and rows for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpadmm.regularizers import REGULARIZERS, Regularizer
 
 
 def _variants(made: type) -> list[Any]:
-    """A class with its defaults, and with each of its numbers smaller and larger; all numbers of classes."""
+    """Return a class with its defaults, and with each number smaller and larger; all numbers of classes."""
     if getattr(made, "task", "") == "multiclass":
         return [made(n_outputs=p) for p in (2, 3, 5)]
     found = [made(), made(cuts=(0.25, 0.6))] if getattr(made, "task", "") == "count" else [made()]
@@ -49,7 +49,7 @@ SMOOTH_REGULARIZER_CASES = [each for each in REGULARIZER_CASES if each.smoothnes
 
 
 def random_labels(loss: Loss, rng: np.random.Generator, n: int) -> Floats:
-    """(n,) labels as the loss wants them: ±1, 0..p−1, numbers in [−1, 1], or counts with exposures."""
+    """Return (n,) labels for the loss: ±1, 0..p−1, numbers in [−1, 1], or counts with exposures."""
     if loss.task == "count":
         return counted(rng.integers(9, size=n) / 8.0, rng.choice([1.0, 0.25, 0.01, rng.uniform()], n))
     if loss.task == "binary":
@@ -65,7 +65,7 @@ def random_scores(loss: Loss, rng: np.random.Generator, n: int, scale: float = 1
 
 
 def of_all_sizes(rng: np.random.Generator, shape: tuple[int, ...], limit: float) -> Floats:
-    """Numbers within ±limit: spread evenly, of every size down to 1e-12 of it, and where something may turn."""
+    """Return numbers within ±limit: uniform, of every magnitude down to 1e-12 of it, and near turning points."""
     turns = rng.choice([0.0, 1.0, np.nextafter(1.0, 2.0), 1e-300, limit, np.nextafter(limit, 0.0)], shape)
     kinds = [rng.uniform(0.0, limit, shape), limit * 10.0 ** rng.uniform(-12.0, 0.0, shape), np.minimum(turns, limit)]
     return np.choose(rng.integers(3, size=shape), kinds) * rng.choice([-1.0, 1.0], shape)
@@ -76,19 +76,19 @@ def labels_of_all_sizes(loss: Loss, rng: np.random.Generator, n: int, limit: flo
 
 
 def random_rows(rng: np.random.Generator, n: int, d: int) -> Floats:
-    """(n, d) rows of L2 norm ≤ 1, many of them on the sphere (to rounding)."""
+    """Return (n, d) rows of L2 norm ≤ 1, many of them of norm 1 up to rounding."""
     rows = rng.standard_normal((n, d))
     return rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 def coded(rows: Floats) -> CodedRows:
-    """The same rows, coded: the last column is a category of one value, the others are numbers."""
+    """Return the same rows in coded storage: the last column is a category with one value, the others are numbers."""
     n, d = rows.shape
     return CodedRows(np.ascontiguousarray(rows), np.full((n, 1), d - 1, np.uint8), np.arange(d - 1), d)
 
 
 def grid(loss: Loss, levels: list[float], label_limit: float = 1.0) -> tuple[Floats, Floats]:
-    """Labels and scores: every extreme label with every choice of the p scores among the levels."""
+    """Return labels and scores: every extreme label with every choice of the p scores among the levels."""
     p = loss.n_outputs
     limits = {"binary": (-1.0, 1.0), "regression": (-label_limit, label_limit)}
     counts = counted(np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.1, 1.0, 0.5, 1.0])).tolist()

@@ -1,7 +1,4 @@
-"""An unreliable network on purpose: a TCP proxy that delays, stalls, cuts and throttles what passes through it.
-
-And an HTTP proxy, through which many sites have to go.
-"""
+"""An unreliable network: a TCP proxy that delays, stalls, cuts and throttles connections, and an HTTP proxy."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to each chunk of a connection: times in seconds, and probabilities."""
+    """Faults for each chunk of a connection: times in seconds, and probabilities."""
 
     delay: float = 0.0
     jitter: float = 0.0
@@ -133,9 +130,9 @@ class Proxy:
 
 
 class ConnectProxy:
-    """``with ConnectProxy(password=...) as proxy``: an HTTP proxy for CONNECT, in a thread, as firewalls have them.
+    """``with ConnectProxy(password=...) as proxy``: an HTTP proxy for CONNECT in a thread, as in firewalls.
 
-    It resolves every name to this machine, so that only what goes through it gets anywhere.
+    It resolves every name to the local machine, so connections that bypass it fail.
     """
 
     def __init__(self, password: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A deployed run once more in this process, also where answers were late or lost."""
+"""A deployed run repeated in this process, also if answers were late or lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> replays.Replay:
 
 
 def repeat(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> list[Floats]:
-    """By ``train`` where every answer entered the mean of its round."""
+    """Repeat the run with ``train`` if every answer entered the mean of its round."""
     entered, done = replays.entered_in(journal), journal.rounds_done
     spoken = {(name, k) for name, said in zip(journal.members, noise, strict=True) for k in said if k <= done}
     in_time = spoken == set(entered) and all(k == round for (_, round), k in entered.items())
@@ -32,7 +32,7 @@ def repeat(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -
 def with_delays(
     journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]], entered: Mapping[tuple[str, int], int]
 ) -> list[Floats]:
-    """The same loop with uploads that were late or lost."""
+    """Repeat the run with the same loop, with late or lost uploads."""
     study, problem, method = journal.study, journal.study.problem, journal.method(*rows.n_rows.tolist())
     source = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())
     state, consensus = method.init(problem, rows), method.start(study.shape)

@@ -1,7 +1,4 @@
-"""Tables of study files from settings with dotted names.
-
-The method is the paper's, unless another one is named.
-"""
+"""Tables of study files from settings with dotted names. The default method is the paper's."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def chi_square(drawn: Integers, scale: int) -> float:
 # --- the sampler -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("known_entropy")
+@pytest.mark.usefixtures("fixed_entropy")
 def test_draws_follow_the_exact_probabilities() -> None:
     for scale in SCALES:
         with case(scale):
@@ -108,7 +108,7 @@ def test_draws_have_the_same_distribution_as_opendp(scale: int) -> None:
     assert stats.chi2_contingency(table).pvalue > 1e-6
 
 
-@pytest.mark.usefixtures("known_entropy")
+@pytest.mark.usefixtures("fixed_entropy")
 def test_mean_variance_and_independence_of_coordinates() -> None:
     scale, rounds, weights = 10**6, 10_000, 60
     drawn = discrete_gaussian(scale, rounds * weights).reshape(rounds, weights) / scale
@@ -121,7 +121,7 @@ def test_mean_variance_and_independence_of_coordinates() -> None:
         assert abs(np.corrcoef(flat[:-1], flat[1:])[0, 1]) < 4.0 / math.sqrt(flat.size)
 
 
-@pytest.mark.usefixtures("known_entropy")
+@pytest.mark.usefixtures("fixed_entropy")
 def test_position_in_a_draw_does_not_change_the_distribution() -> None:
     drawn = np.array([discrete_gaussian(1000, 5) for _ in range(800)]) / 1000
     assert np.abs(drawn.var(axis=0) - 1.0).max() < 5.0 * math.sqrt(2.0 / len(drawn))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from guards import STUDY, consensus, guarded, rows, tiny
 from looping import case
-from questions import gradient_question
+from noise_queries import gradient_query
 
 from dpadmm.engine import noise as oracles
 from dpadmm.engine.noise import ExactNoise
@@ -282,7 +282,7 @@ def test_large_noise_reaches_the_upload_unchanged(monkeypatch: pytest.MonkeyPatc
     assert (release_sum(total, grid, 1e5) - quantise(total, grid)).tolist() == noise.tolist()
 
     data = make_rows(np.zeros((9, 5)), np.ones(9), order=np.arange(9), offsets=np.array([0, 9]))
-    wanted = gradient_question(data, Logistic(), np.zeros((1, 5, 1)), np.array([1e5]), 1)
+    wanted = gradient_query(data, Logistic(), np.zeros((1, 5, 1)), np.array([1e5]), 1)
     said = ExactNoise().answer(wanted)[0, :, 0] * grid.n_rows / grid.step
     np.testing.assert_allclose(said, noise, rtol=1e-12)
 
