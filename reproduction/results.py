@@ -1,7 +1,7 @@
-"""The tidy results file: one Parquet file, one line per cell of a grid and measured round.
+"""The results file: one Parquet file with one line per cell of a grid and measured round.
 
-Experiments write it and reports read it; nothing else passes between the two. The file describes itself:
-format, versions, the data it was measured on, and the whole grid.
+Experiments write it and reports read it. No other data passes between the two. The file describes itself: format,
+versions, the data, and the whole grid.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def grid_digest(grid: Mapping[str, Any]) -> str:
 def write_results(
     path: Path, table: pa.Table, *, grid: Mapping[str, Any], data: Mapping[str, Any], command: str
 ) -> None:
-    """Write the file atomically: after a failure, ``path`` is what it was before."""
+    """Write the file atomically. After a failure, ``path`` is unchanged."""
     meta = {
         "format": FORMAT,
         "version": dpadmm.__version__,

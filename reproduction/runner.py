@@ -1,8 +1,8 @@
-"""Run the missing cells of a grid on all cores, or on a cluster, and keep every finished cell in one results file.
+"""Run the missing cells of a grid on all cores or on a cluster, and store finished cells in a results file.
 
-Timed cells run first, alone, with all cores to themselves; then one worker per core, one thread each. Every
-cell is a pure function of its settings, and lines are in the order of the grid. So the file does not depend
-on interruptions, or on where and how many workers run it, except in the timing columns.
+Timed cells run first, alone, with all cores. Then one worker per core runs the others, with one thread each. Every cell
+is a pure function of its settings, and lines are in the order of the grid. So the file does not depend on interruptions
+or on the workers, except in the timing columns.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def run_grid(
     watch: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Results:
-    """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
+    """Run the missing cells of a grid (or of its experiments ``names``) and return all results in the file.
 
     When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. Every run starts
-    with ``prior``, from public rows; the grid's title has to distinguish it from others. ``scheduler`` is the address
-    of a Dask scheduler whose workers run the cells.
+    with ``prior``, from public rows; the grid's title must distinguish it from others. ``scheduler`` is the address of
+    a Dask scheduler whose workers run the cells.
     """
     wanted = grid.cells(names)
     with (
@@ -108,10 +108,10 @@ def run_grid(
 
 
 class Store:
-    """The finished cells of a grid, in memory and in the results file; written on exit at the latest.
+    """The finished cells of a grid, in memory and in the results file, which is written on exit at the latest.
 
-    Only one process can hold the store of a folder. A file of another grid, other data or another version is
-    refused unless it may be overwritten. A file of the same grid with fewer repeats or experiments is extended.
+    Only one process can hold the store of a folder. A file of another grid, other data or another version is refused
+    unless it may be overwritten. A file of the same grid with fewer repeats or experiments is extended.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Store:
 
     def __enter__(self) -> Store:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _hold(self._path.parent)
+        self._lock = _lock_folder(self._path.parent)
         try:
             results.remove_unfinished(self._path)
             if self._path.exists() and not self._overwrite:
@@ -149,14 +149,14 @@ class Store:
         return key in self._cells
 
     def add(self, cell: Cell, lines: pa.Table) -> None:
-        """Keep a finished cell; it is in the file within a few seconds."""
+        """Store a finished cell. It is in the file within a few seconds."""
         self._cells[cell.key] = lines
         self._unwritten = True
         if monotonic() - self._written > WRITE_EVERY:
             self._write()
 
     def results(self) -> Results:
-        """Everything that is finished, as the file has it."""
+        """Return all finished cells, as in the file."""
         self._write()
         return read_results(self._path)
 
@@ -184,7 +184,7 @@ class Store:
                 raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
         self._extended = is_extended(grid, self._grid.as_json)
         if meta["grid_digest"] != self._grid.digest and not self._extended:
-            what = _difference_but_more(grid, self._grid.as_json)
+            what = _difference_except_extension(grid, self._grid.as_json)
             what = what or first_difference(grid, self._grid.as_json) or "other cells"
             raise DataError(f"{self._path} belongs to another grid ({what}); {what_to_do}")
         self._commands[:0] = meta["command"].splitlines()
@@ -196,21 +196,21 @@ class Store:
 
 
 def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether ``ours`` is the grid ``theirs`` with more repeats or experiments, and so has all of its cells."""
-    if _difference_but_more(theirs, ours) or ours["repeats"] < theirs["repeats"]:
+    """Return whether ``ours`` is the grid ``theirs`` with more repeats or experiments, and includes all its cells."""
+    if _difference_except_extension(theirs, ours) or ours["repeats"] < theirs["repeats"]:
         return False
     old, new = ({key for each in grid["experiments"].values() for key in each["cells"]} for grid in (theirs, ours))
     return old <= new and (new > old or set(ours["experiments"]) > set(theirs["experiments"]))
 
 
-def _difference_but_more(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The first difference apart from the repeats, in the experiments that ``theirs`` has."""
+def _difference_except_extension(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return the first difference apart from the repeats, in the experiments that ``theirs`` has."""
     shared = {name: each for name, each in ours["experiments"].items() if name in theirs["experiments"]}
     return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
 
 
 def first_difference(theirs: Any, ours: Any) -> str:
-    """The first difference between two grids, in words; empty if there is none.
+    """Return the first difference between two grids in words, or an empty string.
 
     Examples
     --------
@@ -231,7 +231,7 @@ def first_difference(theirs: Any, ours: Any) -> str:
 
 
 def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
-    """(place, value) of every entry of a grid except its cells."""
+    """Yield (place, value) of every entry of a grid except its cells."""
     if not isinstance(value, dict | list):
         yield ", ".join(place), json.dumps(value, ensure_ascii=False)[:60]
         return
@@ -240,7 +240,7 @@ def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
             yield from _entries(each, *place, str(name))
 
 
-def _hold(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     """Lock a folder until the returned descriptor is closed, at the latest when this process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -257,7 +257,7 @@ def _hold(folder: Path) -> int:
 
 
 class CellRuns:
-    """Runs cells on one data set."""
+    """Run cells on one data set."""
 
     def __init__(self, dataset: Dataset, prior: Prior | None = None) -> None:
         self._runs = PreparedRuns(dataset, prior)
@@ -272,7 +272,7 @@ class CellRuns:
         return _table(_lines(cell, result, reason=warning, wall_seconds=perf_counter() - started))
 
     def warm_up(self, cell: Cell) -> None:
-        """Keep compilation out of the times: a full run for a timed cell, two rounds for others."""
+        """Compile before measuring time: a full run for a timed cell, two rounds for others."""
         self._runs.warm_up(cell.settings, n_rounds=None if cell.timed else 2)
 
 
@@ -313,7 +313,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
 
 
 def _plain_releases(result: Result) -> set[tuple[float, int]]:
-    """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
+    """Return (z, releases per round) of the agents, or an empty set if a round is not plain Gaussian noise."""
     tallies = {group.planned for group in result.privacy.groups}
     every = {each for tally in tallies for each, _ in tally}
     plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
@@ -323,7 +323,7 @@ def _plain_releases(result: Result) -> set[tuple[float, int]]:
 
 
 def _bound(result: Result, round: int) -> float | None:
-    """The theorem's bound after ``round`` rounds, where the theorem applies to this run."""
+    """Return the theorem's bound after ``round`` rounds, if the theorem applies to this run."""
     method = result.method
     if not isinstance(method, DpAdmm) or method.schedule != "theorem" or result.settings.participation < 1.0:
         return None

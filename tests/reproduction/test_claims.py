@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 from synthetic_results import results_of, runs
 
-from reproduction.claims import claims, few_splits, in_short, written_claims
+from reproduction.claims import claims, few_splits_warning, read_claims, summary_of
 from reproduction.figures import PAPER
 from reproduction.report import claims_json, write_all
 from reproduction.rules import ClaimVerdict, by_share, decide, paired, tally
@@ -50,7 +50,7 @@ def test_summary_of_several_comparisons():
 
 
 def test_every_claim_is_complete():
-    every = [claim for claim, _ in written_claims()]
+    every = [claim for claim, _ in read_claims()]
     assert len({each.key for each in every}) == len(every) == 47
     assert sum(bool(each.quote) for each in every) == 37
     for each in every:
@@ -61,7 +61,7 @@ def test_every_claim_is_complete():
 
 
 def test_results_decide_every_claim_with_runs(verdicts):
-    missing = {claim.key for claim, _ in written_claims()} - set(verdicts)
+    missing = {claim.key for claim, _ in read_claims()} - set(verdicts)
     assert missing == {"data", "sampled-dpsgd"}  # not Adult, and no such runs in the small grid
     assert all(claim.evidence and all(claim.evidence) for claim in verdicts.values())
     assert ClaimVerdict.UNMEASURED not in {claim.verdict for claim in verdicts.values()}
@@ -112,11 +112,11 @@ def test_results_of_another_grid_have_no_claims(tmp_path):
 def test_claims_of_the_paper_are_counted_separately(verdicts):
     some = [replace(verdicts["time"], verdict=verdict) for verdict in list(ClaimVerdict)[:4]]
     ours = replace(verdicts["alone"], verdict=ClaimVerdict.FAILS)
-    assert in_short([*some, ours, ours]) == (
+    assert summary_of([*some, ours, ours]) == (
         "Of 4 claims of the paper, 1 holds, 1 holds in part, 1 does not hold, 1 is not applicable. "
         "Of 2 claims that we added, 2 do not hold."
     )
-    assert in_short([ours]) == "Of 1 claim that we added, 1 does not hold."
+    assert summary_of([ours]) == "Of 1 claim that we added, 1 does not hold."
 
 
 def test_pages_list_all_claims(verdicts, paper_page):
@@ -130,9 +130,9 @@ def test_pages_list_all_claims(verdicts, paper_page):
 
 def test_pages_warn_about_few_splits(verdicts, paper_page):
     every = list(verdicts.values())
-    warning = "These results have only 2 random splits, so much is not clear for lack of evidence"
+    warning = "These results have only 2 random splits, so some claims are unclear for lack of evidence"
     assert paper_page.count(warning) == 1
-    assert "only 1 random split," in few_splits([replace(claim, n_splits=1) for claim in every])
-    assert few_splits([replace(claim, n_splits=4) for claim in every])
-    assert few_splits([replace(claim, n_splits=5) for claim in every]) == ""
-    assert few_splits([]) == ""
+    assert "only 1 random split," in few_splits_warning([replace(claim, n_splits=1) for claim in every])
+    assert few_splits_warning([replace(claim, n_splits=4) for claim in every])
+    assert few_splits_warning([replace(claim, n_splits=5) for claim in every]) == ""
+    assert few_splits_warning([]) == ""

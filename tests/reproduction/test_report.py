@@ -104,7 +104,7 @@ def test_a_comparison_has_no_claims(comparison_results):
 
 @pytest.mark.usefixtures("sketched")
 def test_page_warns_about_few_splits_once(page, comparison_results):
-    assert page.text.count("only 2 random splits, so much is not clear for lack of evidence") == 1
+    assert page.text.count("only 2 random splits, so some claims are unclear for lack of evidence") == 1
     assert "lack of evidence" not in report_html(comparison_results)
 
 
@@ -123,7 +123,7 @@ def test_numbers_do_not_break_across_lines():
 def test_incomplete_results_are_marked(paper_results, page):
     assert "not complete" not in page.text
     part = paper_results.select("fig4", seed=1)
-    assert "These results are not complete. 5 runs are missing." in ParsedPage(report_html(part)).text
+    assert "These results are incomplete. 5 runs are missing." in ParsedPage(report_html(part)).text
 
 
 def anchors(text: str) -> set[str]:

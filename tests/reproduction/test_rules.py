@@ -9,12 +9,12 @@ import pytest
 from looping import case
 from synthetic_results import results_of, runs
 
-from reproduction.claims import written_claims
+from reproduction.claims import read_claims
 
 YES, PART, NO, MOOT = "holds", "holds in part", "does not hold", "not applicable"
 
 
-JUDGES = {claim.key: judge for claim, judge in written_claims()}
+JUDGES = {claim.key: judge for claim, judge in read_claims()}
 
 
 def verdict(results, key):

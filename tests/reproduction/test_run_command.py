@@ -75,7 +75,7 @@ def test_json_output_and_provenance_in_the_file(reproduction, grid_folder, argum
 def test_experiment_without_a_possible_run_is_an_error_with_the_reason(reproduction, grid_folder, arguments):
     answer = reproduction(*arguments, "toolarge", "--no-figures")
     assert answer.code == 2
-    assert answer.err.startswith("dpadmm: none of these runs could be made; ")
+    assert answer.err.startswith("dpadmm: all of these runs were refused; ")
 
 
 def test_additional_repeats_extend_a_folder(reproduction, arguments, tmp_path):

@@ -12,7 +12,7 @@ from dpadmm.data import synthetic
 from reproduction.figures import comparison_picture
 from reproduction.grid import grid_from
 from reproduction.measurements import PAPER_SECONDS, times
-from reproduction.report import accuracy_table, in_words, settings_table, tables, time_table
+from reproduction.report import accuracy_table, display_title, settings_table, tables, time_table
 from reproduction.results import read_results
 from reproduction.runner import run_grid
 
@@ -80,9 +80,9 @@ def test_totals_name_their_accountant(paper_results, comparison_results):
     accountants = set(paper_results.select("fig7").frame["accountant"].dropna())
     assert len(accountants) > 1
     assert all(name in table.note for name in accountants)
-    assert "exact for plain Gaussian noise and otherwise a bound that holds" in table.note
+    assert "exact for plain Gaussian noise and an upper bound otherwise" in table.note
     asked = accuracy_table(comparison_results, "comparison")
-    assert tuple(asked.frame.columns[2:5]) == ("total ε, asked", "δ", "total ε")
+    assert tuple(asked.frame.columns[2:5]) == ("requested total ε", "δ", "total ε")
     optimum = accuracy_table(comparison_results.select(method="centralized"), "comparison")
     assert "Total ε" not in optimum.note
 
@@ -116,6 +116,6 @@ def test_errors_of_a_regression_are_rms_errors(tmp_path):
 
 
 def test_titles_of_comparisons_use_display_names():
-    assert in_words("dp_admm, dp_sgd on a on b.csv") == "DP-ADMM, DPSGD on a on b.csv"
+    assert display_title("dp_admm, dp_sgd on a on b.csv") == "DP-ADMM, DPSGD on a on b.csv"
     for title in ("A centralized model on rows", "dp_admm and others on rows", ""):
-        assert in_words(title) == title
+        assert display_title(title) == title
