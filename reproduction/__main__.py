@@ -77,8 +77,8 @@ def run(
         quiet=as_json,
     )
     lines = [results.select(name).last() for name in chosen or results.experiments]
-    if lines and all((each.frame["status"] == REFUSED).all() for each in lines):
-        reasons = dict.fromkeys(reason for each in lines for reason in each.frame["reason"])
+    if lines and all((line.frame["status"] == REFUSED).all() for line in lines):
+        reasons = dict.fromkeys(reason for refused in lines for reason in refused.frame["reason"])
         raise StudyError(f"all of these runs were refused; {'; '.join(map(str, reasons))}")
     written = []
     if not no_figures:
@@ -158,7 +158,7 @@ def run_with_progress(
     scheduler: str | None = None,
     overwrite: bool = False,
     quiet: bool = False,
-    kept: bool = True,
+    is_kept: bool = True,
 ) -> Results:
     """Run the missing cells with a progress bar. After Ctrl-C, finished cells stay in the folder."""
     if workers is not None and workers < 1:
@@ -188,7 +188,7 @@ def run_with_progress(
             stop=lambda: ctrl_c.pressed,
         )
     if far.done < far.total:
-        again = f"; run the same command again to resume; finished runs are in {folder}" if kept else ""
+        again = f"; run the same command again to resume; finished runs are in {folder}" if is_kept else ""
         raise InterruptedRunError(f"interrupted with {far.done} of {far.total} runs finished{again}")
     return results
 

@@ -106,10 +106,10 @@ def read_claims() -> Iterator[tuple[Claim, Judge]]:
     for written in table["claims"]:
         for kind in table["kinds"] if "{kind}" in written["key"] else [""]:
             words = {"all": ALL_SOME_NONE, "kind": kind, **table["kinds"].get(kind, {})}
-            each = _fill_in({"quote": "", "figures": [], **written}, words)
-            ((rule, arguments),) = each.pop("judge").items()
-            quote = each["quote"] if isinstance(each["quote"], str) else each["quote"][kind]
-            claim = Claim(**{**each, "quote": quote, "figures": tuple(each["figures"])})
+            entry = _fill_in({"quote": "", "figures": [], **written}, words)
+            ((rule, arguments),) = entry.pop("judge").items()
+            quote = entry["quote"] if isinstance(entry["quote"], str) else entry["quote"][kind]
+            claim = Claim(**{**entry, "quote": quote, "figures": tuple(entry["figures"])})
             yield claim, partial(judge, rule=rule, arguments=arguments)
 
 
@@ -118,5 +118,5 @@ def _fill_in(value: Any, words: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         return value.format_map(words)
     if isinstance(value, dict):
-        return {name: _fill_in(each, words) for name, each in value.items()}
-    return [_fill_in(each, words) for each in value] if isinstance(value, list) else value
+        return {name: _fill_in(item, words) for name, item in value.items()}
+    return [_fill_in(item, words) for item in value] if isinstance(value, list) else value

@@ -39,7 +39,7 @@ def _picture(name: str, kind: str, figure: Figure, lines: Results, **words: Any)
     words = {key: (texts[key] if value else "") if isinstance(value, bool) else value for key, value in words.items()}
     regularizers = ", ".join(value.upper() for value in distinct(lines, "regularizer"))
     words |= {"about": about(lines), "spread": spread_note(lines), "regularizers": regularizers}
-    title, caption = (texts[each].format_map(words).strip() for each in ("title", "caption"))
+    title, caption = (texts[key].format_map(words).strip() for key in ("title", "caption"))
     return Picture(name, title, caption, figure)
 
 
@@ -132,7 +132,7 @@ def methods_figure(results: Results, name: str, *, model: str) -> Picture:
     looks = kinds(list(groups))
     budgets = distinct(private.select(delta=delta), budget)
     # the paper's two where they are there, else the two in the middle
-    shown, middle = [each for each in budgets if each in _SHOWN_BUDGETS], max(0, len(budgets) // 2 - 1)
+    shown, middle = [value for value in budgets if value in _SHOWN_BUDGETS], max(0, len(budgets) // 2 - 1)
     shown = shown if len(shown) == 2 else budgets[middle : middle + 2]
     figure = new_figure(9.2, 7.2)
     panels = figure.subplots(2, 2).ravel()
@@ -240,7 +240,7 @@ def bounds_figure(results: Results, name: str) -> Picture:
     looks = kinds([f"{value:g}" for value in sorted({gap.budget for gap in found})])
     panels = figure.subplots(1, len(regularizers), sharey=True, squeeze=False).ravel()
     for axes, regularizer in zip(panels, regularizers, strict=True):
-        for gap in (each for each in found if each.regularizer == regularizer):
+        for gap in (one for one in found if one.regularizer == regularizer):
             look, positive, curve = looks[f"{gap.budget:g}"], gap.measured.mean > 0, gap.measured
             measured = Curve(curve.x[positive], curve.mean[positive], curve.std[positive], curve.n_seeds)
             bound = Curve(curve.x, gap.bound, np.zeros_like(gap.bound), 1)
@@ -301,7 +301,7 @@ def lambda_figure(results: Results, name: str) -> Picture:
     """Draw loss and error of the non-private optimum on held-out rows against λ/n."""
     lines = done(results).select(method="centralized")
     series.need(len(distinct(lines, "alpha")) > 1, series.has(lines, "test_error_global"))
-    groups = {each.upper(): lines.select(regularizer=each) for each in distinct(lines, "regularizer")}
+    groups = {value.upper(): lines.select(regularizer=value) for value in distinct(lines, "regularizer")}
     measures = {f"test_{kind}_global": (f"{kind} on held-out rows", kind) for kind in ("loss", "error")}
     figure = _final_panels(groups, list(kinds(list(groups)).values()), "alpha", "λ/n", measures=measures)
     return _picture(name, "lambda", figure, lines)

@@ -74,12 +74,14 @@ class ExperimentGrid:
 
     def cells(self, names: Sequence[str] | None = None) -> tuple[Cell, ...]:
         """Return the cells of all or of some experiments, each once, in the order of the grid."""
-        chosen = [each for each in self.experiments if names is None or each.name in self.validated(names)]
-        return tuple({cell.key: cell for each in chosen for cell in each.cells}.values())
+        chosen = [
+            experiment for experiment in self.experiments if names is None or experiment.name in self.validated(names)
+        ]
+        return tuple({cell.key: cell for experiment in chosen for cell in experiment.cells}.values())
 
     def validated(self, names: Sequence[str]) -> list[str]:
         """Return the names, or raise an error that lists the experiments."""
-        have = [each.name for each in self.experiments]
+        have = [experiment.name for experiment in self.experiments]
         for name in names:
             if name not in have:
                 raise StudyError(f"there is no experiment {name!r}; there are {', '.join(have)}")
@@ -89,8 +91,11 @@ class ExperimentGrid:
     def as_json(self) -> dict[str, Any]:
         """The grid with the keys of every experiment's cells, as stored in a results file."""
         experiments = {
-            each.name: {**self.written["experiments"][each.name], "cells": [cell.key for cell in each.cells]}
-            for each in self.experiments
+            experiment.name: {
+                **self.written["experiments"][experiment.name],
+                "cells": [cell.key for cell in experiment.cells],
+            }
+            for experiment in self.experiments
         }
         return {**self.written, "data": _data_name(self.written["data"]), "experiments": experiments}
 
@@ -135,7 +140,7 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
     experiments = _table(table.get("experiments", {}), "experiments", where)
     if not experiments:
         raise StudyError(f"{where}: a grid needs at least one experiment, [experiments.NAME] with runs")
-    made, room = [], MAX_RUNS
+    experiment_list, room = [], MAX_RUNS
     for name, about in experiments.items():
         place = f"{where}, experiment {name}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
@@ -154,8 +159,8 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
             chosen = {**common, **block}
             cells += _cells(chosen, written, f"{place}, block {k}", most=repeats, room=room - len(cells))
         room -= len(cells)
-        made.append(Experiment(name, title, tuple({cell.key: cell for cell in cells}.values())))
-    return ExperimentGrid(written, tuple(made))
+        experiment_list.append(Experiment(name, title, tuple({cell.key: cell for cell in cells}.values())))
+    return ExperimentGrid(written, tuple(experiment_list))
 
 
 def _cells(
@@ -210,7 +215,7 @@ def _data_name(source: str) -> str:
 
 def _plain_data(value: Any, name: str, where: str) -> Any:
     """Return a data key: text, or for ``classes`` also a list of texts and numbers."""
-    listed = isinstance(value, list) and all(isinstance(each, str | int | float) for each in value)
+    listed = isinstance(value, list) and all(isinstance(item, str | int | float) for item in value)
     return value if name == "classes" and listed else _checked(value, name, str, where)
 
 

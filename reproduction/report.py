@@ -224,8 +224,8 @@ def time_table(results: Results) -> ReportTable | None:
     return ReportTable(
         "table3",
         "Time of a run (the paper's Table III)",
-        "Seconds in rounds of the fastest and the slowest repeat, each run alone on the machine, after "
-        "compilation; ratios are of the fastest. Iterations are those of the exact local solver, per agent "
+        "Seconds of all rounds, for the fastest and the slowest repeat. Each run had the machine to itself, after "
+        "compilation. Ratios use the fastest repeat. Iterations of the exact local solver are per agent "
         "and round. The paper's seconds are from MATLAB on another machine: compare the ratios.",
         pd.DataFrame(rows),
     )
@@ -303,8 +303,8 @@ def settings_table(results: Results) -> ReportTable:
     return ReportTable(
         "settings",
         "Settings",
-        "Every setting with the values it takes in this file. Settings are public: choosing one on private "
-        "rows is a leak.",
+        "Every setting with its values in this file. Settings are public. Choosing one on private rows "
+        "leaks information.",
         pd.DataFrame([{"setting": name, "values": _values(name, found)} for name, found in values.items() if found]),
     )
 

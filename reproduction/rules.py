@@ -24,8 +24,8 @@ from reproduction.results import Results
 from reproduction.series import at_end, budget_column, distinct, mean_std, need, split
 
 CLEAR = (
-    "A difference is clear when the 95% interval (Student's t) of its mean over the splits, each split "
-    "compared with itself, lies on the claimed side of 0."
+    "A difference is clear if the 95% confidence interval of its mean, by a paired t-test over the splits, "
+    "lies on the claimed side of 0."
 )
 ALL_SOME_NONE = "Holds when all comparisons are clear; in part when some are, and more than are clearly reversed."
 
@@ -124,8 +124,12 @@ def paired(more: pd.Series, less: pd.Series, *, kind: str = "", label: str = "")
 
 def decide(comparisons: Sequence[Comparison]) -> ClaimVerdict:
     """Return HOLDS if all are clear, IN_PART if some are and more than are clearly reversed."""
-    clear = [each.clear for each in comparisons]
-    return ClaimVerdict.FAILS if sum(clear) <= sum(each.reversed for each in comparisons) > 0 else by_share(clear)
+    clear = [comparison.clear for comparison in comparisons]
+    return (
+        ClaimVerdict.FAILS
+        if sum(clear) <= sum(comparison.reversed for comparison in comparisons) > 0
+        else by_share(clear)
+    )
 
 
 def by_share(outcomes: Sequence[bool]) -> ClaimVerdict:
@@ -138,12 +142,12 @@ def by_share(outcomes: Sequence[bool]) -> ClaimVerdict:
 def tally(comparisons: Sequence[Comparison]) -> str:
     """Summarise: ``Local models: 12 of 12 comparisons clear; global model: 9 of 12 comparisons clear, 2 ...``."""
     parts = []
-    for kind in dict.fromkeys(each.kind for each in comparisons):
-        mine = [each for each in comparisons if each.kind == kind]
-        turned = [each.label for each in mine if each.reversed]
-        unclear = [each.label for each in mine if not each.clear and not each.reversed]
-        part = f"{kind + ': ' if kind else ''}{sum(each.clear for each in mine)} of {len(mine)} "
-        part += "comparisons clear" if len(mine) > 1 else "comparison clear"
+    for kind in dict.fromkeys(comparison.kind for comparison in comparisons):
+        group = [comparison for comparison in comparisons if comparison.kind == kind]
+        turned = [comparison.label for comparison in group if comparison.reversed]
+        unclear = [one.label for one in group if not one.clear and not one.reversed]
+        part = f"{kind + ': ' if kind else ''}{sum(comparison.clear for comparison in group)} of {len(group)} "
+        part += "comparisons clear" if len(group) > 1 else "comparison clear"
         part += f", {len(turned)} clearly reversed ({first_of(turned, 3, between='; ')})" if turned else ""
         part += f", {len(unclear)} not clear ({first_of(unclear, 3, between='; ')})" if unclear else ""
         parts.append(part)
@@ -257,7 +261,7 @@ def trend(
             worse, better = (groups[low], groups[high]) if improves else (groups[high], groups[low])
             label = f"{axis} {power(low)}→{power(high)}, {other} {power(at)}"
             if objective:
-                high_end, low_end = (at_end(each, "augmented_objective") for each in (worse, better))
+                high_end, low_end = (at_end(item, "augmented_objective") for item in (worse, better))
                 found.compare(high_end, low_end, label)
             else:
                 found.compare_measures(worse, better, label)
@@ -269,10 +273,10 @@ def trend(
 
 def worse_than(found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]) -> None:
     """Decide whether ``who`` has a higher loss and error than each rival at the same ε and δ."""
-    theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
-    budget = budget_column(theirs)
-    most, shown_budgets = max(distinct(theirs, "delta")), (0.05, 0.1, max(distinct(theirs, budget)))
-    for value, delta, group in _each_budget(theirs):
+    lines_of_who, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
+    budget = budget_column(lines_of_who)
+    most, shown_budgets = max(distinct(lines_of_who, "delta")), (0.05, 0.1, max(distinct(lines_of_who, budget)))
+    for value, delta, group in _each_budget(lines_of_who):
         beside = {name: lines.select(**{budget: value, "delta": delta}) for name, lines in others.items()}
         beside = {name: lines for name, lines in beside.items() if len(lines)}
         for name, ours in beside.items():
@@ -296,12 +300,12 @@ def suffers_more(found: Findings, results: Results, experiment: str, who: Sequen
     """Decide whether ``who`` loses more than ``than`` in loss and error from the largest to the smallest ε."""
     everybody = _rivals(results, experiment, (*who, *than))
     groups = {name: ends for name, lines in everybody.items() if len(ends := _widest(lines)) > 1}
-    ours, theirs = ([name for name in names if name in groups] for names in (who, than))
-    need(ours, theirs)
-    for one, other in product(ours, theirs):
+    ours, reference = ([name for name in names if name in groups] for names in (who, than))
+    need(ours, reference)
+    for one, other in product(ours, reference):
         for kind, column, word in MEASURES:
-            mine, beside = (_rise(groups[name], column) for name in (one, other))
-            found.compare(mine, beside, f"{word}, {one} compared with {other}", kind)
+            increase, beside = (_rise(groups[name], column) for name in (one, other))
+            found.compare(increase, beside, f"{word}, {one} compared with {other}", kind)
     for name, ends in groups.items():
         for value in (max(ends), min(ends)):
             found.note(f"{name} at ε = {value:g}: {both_models(ends[value])}.")
@@ -324,19 +328,19 @@ def _rise(ends: Mapping[float, Results], column: str) -> pd.Series:
 
 def settles_later(found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]) -> None:
     """Decide whether ``who`` needs more rounds than each rival for 90% of its own change in training loss."""
-    theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
-    budget = budget_column(theirs)
-    for value, delta, group in _each_budget(theirs):
-        mine = rounds_to_settle(group)
-        words = [f"{who} {mean_std(mine)[0]:.0f}"]
+    lines_of_who, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
+    budget = budget_column(lines_of_who)
+    for value, delta, group in _each_budget(lines_of_who):
+        rounds_of_who = rounds_to_settle(group)
+        words = [f"{who} {mean_std(rounds_of_who)[0]:.0f}"]
         for name, lines in others.items():
             # a method without noise is the same at each budget
             at = lines.select(**{budget: value, "delta": delta}) if distinct(lines, budget) else lines
             if len(at):
                 rounds = rounds_to_settle(at)
-                found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, compared with {name}")
+                found.compare(rounds_of_who, rounds, f"ε {value:g}, δ {power(delta)}, compared with {name}")
                 words.append(f"{name} {mean_std(rounds)[0]:.0f}")
-        if delta == max(distinct(theirs, "delta")):
+        if delta == max(distinct(lines_of_who, "delta")):
             found.note(f"Rounds to 90% of the change at ε = {value:g}: {', '.join(words)}.")
 
 
@@ -492,8 +496,8 @@ def has_rate(found: Findings, results: Results, regularizer: str) -> None:
             f"{gap.measured.x[-1]:.0f}.".replace("-", "−")
         )
     found.note(
-        "O(1/√t) is an asymptotic upper bound, and the measured gap can satisfy it with a flatter slope at "
-        "first; the slope is the speed at which the gap falls in these rounds."
+        "O(1/√t) is an asymptotic upper bound, which the measured gap may satisfy with a flatter slope at first. "
+        "The slope is the rate in these rounds."
     )
 
 
@@ -533,7 +537,7 @@ def constant_is_harmless(found: Findings, results: Results, column: str, name: s
     """Decide whether other values of a constant change the test error by at most one percentage point."""
     lines = lines_of(results, "choices", "DP-ADMM")
     paper = {"weight_radius": PAPER_RADIUS["l2"], "alpha": PAPER_SHARE}
-    other = next(each for each in paper if each != column)
+    other = next(item for item in paper if item != column)
     lines = lines.keep(lines.frame["round_epsilon"].notna()).select(**{other: paper[other]})
     base = lines.select(**{column: paper[column]})
     values = distinct(lines, column)
@@ -554,9 +558,9 @@ def schedule_helps(found: Findings, results: Results, regularizer: str) -> None:
     for value, _, group in _each_budget(lines):
         ours, constants = group.select(schedule="theorem"), group.select(schedule="constant")
         found.note(f"ε = {value:g}, theorem's schedule: {both_models(ours)}.")
-        for (size,), theirs in split(constants, "step_size").items():
-            found.compare_measures(theirs, ours, f"η {size:g}, ε {value:g}")
-            found.note(f"ε = {value:g}, constant η = {size:g}: {both_models(theirs)}.")
+        for (size,), constant_lines in split(constants, "step_size").items():
+            found.compare_measures(constant_lines, ours, f"η {size:g}, ε {value:g}")
+            found.note(f"ε = {value:g}, constant η = {size:g}: {both_models(constant_lines)}.")
 
 
 def share_is_best(found: Findings, results: Results) -> None:
@@ -599,11 +603,11 @@ def beats_single_agents(found: Findings, results: Results) -> None:
 
 def beats_sampled(found: Findings, results: Results) -> None:
     """Decide whether DPSGD on samples of the rows is worse than DP-ADMM at the same total ε."""
-    theirs, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
-    need(distinct(theirs, "epsilon"))
-    total = max(distinct(theirs, "epsilon"))
+    dpsgd, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
+    need(distinct(dpsgd, "epsilon"))
+    total = max(distinct(dpsgd, "epsilon"))
     same = ours.keep(np.isclose(ours.frame["total_epsilon"], total, rtol=1e-3))
-    same = same.select(**{name: distinct(theirs, name)[0] for name in ("alpha", "weight_radius")})
+    same = same.select(**{name: distinct(dpsgd, name)[0] for name in ("alpha", "weight_radius")})
     need(same)
-    found.compare_measures(theirs, same, f"total ε {total:g}", models="global")
-    found.note(f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}.")
+    found.compare_measures(dpsgd, same, f"total ε {total:g}", models="global")
+    found.note(f"DPSGD on a sample of the rows: {both_models(dpsgd)}. DP-ADMM: {both_models(same)}.")

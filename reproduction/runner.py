@@ -176,12 +176,12 @@ class Store:
         except DataError as error:
             raise DataError(f"{str(error).rsplit(';', 1)[0]}; {what_to_do}") from None
         data = meta["data"]
-        for kind, theirs, ours in (
+        for kind, stored, ours in (
             ("another version of dpadmm", meta["version"], dpadmm.__version__),
-            ("other data", *(f"{each['name']} {each['digest']}" for each in (data, self._data))),
+            ("other data", *(f"{stamp['name']} {stamp['digest']}" for stamp in (data, self._data))),
         ):
-            if theirs != ours:
-                raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
+            if stored != ours:
+                raise DataError(f"{self._path} belongs to {kind} ({stored}, not {ours}); {what_to_do}")
         self._extended = is_extended(grid, self._grid.as_json)
         if meta["grid_digest"] != self._grid.digest and not self._extended:
             what = _difference_except_extension(grid, self._grid.as_json)
@@ -195,21 +195,23 @@ class Store:
         return {key: table.slice(first, length) for key, (first, length) in starts.items()}
 
 
-def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+def is_extended(old_grid: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Return whether ``ours`` is the grid ``theirs`` with more repeats or experiments, and includes all its cells."""
-    if _difference_except_extension(theirs, ours) or ours["repeats"] < theirs["repeats"]:
+    if _difference_except_extension(old_grid, ours) or ours["repeats"] < old_grid["repeats"]:
         return False
-    old, new = ({key for each in grid["experiments"].values() for key in each["cells"]} for grid in (theirs, ours))
-    return old <= new and (new > old or set(ours["experiments"]) > set(theirs["experiments"]))
+    old, new = (
+        {key for experiment in grid["experiments"].values() for key in experiment["cells"]} for grid in (old_grid, ours)
+    )
+    return old <= new and (new > old or set(ours["experiments"]) > set(old_grid["experiments"]))
 
 
-def _difference_except_extension(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def _difference_except_extension(old_grid: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """Return the first difference apart from the repeats, in the experiments that ``theirs`` has."""
-    shared = {name: each for name, each in ours["experiments"].items() if name in theirs["experiments"]}
-    return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
+    shared = {name: about for name, about in ours["experiments"].items() if name in old_grid["experiments"]}
+    return first_difference({**old_grid, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
 
 
-def first_difference(theirs: Any, ours: Any) -> str:
+def first_difference(old_grid: Any, ours: Any) -> str:
     """Return the first difference between two grids in words, or an empty string.
 
     Examples
@@ -219,7 +221,7 @@ def first_difference(theirs: Any, ours: Any) -> str:
     >>> first_difference({"shared": {"rho": 1.0}}, {"shared": {}})
     'shared, rho = 1.0, which is not in this grid'
     """
-    old, new = dict(_entries(theirs)), dict(_entries(ours))
+    old, new = dict(_entries(old_grid)), dict(_entries(ours))
     for place in {**old, **new}:
         if place not in new:
             return f"{place} = {old[place]}, which is not in this grid"
@@ -235,9 +237,9 @@ def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
     if not isinstance(value, dict | list):
         yield ", ".join(place), json.dumps(value, ensure_ascii=False)[:60]
         return
-    for name, each in value.items() if isinstance(value, dict) else enumerate(value, 1):
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value, 1):
         if name != "cells":
-            yield from _entries(each, *place, str(name))
+            yield from _entries(item, *place, str(name))
 
 
 def _lock_folder(folder: Path) -> int:
@@ -315,8 +317,8 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
 def _plain_releases(result: Result) -> set[tuple[float, int]]:
     """Return (z, releases per round) of the agents, or an empty set if a round is not plain Gaussian noise."""
     tallies = {group.planned for group in result.privacy.groups}
-    every = {each for tally in tallies for each, _ in tally}
-    plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
+    every = {release for tally in tallies for release, _ in tally}
+    plain = {release for release in every if isinstance(release, Release) and release.noise_multiplier}
     if any(len(tally) != 1 or tally[0][0] not in plain for tally in tallies):
         return set()
     return {(float(release.noise_multiplier), release.count) for release in plain if release.count}

@@ -53,13 +53,13 @@ def started(results: Results) -> list[str]:
     """Return the experiments with at least one own run. Cells shared with other experiments do not count."""
     present = set(results.cells)
     cells = {name: set(about["cells"]) for name, about in results.grid["experiments"].items()}
-    in_how_many = Counter(cell for each in cells.values() for cell in each)
+    in_how_many = Counter(cell for own in cells.values() for cell in own)
 
-    def was_started(mine: set[str]) -> bool:
-        own = {cell for cell in mine if in_how_many[cell] == 1}
-        return bool(own & present) if own else mine <= present
+    def was_started(own_cells: set[str]) -> bool:
+        own = {cell for cell in own_cells if in_how_many[cell] == 1}
+        return bool(own & present) if own else own_cells <= present
 
-    return [name for name, mine in cells.items() if was_started(mine)]
+    return [name for name, own_cells in cells.items() if was_started(own_cells)]
 
 
 def missing(results: Results) -> int:

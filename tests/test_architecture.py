@@ -112,6 +112,6 @@ def test_a_federated_round_uses_the_listed_files(tmp_path: Path) -> None:
 def test_page_lists_all_packages_and_existing_files() -> None:
     for name in re.findall(r"`([\w/]+\.py)`", PAGE):
         assert (SOURCES / name).is_file() or (SOURCES.parents[1] / name).is_file(), name
-    packages = {each.name for each in SOURCES.iterdir() if (each / "__init__.py").exists()}
+    packages = {path.name for path in SOURCES.iterdir() if (path / "__init__.py").exists()}
     table = PAGE.split("## Packages")[1].split("\n## ")[0]
     assert packages <= set(re.findall(r"`(\w+)`", table))

@@ -51,7 +51,7 @@ for what, name in (("loss", "scale"), ("regularizer", "width"), ("method", "warm
     assert f"{what}.{name}" in run("simulate", "--set", f"{what}.?"), name
 schema = json.loads(run("study", "schema"))["properties"]
 for table, name in (("loss", "log_cosh"), ("regularizer", "smoothed_l1"), ("method", "warm_sgd")):
-    assert name in [each["properties"]["name"]["const"] for each in schema[table]["oneOf"]]
+    assert name in [choice["properties"]["name"]["const"] for choice in schema[table]["oneOf"]]
 
 # simulate and compare
 own = ["--loss", "log_cosh", "--set", "loss.scale=0.5", "--regularizer", "smoothed_l1",
@@ -148,7 +148,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def followed(tree: Path, words: list[str]) -> str:
-    paths = os.pathsep.join(str(tree / each) for each in ("src", "tests", "tests/support"))
+    paths = os.pathsep.join(str(tree / item) for item in ("src", "tests", "tests/support"))
     new = {"DPADMM_CASES": "log_cosh,smoothed_l1", "OPENBLAS_NUM_THREADS": "1"}
     env = {**os.environ, **new, "PYTHONPATH": paths}
     done = subprocess.run(
@@ -178,7 +178,7 @@ def test_tests_over_all_cases_include_the_additions(tree: Path) -> None:
     words = ["tests/losses", "tests/regularizers", "tests/equivalence/test_guard_and_cohort.py"]
     words += ["tests/test_public_names.py"]
     left_out = "not hand and not softmax and not is_complete and not too_large"
-    said = followed(tree, ["-m", "pytest", "-v", "-p", "no:cacheprovider", *words, "-k", left_out])
-    assert len(re.findall(r"^tests/(?:losses|regularizers)/.* PASSED", said, re.MULTILINE)) > 20
-    assert "::test_guards_and_cohort_send_identical_uploads PASSED" in said
-    assert "::test_names_in_studies_and_results_are_stable PASSED" in said
+    output = followed(tree, ["-m", "pytest", "-v", "-p", "no:cacheprovider", *words, "-k", left_out])
+    assert len(re.findall(r"^tests/(?:losses|regularizers)/.* PASSED", output, re.MULTILINE)) > 20
+    assert "::test_guards_and_cohort_send_identical_uploads PASSED" in output
+    assert "::test_names_in_studies_and_results_are_stable PASSED" in output

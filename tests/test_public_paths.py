@@ -60,8 +60,8 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
         value = getattr(dpadmm, name)
         if isclass(value):
             yield name, value.__init__
-            members = {each: getattr(value, each) for each in dir(value) if not each.startswith("_")}
-            yield from ((f"{name}.{each}", member) for each, member in members.items() if callable(member))
+            members = {item: getattr(value, item) for item in dir(value) if not item.startswith("_")}
+            yield from ((f"{name}.{attribute}", member) for attribute, member in members.items() if callable(member))
         elif isfunction(value):
             yield name, value
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")):
@@ -140,7 +140,9 @@ def test_every_path_argument_accepts_each_kind_of_path(folder: Path, kind: Calla
 
 
 def test_path_arguments_use_the_alias() -> None:
-    assert {each: found for each, found in path_arguments().items() if not re.search(r"StrPath|\bTable\b", found)} == {}
+    assert {
+        argument: found for argument, found in path_arguments().items() if not re.search(r"StrPath|\bTable\b", found)
+    } == {}
 
 
 def test_messages_contain_the_path(folder: Path) -> None:

@@ -39,8 +39,8 @@ def claims(text: str) -> list[Row]:
         if not inside or not line.lstrip().startswith("|"):
             head = True  # the next table begins with one
             continue
-        cells = [each.strip() for each in _CELLS.split(line.strip())[1:-1]]
-        if all(re.fullmatch(":?-+:?", each) for each in cells):
+        cells = [part.strip() for part in _CELLS.split(line.strip())[1:-1]]
+        if all(re.fullmatch(":?-+:?", cell) for cell in cells):
             head = False
         elif not head:
             found.append(Row(number, cells[0], cells[-1] if len(cells) > 1 else ""))
@@ -64,10 +64,10 @@ def problems(text: str, root: Path) -> Iterator[str]:
 
 def _missing(path: str, names: list[str], root: Path) -> str | None:
     pattern = f"{path}test_*.py" if path.endswith("/") else path
-    files = sorted(each for each in root.glob(pattern) if each.is_file())
+    files = sorted(item for item in root.glob(pattern) if item.is_file())
     if not files:
         return f"there is no {path}"
-    tests = set().union(*(_tests_in(each) for each in files))
+    tests = set().union(*(_tests_in(item) for item in files))
     if not tests:
         return f"there is no test in {path}"
     if names and "::".join(names).partition("[")[0] not in tests:
@@ -82,9 +82,9 @@ def _tests_in(file: Path) -> set[str]:
         members = node.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else [node]
         prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
         found |= {
-            f"{prefix}{each.name}"
-            for each in members
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test_")
+            f"{prefix}{member.name}"
+            for member in members
+            if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and member.name.startswith("test_")
         }
     return found
 
@@ -156,4 +156,4 @@ def _table(last: str) -> str:
 
 if __name__ == "__main__":
     wrong = list(problems(MODEL.read_text(encoding="utf-8"), ROOT))
-    sys.exit("\n".join(f"{MODEL.name}, {each}" for each in wrong) or 0)
+    sys.exit("\n".join(f"{MODEL.name}, {item}" for item in wrong) or 0)

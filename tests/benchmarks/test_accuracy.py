@@ -23,25 +23,25 @@ def lines(contender: str, errors: list[float], *, losses: list[float] | None = N
 def test_every_method_runs_on_every_data_set_at_the_same_privacy() -> None:
     entries = accuracy.sets()
     assert len(entries) >= 14
-    assert [each.n_rows for each in entries] == sorted(each.n_rows for each in entries)
+    assert [item.n_rows for item in entries] == sorted(item.n_rows for item in entries)
     for entry in entries:
         grid = accuracy.grid(entry)
-        assert [each.name for each in grid.experiments] == list(CONTENDERS)
+        assert [experiment.name for experiment in grid.experiments] == list(CONTENDERS)
         private = [cell.settings for cell in grid.cells() if cell.settings.method.private]
-        assert {(each.epsilon, each.delta) for each in private} == {(e, 1e-5) for e in (0.3, 1.0, 3.0)}
-        assert {each.seed for each in private} == set(range(1, 11))
+        assert {(item.epsilon, item.delta) for item in private} == {(e, 1e-5) for e in (0.3, 1.0, 3.0)}
+        assert {item.seed for item in private} == set(range(1, 11))
         (optimum,) = {cell.settings.alpha for cell in grid.cells(["optimum"])}
         assert optimum == 1e-6
-        relied_on = {(each.n_agents, each.min_honest_sites) for each in private if each.aggregation == "secure"}
+        relied_on = {(item.n_agents, item.min_honest_sites) for item in private if item.aggregation == "secure"}
         assert relied_on == ({(10, 5)} if entry.name == "wine" else {(10, 5), (100, 50)})
-        n_agents = {each.n_agents for each in private}
+        n_agents = {item.n_agents for item in private}
         assert n_agents == ({1, 10} if entry.name == "wine" else {1, 10, 100})
     assert accuracy.grid(entries[0], splits=3).digest != accuracy.grid(entries[0]).digest
 
 
 def test_data_sets_are_chosen_by_name_or_size() -> None:
-    assert [each.name for each in accuracy.sets(["adult", "wine"])] == ["wine", "adult"]
-    assert max(each.n_rows for each in accuracy.sets(quick=True)) <= accuracy.QUICK_ROWS
+    assert [data_set.name for data_set in accuracy.sets(["adult", "wine"])] == ["wine", "adult"]
+    assert max(data_set.n_rows for data_set in accuracy.sets(quick=True)) <= accuracy.QUICK_ROWS
     with pytest.raises(StudyError, match="there is no data set 'adlt' in the suite; there are adult, compas"):
         accuracy.sets(["adlt"])
 
@@ -77,17 +77,17 @@ def test_best_setting_counts_and_every_data_set_has_an_optimum() -> None:
 
 
 def test_losses_to_another_method_are_measured_on_the_same_splits() -> None:
-    mine = lines("auto", [0.31, 0.41, 0.52], losses=[0.5, 0.5, 0.5])
+    auto_lines = lines("auto", [0.31, 0.41, 0.52], losses=[0.5, 0.5, 0.5])
     # splits differ by far more than methods; paired, the difference is clear
-    found = accuracy.scores([*mine, *lines("dp_sgd", [0.30, 0.40, 0.50], losses=[0.6, 0.6, 0.6])])
+    found = accuracy.scores([*auto_lines, *lines("dp_sgd", [0.30, 0.40, 0.50], losses=[0.6, 0.6, 0.6])])
     (lost,) = accuracy.behind(found)
     assert (lost.best, lost.place) == ("dp_sgd", Place("compas", 10, 1.0))
     assert lost.gap == pytest.approx(0.04 / 3)
     assert lost.error == pytest.approx(np.std([0.01, 0.01, 0.02], ddof=1) / math.sqrt(3))
     assert accuracy.behind(found, measure="losses") == []
-    ahead = accuracy.scores([*mine, *lines("dp_sgd", [0.32, 0.40, 0.52])])
+    ahead = accuracy.scores([*auto_lines, *lines("dp_sgd", [0.32, 0.40, 0.52])])
     assert accuracy.behind(ahead) == []
-    tuned = accuracy.scores([*mine, *lines("dp_sgd_tuned", [0.1, 0.1, 0.1])])
+    tuned = accuracy.scores([*auto_lines, *lines("dp_sgd_tuned", [0.1, 0.1, 0.1])])
     assert accuracy.behind(tuned) == []  # it had the test rows
     assert "dp_sgd_tuned" not in REST
 

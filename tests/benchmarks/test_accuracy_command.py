@@ -65,7 +65,7 @@ def test_only_reruns_one_method(program, results_folder):
     after = read_results(results_folder / "correlated")
     for name, same in (("auto", False), ("dp_sgd", True), ("optimum", True)):
         with case(name):
-            old, new = (each.select(name).frame["wall_seconds"].tolist() for each in (before, after))
+            old, new = (item.select(name).frame["wall_seconds"].tolist() for item in (before, after))
             assert len(old) == len(new)
             assert (old == new) == same
 
@@ -74,7 +74,7 @@ def test_folder_without_a_new_method_is_resumed(program, results_folder):
     path = results_folder / "correlated" / "results.parquet"
     whole = read_results(path)
     grid = {**whole.grid, "experiments": {k: v for k, v in whole.grid["experiments"].items() if k != "auto_secure"}}
-    old = whole.select(cell=[key for each in grid["experiments"].values() for key in each["cells"]])
+    old = whole.select(cell=[key for experiment in grid["experiments"].values() for key in experiment["cells"]])
     assert len(old.cells) == len(whole.cells) - 2
     about = {"grid": grid, "data": whole.meta["data"], "command": whole.meta["command"]}
     write_results(path, old.to_table(), **about)

@@ -108,8 +108,8 @@ dpadmm demo
 
 def test_page_parser():
     found = blocks(SAMPLE)
-    assert [each.language for each in found] == ["console", "toml", "console", "python", "bash"]
-    assert [each.line for each in found] == [3, 10, 14, 19, 22]
+    assert [item.language for item in found] == ["console", "toml", "console", "python", "bash"]
+    assert [item.line for item in found] == [3, 10, 14, 19, 22]
     assert commands(found[0].text) == ["echo one \\\n    two", "cd sub   # goes there"]
     assert found[3].text == "y = 2\n"
     assert setups(SAMPLE) == {"study"}

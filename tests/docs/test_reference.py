@@ -29,11 +29,11 @@ def reference():
     sys.path.insert(0, str(ROOT / "docs" / "_ext"))
     try:
         spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "_ext" / "reference.py")
-        made = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(made)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     finally:
         sys.path.pop(0)
-    return made
+    return module
 
 
 def codes_in_source():
@@ -43,7 +43,7 @@ def codes_in_source():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             name = getattr(getattr(node, "func", None), "id", getattr(getattr(node, "func", None), "attr", ""))
             if isinstance(node, ast.Call) and name in RAISING:
-                texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
+                texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
                 found |= {text for text in texts if isinstance(text, str) and CODE.fullmatch(text)}
     return found
 
@@ -84,11 +84,11 @@ def test_command_line_page_has_every_command_and_option(reference):
     page = reference.command_line()
     for name in cli.COMMANDS:
         command = cli.load_command(name)
-        for each, made in (getattr(command, "commands", None) or {"": command}).items():
-            title = f"`dpadmm {name} {each}".rstrip() + "`\n"
+        for item, loaded in (getattr(command, "commands", None) or {"": command}).items():
+            title = f"`dpadmm {name} {item}".rstrip() + "`\n"
             assert title in page
             part = page.partition(title)[2].partition("\n## ")[0]
-            for option in made.params:
+            for option in loaded.params:
                 if option.opts[0].startswith("-") and not option.hidden:
                     assert f"`{option.opts[0]}`" in part, (title, option.opts)
 
@@ -111,4 +111,4 @@ def test_every_file_format_is_documented():
     text = "\n".join(path.read_text("utf-8") for path in SOURCES)
     formats = set(re.findall(r'[=:] "(dpadmm-[a-z]+/\d)"', text))
     assert len(formats) >= 10
-    assert {each for each in formats if f"`{each}`" not in page} == set()
+    assert {item for item in formats if f"`{item}`" not in page} == set()

@@ -52,7 +52,7 @@ def test_results_are_within_two_standard_errors_of_their_forecasts(cli: Cli, tab
         tables["write_tables"](folder, draw=draw)
         found.append(differences(cli, folder))
     for name in MEASURES:
-        errors = np.array([each[name] for each in found])
+        errors = np.array([item[name] for item in found])
         assert np.count_nonzero(np.abs(errors) <= 2.0) >= DRAWS - 1, (name, errors)
         assert abs(errors[0]) <= 2.0, name
 

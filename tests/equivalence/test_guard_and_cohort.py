@@ -52,7 +52,9 @@ def seeded(agent: int, round: int) -> Draw:
 
 
 def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
-    own: dict[str, Any] = {f"loss.{each.name}": getattr(loss, each.name) for each in parameters(type(loss))}
+    own: dict[str, Any] = {
+        f"loss.{parameter.name}": getattr(loss, parameter.name) for parameter in parameters(type(loss))
+    }
     own |= {"method.learning_rate": 0.5} if method == "dp_sgd" else {}
     classes = CLASSES.get(loss.task, lambda p: None)(loss.n_outputs)
     rows: dict[str, Any] = {
@@ -90,7 +92,7 @@ def rows_for(loss: Loss, storage: Any, weighted: bool) -> Rows:
 def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
     """Return all uploads of a cohort by round, with injected noise."""
     method = study.training.build(study.problem, rows, np.full(len(SIZES), ROUNDS))
-    state, consensus, said = method.init(study.problem, rows), method.start(study.shape), []
+    state, consensus, output = method.init(study.problem, rows), method.start(study.shape), []
     uploads = np.zeros((len(SIZES), *study.shape))
     for k in range(1, ROUNDS + 1):
         active = np.flatnonzero(mask[k - 1])
@@ -98,9 +100,9 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
         state, sent = method.step(state, now)
         uploads = sent if uploads.shape != sent.shape else uploads
         uploads[active] = sent[active]
-        said.append(uploads.copy())
+        output.append(uploads.copy())
         consensus = method.aggregate(RoundResult(uploads, consensus, k, study.problem, rows.n_rows, active))
-    return said
+    return output
 
 
 EVERYTHING = list(product(CONCRETE_METHODS, ["all", "some"], [np.asarray, csr_array, coded]))

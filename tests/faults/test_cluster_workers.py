@@ -82,8 +82,8 @@ def test_deployed_study_with_a_site_on_a_cluster_equals_the_run_in_one_process(w
         all.serve()
         all.after_round(3)
         held = [task for task in workers.scheduler.tasks.values() if task.state == "memory"]
-        holders = {each.address for task in held for each in task.who_has}
-        owners = [each for each in workers.workers.values() if each.worker_address in holders]
+        holders = {worker.address for task in held for worker in task.who_has}
+        owners = [worker for worker in workers.workers.values() if worker.worker_address in holders]
         assert len(held) >= 2  # both files
         os.kill(owners[0].pid, signal.SIGKILL)
         assert all.finished() == 0, all.output

@@ -41,7 +41,7 @@ def state_at(all: Federation, name: str) -> tuple[str, str | None] | None:
     if not path.exists():
         return None
     status = json.loads(path.read_text())
-    found = [(each["state"], each["reason"]) for each in status["studies"] if each["hash"] == all.study.hash]
+    found = [(study["state"], study["reason"]) for study in status["studies"] if study["hash"] == all.study.hash]
     return found[0] if found and status["running"] else None
 
 
@@ -74,8 +74,8 @@ def test_finished_study_is_closed_at_every_site(tmp_path: Path, ask) -> None:
         for name in NAMES:  # of c, unused budget is released
             wait_for(lambda name=name: state_at(all, name) == ("finished", None))  # type: ignore[misc]
             wait_for(lambda name=name: ask("site", "status", "--health", *site_of(all, name))[0] == 0)  # type: ignore[misc]
-            book = read_ledger(all.sites[name].ledger)
-            assert (book.accounts[all.study.hash].ending, book.promised) == ("finish", book.spent)
+            state = read_ledger(all.sites[name].ledger)
+            assert (state.accounts[all.study.hash].ending, state.promised) == ("finish", state.spent)
         assert len(read_ledger(all.sites["c"].ledger).accounts[all.study.hash].rounds) < 60
         shown = ask("site", "status", *site_of(all, "c"))[1]
         assert "finished" in shown
@@ -94,27 +94,27 @@ def test_ended_study_ends_at_every_site(tmp_path: Path, ask) -> None:
         all.all_connected()
         all.serve()
         all.after_round(2)
-        code, said = ask("server", "end", "small", *folder)
-        assert (code, "Ended permanently: small, after" in said) == (0, True)
+        code, output = ask("server", "end", "small", *folder)
+        assert (code, "Ended permanently: small, after" in output) == (0, True)
         assert all.finished() == 0, all.output
         assert "Ended for good after round" in " ".join(all.output.split())
         for name in NAMES:
             wait_for(lambda name=name: state_at(all, name) == ("ended", None))  # type: ignore[misc]
-            book = read_ledger(all.sites[name].ledger)
-            assert (book.accounts[all.study.hash].ending, book.promised) == ("end", book.spent)
-            assert book.spent > 0
+            state = read_ledger(all.sites[name].ledger)
+            assert (state.accounts[all.study.hash].ending, state.promised) == ("end", state.spent)
+            assert state.spent > 0
         rounds = all.rounds_done
         seen = json.loads(ask("server", "status", *folder, "--json")[1])
         assert (seen["state"], seen["rounds_done"], seen["round"]) == ("ended", rounds, 0)
-        assert not [each for each in seen["alarms"] if each["code"] != "disk-small"]
+        assert not [alarm for alarm in seen["alarms"] if alarm["code"] != "disk-small"]
         assert ask("server", "status", "--health", "small", *folder)[0] == 0
         assert f"Ended for good after round {rounds} of 5000" in ask("server", "status", *folder)[1]
         assert ask("server", "end", "small", *folder) == (0, "Already ended, nothing changed: small.")
         all.serve("small")  # a service that is started again ends at once
         assert all.finished() == 0, all.output
         assert all.rounds_done == rounds
-        code, said = ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder)
-        assert (code, f"only {rounds} of 5000 rounds are completed: add --unfinished" in said) == (2, True)
+        code, output = ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder)
+        assert (code, f"only {rounds} of 5000 rounds are completed: add --unfinished" in output) == (2, True)
         assert ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder, "--unfinished")[0] == 0
         assert all.events().count("ended for good; no more rounds") == 1
         all.check(rounds=rounds, equal=False)
@@ -130,13 +130,13 @@ def test_restored_site_is_healthy_and_the_server_reports_a_study_that_cannot_con
         all.serve()
         all.after_round(2)
         all.agents["a"].end()
-        code, said = ask("site", "restore", *site_of(all, "a"), "--none-since")
-        assert (code, "small: charged in full and closed" in said) == (0, True)
+        code, output = ask("site", "restore", *site_of(all, "a"), "--none-since")
+        assert (code, "small: charged in full and closed" in output) == (0, True)
         all.start("a")
         assert all.finished() == 2
-        said = " ".join(all.output.split())
-        assert "the study cannot continue after round" in said
-        assert "only 2 of 3 sites can still answer, but the quorum is 3. a: refused: study-closed." in said
+        output = " ".join(all.output.split())
+        assert "the study cannot continue after round" in output
+        assert "only 2 of 3 sites can still answer, but the quorum is 3. a: refused: study-closed." in output
         assert "a: refused: study-closed; the study cannot continue with this site" in all.events()
         wait_for(lambda: state_at(all, "a") == ("charged", None))
         wait_for(lambda: ask("site", "status", "--health", *site_of(all, "a"))[0] == 0)
@@ -146,10 +146,10 @@ def test_restored_site_is_healthy_and_the_server_reports_a_study_that_cannot_con
         assert "which charged its whole budget (already closed; nothing changed)." in left
         assert "This is its whole budget" in left
         assert "only for the rounds it released" not in left
-        code, said = ask("server", "status", "--health", "small", *folder)
+        code, output = ask("server", "status", "--health", "small", *folder)
         assert code == 1
-        assert f"To end it for good: dpadmm server end {all.study.hash[:16]} --folder {all.authority.folder}" in said
-        assert ask(*said.partition("dpadmm ")[2].split()[:5])[0] == 0, "as printed"
+        assert f"To end it for good: dpadmm server end {all.study.hash[:16]} --folder {all.authority.folder}" in output
+        assert ask(*output.partition("dpadmm ")[2].split()[:5])[0] == 0, "as printed"
         assert ask("server", "status", "--health", "small", *folder)[0] == 0
         with Journal.open(all.journal, read_only=True) as journal:
             assert journal.is_over
@@ -183,10 +183,10 @@ def test_unanswered_accepted_study_raises_an_alarm(tmp_path: Path, ask) -> None:
         all.start_wait = 10.0
         all.serve()
         assert all.finished() == 75
-        said = " ".join(all.output.split())
+        output = " ".join(all.output.split())
         for name in NAMES:
-            assert f"{name}: refused; see the site's log" in said
-        assert "accepted" not in said
+            assert f"{name}: refused; see the site's log" in output
+        assert "accepted" not in output
         reasons = {"a": "decision-unusable", "b": "decision-missing", "c": "data-changed"}
         for name, reason in reasons.items():
             wait_for(lambda name=name, reason=reason: state_at(all, name) == ("blocked", reason))  # type: ignore[misc]
@@ -280,5 +280,5 @@ def test_site_on_a_full_disk_reports_a_failed_ledger(tmp_path: Path, ask) -> Non
             wait_for(lambda: state_at(all, "a") == ("active", None))
             all.kill_aggregator()
             all.agents["a"].end()
-            book = read_ledger(tmp_path / "a" / "ledger")
-            assert before < len(book.accounts[all.study.hash].rounds)
+            state = read_ledger(tmp_path / "a" / "ledger")
+            assert before < len(state.accounts[all.study.hash].rounds)

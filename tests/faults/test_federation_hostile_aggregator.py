@@ -58,9 +58,9 @@ def test_site_refuses_forks_skips_replays_other_studies_and_garbage(tmp_path: Pa
                             await boss.say(f"dpadmm.{study.hash}.down", data)
                         if boss.heard:
                             about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
-                            said = unpacked(boss.heard[0][1], **about)
-                            assert said.digest == digest_of(data)
-                            return said
+                            answer = unpacked(boss.heard[0][1], **about)
+                            assert answer.digest == digest_of(data)
+                            return answer
                         await asyncio.sleep(0.02)
                     assert not answered, "no answer"
                     return None
@@ -69,15 +69,15 @@ def test_site_refuses_forks_skips_replays_other_studies_and_garbage(tmp_path: Pa
                     return packed(Message(Kind.REQUEST, study.hash, round, values))
 
                 async def refused(data: bytes, code: str) -> None:
-                    said = await ask(data)
-                    assert said is not None
-                    assert (said.kind, said.code) == (Kind.REFUSED, code)
+                    answer = await ask(data)
+                    assert answer is not None
+                    assert (answer.kind, answer.code) == (Kind.REFUSED, code)
 
                 async def upload(data: bytes) -> bytes:
-                    said = await ask(data)
-                    assert said is not None
-                    assert said.kind is Kind.UPLOAD, said
-                    return said.values.tobytes()  # type: ignore[union-attr]
+                    answer = await ask(data)
+                    assert answer is not None
+                    assert answer.kind is Kind.UPLOAD, answer
+                    return answer.values.tobytes()  # type: ignore[union-attr]
 
                 present = await ask(packed(Message(Kind.CALL, study.hash)))
                 assert present is not None
@@ -113,8 +113,8 @@ def test_site_refuses_forks_skips_replays_other_studies_and_garbage(tmp_path: Pa
         for words in ("round-missed", "round-forked", "round-over", "another study", "not finite", "of shape"):
             assert words in log, words
         all.agents["a"].end()
-        book = read_ledger(all.sites["a"].ledger)
-        assert len(book.accounts[study.hash].rounds) == 3
-        assert book.accounts[study.hash].ending == "end"
-        assert float(book.spent) <= book.cap
-        assert list(book.accounts) == [study.hash]
+        state = read_ledger(all.sites["a"].ledger)
+        assert len(state.accounts[study.hash].rounds) == 3
+        assert state.accounts[study.hash].ending == "end"
+        assert float(state.spent) <= state.cap
+        assert list(state.accounts) == [study.hash]

@@ -102,12 +102,12 @@ def test_garbage_nan_huge_old_and_foreign_answers_are_rejected(tmp_path: Path) -
             assert isinstance(result, asyncio.CancelledError | nats.errors.Error), result
 
         asyncio.run(both())
-        told = [line for line in all.events().splitlines() if line.startswith("evil: ")]
+        events = [line for line in all.events().splitlines() if line.startswith("evil: ")]
         assert len(sent) == 12
         for words in sent:
-            assert any(words in line for line in told), words
-        assert any("invalid message size" in line for line in told)
-        assert any("answer to a different request for round" in line for line in told)
+            assert any(words in line for line in events), words
+        assert any("invalid message size" in line for line in events)
+        assert any("answer to a different request for round" in line for line in events)
         assert any("permissions violation" in text.lower() for text in refused), refused
         with Journal.open(all.journal, read_only=True) as journal:
             assert {name: len(journal.answered()[name]) for name in "abc"} == dict.fromkeys("abc", 30)

@@ -32,7 +32,7 @@ ALL_TIMES = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
 def rounds_of(all: Federation, *places: str) -> list[set[int]]:
     """Return the rounds charged in the ledgers of these folders."""
     books = [read_ledger(all.folder / place / "ledger") for place in places]
-    return [set(book.accounts[all.study.hash].rounds) for book in books]
+    return [set(state.accounts[all.study.hash].rounds) for state in books]
 
 
 def alarms_at(folder: Path) -> list[str]:
@@ -212,9 +212,9 @@ def test_sites_that_join_late_leave_early_or_are_revoked(tmp_path: Path, process
         all.all_connected("late")
         aggregator.send_signal(signal.SIGCONT)
         assert all.finished() == 0
-        told = all.events()
-        assert "out: certificate revoked" in told
-        assert "late: connected" in told
+        events = all.events()
+        assert "out: certificate revoked" in events
+        assert "late: connected" in events
         assert "left by the owner" in all.log("early")
         wait_for(lambda: "lost" in all.log("out"))
         with Journal.open(all.journal, read_only=True) as journal:

@@ -117,17 +117,17 @@ def test_one_of_many_concurrent_forked_requests_is_answered(guard):
             return refused.code
 
     with ThreadPoolExecutor(8) as pool:
-        said = set(pool.map(ask, range(16)))
-    assert len(said) == 2
-    assert "round-forked" in said
+        results = set(pool.map(ask, range(16)))
+    assert len(results) == 2
+    assert "round-forked" in results
     assert guard._ledger.status().spent == Fraction(PRICE)
 
 
 def test_two_guards_on_one_ledger_answer_a_round_once(folder):
     with Ledger.open(folder, cap=POLICY.cap, create=True) as ledger, ThreadPoolExecutor(2) as pool:
         guards = [Guard(POLICY, ledger, tiny(*rows())) for _ in range(2)]
-        for each in guards:
-            each.enrol(STUDY)
+        for item in guards:
+            item.enrol(STUDY)
 
         def ask(guard: Guard, round: int) -> bytes | str:
             try:
@@ -136,9 +136,9 @@ def test_two_guards_on_one_ledger_answer_a_round_once(folder):
                 return refused.code
 
         for round in range(1, ROUNDS + 1):
-            said = list(pool.map(ask, guards, [round, round]))
-            assert sum(isinstance(each, bytes) for each in said) == 1
-            assert {each for each in said if isinstance(each, str)} <= {"round-forked", "round-old"}
+            results = list(pool.map(ask, guards, [round, round]))
+            assert sum(isinstance(result, bytes) for result in results) == 1
+            assert {result for result in results if isinstance(result, str)} <= {"round-forked", "round-old"}
         assert ledger.status().spent == ROUNDS * Fraction(PRICE)
 
 
@@ -162,14 +162,14 @@ def test_missed_rounds_cannot_be_answered_later(folder):
     absent = replace(STUDY, allow_missed_rounds=True)
     with guarded(folder) as guard:
         agent = Agent(guard, absent)
-        said = {round: agent.step(round, consensus(round)).tobytes() for round in (2, 5, ROUNDS)}
+        uploads = {round: agent.step(round, consensus(round)).tobytes() for round in (2, 5, ROUNDS)}
         for round in (1, 3, ROUNDS - 1):
             assert refusal(agent.step, round, consensus(round)).code == "round-old"
         assert refusal(agent.step, ROUNDS + 1, POINT).code == "round-over"
     with guarded(folder) as guard:
         agent = Agent(guard, absent)
         assert agent.last_round == ROUNDS
-        for round, upload in said.items():
+        for round, upload in uploads.items():
             assert agent.step(round, consensus(round)).tobytes() == upload
         assert guard._ledger.status().spent == 3 * Fraction(PRICE)
 
@@ -177,12 +177,12 @@ def test_missed_rounds_cannot_be_answered_later(folder):
 def test_study_that_was_left_cannot_be_continued(folder):
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
-        said = play(agent, 2)
+        uploads = play(agent, 2)
         guard.leave(HASH)
         guard.leave(HASH)
         assert guard.ledger_state.accounts[HASH].ending == "close"
         assert refusal(agent.step, 3, consensus(3)).code == "study-closed"
-        assert agent.step(2, consensus(2)).tobytes() == said[2]
+        assert agent.step(2, consensus(2)).tobytes() == uploads[2]
         assert refusal(agent.step, 2, POINT).code == "round-forked"
         assert refusal(guard.enrol, STUDY).code == "study-changed"
     with guarded(folder) as guard:
@@ -237,11 +237,11 @@ def test_changed_terms_with_the_same_hash_are_refused(folder, name, restart):
     forged = ForgedStudy(STUDY.terms._replace(**{field(name): OTHER_TERMS[name]}))
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
-        said = play(agent, 1)
+        uploads = play(agent, 1)
         before = ledger_records(guard)
         if not restart:
             _check_forged(guard, forged, name, before)
-            assert agent.step(1, consensus(1)).tobytes() == said[1]
+            assert agent.step(1, consensus(1)).tobytes() == uploads[1]
     if restart:
         with guarded(folder) as guard:
             _check_forged(guard, forged, name, before)
@@ -278,7 +278,7 @@ def changed_studies() -> dict[str, Callable[[], Any]]:
         own = DEPLOYABLE_OWNERS.get(name, {})
         spent = dict.fromkeys(BUDGETS) if name in BUDGETS else {}
         training = STUDY.training.with_changes(**nest({**own, **spent, name: OTHER_TRAINING[name]}))
-        constants = [each.name for each in provenance_parameters()]
+        constants = [parameter.name for parameter in provenance_parameters()]
         more: dict[str, Any] = {"provenance": {name: "assumed"}} if name in constants else {}
         if training.loss.task == "regression":
             more["classes"] = None
@@ -362,7 +362,7 @@ def test_changed_rows_are_refused_during_a_study(folder, change, kind):
     features[0, 0] = 0.0
     other = CHANGED_ROWS[change](features.copy(), labels.copy())
     with guarded(folder, opened(features, labels)) as guard:
-        said = play(Agent(guard, STUDY), 1)
+        uploads = play(Agent(guard, STUDY), 1)
     if not (kind == "sparse" and change == "the sign of a zero"):  # zeros are not stored
         with guarded(folder, opened(*other)) as guard:
             before = ledger_records(guard)
@@ -370,7 +370,7 @@ def test_changed_rows_are_refused_during_a_study(folder, change, kind):
             assert refusal(guard.answer, HASH, 2, POINT).code == "study-unknown"
             assert ledger_records(guard) == before
     with guarded(folder, opened(features, labels)) as guard:
-        assert Agent(guard, STUDY).step(1, consensus(1)).tobytes() == said[1]
+        assert Agent(guard, STUDY).step(1, consensus(1)).tobytes() == uploads[1]
 
 
 def test_guard_ignores_changes_of_rows_in_memory(folder):
@@ -570,8 +570,8 @@ def test_flipped_bit_or_truncated_file_is_harmless_or_refused(intact, folder, na
                 for round, upload in sent.items():
                     assert agent.step(round, consensus(round)).tobytes() == upload, what
                 assert refusal(agent.step, 5, -consensus(5)).code == "round-forked", what
-                book = guard._ledger.status()
-                assert (book.fingerprint, book.spent) == (truth.fingerprint, truth.spent), what
+                state = guard._ledger.status()
+                assert (state.fingerprint, state.spent) == (truth.fingerprint, truth.spent), what
                 agent.step(6, consensus(6))
         except RefusalError as refused:
             ended[refused.code] += 1

@@ -145,7 +145,7 @@ LAYOUTS = ["Fortran", "strided", "backwards", "transposed", "repeated", "unalign
 def laid_out(how: str) -> Any:
     """Return plain float64 numbers in an unusual memory layout, which is valid."""
     data = np.random.default_rng().choice(FLOATS[:-3], (2 * D, 2))
-    made = {
+    layouts = {
         "Fortran": lambda: np.asfortranarray(data[:D, :1]),
         "strided": lambda: data[::2, :1],
         "backwards": lambda: data[D - 1 :: -1, 1:],
@@ -155,7 +155,7 @@ def laid_out(how: str) -> Any:
         "read-only": lambda: np.frombuffer(data.tobytes(), "=f8", D).reshape(D, 1),
         "metadata": lambda: data[:D, :1].astype(np.dtype("f8", metadata={"unit": "m"})),
     }
-    return made[how]()
+    return layouts[how]()
 
 
 def random_point(rng: random.Random) -> Any:
@@ -297,10 +297,10 @@ def test_agent_refuses_an_invalid_consensus():
         n_malformed, wanted = 0, 10_000 if LONG else 400
         while n_malformed < wanted:
             round = rng.choice([1, 2, *ODD_ROUNDS])
-            said = random_point(rng) if type(round) is int and rng.random() < 0.8 else consensus(1)
-            if well_formed(HASH, round, said, b""):
+            broadcast = random_point(rng) if type(round) is int and rng.random() < 0.8 else consensus(1)
+            if well_formed(HASH, round, broadcast, b""):
                 continue
-            code = refusal(agent.step, round, said).code
+            code = refusal(agent.step, round, broadcast).code
             assert code in {"request-malformed", "round-over"}
             n_malformed += 1
         assert guard._ledger.status().seq == before
@@ -342,21 +342,21 @@ def test_extreme_points_are_answered_within_the_integer_range():
 def test_agent_survives_extreme_broadcasts_and_restarts_identically(method):
     absurd = study(method=method, n_rounds=100, noise_multiplier=100.0)
     for _ in range(60 if LONG else 6):
-        rng, said, codes = random.Random(), {}, set()
+        rng, uploads, codes = random.Random(), {}, set()
         spoken = {round: np.array([[rng.choice(HUGE)] for _ in range(D)]) for round in range(1, 7)}
         with memory_folder() as folder:
             with guarded(folder) as guard:
                 agent = Agent(guard, absurd)
                 for round, words in spoken.items():
                     try:
-                        said[round] = agent.step(round, words).tobytes()
+                        uploads[round] = agent.step(round, words).tobytes()
                     except RefusalError as refused:
                         codes.add(refused.code)
             assert codes <= {"request-malformed", "round-missed"}
-            assert said
+            assert uploads
             with guarded(folder) as guard:
                 agent = Agent(guard, absurd)
-                assert agent.last_round == max(said)
-                for round, upload in said.items():
+                assert agent.last_round == max(uploads)
+                for round, upload in uploads.items():
                     assert agent.step(round, spoken[round]).tobytes() == upload
-                assert len(guard._ledger.status().accounts[absurd.hash].rounds) == len(said)
+                assert len(guard._ledger.status().accounts[absurd.hash].rounds) == len(uploads)

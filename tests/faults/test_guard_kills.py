@@ -64,8 +64,8 @@ def scenario(folder: Path, sent: dict[int, bytes]) -> None:
         with guarded(folder) as guard:
             agent = Agent(guard, STUDY)
             for round in range(max(1, agent.last_round), until + 1):
-                said = agent.step(round, consensus(round)).tobytes()
-                assert sent.setdefault(round, said) == said
+                upload = agent.step(round, consensus(round)).tobytes()
+                assert sent.setdefault(round, upload) == upload
 
 
 @needs_hooks

@@ -62,9 +62,9 @@ def traced(run: str, folder: Path) -> list[Call]:
     assert done.returncode == 0, done.stderr
     calls = [call for line in out.read_text(errors="replace").splitlines() if (call := _call(line))]
     begin = next(i for i, call in enumerate(calls) if call.text.startswith("@begin"))
-    mine = [call for call in calls[begin:] if call.text.startswith("@") or folder in (call.path, *call.path.parents)]
+    relevant = [c for c in calls[begin:] if c.text.startswith("@") or folder in (c.path, *c.path.parents)]
     assert "unfinished" not in out.read_text(errors="replace")  # one thread alone: the order is the order
-    return mine
+    return relevant
 
 
 def _call(line: str) -> Call | None:
@@ -81,8 +81,8 @@ def _call(line: str) -> Call | None:
     if name.startswith(("rename", "link", "unlink")) or name == "truncate":
         return Call(name, Path(text), "")
     about = re.match(r"\d+<([^>]*)>", arguments)
-    said = text.startswith("@") and arguments.startswith("1<")
-    return Call(name, Path(about[1] if about else "."), text if said or name == "write" else "")
+    is_output = text.startswith("@") and arguments.startswith("1<")
+    return Call(name, Path(about[1] if about else "."), text if is_output or name == "write" else "")
 
 
 @dataclass
@@ -128,11 +128,11 @@ def trace(once: Callable[[str, Callable[[Path], object]], Path]) -> dict[str, li
         calls = {}
         for run in ("records", "replies"):
             (folder / run).mkdir()
-            calls[run] = [{**vars(each), "path": str(each.path)} for each in traced(run, folder / run)]
+            calls[run] = [{**vars(item), "path": str(item.path)} for item in traced(run, folder / run)]
         (folder / "calls.json").write_text(json.dumps(calls))
 
     found = json.loads((once("traced ledger", watch) / "calls.json").read_text())
-    return {run: [Call(**{**each, "path": Path(each["path"])}) for each in calls] for run, calls in found.items()}
+    return {run: [Call(**{**call, "path": Path(call["path"])}) for call in calls] for run, calls in found.items()}
 
 
 RECORDS = {
@@ -143,7 +143,7 @@ RECORDS = {
 
 @pytest.mark.parametrize("run", RECORDS)
 def test_record_and_mark_are_on_disk_before_they_are_reported(trace: dict[str, list[Call]], run: str) -> None:
-    disk, said = Disk(), []
+    disk, reported = Disk(), []
     before = 0
     for call in trace[run]:
         if not call.text.startswith("@"):
@@ -157,19 +157,19 @@ def test_record_and_mark_are_on_disk_before_they_are_reported(trace: dict[str, l
         disk.check(line)
         if line.startswith("record: "):
             assert disk.records == before + 1, f"{line}: {disk.records - before} records were marked"
-            said.append(line.removeprefix("record: "))
+            reported.append(line.removeprefix("record: "))
         before = disk.records
     expected = RECORDS[run]
-    assert len(said) >= len(expected)
-    assert all(found.startswith(wanted) for found, wanted in zip(said, expected, strict=False))
+    assert len(reported) >= len(expected)
+    assert all(found.startswith(wanted) for found, wanted in zip(reported, expected, strict=False))
 
 
 def test_new_folders_are_synced_in_their_parents(trace: dict[str, list[Call]]) -> None:
     for calls in trace.values():
         opened = next(i for i, call in enumerate(calls) if "record: opened" in call.text)
-        made = [(i, call.path) for i, call in enumerate(calls[:opened]) if call.name.startswith("mkdir")]
-        assert [path.name for _, path in made] == ["made", "too", "ledger"]
-        for i, path in made:
+        created = [(i, call.path) for i, call in enumerate(calls[:opened]) if call.name.startswith("mkdir")]
+        assert [path.name for _, path in created] == ["made", "too", "ledger"]
+        for i, path in created:
             assert any(call.name == "fsync" and call.path == path.parent for call in calls[i:opened]), path
 
 

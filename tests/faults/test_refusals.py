@@ -40,13 +40,13 @@ def codes_in(path: Path) -> set[str]:
     )
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     sent = [call.args[2] for call in calls if call.func.id == "refusal_of"]  # over the network, from no guard
-    sent_codes = {str(each.value) for each in sent if isinstance(each, ast.Constant)}
+    sent_codes = {str(item.value) for item in sent if isinstance(item, ast.Constant)}
     if not ours:
         return sent_codes
     found = [_code(call.args[0]) for call in calls if call.func.id == "RefusalError"]
     if None in found:  # passed on, from somewhere in this file
         texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-        found += [each for each in texts if re.fullmatch(f"({FAMILIES})-[a-z]+", str(each))]
+        found += [text for text in texts if re.fullmatch(f"({FAMILIES})-[a-z]+", str(text))]
     return sent_codes | {code for code in found if code}
 
 
@@ -56,8 +56,8 @@ def _code(word: ast.expr) -> str | None:
     return str(word.value) if isinstance(word, ast.Constant) else None
 
 
-def matches(code: str, known: set[str]) -> bool:
-    return any(re.fullmatch(re.escape(each).replace(r"\*", "[a-z]+"), code) for each in known)
+def matches(code: str, codes: set[str]) -> bool:
+    return any(re.fullmatch(re.escape(item).replace(r"\*", "[a-z]+"), code) for item in codes)
 
 
 @cache
@@ -221,14 +221,14 @@ CASES: dict[str, Callable[[Path, Any], Any]] = {
 def test_code_and_message_of_a_refusal_do_not_depend_on_rows(code):
     if code == "ledger-failed" and sqlite_vfs() is None:
         pytest.skip("this Python hides its SQLite library, so its writes cannot be made fail")
-    said = []
+    messages = []
     for seed in (1, 2):
         features, labels = rows(seed)
         with memory_folder() as folder:
             refused = CASES[code](folder, lambda study, a=features, b=labels: TinyRows(a, b))
             assert refused.code == code
-            said.append(repr(refused).replace(str(folder), "FOLDER"))
-    assert said[0] == said[1]
+            messages.append(repr(refused).replace(str(folder), "FOLDER"))
+    assert messages[0] == messages[1]
 
 
 def test_refusal_message_is_a_sentence():
@@ -243,11 +243,11 @@ def test_refusal_message_is_a_sentence():
 
 
 def test_every_code_of_the_guard_has_a_case():
-    known = set().union(*(found for name, found in codes().items() if name in GUARDED))
+    known_codes = set().union(*(found for name, found in codes().items() if name in GUARDED))
     assert {name for name in GUARDED if name in codes()} == set(GUARDED)
     for code in CASES:
-        assert matches(code, known), f"{code} is not in the guard any more"
-    for code in known:
+        assert matches(code, known_codes), f"{code} is not in the guard any more"
+    for code in known_codes:
         assert any(matches(case, {code}) for case in CASES), f"{code} is nowhere provoked"
 
 
@@ -265,10 +265,10 @@ def documented() -> set[str]:
 
 
 def test_threat_model_lists_exactly_these_codes():
-    known = set().union(*codes().values()) | {WITHHELD}
-    assert {code for code in documented() if not matches(code, known)} == set()
+    known_codes = set().union(*codes().values()) | {WITHHELD}
+    assert {code for code in documented() if not matches(code, known_codes)} == set()
     assert {code for code in CASES if code not in documented()} == set()
-    assert {code for code in known if "*" not in code} <= documented()
+    assert {code for code in known_codes if "*" not in code} <= documented()
 
 
 def test_codes_are_found():

@@ -75,15 +75,15 @@ def fuzz(
     place = CORPUS / name
     place.mkdir(parents=True, exist_ok=True)
     stored = sorted(place.iterdir())
-    cured = {each.read_bytes(): each.name for each in stored if each.name.startswith("failed-")}
+    cured = {item.read_bytes(): item.name for item in stored if item.name.startswith("failed-")}
     pool: list[tuple[bytes, frozenset[Arc]]] = []
     reached: set[Arc] = set()
     problems: dict[str, str] = {}
     tries, end = 0, time.monotonic() + seconds
-    waiting = [*begin, *always, *(each.read_bytes() for each in stored)]
+    waiting = [*begin, *always, *(item.read_bytes() for item in stored)]
     while waiting or time.monotonic() < end:
-        known = [each for each, _ in pool] or begin
-        data = waiting.pop(0) if waiting else mutated(rng.choice(known), known, rng)
+        inputs = [each for each, _ in pool] or begin
+        data = waiting.pop(0) if waiting else mutated(rng.choice(inputs), inputs, rng)
         if len(data) > MOST_BYTES and data not in begin:
             continue
         tries += 1
@@ -99,14 +99,14 @@ def fuzz(
         if seen.arcs - reached:
             reached |= seen.arcs
             pool.append((data, frozenset(seen.arcs)))
-    for each in stored:
-        if not each.name.startswith("failed-"):
-            each.unlink()
-    kept = [data for data in {*_fewest(pool), *always} if data not in cured]
-    for data in kept:
+    for item in stored:
+        if not item.name.startswith("failed-"):
+            item.unlink()
+    corpus = [data for data in {*_fewest(pool), *always} if data not in cured]
+    for data in corpus:
         (place / _digest(data)).write_bytes(data)
-    size = sum(each.stat().st_size for each in place.iterdir())
-    sys.stdout.write(f"{name}: {tries:,} inputs, {len(reached):,} branches, {len(kept)} files kept, {size:,} bytes\n")
+    size = sum(path.stat().st_size for path in place.iterdir())
+    sys.stdout.write(f"{name}: {tries:,} inputs, {len(reached):,} branches, {len(corpus)} files kept, {size:,} bytes\n")
     return [f"{name}: {what}" for what in problems.values()]
 
 
@@ -123,12 +123,12 @@ def _kind(problem: ReaderFailure) -> str:
 def _fewest(pool: list[tuple[bytes, frozenset[Arc]]]) -> list[bytes]:
     """Return a few short inputs that reach everything that the pool reaches: greedily, those with most new branches."""
     left = set().union(*(arcs for _, arcs in pool))
-    kept = []
+    chosen = []
     while left:
-        best = max(pool, key=lambda each: (len(each[1] & left) / (50 + len(each[0])), -len(each[0]), each[0]))
-        kept.append(best[0])
+        best = max(pool, key=lambda item: (len(item[1] & left) / (50 + len(item[0])), -len(item[0]), item[0]))
+        chosen.append(best[0])
         left -= best[1]
-    return kept
+    return chosen
 
 
 def _digest(data: bytes) -> str:
@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of fuzzing, for each reader")
     parser.add_argument("--seed", type=int, default=None, help="of the changes (default: another each time)")
     chosen = parser.parse_args()
-    if unknown := [each for each in chosen.readers if each not in READERS]:
+    if unknown := [reader for reader in chosen.readers if reader not in READERS]:
         parser.error(f"there is no reader {unknown[0]}; there are {', '.join(READERS)}")
     warnings.simplefilter("error")
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -150,8 +150,8 @@ def main() -> int:
     for name in chosen.readers or READERS:
         with tempfile.TemporaryDirectory() as folder:
             problems += fuzz(name, begin[name], always.get(name, []), chosen.seconds, rng, Path(folder))
-    for each in problems:
-        sys.stdout.write(f"FAILED {each}\n")
+    for problem in problems:
+        sys.stdout.write(f"FAILED {problem}\n")
     return 1 if problems else 0
 
 

@@ -87,8 +87,8 @@ def _checked(path: Path) -> object:
     """Run ``dpadmm study check``: errors and warnings."""
     table = read_toml(path)
     found = study_problems(table)
-    for each in (*found, *(f"{each.name}: {each.values}" for each in confirmations(table))):
-        _check_text(each)
+    for item in (*found, *(f"{confirmation.name}: {confirmation.values}" for confirmation in confirmations(table))):
+        _check_text(item)
     if found:
         raise StudyError(found[0])
     return study_from(table)

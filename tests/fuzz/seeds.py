@@ -161,12 +161,12 @@ def _messages() -> dict[str, list[bytes]]:
     ]
     masked_down = [*down, Message(Kind.MASK, STUDY, 4, digest="cd" * 32, body=b"\xff\x03")]
     kinds = {"to-site": down, "from-site": up, "masked-to-site": masked_down, "masked-from-site": masked_up}
-    return {f"messages/{name}": [*map(packed, kept)] for name, kept in kinds.items()}
+    return {f"messages/{name}": [*map(packed, messages)] for name, messages in kinds.items()}
 
 
 def edges() -> dict[str, list[bytes]]:
     """Return inputs by reader that always stay in the corpus: messages with one field changed."""
-    return {name: [new for each in kept for new in _changed(each)] for name, kept in _messages().items()}
+    return {name: [new for message in messages for new in _changed(message)] for name, messages in _messages().items()}
 
 
 def _changed(message: bytes) -> Iterator[bytes]:
@@ -190,7 +190,7 @@ def _texts() -> dict[str, list[bytes]]:
         "toml/server": [_SERVER],
         "csv/dictionary": [_DICTIONARY],
     }
-    return {name: [each.encode() for each in kept] for name, kept in texts.items()}
+    return {name: [item.encode() for item in texts_of_kind] for name, texts_of_kind in texts.items()}
 
 
 def _schema_study() -> Study:
@@ -239,7 +239,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         "json/model": [_about(study), _about(None)],
         "json/description": [_description()],
     }
-    texts = {name: [json.dumps(each, indent=0).encode() for each in kept] for name, kept in tables.items()}
+    texts = {name: [json.dumps(value, indent=0).encode() for value in values] for name, values in tables.items()}
     return {
         **texts,
         "json/request": [request.as_bytes()],

@@ -33,21 +33,21 @@ def test_every_stored_input_is_accepted_or_refused_in_one_sentence(name: str, tm
         finally:
             tracemalloc.stop()
     assert None in outcomes, "no input is accepted: the reader is not reached"
-    assert len({type(each) for each in outcomes}) > 1, "no input is refused"
+    assert len({type(item) for item in outcomes}) > 1, "no input is refused"
 
 
 def test_every_reader_has_a_folder_and_every_folder_a_reader() -> None:
-    assert {str(each.parent.relative_to(CORPUS)) for each in CORPUS.glob("*/*/*")} == set(READERS)
+    assert {str(path.parent.relative_to(CORPUS)) for path in CORPUS.glob("*/*/*")} == set(READERS)
 
 
 def test_corpus_is_small_and_has_no_secrets_or_machine_paths() -> None:
-    files = [each for each in CORPUS.rglob("*") if each.is_file()]
-    assert sum(each.stat().st_size for each in files) < 350_000
+    files = [path for path in CORPUS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 350_000
     assert len(files) < 600
-    for each in files:
-        content = each.read_bytes()
+    for path in files:
+        content = path.read_bytes()
         for secret in (b"PRIVATE", b"/home/", b"/root/", b"/tmp/", b"/work/", b"/Users/", b"C:\\"):
-            assert secret not in content, f"{each.name} has {secret!r}"
+            assert secret not in content, f"{path.name} has {secret!r}"
 
 
 @pytest.mark.parametrize("raised", [ValueError("x"), RecursionError(), MemoryError(), UserWarning("x")])

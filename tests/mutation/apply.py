@@ -27,26 +27,26 @@ def transplant(module: str, path: Path, source: str, function: tuple[tuple[str, 
     if live is None:
         raise Misfit("its module is not loaded")
     new = _code(compile(source, str(path), "exec", dont_inherit=True), names, line)
-    for each in _functions(live, names):
-        if each.__code__.co_firstlineno == line:
-            if each.__code__.co_freevars != new.co_freevars:
+    for item in _functions(live, names):
+        if item.__code__.co_firstlineno == line:
+            if item.__code__.co_freevars != new.co_freevars:
                 raise Misfit("it has other free variables")
-            each.__code__ = new
+            item.__code__ = new
             return
     raise Misfit("it was not found")
 
 
 def _code(code: CodeType, names: tuple[str, ...], line: int) -> CodeType:
-    inner = [each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == names[0]]
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType) and constant.co_name == names[0]]
     if len(names) > 1:
-        for each in inner:
+        for item in inner:
             try:
-                return _code(each, names[1:], line)
+                return _code(item, names[1:], line)
             except Misfit:
                 continue
-    for each in inner:
-        if len(names) == 1 and each.co_firstlineno == line:
-            return each
+    for node in inner:
+        if len(names) == 1 and node.co_firstlineno == line:
+            return node
     raise Misfit("the mutated file has no such function")
 
 
@@ -73,9 +73,9 @@ def _unwrapped(found: Any) -> Iterator[FunctionType]:
         if hasattr(found, "cache_clear"):
             found.cache_clear()
         inside = [getattr(found, "__wrapped__", None)]
-    for each in inside:
-        if each is not None:
-            yield from _unwrapped(each)
+    for node in inside:
+        if node is not None:
+            yield from _unwrapped(node)
 
 
 class _Loader(SourceFileLoader):

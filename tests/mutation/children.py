@@ -118,8 +118,8 @@ def _end(child: _Child[Any], ended: bool) -> tuple[str, Any]:
     answer = tuple(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else (DIED, _doing(child))
     shutil.rmtree(child.folder, ignore_errors=True)
     if _MEMORY.is_dir():
-        for each in _MEMORY.glob(f"{child.folder.name}-*"):
-            shutil.rmtree(each, ignore_errors=True)
+        for path in _MEMORY.glob(f"{child.folder.name}-*"):
+            shutil.rmtree(path, ignore_errors=True)
     return answer
 
 

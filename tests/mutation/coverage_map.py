@@ -58,22 +58,22 @@ def read_map(project: Project, files: Iterable[str]) -> Map:
         kept = _place(project, file)
         if not kept.exists():
             continue
-        said = json.loads(kept.read_text(encoding="utf-8"))
-        if said["version"] == [VERSION, *project.targets] and all(
-            _digest(project.root / path) == digest for path, digest in said["loads"].items()
+        entry = json.loads(kept.read_text(encoding="utf-8"))
+        if entry["version"] == [VERSION, *project.targets] and all(
+            _digest(project.root / path) == digest for path, digest in entry["loads"].items()
         ):
             lines = {
-                target: {int(line): [said["names"][i] for i in tests] for line, tests in numbered.items()}
-                for target, numbered in said["lines"].items()
+                target: {int(line): [entry["names"][i] for i in tests] for line, tests in numbered.items()}
+                for target, numbered in entry["lines"].items()
             }
-            found[file] = TestFile(said["times"], said["failed"], lines, said["imported"], said["loads"])
+            found[file] = TestFile(entry["times"], entry["failed"], lines, entry["imported"], entry["loads"])
     return found
 
 
 def complete_map(project: Project, files: list[str], *, workers: int, until: float, tell: Callable[[str], None]) -> Map:
     """Return the map of these files, measured where no valid entry is cached."""
-    known = read_map(project, files)
-    missing = [file for file in files if file not in known]
+    known_map = read_map(project, files)
+    missing = [file for file in files if file not in known_map]
     _place(project, "x").parent.mkdir(parents=True, exist_ok=True)
     waiting = iter(missing)
     results = in_children(
@@ -122,7 +122,7 @@ def _measure(project: Project, file: str, folder: Path) -> dict[str, Any]:
         "times": {test: round(seconds, 4) for test, seconds in mapper.times.items()},
         "failed": sorted(mapper.failed),
         "names": list(mapper.times),
-        "lines": {t: {n: sorted(set(tests)) for n, tests in each.items() if tests} for t, each in lines.items()},
+        "lines": {t: {n: sorted(set(tests)) for n, tests in counts.items() if tests} for t, counts in lines.items()},
         "imported": imported,
         "loads": _loaded(project, before, file),
     }
@@ -133,6 +133,6 @@ def _loaded(project: Project, before: set[str], file: str) -> dict[str, str]:
     found = {project.root / file, *project.root.glob("tests/**/conftest.py")}
     for name in set(sys.modules) - before:
         path = Path(getattr(sys.modules[name], "__file__", None) or "/")
-        if any(path.is_relative_to(each) for each in inside):
+        if any(path.is_relative_to(node) for node in inside):
             found.add(path)
     return {str(path.relative_to(project.root)): _digest(path) for path in sorted(found)}

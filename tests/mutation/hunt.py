@@ -76,15 +76,15 @@ class ChoosesTests(Protocol):
 class Chooser:
     """Choose tests by the map, first those that killed a mutant of the same function before."""
 
-    def __init__(self, project: Project, known: Map, killers: Killers) -> None:
-        self.project, self.known, self.killers = project, known, killers
+    def __init__(self, project: Project, known_map: Map, killers: Killers) -> None:
+        self.project, self.known, self.killers = project, known_map, killers
         self.times: dict[str, float] = {}
         self.by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for each in known.values():
-            self.times.update({test: time for test, time in each.times.items() if each.usable(test)})
-            for target, lines in each.lines.items():
+        for item in known_map.values():
+            self.times.update({test: time for test, time in item.times.items() if item.usable(test)})
+            for target, lines in item.lines.items():
                 for line, tests in lines.items():
-                    self.by_line[target][line] += [test for test in tests if each.usable(test)]
+                    self.by_line[target][line] += [test for test in tests if item.usable(test)]
 
     def task(self, mutant: Mutant) -> Task | None:
         """Return a task; None if no test covers the mutant."""
@@ -95,12 +95,12 @@ class Chooser:
         if mutant.function is None:  # it runs at import: its own tests, who uses its names, the module, or loads it
             uses = _uses(self.project, target, mutant.names)
             path = f"{self.project.package}/{target}"
-            loads = [(file, each) for file, each in self.known.items() if path in each.loads]
+            loads = [(file, entry) for file, entry in self.known.items() if path in entry.loads]
             # A test of a constant runs no line of the target
-            groups += [{test for file, each in loads if file in own for test in each.times if test in self.times}]
+            groups += [{test for file, entry in loads if file in own for test in entry.times if test in self.times}]
             groups += [{test for line in uses for test in covered.get(line, ())}]
             groups += [{test for tests in covered.values() for test in tests}]
-            groups += [{test for _, each in loads for test in each.times if test in self.times}]
+            groups += [{test for _, entry in loads for test in entry.times if test in self.times}]
         before = {t for tests in self.killers.get(target, {}).get(mutant.where, {}).values() for t in tests}
         groups = [before & set().union(*groups), *groups]
         ordered: dict[str, None] = {}
@@ -147,12 +147,12 @@ def _file(test: str) -> str:
 def _uses(project: Project, target: str, names: tuple[str, ...]) -> tuple[int, ...]:
     """Return the lines of functions that use one of the names."""
     lines: set[int] = set()
-    for each in ast.walk(ast.parse(project.text(target))):
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-            said = {node.id for node in ast.walk(each) if isinstance(node, ast.Name)}
-            said |= {node.attr for node in ast.walk(each) if isinstance(node, ast.Attribute)}
-            if said & set(names):
-                lines.update(range(each.body[0].lineno, (each.end_lineno or each.lineno) + 1))
+    for item in ast.walk(ast.parse(project.text(target))):
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+            names_used = {node.id for node in ast.walk(item) if isinstance(node, ast.Name)}
+            names_used |= {node.attr for node in ast.walk(item) if isinstance(node, ast.Attribute)}
+            if names_used & set(names):
+                lines.update(range(item.body[0].lineno, (item.end_lineno or item.lineno) + 1))
     return tuple(sorted(lines))
 
 
@@ -222,10 +222,10 @@ class _Judge:
     def _killed(self, task: Task, test: str, end: str) -> Verdict:
         assert task.mutant is not None
         for place in (task.mutant.where, "") if end == KILLED else ():
-            known = self.killers[task.target, place]
-            if test in known:
-                known.remove(test)
-            known.insert(0, test)
+            killers = self.killers[task.target, place]
+            if test in killers:
+                killers.remove(test)
+            killers.insert(0, test)
         return end, test
 
 
@@ -274,21 +274,21 @@ def run_live(
         finally:
             os._exit(0)
     os.close(write)
-    heard = 0
+    n_received = 0
     try:
         with os.fdopen(read, encoding="utf-8") as lines:
             for line in lines:
-                said = json.loads(line)
-                if isinstance(said, str):
-                    raise RuntimeError(said)
-                number, verdict = said
-                heard += 1
+                result = json.loads(line)
+                if isinstance(result, str):
+                    raise RuntimeError(result)
+                number, verdict = result
+                n_received += 1
                 yield tasks[number], verdict if verdict is None else tuple(verdict)
     finally:
         os.kill(server, signal.SIGTERM)
         os.waitpid(server, 0)
-    if heard < len(tasks) and time.monotonic() < until:
-        raise RuntimeError(f"the process that has the tests ended after {heard} of {len(tasks)} mutants")
+    if n_received < len(tasks) and time.monotonic() < until:
+        raise RuntimeError(f"the process that has the tests ended after {n_received} of {len(tasks)} mutants")
 
 
 _MISFIT = "misfit"

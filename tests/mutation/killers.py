@@ -25,7 +25,7 @@ def write_killers(project: Project, files: Iterable[str], kills: Iterable[tuple[
     for mutant, live, test in kills:
         if "::" in test:
             counts[mutant.file, mutant.where, "live" if live else "fresh"][test] += 1
-    table = {file: known for file, known in read_killers(project).items() if file in project.targets}
+    table = {file: entry for file, entry in read_killers(project).items() if file in project.targets}
     table |= {file: {} for file in files}
     for (file, where, kind), tests in sorted(counts.items()):
         table[file].setdefault(where, {})[kind] = [test for test, _ in tests.most_common()]
@@ -41,10 +41,10 @@ class KillerChooser:
 
     def task(self, mutant: Mutant) -> Task | None:
         """Return a task; None if nothing is recorded."""
-        known = self.table.get(mutant.file, {})
-        places = [known.get(mutant.where, {}), *known.values()]
+        entry = self.table.get(mutant.file, {})
+        places = [entry.get(mutant.where, {}), *entry.values()]
         live, fresh = (
-            tuple(dict.fromkeys(test for each in places for test in each.get(kind, ()))) for kind in ("live", "fresh")
+            tuple(dict.fromkeys(test for place in places for test in place.get(kind, ()))) for kind in ("live", "fresh")
         )
         if mutant.function is None:
             fresh, live = tuple(dict.fromkeys([*fresh, *live])), ()

@@ -71,7 +71,7 @@ def _text(node: cst.SimpleString) -> Iterator[cst.CSTNode]:
 
 
 def _assignment(node: cst.Assign | cst.AnnAssign) -> Iterator[cst.CSTNode]:
-    targets = [each.target for each in node.targets] if isinstance(node, cst.Assign) else [node.target]
+    targets = [target.target for target in node.targets] if isinstance(node, cst.Assign) else [node.target]
     is_type = isinstance(node.value, cst.Subscript) and isinstance(node.value.value, cst.Name)
     if not is_type and not any(isinstance(target, cst.Tuple) for target in targets):
         yield from mutators.operator_assignment(node)
@@ -95,8 +95,8 @@ def _removed(node: cst.Expr | cst.Raise) -> Iterator[cst.CSTNode]:
 
 
 def _operand(node: cst.BooleanOperation) -> Iterator[cst.CSTNode]:
-    for each in (node.left, node.right):
-        yield _parenthesised(each) if node.lpar else each
+    for item in (node.left, node.right):
+        yield _parenthesised(item) if node.lpar else item
 
 
 def _nothing(node: cst.Return) -> Iterator[cst.CSTNode]:
@@ -142,11 +142,11 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 
 def _is_prose(node: cst.CSTNode) -> bool:
     """Return whether this is a message with values: at least two words, or the text of an exception."""
-    said = [node] if isinstance(node, cst.FormattedString) else _strings(node)
+    parts = [node] if isinstance(node, cst.FormattedString) else _strings(node)
     texts = []
-    for part in said:
+    for part in parts:
         if isinstance(part, cst.FormattedString):
-            texts += [each.value for each in part.parts if isinstance(each, cst.FormattedStringText)]
+            texts += [item.value for item in part.parts if isinstance(item, cst.FormattedStringText)]
         elif isinstance(part, cst.SimpleString):
             texts.append(part.value)
     text = " ".join(texts)
@@ -162,8 +162,8 @@ def _strings(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _decorated_as(node: cst.FunctionDef, name: str) -> bool:
-    found = (each.decorator for each in node.decorators)
-    return any(getattr(getattr(each, "attr", each), "value", None) == name for each in found)
+    found = (decorator.decorator for decorator in node.decorators)
+    return any(getattr(getattr(item, "attr", item), "value", None) == name for item in found)
 
 
 def _is_skipped(node: cst.CSTNode) -> bool:
@@ -179,7 +179,7 @@ def _is_skipped(node: cst.CSTNode) -> bool:
         return getattr(node.annotation.annotation, "value", None) == "TypeAlias"
     if isinstance(node, cst.Assign):
         is_variable = isinstance(node.value, cst.Call) and getattr(node.value.func, "value", None) == "TypeVar"
-        return is_variable or any(getattr(each.target, "value", None) == "__all__" for each in node.targets)
+        return is_variable or any(getattr(target.target, "value", None) == "__all__" for target in node.targets)
     return isinstance(node, cst.FormattedString | cst.ConcatenatedString) and _is_prose(node)
 
 
@@ -231,7 +231,7 @@ class _Finder:
             self.visit(child, place)
 
     def add(self, node: cst.CSTNode, changed: cst.CSTNode, operator: str, place: _Position) -> None:
-        start, end = (self._offset(each) for each in (self.positions[node].start, self.positions[node].end))
+        start, end = (self._offset(item) for item in (self.positions[node].start, self.positions[node].end))
         written = self.module.code_for_node(changed)
         if self.text[start:end] != self.module.code_for_node(node):  # it has lines of its own
             whole = self.module.deep_replace(node, changed).code
@@ -301,14 +301,14 @@ def _assigned(statement: cst.CSTNode | None) -> tuple[str, ...]:
     if not isinstance(statement, cst.SimpleStatementLine):
         return ()
     small = statement.body[0]
-    targets = [each.target for each in small.targets] if isinstance(small, cst.Assign) else []
+    targets = [target.target for target in small.targets] if isinstance(small, cst.Assign) else []
     targets += [small.target] if isinstance(small, cst.AnnAssign) else []
     flat = [
         part
-        for each in targets
-        for part in ([p.value for p in each.elements] if isinstance(each, cst.Tuple) else [each])
+        for target in targets
+        for part in ([p.value for p in target.elements] if isinstance(target, cst.Tuple) else [target])
     ]
-    return tuple(each.value for each in flat if isinstance(each, cst.Name))
+    return tuple(value.value for value in flat if isinstance(value, cst.Name))
 
 
 def _tree(text: str) -> str:
@@ -329,8 +329,8 @@ def _lines(old: str, new: str) -> tuple[int, str, str]:
     short = min(len(before), len(after))
     head = next((i for i in range(short) if before[i] != after[i]), short)
     tail = next((i for i in range(short - head) if before[-1 - i] != after[-1 - i]), short - head)
-    kept, made = before[head : len(before) - tail], after[head : len(after) - tail]
-    return head + 1, " ".join(" ".join(kept).split()), " ".join(" ".join(made).split())
+    removed, added = before[head : len(before) - tail], after[head : len(after) - tail]
+    return head + 1, " ".join(" ".join(removed).split()), " ".join(" ".join(added).split())
 
 
 def mutants_of(file: str, text: str) -> list[Mutant]:
@@ -340,7 +340,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
         finder.visit(statement, _Position())
     counts: Counter[str] = Counter()
     numbered = []
-    for each in sorted(finder.found, key=lambda mutant: mutant.start):
-        counts[each.identity] += 1
-        numbered.append(replace(each, occurrence=counts[each.identity]))
+    for item in sorted(finder.found, key=lambda mutant: mutant.start):
+        counts[item.identity] += 1
+        numbered.append(replace(item, occurrence=counts[item.identity]))
     return numbered

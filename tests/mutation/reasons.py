@@ -36,7 +36,7 @@ class Reason:
             (self.new, mutant.new),
             (self.occurrence, mutant.occurrence),
         )
-        return all(said is None or said == found for said, found in pairs)
+        return all(expected is None or expected == found for expected, found in pairs)
 
     def __str__(self) -> str:
         change = f"{self.old} => {self.new}" if self.new is not None else self.old or "every line"

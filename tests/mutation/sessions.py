@@ -30,7 +30,7 @@ def prepare(project: Project) -> None:
     """Set paths and import all heavy modules except the package, before the first fork."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = "1"
-    paths = [str(project.root / each) for each in (project.source, "tests", "tests/support")]
+    paths = [str(project.root / item) for item in (project.source, "tests", "tests/support")]
     sys.path[:0] = [path for path in paths if path not in sys.path]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

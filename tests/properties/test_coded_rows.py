@@ -56,8 +56,8 @@ def tables(draw: Any) -> tuple[Schema, Any, bool]:
     named.insert(draw(st.integers(0, len(named))), Category("kind", ("v0", "v1")))
     schema = Schema(tuple(named), draw(st.sampled_from([None, 0.5, 1.0])))
     n = draw(st.integers(2, 9))
-    cells = {each.name: draw(st.lists(st.sampled_from(CELLS[each.kind]), min_size=n, max_size=n)) for each in named}
-    kinds = {each.name: pa.float64() if each.kind == "number" else pa.string() for each in named}
+    cells = {item.name: draw(st.lists(st.sampled_from(CELLS[item.kind]), min_size=n, max_size=n)) for item in named}
+    kinds = {item.name: pa.float64() if item.kind == "number" else pa.string() for item in named}
     batch = pa.record_batch({name: pa.array(values, kinds[name]) for name, values in cells.items()})
     return schema, batch, draw(st.booleans())
 
@@ -83,7 +83,7 @@ def test_encoded_table_matches_its_features(table: tuple[Schema, Any, bool]) -> 
     assert coded.codes.dtype == (np.uint8 if len(schema.features) <= 256 else np.uint16)
     np.testing.assert_allclose(coded.toarray(), plain(schema, batch, intercept), rtol=3e-6, atol=1e-7)
     alone = [Encoder(schema, intercept=intercept).encode(batch.slice(row, 1)) for row in range(batch.num_rows)]
-    assert np.concatenate([each.toarray() for each in alone]).tobytes() == coded.toarray().tobytes()
+    assert np.concatenate([item.toarray() for item in alone]).tobytes() == coded.toarray().tobytes()
 
 
 @prove
@@ -95,7 +95,7 @@ def test_sums_over_coded_and_dense_rows_agree(table: tuple[Schema, Any, bool], l
     coded = coded.astype(np.float64 if wide else kind)
     coded.values[data.draw(st.integers(0, 8)) % len(coded.values)] = 0.0  # a silent row
     labels = random_labels(loss, np.random.default_rng(0), batch.num_rows)
-    short, dense, sparse = (make_rows(each, labels) for each in (coded, coded.toarray(), coded.tocsr()))
+    short, dense, sparse = (make_rows(item, labels) for item in (coded, coded.toarray(), coded.tocsr()))
     assert np.array_equal(sparse.features.toarray(), dense.features)
     np.testing.assert_allclose(short.norms, dense.norms, rtol=1e-14)
     close = {"rtol": 1e-9, "atol": 1e-9}
@@ -132,7 +132,7 @@ def test_gradients_of_many_rows_and_categories_match_dense_rows() -> None:
     coded = CodedRows(rng.uniform(-0.3, 0.3, (1600, 4)), codes.astype(np.uint16), np.arange(3), 333)
     for loss in (Logistic(), Softmax(n_outputs=10)):
         labels = random_labels(loss, rng, 1600)
-        short, dense = (make_rows(each, labels, offsets=offsets) for each in (coded, coded.toarray()))
+        short, dense = (make_rows(item, labels, offsets=offsets) for item in (coded, coded.toarray()))
         points = rng.normal(size=(3, 333, loss.n_outputs))
         for bound in (0.01, loss.lipschitz):
             found, wanted = (kernels.gradient(rows, points, loss, bound=bound) for rows in (short, dense))

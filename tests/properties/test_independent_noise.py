@@ -54,10 +54,10 @@ def zeros(loss: str, kind: type = np.float64) -> tuple[Floats, Floats]:
     return np.zeros((n, SHAPES[loss][0]), kind), labels
 
 
-def standardised(said: Floats, c1: float, rounds: int = ROUNDS, sizes: Any = SIZES) -> Floats:
+def standardised(answers: Floats, c1: float, rounds: int = ROUNDS, sizes: Any = SIZES) -> Floats:
     """Return noise in units of its nominal standard deviation, z·2c1/m for each agent."""
     sigma = total_noise_multiplier(EPSILON, DELTA, rounds) * 2.0 * c1 / np.asarray(sizes, float)
-    return said / np.asarray(sigma)[None, :, None, None]
+    return answers / np.asarray(sigma)[None, :, None, None]
 
 
 def check_on_grid(noise: Floats, loss: str) -> None:
@@ -187,11 +187,11 @@ def test_noise_of_a_run_is_integer_and_independent() -> None:
 def test_noise_of_an_estimator_is_independent_and_fresh_in_every_fit(fits: Fits, loss: str) -> None:
     model = _estimator(loss)
     noise = [fits.noise(loss, fit=model), fits.noise(loss, fit=model), fits.noise(loss)]
-    for each in noise:
+    for share in noise:
         if loss != "squared":  # whose c1 follows from the bounds of the labels
-            check_on_grid(each, loss)
-        check_scale(each)
-        check_independent(each)
+            check_on_grid(share, loss)
+        check_scale(share)
+        check_independent(share)
     check_nothing_shared(*noise)
 
 
@@ -240,7 +240,7 @@ def test_noise_of_guards_is_independent_between_rounds_studies_sites_and_restart
         )
         for name in ("one", "another")
     ]
-    said = np.empty((8, 4, 240, 1))
+    answers = np.empty((8, 4, 240, 1))
     for site in range(2):
         with memory_folder() as folder:
             for rounds in (range(1, 5), range(5, 9)):
@@ -249,9 +249,9 @@ def test_noise_of_guards_is_independent_between_rounds_studies_sites_and_restart
                         scale = guard.enrol(study).query_at(1).grid.noise_scale(study.noise_multiplier)
                         for round in rounds:
                             answer = guard.answer(study.hash, round, np.zeros(study.shape))
-                            said[round - 1, 2 * site + which] = answer / scale
-    check_scale(said)
-    check_independent(said)
+                            answers[round - 1, 2 * site + which] = answer / scale
+    check_scale(answers)
+    check_independent(answers)
 
 
 FORKS = """
@@ -290,10 +290,10 @@ json.dump(said, sys.stdout)
 def test_forked_processes_with_the_same_seeds_draw_different_noise() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert len(said) == 3
-    for kind in zip(*said, strict=True):
-        numbers = np.abs([each for process in kind for each in process])
+    report = json.loads(done.stdout)
+    assert len(report) == 3
+    for kind in zip(*report, strict=True):
+        numbers = np.abs([item for process in kind for item in process])
         assert len(np.unique(numbers)) == numbers.size
 
 

@@ -232,11 +232,11 @@ def test_rows_of_a_simulation() -> None:
 
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize(
-    "known",
+    "bounds",
     [{"data_norm": 2.0}, {"bounds": (-2.0, 2.0)}, {"scale": 0.5, "data_norm": 4.0}],
     ids=["norm", "bounds", "scale"],
 )
-def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, known: Any) -> None:
+def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, bounds: Any) -> None:
     seen: list[Rows] = []
 
     def watching(prepared: Any, *words: Any, **more: Any) -> Any:
@@ -248,11 +248,11 @@ def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, known
     far = features * features.dtype.type(30.0)
     labels = np.arange(60) % 2
     for rows in (features, far):
-        DPADMMClassifier(1.0, classes=[0, 1], max_iter=2, **known).fit(rows, labels)
-        DPADMMRegressor(1.0, y_bounds=(0, 1), max_iter=2, **known).fit(rows, labels)
+        DPADMMClassifier(1.0, classes=[0, 1], max_iter=2, **bounds).fit(rows, labels)
+        DPADMMRegressor(1.0, y_bounds=(0, 1), max_iter=2, **bounds).fit(rows, labels)
     assert len(seen) == 4
-    for each in seen:
-        check_run(each, least=1.0 - 1e-6 if "data_norm" in known else INTERCEPT)
+    for item in seen:
+        check_run(item, least=1.0 - 1e-6 if "data_norm" in bounds else INTERCEPT)
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz"])

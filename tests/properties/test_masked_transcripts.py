@@ -60,7 +60,7 @@ def run_study(folder: Path, neighbour: str | None) -> tuple[Outbound, dict[tuple
                 guards = [held.enter_context(site(folder / str(i), i, MASKED, OWNER, opened[i])) for i in range(N)]
                 for round in part:
                     requests = [guards[i].prepare(HASH, round, point(round), b"memo") for i in range(N)]
-                    seen.said += requests
+                    seen.messages += requests
                     for i in ROUNDS[round]:
                         answer = guards[i].mask(HASH, round, requests[i], bitmap_of(ROUNDS[round], N))
                         assert np.array_equal(answers.setdefault((round, i), answer), answer)
@@ -108,13 +108,13 @@ def test_replacing_a_row_changes_only_its_sites_masked_answers_by_its_contributi
     for neighbour in (*ROWS, "opposite"):
         with case(neighbour), memory_folder() as folder:
             other, moved = run_study(folder, neighbour)
-            assert other.said == one.said
+            assert other.messages == one.messages
             assert moved.keys() == answers.keys()
             for (round, i), answer in answers.items():
                 steps = steps_between(moved[round, i], answer)  # modulo 2^64, where masks are the same
                 assert (steps <= allowed_steps(grid)) if i == 0 else steps == 0.0
             for round, members in ROUNDS.items():
-                sums = [sum(each[round, i] for i in members) for each in (moved, answers)]
+                sums = [sum(item[round, i] for i in members) for item in (moved, answers)]
                 assert np.abs(sums).max() < N * grid.max_upload(grid.noise_scale(20.0, MASKING.min_honest_sites))
                 assert np.array_equal(
                     sums[0] - sums[1], moved[round, 0] - answers[round, 0] if 0 in members else 0 * sums[0]
@@ -131,7 +131,7 @@ MEMBERS, COLLUDING = (0, 1, 2, 4), (2,)
 def uniform(numbers: Any) -> bool:
     """Return whether each of the eight bytes of the numbers is uniform; false alarms have probability 1e-6."""
     places = numbers.astype("<i8").reshape(-1).view(np.uint8).reshape(-1, 8).T
-    return min(chisquare(np.bincount(each, minlength=256)).pvalue for each in places) > 1e-6 / 8
+    return min(chisquare(np.bincount(place, minlength=256)).pvalue for place in places) > 1e-6 / 8
 
 
 def test_masked_answers_and_partial_sums_look_uniform() -> None:

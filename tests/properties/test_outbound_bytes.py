@@ -98,7 +98,7 @@ def run_study(
         for part in (range(1, 4), range(3, len(POINTS) + 1)):
             with guarded(folder, opened, WIDE) as guard:
                 enrolled = guard.enrol(study)
-                seen.said.append(f"{enrolled.terms} {enrolled.query_at(1).grid}")
+                seen.messages.append(f"{enrolled.terms} {enrolled.query_at(1).grid}")
                 asked = Agent(guard, study) if agent else None
                 for round in part:
                     if asked:
@@ -107,7 +107,7 @@ def run_study(
                         seen.ask(guard.answer, study.hash, round, _point(study, round))
                 _send_refused_requests(seen, guard, study, asked)
                 seen.uploads += [answer for _, answer, _ in guard.transcript(study.hash)]
-                seen.said += [f"{round} {memo.hex()}" for round, _, memo in guard.transcript(study.hash)]
+                seen.messages += [f"{round} {memo.hex()}" for round, _, memo in guard.transcript(study.hash)]
         with guarded(folder, opened, WIDE) as guard:
             guard.enrol(study)
             seen.ask(guard.leave, study.hash)
@@ -168,7 +168,7 @@ def test_guards_of_neighbouring_tables_differ_only_in_uploads_within_the_sensiti
             one = baseline(loss, "dp_admm", sparse=sparse)
             with memory_folder() as folder:
                 other = run_study(folder, study, neighbour, sparse=sparse)
-            assert other.said == one.said
+            assert other.messages == one.messages
             grid = Lattice(float(study.problem.loss.lipschitz), D * study.shape[1], M)
             moved = [steps_between(a, b) for a, b in zip(one.uploads, other.uploads, strict=True)]
             assert len(moved) > len(POINTS)
@@ -183,7 +183,7 @@ def test_agents_of_neighbouring_tables_differ_only_in_uploads():
             with memory_folder() as folder:
                 other = run_study(folder, study, neighbour, agent=True)
             one = baseline("logistic", method, agent=True)
-            assert other.said == one.said
+            assert other.messages == one.messages
             assert len(other.uploads) == len(one.uploads)
             assert any(not np.array_equal(a, b) for a, b in zip(one.uploads, other.uploads, strict=True))
 
@@ -194,10 +194,10 @@ def test_bytes_are_a_function_of_rows_and_noise(agent):
     for seed in (1, 1, 2):
         with memory_folder() as folder:
             seen.append(run_study(folder, study, None, agent=agent, seed=seed))
-    assert seen[0].said == seen[1].said == seen[2].said
-    told = [[upload.tobytes() for upload in each.uploads] for each in seen]
-    assert told[0] == told[1]
-    assert not set(told[0]) & set(told[2])
+    assert seen[0].messages == seen[1].messages == seen[2].messages
+    uploads = [[upload.tobytes() for upload in item.uploads] for item in seen]
+    assert uploads[0] == uploads[1]
+    assert not set(uploads[0]) & set(uploads[2])
 
 
 HASHES = re.compile(r'("(?:fingerprint|content|chain)": )"[0-9a-f]{64}"|(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])')
@@ -222,11 +222,11 @@ def test_ledger_output_differs_only_in_salted_hashes_and_uploads(cli, tmp_path):
             assert about["salt"] not in everything
             assert about["rows"] not in everything
             assert len(bytes.fromhex(about["salt"])) == 16
-            texts.append([each.replace(str(folder), "FOLDER") for each in shown])
+            texts.append([item.replace(str(folder), "FOLDER") for item in shown])
             exports.append(json.loads(exported.read_text()))
     assert texts[0] == texts[2]
     assert texts[0] != texts[1]
-    masked = [[HASHES.sub(r'\1"..."', text) for text in each] for each in texts]
+    masked = [[HASHES.sub(r'\1"..."', text) for text in item] for item in texts]
     assert masked[0] == masked[1]
     for record, other in zip(exports[0]["records"], exports[1]["records"], strict=True):
         differing = {name for name in record if record[name] != other[name]}

@@ -93,14 +93,14 @@ HEAD_FIELDS = (
 )  # fmt: skip
 
 
-def expected_head(asked: bytes, said: Message) -> bytes:
+def expected_head(asked: bytes, answer: Message) -> bytes:
     """Build the head of an answer from public values."""
-    upload, refused = said.kind is Kind.UPLOAD, said.kind is Kind.REFUSED
+    upload, refused = answer.kind is Kind.UPLOAD, answer.kind is Kind.REFUSED
     d, p = STUDY.shape if upload else (0, 0)
     return HEAD.pack(
         MAGIC,
         VERSION,
-        said.kind,
+        answer.kind,
         0,
         bytes.fromhex(STUDY.hash),
         hashlib.sha256(asked).digest(),
@@ -109,7 +109,7 @@ def expected_head(asked: bytes, said: Message) -> bytes:
         p,
         0 if refused else N_ROWS,
         0 if refused else PERSONS_ROWS,
-        8 * d * p + len(said.code),
+        8 * d * p + len(answer.code),
     )
 
 
@@ -210,7 +210,7 @@ Said = list[tuple[str, bytes, bytes | None]]
 @cache
 def run_study(row: str) -> tuple[Said, list[Any]]:
     """Return all messages of a site in a study, from the first call to the last, and the contents of its ledger."""
-    said: Said = []
+    exchanges: Said = []
     with memory_folder() as folder, pytest.MonkeyPatch.context() as patch:
         chance = SeededOS()
         for module in ("discrete_gaussian", "guard", "ledger"):
@@ -224,7 +224,7 @@ def run_study(row: str) -> tuple[Said, list[Any]]:
         responder = Responder(site.guard, site.policy.unit.rows, logging.getLogger("nobody listens"))
 
         def ask(when: str, *messages: bytes) -> None:
-            said.extend((when, data, responder.answer(STUDY.hash, data)) for data in messages)
+            exchanges.extend((when, data, responder.answer(STUDY.hash, data)) for data in messages)
 
         responder.open()
         ask("before it is accepted", CALL, request(1), b"garbage")
@@ -256,7 +256,7 @@ def run_study(row: str) -> tuple[Said, list[Any]]:
         ask("after it was left", CALL, request(1), request(4), request(4, 0.5), *invalid_messages())
         responder.close()
         assert read_ledger(site.ledger).accounts[STUDY.hash].closed
-    return said, answers
+    return exchanges, answers
 
 
 def message(data: bytes) -> Message:
@@ -266,9 +266,9 @@ def message(data: bytes) -> Message:
 def test_all_bytes_except_upload_numbers_are_public() -> None:
     for neighbour in NEIGHBOURS:
         with case(neighbour):
-            said, answers = run_study(NEIGHBOURS[neighbour])
+            exchanges, answers = run_study(NEIGHBOURS[neighbour])
             uploads, kinds = expected_uploads(answers), set()
-            for when, asked, answer in said:
+            for when, asked, answer in exchanges:
                 if answer is None:
                     assert when == "before it is accepted" or asked == END
                     continue
@@ -309,13 +309,13 @@ def test_messages_of_neighbouring_tables_differ_only_in_upload_numbers() -> None
             one, other = run_study(NEIGHBOURS["as it is"])[0], run_study(NEIGHBOURS[neighbour])[0]
             assert len(one) == len(other)
             differing = 0
-            for (when, asked, mine), (_, _, theirs) in zip(one, other, strict=True):
-                if mine is not None and theirs is not None and message(mine).kind is Kind.UPLOAD:
-                    assert mine[: HEAD.size] == theirs[: HEAD.size], when
-                    assert len(mine) == len(theirs)
-                    differing += mine != theirs
+            for (when, asked, first), (_, _, second) in zip(one, other, strict=True):
+                if first is not None and second is not None and message(first).kind is Kind.UPLOAD:
+                    assert first[: HEAD.size] == second[: HEAD.size], when
+                    assert len(first) == len(second)
+                    differing += first != second
                 else:
-                    assert mine == theirs, (when, asked[:8])
+                    assert first == second, (when, asked[:8])
             assert differing > 0
 
 
@@ -348,9 +348,9 @@ def run_masked_study(row: str) -> list[tuple[bytes, bytes | None]]:
         responder.open()
         assert responder.accept(MASKED) is None
         messages = [call, masks[0], asked[0], asked[0], *masks, masks[0], asked[0], call, asked[1], *masks[4:], b"x"]
-        said = [(data, responder.answer(MASKED.hash, data)) for data in messages]
+        exchanges = [(data, responder.answer(MASKED.hash, data)) for data in messages]
         responder.close()
-    return said
+    return exchanges
 
 
 def test_masked_messages_of_neighbouring_tables_differ_only_in_masked_numbers() -> None:
@@ -362,19 +362,19 @@ def test_masked_messages_of_neighbouring_tables_differ_only_in_masked_numbers() 
     assert kinds == {Kind.PRESENT, Kind.READY, Kind.MASKED, Kind.REFUSED}
     for neighbour in ("another label", "beyond all bounds", "empty"):
         differing = 0
-        for (asked, mine), (_, theirs) in zip(one, run_masked_study(NEIGHBOURS[neighbour]), strict=True):
-            if mine is None or theirs is None or read(mine).kind is not Kind.MASKED:
-                assert mine == theirs, asked[:8]
+        for (asked, first), (_, second) in zip(one, run_masked_study(NEIGHBOURS[neighbour]), strict=True):
+            if first is None or second is None or read(first).kind is not Kind.MASKED:
+                assert first == second, asked[:8]
                 continue
-            assert mine[: HEAD.size] == theirs[: HEAD.size]
-            a, b = read(mine), read(theirs)
+            assert first[: HEAD.size] == second[: HEAD.size]
+            a, b = read(first), read(second)
             assert a.masked is not None
             assert b.masked is not None
             statistic = MASKED.terms.statistics[list(MASKED.terms.statistics)[min(a.round, 2) - 1]]
             grid = Lattice(statistic.row_norm, a.masked.size, N_ROWS)
             moved = (a.masked - b.masked).astype(float) * grid.step  # the masks are the same
             assert np.linalg.norm(moved) <= grid.sensitivity
-            differing += mine != theirs
+            differing += first != second
         assert differing > 0
 
 
@@ -388,19 +388,19 @@ CODES = {
 
 
 def test_refusal_messages_stay_at_the_site() -> None:
-    said, _ = run_study(NEIGHBOURS["as it is"])
+    exchanges, _ = run_study(NEIGHBOURS["as it is"])
     for when, codes in CODES.items():
-        found = {message(data).code if data else None for each, _, data in said if each == when}
+        found = {message(data).code if data else None for time, _, data in exchanges if time == when}
         assert found == codes, when
-    seen = {message(data).code for _, _, data in said if data} - {""}
+    seen = {message(data).code for _, _, data in exchanges if data} - {""}
     assert seen >= {"round-missed", "round-over", "round-forked", "request-malformed", "study-blocked"}
 
 
 def test_repeated_requests_return_the_same_bytes() -> None:
-    said, _ = run_study(NEIGHBOURS["as it is"])
+    exchanges, _ = run_study(NEIGHBOURS["as it is"])
     for asked in (CALL, request(1), request(2)):
         kinds = {}
-        for _, data, answer in said:
+        for _, data, answer in exchanges:
             if data == asked and answer is not None:
                 kinds.setdefault(message(answer).kind, set()).add(answer)
         assert len(kinds.get(Kind.PRESENT, kinds.get(Kind.UPLOAD, ()))) == 1

@@ -120,7 +120,7 @@ def test_person_with_an_id_that_collides_with_another_does_not_exceed_the_charge
                 alike = [(SPELLINGS[way](name), *cells, "0"), *rows[1:]]
                 left = [("p0", *cells, "0"), *rows[1:]]
                 for one, other in ((rows, alike), (alike, left)):
-                    tables = [PersonTable(tuple(each), form, "text") for each in (one, other)]
+                    tables = [PersonTable(tuple(item), form, "text") for item in (one, other)]
                     check_sums(Neighbours(*tables, 1, True, person_study("huber"), (0,)))
 
 
@@ -156,12 +156,12 @@ class Observed(Outbound):
     facts: list[Any] = field(default_factory=list)
     answers: list[tuple[Lattice, Any]] = field(default_factory=list)
 
-    def receive(self, study: Study, said: bytes | None) -> None:
+    def receive(self, study: Study, message: bytes | None) -> None:
         """Store a message as it is; of an upload, its head and length, because its numbers are noisy."""
-        if said is not None:
-            kind = unpacked(said, study=study.hash, shape=study.upload_shape, from_site=True).kind
-            said = said[: HEAD.size] + b"." * len(said[HEAD.size :]) if kind is Kind.UPLOAD else said
-        self.wire.append(said)
+        if message is not None:
+            kind = unpacked(message, study=study.hash, shape=study.upload_shape, from_site=True).kind
+            message = message[: HEAD.size] + b"." * len(message[HEAD.size :]) if kind is Kind.UPLOAD else message
+        self.wire.append(message)
 
 
 @cache
@@ -180,16 +180,16 @@ def _joined() -> Path:
 
 def run_study(folder: Path, pair: Neighbours, table: PersonTable, sizes: list[float]) -> Observed:
     """Run a study at a site from start to end, with a restart and all kinds of other requests."""
-    heard, study, network = Observed(), pair.study, _joined()
+    observed, study, network = Observed(), pair.study, _joined()
     direct = [replace(study, name="asked directly"), pgd_study(pair)]
-    with watched(heard, seed=1, clocks=CLOCKS):
+    with watched(observed, seed=1, clocks=CLOCKS):
         site = site_of(folder / "site", table, pair.person)
         shutil.copytree(network, folder / "site" / "network")
         site.begin()
-        _review(heard, site, study)
+        _review(observed, site, study)
         decide(site.path.parent, study, "accepted")
         requests = [_request(study, i + 1, size) for i, size in enumerate(sizes)]
-        with _serving(heard, site) as say:
+        with _serving(observed, site) as say:
             for data in (
                 _call(study),
                 requests[0],
@@ -198,28 +198,28 @@ def run_study(folder: Path, pair: Neighbours, table: PersonTable, sizes: list[fl
                 requests[1],
                 requests[0],
             ):
-                heard.receive(study, say(study.hash, data))
-            heard.facts.append(say("ab" * 32, _call(study)))
+                observed.receive(study, say(study.hash, data))
+            observed.facts.append(say("ab" * 32, _call(study)))
         with site.guard() as guard:
-            for each in direct:
-                _direct(heard, guard, each)
-            heard.answers += _comparable(guard, study)
-        with _serving(heard, site) as say:
+            for item in direct:
+                _direct(observed, guard, item)
+            observed.answers += _comparable(guard, study)
+        with _serving(observed, site) as say:
             for data in (_call(study), requests[1], *requests[2:], *_refused(study), _end(study)):
-                heard.receive(study, say(study.hash, data))
+                observed.receive(study, say(study.hash, data))
         with site.guard() as guard:
-            heard.answers += _comparable(guard, study)
+            observed.answers += _comparable(guard, study)
         decide(site.path.parent, study, "left")
-        with _serving(heard, site) as say:
+        with _serving(observed, site) as say:
             for data in (_call(study), requests[0], b"garbage"):
-                heard.receive(study, say(study.hash, data))
-        _check_ledger(heard, site, pair)
-    heard.said = [HASHES.sub("HASH", line.replace(str(folder), "FOLDER")) for line in heard.said]
-    return heard
+                observed.receive(study, say(study.hash, data))
+        _check_ledger(observed, site, pair)
+    observed.messages = [HASHES.sub("HASH", line.replace(str(folder), "FOLDER")) for line in observed.messages]
+    return observed
 
 
 @contextmanager
-def _serving(heard: Observed, site: Site) -> Iterator[Callable[[str, bytes], bytes | None]]:
+def _serving(observed: Observed, site: Site) -> Iterator[Callable[[str, bytes], bytes | None]]:
     """Return the site's process without its connection: responder, log and status."""
     process = SiteProcess(site, logging.getLogger("a site"))
     responder = process._responder
@@ -231,8 +231,8 @@ def _serving(heard: Observed, site: Site) -> Iterator[Callable[[str, bytes], byt
         write_status(site.path.parent, process._status(SimpleNamespace(connected=True, seen={}, url="tls://hub")))
         status = json.loads((site.path.parent / STATUS).read_text())
         assert times[0] in status
-        plain = [{name: each for name, each in study.items() if name not in times} for study in status["studies"]]
-        heard.facts.append({**status, "at": None, times[0]: None, "studies": plain})
+        plain = [{name: value for name, value in study.items() if name not in times} for study in status["studies"]]
+        observed.facts.append({**status, "at": None, times[0]: None, "studies": plain})
     finally:
         responder.close()
 
@@ -254,7 +254,7 @@ def _request(study: Study, round: int, size: float) -> bytes:
 def _refused(study: Study) -> list[bytes]:
     """Send forked, skipped and invalid rounds, other shapes, non-numeric arrays and malformed messages."""
     right = _request(study, 2, 1.0)
-    odd = [packed(Message(Kind.REQUEST, study.hash, 2, each)) for each in (np.ones((1, 1)), np.ones((40, 9)))]
+    odd = [packed(Message(Kind.REQUEST, study.hash, 2, item)) for item in (np.ones((1, 1)), np.ones((40, 9)))]
     return [
         _request(study, 1, 0.125),
         _request(study, ROUNDS, 1.0),
@@ -271,11 +271,11 @@ def _refused(study: Study) -> list[bytes]:
     ]
 
 
-def _review(heard: Observed, site: Site, study: Study) -> None:
+def _review(observed: Observed, site: Site, study: Study) -> None:
     """Record whether studies can be enrolled, by the dry run of ``site review``. No cell may change the result."""
     named = study.kind == "evaluation" or study.training.loss.name == "poisson"  # these say which columns they have
     bare = person_study("logistic", "plain") if named else study
-    for each in (
+    for candidate in (
         study,
         person_study("logistic", "plain"),
         replace(study, training=study.training.with_changes(n_rounds=51)),
@@ -283,7 +283,7 @@ def _review(heard: Observed, site: Site, study: Study) -> None:
         Study(name="no such column", features=("height",), training=bare.training, **_kept(bare)),
         Study(name="ids", features=("id",), training=bare.training, **_kept(bare)),
     ):
-        heard.ask(lambda each=each: _public(site.dry_run(each, LedgerState())))
+        observed.ask(lambda candidate=candidate: _public(site.dry_run(candidate, LedgerState())))
 
 
 def _kept(study: Study) -> dict[str, Any]:
@@ -294,17 +294,17 @@ def _public(enrolled: EnrolledStudy) -> Any:
     return enrolled.terms, enrolled.query_at(1).grid, enrolled.rows.n_features, enrolled.rows.n_rows
 
 
-def _direct(heard: Observed, guard: Guard, study: Study) -> None:
+def _direct(observed: Observed, guard: Guard, study: Study) -> None:
     """Query the guard at the same points in both worlds."""
     enrolled = guard.enrol(study)
-    heard.facts.append(_public(enrolled))
+    observed.facts.append(_public(enrolled))
     for round in range(1, ROUNDS + 1):
         asked = enrolled.query_at(round)
         points = parameters_for(asked.statistic)
-        heard.answers.append((asked.grid, guard.answer(study.hash, round, points[(round - 1) % len(points)])))
+        observed.answers.append((asked.grid, guard.answer(study.hash, round, points[(round - 1) % len(points)])))
     shape = enrolled.query_at(2).statistic.parameter_shape
     for point in (np.ones(shape), np.full(shape, np.nan), np.full(shape, -1e300), np.ones((1, 1))):
-        heard.ask(guard.answer, study.hash, 2, point)
+        observed.ask(guard.answer, study.hash, 2, point)
 
 
 def pgd_study(pair: Neighbours) -> Study:
@@ -317,42 +317,44 @@ def pgd_study(pair: Neighbours) -> Study:
 def _comparable(guard: Guard, study: Study) -> list[tuple[Lattice, Any]]:
     """Return the answers at points that are common to both worlds. Later points of DP-ADMM depend on the agent."""
     enrolled = guard.enrol(study)
-    told = [(enrolled.query_at(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]
-    return told[:1] if study.training.method.name == "dp_admm" else told
+    answers = [(enrolled.query_at(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]
+    return answers[:1] if study.training.method.name == "dp_admm" else answers
 
 
-def _check_ledger(heard: Observed, site: Site, pair: Neighbours) -> None:
+def _check_ledger(observed: Observed, site: Site, pair: Neighbours) -> None:
     """Record the ledger's output, and check that all k rows of a person were charged."""
-    book, k = read_ledger(site.ledger), pair.k
-    heard.facts.append((book.cap, book.spent, book.promised, book.seq, [each.kind for each in book.records]))
-    account = book.accounts[pair.study.hash]
-    heard.facts.append(report_of_account(pair.study.hash, account, site="site").to_bytes())
-    for account in book.accounts.values():
+    state, k = read_ledger(site.ledger), pair.k
+    observed.facts.append(
+        (state.cap, state.spent, state.promised, state.seq, [record.kind for record in state.records])
+    )
+    account = state.accounts[pair.study.hash]
+    observed.facts.append(report_of_account(pair.study.hash, account, site="site").to_bytes())
+    for account in state.accounts.values():
         plan = ReleasePlan.from_list(account.about["plan"])
         prices = {
             round: Fraction((k / gaussian(plan.at(round)).noise_multiplier) ** 2) for round in range(1, ROUNDS + 1)
         }
         assert account.reservation.mu_squared == float(sum(prices.values()))
         assert account.spent == sum(prices[round] for round in account.rounds)
-        heard.facts.append({name: each for name, each in account.about.items() if name != "rows"})
+        observed.facts.append({name: value for name, value in account.about.items() if name != "rows"})
         # The digest of a request has the agent's point in it, which follows from noisy sums; content is one
-        heard.facts.append([each._replace(content="", digest="") for each in account.rounds.values()])
+        observed.facts.append([item._replace(content="", digest="") for item in account.rounds.values()])
 
 
 @seldom
 @given(neighbours(), st.lists(st.sampled_from((0.0, 1.0, -30.0, 1e6, 1e150)), min_size=3, max_size=3))
 def test_only_noisy_sums_depend_on_a_person(pair: Neighbours, sizes: list[float]) -> None:
-    heard = []
+    observations = []
     for table in (pair.one, pair.other):
         with memory_folder() as folder:
-            heard.append(run_study(folder, pair, table, sizes))
-    one, other = heard
+            observations.append(run_study(folder, pair, table, sizes))
+    one, other = observations
     assert one.wire == other.wire
     assert one.facts == other.facts
-    assert one.said == other.said
-    told = list(zip(one.answers, other.answers, strict=True))
-    assert len(told) >= 2 * ROUNDS + 2
-    for (grid, a), (twin, b) in told:
+    assert one.messages == other.messages
+    pairs = list(zip(one.answers, other.answers, strict=True))
+    assert len(pairs) >= 2 * ROUNDS + 2
+    for (grid, a), (twin, b) in pairs:
         assert grid == twin
         assert steps_between(a, b) <= allowed_steps(grid, pair.k)
 
@@ -361,14 +363,14 @@ def test_run_study_includes_uploads_and_all_refusals() -> None:
     """The comparison above would be empty without them."""
     row = ("7", "100", "60", "north", "high", "yes", "", "yes")
     table = PersonTable(6 * (row,), "csv", "text")
-    told = []
+    messages = []
     for allow_missed_rounds in (False, True):
         study = person_study("logistic", method="dp_sgd", allow_missed_rounds=allow_missed_rounds)
         with memory_folder() as folder:
-            heard = run_study(folder, Neighbours(table, table, 2, True, study, ()), table, [0.0, 1.0, 1e6])
+            observed = run_study(folder, Neighbours(table, table, 2, True, study, ()), table, [0.0, 1.0, 1e6])
         about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
-        told += [unpacked(each, **about) for each in heard.wire if each]
-    assert {each.kind for each in told} == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
+        messages += [unpacked(message, **about) for message in observed.wire if message]
+    assert {message.kind for message in messages} == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
     codes = "request-malformed round-forked round-missed round-old round-over study-closed"
-    assert sorted({each.code for each in told} - {""}) == codes.split()
-    assert {each.n_rows for each in told} == {0, 6}
+    assert sorted({message.code for message in messages} - {""}) == codes.split()
+    assert {message.n_rows for message in messages} == {0, 6}

@@ -42,7 +42,7 @@ class World:
 
     public: Any
     releases: Releases
-    said: list[str]
+    messages: list[str]
     first: Any = None
 
 
@@ -52,25 +52,25 @@ def world(run: Callable[[], tuple[Any, Any]]) -> World:
     with watched(seen, seed=1), recorded() as releases, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         public, first = run()
-    seen.said += [f"{each.category.__name__}: {each.message}" for each in caught]
-    return World(public, releases, seen.said, first)
+    seen.messages += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+    return World(public, releases, seen.messages, first)
 
 
 def check(one: World, other: World, n_agents: int) -> None:
     """Check that public facts agree, that one row differs, and that one agent's first sum changed by at most S."""
     assert one.public == other.public
-    assert one.said == other.said
+    assert one.messages == other.messages
     rows, twins = one.releases.rows, other.releases.rows
     assert rows is not None
     assert twins is not None
     assert np.array_equal(rows.offsets, twins.offsets)
     (a, b), (c, d) = dense(rows), dense(twins)
     assert np.count_nonzero((a != c).any(axis=1) | (b != d)) <= 1
-    told = list(zip(one.releases.told, other.releases.told, strict=True))
-    assert len(told) >= n_agents
-    assert all(grid == twin for (grid, _), (twin, _) in told)
-    moved = [steps_between(a, b) / allowed_steps(grid) for (grid, a), (_, b) in told[:n_agents]]
-    assert sum(each > 0.0 for each in moved) <= 1
+    pairs = list(zip(one.releases.answers, other.releases.answers, strict=True))
+    assert len(pairs) >= n_agents
+    assert all(grid == twin for (grid, _), (twin, _) in pairs)
+    moved = [steps_between(a, b) / allowed_steps(grid) for (grid, a), (_, b) in pairs[:n_agents]]
+    assert sum(mutant > 0.0 for mutant in moved) <= 1
     assert max(moved) <= 1.0
 
 
@@ -118,7 +118,7 @@ def trainings(draw: Any, loss: str) -> tuple[Any, list[PersonTable], str | None,
     form = draw(st.sampled_from(("csv", "parquet text", "parquet coded", "parquet typed")))
     by = draw(st.sampled_from(("id", None)))
     agents = None if by else draw(st.sampled_from((None, 1, 2, 3)))
-    return study, [PersonTable(tuple(each), form, "text") for each in (whole, other)], by, agents
+    return study, [PersonTable(tuple(item), form, "text") for item in (whole, other)], by, agents
 
 
 @pytest.mark.parametrize("loss", sorted(TASKS))
@@ -144,7 +144,7 @@ def test_only_noisy_sums_of_train_depend_on_a_row(data: Any, loss: str) -> None:
     n_agents = 2 if by else agents or 1
     check(one, other, n_agents)
     if study.training.method.name == "dp_sgd":  # the first model is the mean of uploads, times the step
-        sizes = {grid.n_rows: grid for grid, _ in one.releases.told}
+        sizes = {grid.n_rows: grid for grid, _ in one.releases.answers}
         most = max(grid.sensitivity / m for m, grid in sizes.items()) / n_agents
         moved = float(np.linalg.norm(one.first - other.first))
         assert moved <= study.training.method.learning_rate * most * (1.0 + 1e-9)
@@ -277,5 +277,5 @@ def test_message_about_missing_bounds_does_not_depend_on_rows() -> None:
 
     one, other = world(lambda: run(x)), world(lambda: run(x2))
     assert one.public == other.public
-    assert one.said == other.said
-    assert any(PrivacyLeakWarning.__name__ in line for line in one.said)
+    assert one.messages == other.messages
+    assert any(PrivacyLeakWarning.__name__ in line for line in one.messages)

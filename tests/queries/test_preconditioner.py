@@ -61,10 +61,10 @@ def test_products_equal_products_with_the_matrix(world: tuple[Any, Any, float], 
     np.testing.assert_allclose(shape.transposed_times(theta), x, atol=1e-9 * np.abs(x).max() * size)
     features = random_rows(rng, 9, d)
     for rows in (features, csr_array(features), features.astype(np.float32)):
-        made = shape.rows(rows)
+        result = shape.rows(rows)
         exact = rows.toarray() if isinstance(rows, csr_array) else rows.astype(np.float64)
-        made = made.toarray() if isinstance(made, csr_array) else made
-        np.testing.assert_allclose(made, exact @ b.T, atol=1e-11 * size)
+        result = result.toarray() if isinstance(result, csr_array) else result
+        np.testing.assert_allclose(result, exact @ b.T, atol=1e-11 * size)
 
 
 @prove
@@ -124,9 +124,9 @@ def test_dense_and_sparse_results_agree() -> None:
     features[::2, 3] = 0.0
     for name, shape in SHAPES.items():
         with case(name):
-            made = shape.rows(csr_array(features))
-            assert isinstance(made, csr_array) == (name == "diagonal")
-            assert np.array_equal(_dense(made), _dense(shape.rows(features)))
+            result = shape.rows(csr_array(features))
+            assert isinstance(result, csr_array) == (name == "diagonal")
+            assert np.array_equal(_dense(result), _dense(shape.rows(features)))
 
 
 def _dense(features: Any) -> Any:
@@ -140,14 +140,14 @@ def test_preconditioned_rows_are_cached_per_preconditioner() -> None:
     features = random_rows(np.random.default_rng(5), 12, 6)
     rows = make_rows(features, np.ones(12), order=np.arange(12)[::-1].copy(), offsets=np.array([0, 5, 12]))
     for shape in SHAPES.values():
-        made = rows.transformed(shape)
-        assert rows.transformed(shape.copy()) is made
-        assert np.array_equal(made.features, shape.rows(rows.features))
-        assert np.array_equal(made.norms, row_norms(made.features)[made.order])
-        assert np.array_equal(made.labels, rows.labels)
+        result = rows.transformed(shape)
+        assert rows.transformed(shape.copy()) is result
+        assert np.array_equal(result.features, shape.rows(rows.features))
+        assert np.array_equal(result.norms, row_norms(result.features)[result.order])
+        assert np.array_equal(result.labels, rows.labels)
         other = Preconditioner(np.nextafter(shape.scale, 2.0), shape.direction)
         turned = Preconditioner(other.scale, np.nextafter(shape.direction, 2.0))
-        assert rows.transformed(other) is not made
+        assert rows.transformed(other) is not result
         assert rows.transformed(turned) is not rows.transformed(other)
         assert np.array_equal(rows.transformed(turned).features, turned.rows(rows.features))
 
@@ -164,10 +164,10 @@ def test_cache_is_not_shared_with_subsets_of_rows() -> None:
     rows = make_rows(random_rows(np.random.default_rng(7), 12, 6), np.ones(12), offsets=np.array([0, 5, 12]),
                      order=np.arange(12))  # fmt: skip
     shape = SHAPES["turned"]
-    made = rows.transformed(shape)
+    result = rows.transformed(shape)
     for chosen in (rows.agent(1), rows.subsample(0.9, seed=1, round=1)):
         assert not chosen._cache
     alone = rows.agent(1).transformed(shape)
-    assert np.array_equal(alone.features[alone.order], made.features[made.order[5:]])
-    assert np.array_equal(alone.norms, made.norms[5:])
-    assert made.transformed(shape) is not made
+    assert np.array_equal(alone.features[alone.order], result.features[result.order[5:]])
+    assert np.array_equal(alone.norms, result.norms[5:])
+    assert result.transformed(shape) is not result

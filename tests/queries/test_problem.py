@@ -160,7 +160,7 @@ def _with(array: Floats, place: object, value: float) -> Floats:
 
 
 def test_invalid_rows_are_refused() -> None:
-    for changes, said in [
+    for changes, message in [
         ({"features": _with(np.eye(6), (2, 2), np.nan)}, "row 3 has a NaN"),
         ({"features": _with(np.eye(6), (5, 0), np.inf)}, "row 6 has a NaN, infinite"),
         ({"features": csr_array(_with(np.eye(6), (1, 4), -np.inf))}, "row 2 has a NaN, infinite"),
@@ -183,9 +183,9 @@ def test_invalid_rows_are_refused() -> None:
         ({"offsets": np.array([1, 3, 6])}, "offsets must rise"),
         ({"offsets": np.array([0])}, "offsets must rise"),
     ]:
-        with case(changes, said):
+        with case(changes, message):
             arguments = GOOD | changes
-            with pytest.raises(DataError, match=said):
+            with pytest.raises(DataError, match=message):
                 make_rows(arguments.pop("features"), arguments.pop("labels"), **arguments)  # type: ignore[arg-type]
 
 

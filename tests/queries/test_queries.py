@@ -91,8 +91,8 @@ def attack(
     weights = rng.choice([0.0, 1e-300, 0.5, 1.0 - 2.0**-53, 1.0], len(features)) if weighted else None
     apart = alone = 0.0
     for turn in range(turns):
-        told = contributions(statistic, features, labels, parameters, bound, weights)
-        between, lengths = squareform(pdist(told)), np.linalg.norm(told, axis=1)
+        added = contributions(statistic, features, labels, parameters, bound, weights)
+        between, lengths = squareform(pdist(added)), np.linalg.norm(added, axis=1)
         apart, alone = max(apart, float(between.max())), max(alone, float(lengths.max()))
         best = np.unravel_index(np.argsort(between, axis=None)[-8:], between.shape)
         parents = np.concatenate([*best, np.argsort(lengths)[-8:]])
@@ -120,8 +120,8 @@ def test_adversary_approaches_but_never_exceeds_the_sensitivity() -> None:
             with case(loss, statistic.name):
                 # of a squared loss, rows of opposite gradients have the same Hessian and residual; of counts, rows
                 # that reach the bound have Hessians and labels of the same sign
-                known = {("newton", "regression"): 0.6**0.5, ("newton", "count"): 0.5**0.5}
-                most = {**known, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
+                factors = {("newton", "regression"): 0.6**0.5, ("newton", "count"): 0.5**0.5}
+                most = {**factors, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
                 # two cells of a histogram; S is for two rows of one cell that are silenced together
                 most = 0.5**0.5 if statistic.name == ScoreHistogram.name else most
                 assert (reached > 0.96 * np.array([most, 1.0])).all(), reached
@@ -164,8 +164,8 @@ def test_weighted_sums_equal_scaled_and_repeated_rows() -> None:
             for storage, parameters in product((np.asarray, csr_array, coded), parameters_for(statistic)[:2]):
                 with case(loss, statistic.name, storage, parameters):
                     rows = make_rows(storage(features), labels, row_weights=copies / 4.0)
-                    told = make_rows(storage(features[repeated]), labels[repeated])
-                    expected = statistic.sums(told, parameters[None], bound=statistic.row_norm)[0]
+                    repeated_rows = make_rows(storage(features[repeated]), labels[repeated])
+                    expected = statistic.sums(repeated_rows, parameters[None], bound=statistic.row_norm)[0]
                     within = {"rtol": 1e-8, "atol": 1e-8 * np.abs(expected).max() + 1e-300}
                     found = statistic.sums(rows, parameters[None], bound=statistic.row_norm)[0]
                     np.testing.assert_allclose(4.0 * found, expected, **within)
@@ -177,8 +177,8 @@ def test_weighted_sums_equal_scaled_and_repeated_rows() -> None:
                         for shares in (np.diff(offsets) / 60.0, np.array([0.5, 0.25, 0.25])):
                             some = statistic.weighted_mean(dealt, parameters, shares)
                             asked = np.broadcast_to(parameters, (3, *parameters.shape))
-                            each = np.tensordot(shares, statistic.means(dealt, asked), 1)
-                            np.testing.assert_allclose(some, each, **within)
+                            weighted = np.tensordot(shares, statistic.means(dealt, asked), 1)
+                            np.testing.assert_allclose(some, weighted, **within)
 
 
 def test_adversary_exceeds_the_sensitivity_without_clipping() -> None:
@@ -223,9 +223,9 @@ def test_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: tu
         for parameters in parameters_for(statistic):
             with case(statistic.name, parameters):
                 grid = grid_of(statistic, 2)
-                told = contributions(statistic, row[None], np.array([label]), parameters, grid.row_bound)
-                assert np.isfinite(told).all()
-                assert sum(Fraction(x) ** 2 for x in told[0].tolist()) <= Fraction(statistic.row_norm) ** 2
+                added = contributions(statistic, row[None], np.array([label]), parameters, grid.row_bound)
+                assert np.isfinite(added).all()
+                assert sum(Fraction(x) ** 2 for x in added[0].tolist()) <= Fraction(statistic.row_norm) ** 2
 
 
 def allowance(parameters: Any, d: int, n_rows: int) -> Fraction:
@@ -251,7 +251,7 @@ def test_tighter_clipping_covers_rounding_that_the_preconditioner_amplifies() ->
         rows = [make_rows(np.tile(along, (n_rows, 1)), np.append(end, labels[1:])) for end in (1e6, -1e6)]
         paid = float(allowance(parameters, d, n_rows))
         for factor in (1.0, paid):
-            one, other = (statistic.sums(each, parameters[None], bound=factor * grid.row_bound)[0] for each in rows)
+            one, other = (statistic.sums(row, parameters[None], bound=factor * grid.row_bound)[0] for row in rows)
             apart = float(np.linalg.norm(one - other))
             if factor == 1.0:
                 assert 0.99 * 2.0 / paid <= apart <= 2.0
@@ -327,7 +327,7 @@ def test_sum_of_an_agent_is_identical_alone_and_in_a_cohort(
     monkeypatch.setattr(memmap, "MEMORY_BYTES", 0)
     for module, name in (
         (kernels, "ENTRIES_PER_BLOCK"),
-        *((each, "PORTION") for each in (shape_module, moments, newton, column_sums, score_histogram)),
+        *((item, "PORTION") for item in (shape_module, moments, newton, column_sums, score_histogram)),
     ):
         monkeypatch.setattr(module, name, 130)
     for loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5)):
@@ -410,17 +410,17 @@ def test_names_bounds_and_shapes_are_stable() -> None:
     }
     problem = Problem(Softmax(n_outputs=3), L2(), 0.0)
     assert QUERIES.keys() == {*agreed, "newton", "column_sums", "score_histogram"}
-    for name, (row_norm, asked, told) in agreed.items():
-        made = make_query(name, problem, 4)
-        assert (made.name, made.n_features, made.parameter_shape, made.shape) == (name, 4, asked, told)
-        assert made.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
+    for name, (row_norm, asked, name_of_shape) in agreed.items():
+        query = make_query(name, problem, 4)
+        assert (query.name, query.n_features, query.parameter_shape, query.shape) == (name, 4, asked, name_of_shape)
+        assert query.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
     assert Moments(Squared(), 4).shape == (13,)
     cut = Poisson(cuts=(0.25, 0.6))
-    for loss, asked, told in [
+    for loss, asked, name_of_shape in [
         *((Logistic(), (4,), (14,)), (Squared(), (5,), (15,)), (Poisson(), (5,), (14,)), (cut, (7,), (27,)))
     ]:
         pair = make_query("newton", Problem(loss, L2(), 0.0), 4)
-        assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton", 4, asked, told)
+        assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton", 4, asked, name_of_shape)
         assert pair.row_norm == 1.0
     with pytest.raises(StudyError, match="intervals need the loss logistic, squared or poisson, not softmax"):
         make_query("newton", problem, 4)
@@ -449,8 +449,8 @@ def test_newton_query_contains_gradient_and_hessian_of_the_loss(monkeypatch: pyt
         asked = np.stack([np.append(point, clip)[: pair.parameter_shape[0]]] * 2)
         sums = pair.sums(rows, asked, bound=1.0)
         for i in range(2):
-            mine = slice(rows.offsets[i], rows.offsets[i + 1])
-            a, b = rows.features[rows.order[mine]], rows.labels[mine]
+            own = slice(rows.offsets[i], rows.offsets[i + 1])
+            a, b = rows.features[rows.order[own]], rows.labels[own]
             s = a @ point
             if loss.task == "binary":
                 p = 1.0 / (1.0 + np.exp(-s))
@@ -463,8 +463,8 @@ def test_newton_query_contains_gradient_and_hessian_of_the_loss(monkeypatch: pyt
             assert squares == pytest.approx(0.0 if loss.task == "binary" else r @ r)
         long = np.full((1, 4), 0.5 * (1.0 + 9e-7))
         for where in [1e6 * np.ones(4), *([np.zeros(4)] if clip < 1.0 else [])]:
-            told = contributions(pair, long, np.array([-1.0]), np.append(where, clip)[: asked.shape[1]], 1.0)
-            assert np.linalg.norm(told) == pytest.approx(1.0, rel=1e-12)
+            added = contributions(pair, long, np.array([-1.0]), np.append(where, clip)[: asked.shape[1]], 1.0)
+            assert np.linalg.norm(added) == pytest.approx(1.0, rel=1e-12)
 
 
 def test_newton_query_accepts_points_and_clipping_bounds_in_range() -> None:
@@ -506,24 +506,25 @@ def test_moments_contain_rows_squares_and_rows_times_labels(
 
 
 def test_moments_of_a_row_are_clipped_jointly() -> None:
-    told = contributions(Moments(Logistic(), 2), np.array([[1.0, 0.0]]), np.array([-1.0]), np.zeros(0), 2.0)
+    added = contributions(Moments(Logistic(), 2), np.array([[1.0, 0.0]]), np.array([-1.0]), np.zeros(0), 2.0)
     whole = np.array([1.0, 0.0, 1.0, 0.0, -(3.0**0.5), 0.0])
-    np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
+    np.testing.assert_allclose(added[0], whole * 2.0 / np.linalg.norm(whole))
     for label in (-3.0, 3.0):
-        told = contributions(Moments(Squared(), 2), np.array([[0.0, 1.0]]), np.array([label]), np.zeros(0), 2.0)
+        added = contributions(Moments(Squared(), 2), np.array([[0.0, 1.0]]), np.array([label]), np.zeros(0), 2.0)
         whole = np.array([0.0, 1.0, 0.0, 1.0, 0.0, np.sign(label) * 3.0**0.5, 0.5])
-        np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
+        np.testing.assert_allclose(added[0], whole * 2.0 / np.linalg.norm(whole))
 
 
 def test_column_sums_do_not_depend_on_labels() -> None:
     rows = cohort(Logistic(), sizes=(30, 20), d=4)
     statistic = ColumnSums(4)
     assert (statistic.shape, statistic.parameter_shape, statistic.row_norm) == ((4,), (0,), 1.0)
-    told = statistic.sums(rows, np.zeros((2, 0)), bound=1.0)
+    total = statistic.sums(rows, np.zeros((2, 0)), bound=1.0)
     for i in range(2):
-        mine = rows.agent(i)
-        np.testing.assert_allclose(told[i], mine.features[mine.order].sum(axis=0), rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(told, statistic.sums(replace(rows, labels=-rows.labels), np.zeros((2, 0)), bound=1.0))
+        own = rows.agent(i)
+        np.testing.assert_allclose(total[i], own.features[own.order].sum(axis=0), rtol=1e-12, atol=1e-12)
+    flipped = replace(rows, labels=-rows.labels)
+    np.testing.assert_array_equal(total, statistic.sums(flipped, np.zeros((2, 0)), bound=1.0))
     long = np.full((1, 4), 0.5 * (1.0 + 9e-7))
     assert np.linalg.norm(contributions(statistic, long, np.ones(1), np.zeros(0), 1.0)) == pytest.approx(1.0, abs=1e-12)
 
@@ -540,12 +541,12 @@ def test_score_histogram_counts_rows_by_class_and_bin() -> None:
         for label in (-1.0, 1.0):
             with case(score, label):
                 row = np.array([[score / 100.0, 0.1]])
-                told = contributions(statistic, row, np.array([label]), 10.0 * point, 1.0).reshape(2, N_BINS)
-                assert told[int(label > 0), place] == told.sum() == 1.0
+                added = contributions(statistic, row, np.array([label]), 10.0 * point, 1.0).reshape(2, N_BINS)
+                assert added[int(label > 0), place] == added.sum() == 1.0
     assert not contributions(statistic, np.zeros((1, 2)), np.ones(1), point, 1.0).any()
     rows = cohort(Logistic(), sizes=(30, 20), d=2)
-    told = statistic.sums(rows, np.stack([point, -point]), bound=1.0 - 2.0**-40)
-    assert told.sum(axis=(1, 2)).tolist() == [30.0 * (1.0 - 2.0**-40), 20.0 * (1.0 - 2.0**-40)]
+    added = statistic.sums(rows, np.stack([point, -point]), bound=1.0 - 2.0**-40)
+    assert added.sum(axis=(1, 2)).tolist() == [30.0 * (1.0 - 2.0**-40), 20.0 * (1.0 - 2.0**-40)]
     assert statistic.sums(rows, np.stack([point, -point]), bound=5.0).sum() == 50.0  # a row adds no more than 1
     with pytest.raises(StudyError, match="needs a loss for two classes, not squared"):
         make_query("score_histogram", Problem(Squared(), L2(), 0.0), 2)
@@ -571,8 +572,8 @@ def test_preconditioned_gradient_is_the_gradient_of_preconditioned_rows_over_the
         )[0]
         gradient = 1e3 * gradient
         expected += gradient * min(1.0, clip / max(float(np.linalg.norm(gradient)), 1e-300))
-    told = PreconditionedGradient(loss, 4).sums(rows, parameters[None], bound=1.0)[0]
-    np.testing.assert_allclose(clip * told, expected, atol=1e-9)
+    sums = PreconditionedGradient(loss, 4).sums(rows, parameters[None], bound=1.0)[0]
+    np.testing.assert_allclose(clip * sums, expected, atol=1e-9)
 
 
 def test_agents_of_a_cohort_share_a_preconditioner_but_not_points() -> None:
@@ -593,7 +594,7 @@ def test_agents_of_a_cohort_share_a_preconditioner_but_not_points() -> None:
 def test_preconditioned_gradient_accepts_parameters_in_range() -> None:
     statistic = PreconditionedGradient(Softmax(n_outputs=3), 4)
     good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
-    assert all(statistic.accepts(each) for each in [good, *preconditioners_and_points(4, 3)])
+    assert all(statistic.accepts(item) for item in [good, *preconditioners_and_points(4, 3)])
     assert MAX_PARAMETER == 1e9
     beyond, below = np.nextafter(MAX_PARAMETER, np.inf), np.nextafter(1.0 / MAX_PARAMETER, 0.0)
     scales = (beyond, below, 0.0, -0.0, 5e-324, -1.0, 1.7e308)
@@ -606,7 +607,7 @@ def test_preconditioned_gradient_accepts_parameters_in_range() -> None:
                 assert not statistic.accepts(asked)
     for name in QUERIES:  # of which logistic loss has all
         other = make_query(name, Problem(Logistic(), L2(), 0.0), 3)
-        assert all(other.accepts(each) for each in parameters_for(other))
+        assert all(other.accepts(item) for item in parameters_for(other))
 
 
 def test_wide_rows_allow_diagonal_preconditioners_only() -> None:
@@ -639,7 +640,7 @@ def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights:
     weight = min(1.0, cap / planned)
     residuals = [weight * (mean - happened) for _, mean, happened in parts]
     most = max(cap, min(1.0, loss.unit + 3.0 * (loss.unit * cap) ** 0.5))
-    short = min(1.0, most / max(abs(sum(residuals)), sum(each**2 for each in residuals) ** 0.5))
+    short = min(1.0, most / max(abs(sum(residuals)), sum(item**2 for item in residuals) ** 0.5))
     for (wide, mean, _), residual in zip(parts, residuals, strict=True):
         gradient += 0.5**0.5 * short * residual / most * wide
         hessian += 0.5**0.5 * weight * mean / cap * np.outer(wide, wide)
@@ -656,27 +657,29 @@ def test_newton_query_of_counts_is_the_sum_over_intervals() -> None:
                 rows = random_rows(rng, 200, 4) * np.where(rng.random((200, 1)) < 0.1, 0.0, 1.0)
                 counts, exposures = rng.integers(9, size=200) / 8.0, rng.uniform(0.05, 1.0, 200)
                 weights = rng.normal(size=d)
-                told = pair.sums(make_rows(rows, counted(counts, exposures)), np.append(weights, cap)[None], bound=1.0)[
-                    0
-                ]
-                parts = [written_out(loss, *each, weights, cap) for each in zip(rows, counts, exposures, strict=True)]
+                (total,) = pair.sums(
+                    make_rows(rows, counted(counts, exposures)), np.append(weights, cap)[None], bound=1.0
+                )
+                parts = [written_out(loss, *item, weights, cap) for item in zip(rows, counts, exposures, strict=True)]
                 labels, asked = counted(counts, exposures), np.append(weights, cap)[None]
                 single = (
                     make_rows(np.stack([a, 0.0 * a]), np.array([b, b])) for a, b in zip(rows, labels, strict=True)
                 )
-                alone = np.stack([pair.sums(each, asked, bound=1.0)[0] for each in single])  # beside a silent row
+                alone = np.stack(
+                    [pair.sums(rows_of_one, asked, bound=1.0)[0] for rows_of_one in single]
+                )  # beside a silent row
                 shorter = np.minimum(1.0, 0.3 / np.maximum(np.linalg.norm(alone, axis=1), 1e-300))
                 assert (shorter < 1.0).any()
                 short = pair.sums(make_rows(rows, labels), asked, bound=0.3)[0]
                 np.testing.assert_allclose(short, shorter @ alone, atol=1e-6)
                 off = np.where(np.eye(d) > 0.0, 1.0, 2.0**0.5)[np.triu_indices(d)]
-                np.testing.assert_allclose(told[:d], sum(part[0] for part in parts), atol=1e-6)
+                np.testing.assert_allclose(total[:d], sum(part[0] for part in parts), atol=1e-6)
                 np.testing.assert_allclose(
-                    told[d:], sum(part[1] for part in parts)[np.triu_indices(d)] * off, atol=1e-6
+                    total[d:], sum(part[1] for part in parts)[np.triu_indices(d)] * off, atol=1e-6
                 )
-                gradient, hessian, squares = pair.split(told, cap)
+                gradient, hessian, squares = pair.split(total, cap)
                 most = max(cap, min(1.0, loss.unit + 3.0 * (loss.unit * cap) ** 0.5))
-                np.testing.assert_allclose(gradient * 0.5**0.5 / most, told[:d])
+                np.testing.assert_allclose(gradient * 0.5**0.5 / most, total[:d])
                 np.testing.assert_allclose(hessian * 0.5**0.5 / cap, sum(part[1] for part in parts), atol=1e-6)
                 assert squares == 0.0
 
@@ -686,9 +689,9 @@ def test_sums_do_not_depend_on_portions(monkeypatch: pytest.MonkeyPatch) -> None
     rows, labels, weights = random_rows(rng, 40, 3), rng.choice([-1.0, 1.0], 40), rng.normal(size=3) * 4.0
     for module in (column_sums, score_histogram):
         monkeypatch.setattr(module, "PORTION", 12)
-    made = make_rows(rows, labels)
-    np.testing.assert_allclose(ColumnSums(3).sums(made, np.zeros((1, 0)), bound=1.0)[0], rows.sum(axis=0))
-    found = ScoreHistogram(3).sums(made, weights[None], bound=1.0)[0]
+    cohort = make_rows(rows, labels)
+    np.testing.assert_allclose(ColumnSums(3).sums(cohort, np.zeros((1, 0)), bound=1.0)[0], rows.sum(axis=0))
+    found = ScoreHistogram(3).sums(cohort, weights[None], bound=1.0)[0]
     bins = [sum(score > edge for edge in score_histogram.EDGES) for score in rows @ weights]
     wanted = np.zeros((2, score_histogram.N_BINS))
     for label, place in zip(labels, bins, strict=True):
@@ -701,9 +704,9 @@ def test_moments_of_counts_are_weighted_by_exposures() -> None:
     rows, counts, exposures = random_rows(rng, 50, 3) / 2.0, rng.integers(9, size=50) / 8.0, rng.uniform(0.1, 1.0, 50)
     for loss in (Poisson(), Poisson(cuts=(0.5,))):
         with case(loss):
-            made = Moments(loss, 3)
-            told = made.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=2.0)[0]
-            means, squares, by_label, label_squares = made.split(told)
+            moments = Moments(loss, 3)
+            total = moments.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=2.0)[0]
+            means, squares, by_label, label_squares = moments.split(total)
             np.testing.assert_allclose(means, exposures @ rows, rtol=1e-6)
             np.testing.assert_allclose(squares, exposures @ rows**2, rtol=1e-6)
             later = (exposures > 0.5).astype(int) if loss.cuts else np.zeros(50, int)
@@ -717,5 +720,5 @@ def test_moments_of_counts_are_weighted_by_exposures() -> None:
             whole = np.hstack([weighted, of_labels, 0.5 * counts[:, None] ** 2])
             shorter = np.minimum(1.0, 0.4 / np.linalg.norm(whole, axis=1))
             assert 0 < np.count_nonzero(shorter < 1.0) < 50
-            told = made.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=0.4)[0]
-            np.testing.assert_allclose(told, shorter @ whole, rtol=1e-6, atol=1e-9)
+            total = moments.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=0.4)[0]
+            np.testing.assert_allclose(total, shorter @ whole, rtol=1e-6, atol=1e-9)

@@ -79,7 +79,7 @@ def test_readme_has_testable_commands():
 
 def test_citation_workflows_and_forms_match_their_schemas():
     github = ROOT / ".github"
-    forms = sorted(each for each in (github / "ISSUE_TEMPLATE").glob("*.yml") if each.name != "config.yml")
+    forms = sorted(path for path in (github / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
     assert len(forms) >= 2
     for schema, files in [
         ("citation-file-format", [ROOT / "CITATION.cff"]),
@@ -96,7 +96,7 @@ def test_workflows_have_no_known_vulnerability():
 
 
 def test_workflows_pin_actions_and_publish_without_a_password():
-    texts = {each.name: each.read_text() for each in (ROOT / ".github" / "workflows").glob("*.yml")}
+    texts = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
     for used in re.findall(r"uses: (.*)", "".join(texts.values())):
         assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", used), used
     assert "run: .ci/run" in texts["ci.yml"]
@@ -111,7 +111,7 @@ def test_workflows_pin_actions_and_publish_without_a_password():
 def test_paper_is_cited():
     (paper,) = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
     assert paper["title"] == "DP-ADMM: ADMM-based Distributed Learning with Differential Privacy"
-    assert [each["family-names"] for each in paper["authors"]] == ["Huang", "Hu", "Guo", "Chan-Tin", "Gong"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Huang", "Hu", "Guo", "Chan-Tin", "Gong"]
 
 
 def test_pre_commit_hooks_match_lint_and_need_no_network():

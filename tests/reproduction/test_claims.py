@@ -51,13 +51,13 @@ def test_summary_of_several_comparisons():
 
 def test_every_claim_is_complete():
     every = [claim for claim, _ in read_claims()]
-    assert len({each.key for each in every}) == len(every) == 47
-    assert sum(bool(each.quote) for each in every) == 37
-    for each in every:
-        assert each.statement.endswith(".")
-        assert each.rule.endswith(".")
-        assert "{" not in each.statement + each.rule + each.place + each.quote
-        assert {name.removesuffix("_global") for name in each.figures} <= {*PAPER, "epsilon"}
+    assert len({item.key for item in every}) == len(every) == 47
+    assert sum(bool(item.quote) for item in every) == 37
+    for item in every:
+        assert item.statement.endswith(".")
+        assert item.rule.endswith(".")
+        assert "{" not in item.statement + item.rule + item.place + item.quote
+        assert {name.removesuffix("_global") for name in item.figures} <= {*PAPER, "epsilon"}
 
 
 def test_results_decide_every_claim_with_runs(verdicts):
@@ -84,7 +84,7 @@ def test_claim_on_one_of_two_models_is_reproduced_in_part():
     local = {"train_loss_local": 2.0, "test_error_local": 2.0}
     even = results_of(runs("fig7", "dp_admm"), runs("fig7", "admm_pvp", **local))
     turned = results_of(runs("fig7", "dp_admm"), runs("fig7", "admm_pvp", 0.0, **local))
-    one, other = ({c.key: c for c in claims(each)}["beats-pvp"] for each in (even, turned))
+    one, other = ({c.key: c for c in claims(item)}["beats-pvp"] for item in (even, turned))
     assert one.verdict is ClaimVerdict.IN_PART
     assert one.evidence[0].startswith("Local models: 2 of 2 comparisons clear; global model: 0 of 2")
     assert other.verdict is ClaimVerdict.FAILS

@@ -94,11 +94,11 @@ def test_command_accepts_a_scheduler(workers: Any, reproduction: Any, tmp_path: 
     words = ["run", "--grid", tmp_path / "grid.toml", "--no-figures", "--json"]
     answer = reproduction(*words, "-o", tmp_path / "out", "--scheduler", workers.scheduler_address)
     assert answer.succeeded().json["experiments"]["a"]["runs"] == 2
-    for wrong, said in (
+    for wrong, message in (
         (["--scheduler", "nonsense"], "'nonsense' is not the address of a Dask scheduler"),
         (["--scheduler", workers.scheduler_address, "--workers", "2"], "leave --workers or --scheduler out"),
     ):
         refused = reproduction(*words, "-o", tmp_path / "other", *wrong, columns=300)
         assert refused.code == 2
-        assert said in refused.err
+        assert message in refused.err
         assert not (tmp_path / "other").exists()

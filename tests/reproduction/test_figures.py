@@ -85,7 +85,7 @@ def test_comparisons_have_one_panel_per_number_of_agents(comparison_results):
     one = comparison_results.select(method="dp_admm", epsilon=0.5, n_agents=2, seed=1)
     heights = error[0].lines[0].get_ydata()[0]
     two = comparison_results.select(method="dp_admm", epsilon=0.5, n_agents=2, seed=2)
-    ends = [each.last().frame["test_error_global"].iloc[0] for each in (one, two)]
+    ends = [item.last().frame["test_error_global"].iloc[0] for item in (one, two)]
     assert heights == pytest.approx(np.mean(ends))
 
 

@@ -39,7 +39,7 @@ def test_lists_and_seeds_are_crossed(epsilons, agents, repeats, first_seed):
 
 def test_cell_shared_by_experiments_is_one_cell():
     grid = grid_from(SMALL)
-    assert [len(each.cells) for each in grid.experiments] == [10, 1, 3]
+    assert [len(experiment.cells) for experiment in grid.experiments] == [10, 1, 3]
     assert len(grid.cells()) == N_CELLS
     assert len(grid.cells(["again"])) == 3
     assert {cell.key for cell in grid.cells(["again"])} < {cell.key for cell in grid.cells()}
@@ -82,7 +82,7 @@ def test_fewer_repeats_can_be_selected():
     grid = grid_from(SMALL, repeats=1)
     assert {cell.settings.seed for cell in grid.cells()} == {1}
     more = grid_from(SMALL, repeats=5)
-    assert [len(each.cells) for each in more.experiments] == [25, 1, 6]
+    assert [len(experiment.cells) for experiment in more.experiments] == [25, 1, 6]
 
 
 def _changed(path, value):
@@ -145,7 +145,7 @@ def test_unknown_experiment_error_suggests_the_closest():
 
 def test_paper_grid_matches_the_paper():
     grid = paper_grid()
-    named = {each.name: each.cells for each in grid.experiments}
+    named = {experiment.name: experiment.cells for experiment in grid.experiments}
     assert list(named) == [
         "fig1",
         "fig2",
@@ -190,7 +190,7 @@ def test_runs_inherit_and_override_settings_of_their_experiment():
         "experiments": {"a": {"shared": {"rho": 0.1}, "runs": runs}},
     }
     settings = [cell.settings for cell in grid_from(grid).cells()]
-    assert [(each.method.rho, each.n_rounds) for each in settings] == [(0.1, 7), (0.2, 7), (0.3, 7)]
+    assert [(setting.method.rho, setting.n_rounds) for setting in settings] == [(0.1, 7), (0.2, 7), (0.3, 7)]
     grid["experiments"]["a"]["shared"] = {"rho": [0.1, 0.2]}
     with pytest.raises(DPADMMError, match="experiment a, shared: rho must be one value"):
         grid_from(grid)

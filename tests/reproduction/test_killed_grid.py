@@ -80,9 +80,9 @@ def test_grid_killed_three_times_gives_the_same_file_and_leaves_no_process(tmp_p
             process.stdout.close()
         _, alive = psutil.wait_procs(family, timeout=20)
         assert alive == []
-        kept = len(read_results(path).cells) if path.exists() else 0
-        assert kept >= finished
-        finished = kept
+        n_finished = len(read_results(path).cells) if path.exists() else 0
+        assert n_finished >= finished
+        finished = n_finished
     assert 0 < finished < n_cells
     before = read_results(path)
     process = start(path)
@@ -94,7 +94,7 @@ def test_grid_killed_three_times_gives_the_same_file_and_leaves_no_process(tmp_p
     assert whole.select(cell=before.cells).to_table().equals(before.to_table())
     straight = uninterrupted(tmp_path / "straight.parquet")
     assert without_times(whole).equals(without_times(straight))
-    assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+    assert [item.name for item in path.parent.iterdir()] == ["results.parquet"]
 
 
 def test_killed_extension_gives_the_same_file(tmp_path):
@@ -109,12 +109,12 @@ def test_killed_extension_gives_the_same_file(tmp_path):
         process.kill()
         process.wait()
         process.stdout.close()
-    kept = read_results(path)
-    assert kept.select(cell=before.cells).to_table().equals(before.to_table())
+    finished = read_results(path)
+    assert finished.select(cell=before.cells).to_table().equals(before.to_table())
     seen = []
     whole = uninterrupted(path, repeats=6, watch=seen.append)
-    assert seen[0].done == len(kept.cells)
-    assert whole.select(cell=kept.cells).to_table().equals(kept.to_table())
+    assert seen[0].done == len(finished.cells)
+    assert whole.select(cell=finished.cells).to_table().equals(finished.to_table())
     straight = uninterrupted(tmp_path / "straight" / "results.parquet", repeats=6)
     assert without_times(whole).equals(without_times(straight))
 
@@ -132,9 +132,9 @@ def test_full_disk_keeps_written_results_and_prints_one_sentence(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "cannot be written (File too large); make room or choose another folder" in err.splitlines()[-1]
-    kept = read_results(path)
-    assert kept.select(cell=first.cells).to_table().equals(first.to_table())
-    assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+    finished = read_results(path)
+    assert finished.select(cell=first.cells).to_table().equals(first.to_table())
+    assert [item.name for item in path.parent.iterdir()] == ["results.parquet"]
 
 
 def test_ctrl_c_keeps_finished_cells_and_prints_how_to_resume(tmp_path):

@@ -157,7 +157,7 @@ def test_full_disk_keeps_the_old_file(path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "still there" in str(refused.value)
     assert path.read_bytes() == before
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
 
 
 def test_leftovers_of_killed_writers_are_removed(path):

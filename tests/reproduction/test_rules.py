@@ -197,7 +197,7 @@ def test_one_round_is_private_under_theorem_1():
     ]:
         with case(settings, expected):
             assert (
-                verdict(results_of(*(runs("fig4", "dp_admm", **each) for each in settings)), "round-epsilon")
+                verdict(results_of(*(runs("fig4", "dp_admm", **setting) for setting in settings)), "round-epsilon")
                 == expected
             )
 
@@ -353,9 +353,9 @@ def test_single_agents_are_compared_at_the_same_total():
 def test_sampled_dpsgd_is_compared_at_the_same_total():
     for loss, error, expected in [(2, 2, YES), (2, 1, PART), (2, 0.5, NO)]:
         with case(loss, error, expected):
-            theirs = sgd("choices", loss, 4.0, epsilon=0.6339, test_error_global=error)
+            sampled = sgd("choices", loss, 4.0, epsilon=0.6339, test_error_global=error)
             ours = runs("choices", "dp_admm", total_epsilon=0.6339)
-            assert verdict(results_of(theirs, ours), "sampled-dpsgd") == expected
+            assert verdict(results_of(sampled, ours), "sampled-dpsgd") == expected
 
 
 def test_comparisons_need_more_than_one_split():

@@ -48,7 +48,7 @@ def test_lines_have_the_order_of_the_grid(single_run):
     refused = results.select(status="refused")
     assert refused.frame["round_epsilon"].tolist() == [5.0]
     assert results.select(timed=True).frame["round"].tolist() == [1, 3, 6]
-    assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+    assert [item.name for item in path.parent.iterdir()] == ["results.parquet"]
     assert read_results(path).to_table().equals(results.to_table())
 
 
@@ -61,8 +61,8 @@ def test_two_workers_in_two_runs_give_the_same_file_without_repetition(single_ru
     assert first.cells == [cell.key for cell in grid.cells() if cell.key in {c.key for c in grid.cells(["again"])}]
     assert without_times(whole).equals(without_times(single_run[1]))
     for name in ("seconds", "wall_seconds"):  # kept to the last bit: not run again
-        kept = whole.select("again").to_table()[name].to_pylist()
-        assert kept == first.to_table()[name].to_pylist()
+        values = whole.select("again").to_table()[name].to_pylist()
+        assert values == first.to_table()[name].to_pylist()
     stamp = path.stat().st_mtime_ns
     run_grid(grid, small_rows(), path)
     assert path.stat().st_mtime_ns == stamp  # nothing to do, nothing written
@@ -141,7 +141,7 @@ def test_leftovers_of_a_killed_writer_are_removed_at_the_next_start(single_run, 
     path.write_bytes(single_run[0].read_bytes())
     (tmp_path / ".results.parquet.4711.part").write_bytes(b"half a file")
     run_grid(grid_from(SMALL), small_rows(), path)
-    assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]
+    assert [item.name for item in tmp_path.iterdir()] == ["results.parquet"]
 
 
 @pytest.mark.usefixtures("workers_forked")

@@ -20,15 +20,15 @@ from dpadmm.parameters.fields import parameters
 from dpadmm.regularizers import REGULARIZERS, Regularizer
 
 
-def _variants(made: type) -> list[Any]:
+def _variants(base: type) -> list[Any]:
     """Return a class with its defaults, and with each number smaller and larger; all numbers of classes."""
-    if getattr(made, "task", "") == "multiclass":
-        return [made(n_outputs=p) for p in (2, 3, 5)]
-    found = [made(), made(cuts=(0.25, 0.6))] if getattr(made, "task", "") == "count" else [made()]
-    for each in (each for each in parameters(made) if each.base is float):
-        for value in (0.0, 0.2 * each.default, 4.0 * each.default, 1.0):
+    if getattr(base, "task", "") == "multiclass":
+        return [base(n_outputs=p) for p in (2, 3, 5)]
+    found = [base(), base(cuts=(0.25, 0.6))] if getattr(base, "task", "") == "count" else [base()]
+    for item in (parameter for parameter in parameters(base) if parameter.base is float):
+        for value in (0.0, 0.2 * item.default, 4.0 * item.default, 1.0):
             try:
-                found.append(made(**{each.name: value}))
+                found.append(base(**{item.name: value}))
             except StudyError:  # beyond its range
                 continue
     return list(dict.fromkeys(found))
@@ -36,7 +36,7 @@ def _variants(made: type) -> list[Any]:
 
 def _all(registry: dict[str, Any]) -> list[Any]:
     only = [name for name in os.environ.get("DPADMM_CASES", "").split(",") if name in registry]
-    return [each for name in only or registry for each in _variants(registry[name])]
+    return [variant for name in only or registry for variant in _variants(registry[name])]
 
 
 LOSS_CASES: list[Loss] = _all(LOSSES)
@@ -45,7 +45,7 @@ REGULARIZER_CASES: list[Regularizer] = _all(REGULARIZERS)
 BOUNDED_LOSS_CASES = [loss for loss in LOSS_CASES if loss.task != "count"]
 """Those whose c1 is more than declared: slopes of counts have no bound but the clipping."""
 SMOOTH_LOSS_CASES = [loss for loss in LOSS_CASES if loss.smoothness is not None]
-SMOOTH_REGULARIZER_CASES = [each for each in REGULARIZER_CASES if each.smoothness is not None]
+SMOOTH_REGULARIZER_CASES = [case_ for case_ in REGULARIZER_CASES if case_.smoothness is not None]
 
 
 def random_labels(loss: Loss, rng: np.random.Generator, n: int) -> Floats:
@@ -92,8 +92,8 @@ def grid(loss: Loss, levels: list[float], label_limit: float = 1.0) -> tuple[Flo
     p = loss.n_outputs
     limits = {"binary": (-1.0, 1.0), "regression": (-label_limit, label_limit)}
     counts = counted(np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.1, 1.0, 0.5, 1.0])).tolist()
-    known = counts if loss.task == "count" else limits.get(loss.task, range(p))
-    rows = [(b, *s) for b in known for s in itertools.product(levels, repeat=p)]
+    labels = counts if loss.task == "count" else limits.get(loss.task, range(p))
+    rows = [(b, *s) for b in labels for s in itertools.product(levels, repeat=p)]
     table = np.array(rows, dtype=float)
     return table[:, 0], table[:, 1:]
 

@@ -49,8 +49,8 @@ def two_workers() -> Iterator[Any]:
 
 def kill_workers(cluster: Any, n: int) -> None:
     """Send SIGKILL to n workers."""
-    for each in list(cluster.workers.values())[:n]:
-        os.kill(each.pid, signal.SIGKILL)
+    for worker in list(cluster.workers.values())[:n]:
+        os.kill(worker.pid, signal.SIGKILL)
 
 
 class InProcessClient:
@@ -97,9 +97,9 @@ def uploads(site: Site) -> list[bytes]:
         patch.setattr(exact_noise, "discrete_gaussian", noise)
         with site.guard(create=True) as guard:
             agent = Agent(guard, STUDY)
-            consensus, said = np.zeros(STUDY.broadcast_shape), []
+            consensus, uploads = np.zeros(STUDY.broadcast_shape), []
             for round in (1, 2, 3):
                 upload = agent.step(round, consensus)
-                said.append(upload.tobytes())
+                uploads.append(upload.tobytes())
                 consensus = consensus + 0.1 * upload
-    return said
+    return uploads

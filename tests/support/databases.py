@@ -42,8 +42,8 @@ class PostgreSQL:
         from adbc_driver_postgresql import dbapi
 
         with dbapi.connect(self.secret_address, autocommit=True) as connection, connection.cursor() as cursor:
-            for each in statements:
-                cursor.execute(each)
+            for statement in statements:
+                cursor.execute(statement)
 
     def export(self, query: str) -> bytes:
         """Return the server's own CSV output."""
@@ -57,9 +57,9 @@ class PostgreSQL:
         """Kill the server and all its processes, as in a power failure."""
         pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for each in (pid, *map(int, children)):
+        for item in (pid, *map(int, children)):
             with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
+                os.kill(item, signal.SIGKILL)
 
 
 @contextmanager
@@ -115,6 +115,6 @@ def duckdb_file(path: Path, *statements: str) -> Path:
     import duckdb
 
     with duckdb.connect(str(path)) as connection:
-        for each in statements:
-            connection.sql(each)
+        for statement in statements:
+            connection.sql(statement)
     return path

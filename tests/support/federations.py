@@ -151,7 +151,7 @@ class Federation:
 
     def serve(self, *words: str) -> ForkedProgram:
         """``dpadmm server run``, from the journal or from the beginning."""
-        said = self.folder / "aggregator.txt"
+        log = self.folder / "aggregator.txt"
         self.aggregator = ForkedProgram(
             [
                 "server",
@@ -163,7 +163,7 @@ class Federation:
                 self.start_wait,
                 *words,
             ],
-            said,
+            log,
         )
         return self.aggregator
 
@@ -216,16 +216,16 @@ class Federation:
             assert journal.rounds_done == (self.study.training.n_rounds if rounds is None else rounds)
             assert len(list(journal.consensus())) == journal.rounds_done
             for name, site in self.sites.items():
-                book = read_ledger(site.ledger)
-                assert float(book.spent) <= book.cap
-                account = book.accounts.get(self.study.hash)
+                state = read_ledger(site.ledger)
+                assert float(state.spent) <= state.cap
+                account = state.accounts.get(self.study.hash)
                 taken = set(journal.answered().get(name, ()))
                 if account is None:
                     assert not taken
                     continue
                 spent = self.study.terms.plan.tally(account.rounds)
                 assert account.spent == sum(n * Fraction(site.policy.release_cost(release)) for release, n in spent)
-                assert float(book.collusion_spent) <= book.collusion_cap
+                assert float(state.collusion_spent) <= state.collusion_cap
                 assert taken <= set(account.rounds)
             if not equal:
                 return None

@@ -73,9 +73,9 @@ def _main(words: list[str], out: str, environment: dict[str, str]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    said = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
-        os.dup2(said, stream)
-    os.close(said)
+        os.dup2(output, stream)
+    os.close(output)
     sys.argv = ["dpadmm", *words]
     main()

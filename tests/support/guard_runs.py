@@ -63,31 +63,31 @@ def check(folder: Path, sent: Sent) -> int:
     """Check in a new process that nothing was lost, altered or overspent. Return the number of rounds."""
     with guarded(folder) as guard:
         agent, recorded = Agent(guard, STUDY), Recorded(guard)
-        book = guard._ledger.status()
-        account = book.accounts[STUDY.hash]
+        state = guard._ledger.status()
+        account = state.accounts[STUDY.hash]
         last = len(account.rounds)
         assert list(account.rounds) == list(range(1, last + 1))
         assert account.rounds.keys() >= sent.keys()
         assert agent.last_round == last <= ROUNDS
         assert account.spent == last * Fraction(POLICY.release_cost(STUDY.terms.plan.at(1)))
-        assert float(book.promised) <= book.cap == POLICY.cap
-        assert (folder / MARK).stat().st_size == LINE * book.seq
-        assert read_ledger(folder).fingerprint == book.fingerprint
+        assert float(state.promised) <= state.cap == POLICY.cap
+        assert (folder / MARK).stat().st_size == LINE * state.seq
+        assert read_ledger(folder).fingerprint == state.fingerprint
 
         never_killed = Agent(recorded, STUDY)
         for round in range(1, last + 1):
-            said = never_killed.step(round, consensus(round)).tobytes()
-            assert sent.get(round, said) == said, f"what round {round} said is not what the ledger has"
+            upload = never_killed.step(round, consensus(round)).tobytes()
+            assert sent.get(round, upload) == upload, f"what round {round} said is not what the ledger has"
         if last:
             for one, other in zip(vars(agent._state).values(), vars(never_killed._state).values(), strict=True):
                 assert np.array_equal(one, other), "the state was not found again"
             for round in {last, random.randint(1, last)}:
                 assert refusal(agent.step, round, -consensus(round)).code == "round-forked"
-            assert agent.step(last, consensus(last)).tobytes() == said
+            assert agent.step(last, consensus(last)).tobytes() == upload
         assert refusal(agent.step, ROUNDS + 1, consensus(1)).code == "round-over"
         if last < ROUNDS - 1:
             assert refusal(agent.step, last + 2, consensus(1)).code == "round-missed"
-        assert guard._ledger.status().seq == book.seq == len(book.records), "a refused request was charged"
+        assert guard._ledger.status().seq == state.seq == len(state.records), "a refused request was charged"
         return last
 
 
@@ -112,8 +112,8 @@ def _received(reader: int, sent: Sent, before: bytes = b"") -> int:
         lines = (before + pipe.read()).split(b"\n")[:-1]  # what follows the last line break was cut short
     for round, upload in map(json.loads, lines):
         assert round != "failed", upload
-        known = sent.setdefault(round, bytes.fromhex(upload))
-        assert known == bytes.fromhex(upload), f"round {round} had two replies"
+        earlier = sent.setdefault(round, bytes.fromhex(upload))
+        assert earlier == bytes.fromhex(upload), f"round {round} had two replies"
     return len(lines)
 
 
@@ -136,13 +136,13 @@ def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
         if last == ROUNDS:
             folder, sent, ledgers = root / str(ledgers), {}, ledgers + 1
         pid, reader = _forked(lambda pipe: _continue(folder, pipe))  # noqa: B023
-        replies_first, heard = rng.choice((0, 1, 2, 4)), b""
-        while heard.count(b"\n") < replies_first and (more := os.read(reader, 2**16)):
-            heard += more
+        replies_first, received = rng.choice((0, 1, 2, 4)), b""
+        while received.count(b"\n") < replies_first and (more := os.read(reader, 2**16)):
+            received += more
         time.sleep(rng.uniform(0.0, 0.005 if replies_first else 0.04))  # opening takes longer
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        replies += _received(reader, sent, heard)
+        replies += _received(reader, sent, received)
         last = check(folder, sent)
     return {"kills": n_kills, "replies": replies, "ledgers": ledgers}
 
@@ -248,8 +248,8 @@ def kill_masked(root: Path) -> dict[str, int]:
                 request = guard.prepare(study, 2, consensus(2))
                 if recorded:
                     assert refusal(guard.mask, study, 2, request, few).code == "round-forked"
-                    said = guard._ledger.transcript(study)[1][1]
-                    assert guard.mask(study, 2, request, masked_sites.ALL).tobytes() == said[: 8 * D]
+                    stored = guard._ledger.transcript(study)[1][1]
+                    assert guard.mask(study, 2, request, masked_sites.ALL).tobytes() == stored[: 8 * D]
                 else:
                     guard.mask(study, 2, request, few)
                 first = guard.mask(study, 1, guard.prepare(study, 1, consensus(1)), masked_sites.ALL)
@@ -333,12 +333,12 @@ def fork_run(folder: Path) -> dict[str, Any]:
             os.write(writer, json.dumps([codes, _noise()]).encode())
             os._exit(0)
         os.close(writer)
-        mine = _noise()
+        own_noise = _noise()
         os.waitpid(pid, 0)
         with os.fdopen(reader) as answers:
-            codes, theirs = json.loads(answers.read())
+            codes, child_noise = json.loads(answers.read())
         agent.step(2, consensus(2))
-    return {"codes": codes, "same_noise": mine == theirs, "rounds": check(folder, {})}
+    return {"codes": codes, "same_noise": own_noise == child_noise, "rounds": check(folder, {})}
 
 
 def _noise() -> list[int]:

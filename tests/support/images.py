@@ -93,7 +93,7 @@ def stages() -> dict[str, Stage]:
 def _context(names: list[str]) -> list[Path]:
     """Return the files of the build context under these names."""
     found = [
-        each for name in names for each in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+        item for name in names for item in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
     ]
     return sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts)
 
@@ -123,23 +123,23 @@ def _done(stage: Stage) -> list[str]:
 
 def is_built() -> bool:
     """Return whether the build is up to date with the Dockerfile and the source."""
-    known = stages()
-    return all(_done(stage) == keys(stage, known) for stage in known.values() if stage.steps)
+    all_stages = stages()
+    return all(_done(stage) == keys(stage, all_stages) for stage in all_stages.values() if stage.steps)
 
 
 def build() -> None:
     """Run the steps. The first RUN is repeated only if it changed, because it installs all packages."""
-    known = stages()
-    for stage in known.values():
-        wanted, done = keys(stage, known), _done(stage)
+    all_stages = stages()
+    for stage in all_stages.values():
+        wanted, done = keys(stage, all_stages), _done(stage)
         if wanted == done:
             continue
         first = 1 + [kind for kind, *_ in stage.steps].index("RUN") if stage.name == "build" else 0
         if not first or wanted[:first] != done[:first]:
             first = 0
             shutil.rmtree(stage.folder, ignore_errors=True)
-            if stage.parent is not None and known[stage.parent].steps:
-                subprocess.run(["cp", "-al", known[stage.parent].folder, stage.folder], check=True)
+            if stage.parent is not None and all_stages[stage.parent].steps:
+                subprocess.run(["cp", "-al", all_stages[stage.parent].folder, stage.folder], check=True)
         for kind, text, workdir in stage.steps[first:]:
             if kind == "COPY":
                 _copy(stage, text.split(), workdir)

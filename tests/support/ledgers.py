@@ -56,16 +56,16 @@ def check(folder: Path, sent: dict[int, bytes]) -> int:
     """Open the ledger after a fault: nothing lost or overspent, all replies unchanged. Return its rounds."""
     with opened(folder) as ledger:
         assert read_ledger(folder).fingerprint == ledger.status().fingerprint
-        book = ledger.status()
-        account = book.accounts[STUDY]
+        state = ledger.status()
+        account = state.accounts[STUDY]
         for round, upload in sent.items():
             assert ledger.replay(STUDY, round, digest=digest(round)) == upload, f"round {round} was altered"
         assert list(account.rounds) == list(range(1, len(account.rounds) + 1))
         assert account.rounds.keys() >= sent.keys()
         assert len(account.rounds) <= ROUNDS
         assert float(account.spent) <= ROUNDS * ROUND_COST
-        assert float(book.promised) <= book.cap
-        assert (folder / MARK).stat().st_size == LINE * book.seq
+        assert float(state.promised) <= state.cap
+        assert (folder / MARK).stat().st_size == LINE * state.seq
         ledger.verify()
         return len(account.rounds)
 
@@ -90,8 +90,8 @@ def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
         with os.fdopen(reader) as replies_of_child:
             lines = replies_of_child.read().split("\n")[:-1]  # what follows the last line break was cut short
         for round, upload in (json.loads(line) for line in lines):
-            known = sent.setdefault(round, bytes.fromhex(upload))
-            assert known == bytes.fromhex(upload), f"round {round} had two replies"
+            earlier = sent.setdefault(round, bytes.fromhex(upload))
+            assert earlier == bytes.fromhex(upload), f"round {round} had two replies"
         replies += len(lines)
         n_rounds = check(folder, sent)
     return {"kills": n_kills, "replies": replies, "ledgers": ledgers}

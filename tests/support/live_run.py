@@ -130,21 +130,21 @@ class LiveRun:
 
     def __call__(self) -> dict[str, Any]:
         with self.lock:
-            return self._told()
+            return self._snapshot()
 
-    def _told(self) -> dict[str, Any]:
+    def _snapshot(self) -> dict[str, Any]:
         self.asked += 1
-        told = self._plain()
+        snapshot = self._plain()
         if self.min_honest_sites is None:
-            return told
-        for i, site in enumerate(told["sites"]):  # secure aggregation
+            return snapshot
+        for i, site in enumerate(snapshot["sites"]):  # secure aggregation
             site.update(epsilon_if_others_collude=2.4 * site["epsilon"], member=i != 1)
-        told["study"]["epsilon_if_others_collude"] = 2.4
-        aborted_rounds = [
+        snapshot["study"]["epsilon_if_others_collude"] = 2.4
+        rounds = [
             {"round": 3, "reason": "missing", "sites": ["site-02"]},
             {"round": 7, "reason": "garbled", "sites": []},
         ]
-        return told | {"min_honest_sites": self.min_honest_sites, "aborted_rounds": aborted_rounds[: self.done // 3]}
+        return snapshot | {"min_honest_sites": self.min_honest_sites, "aborted_rounds": rounds[: self.done // 3]}
 
     def _plain(self) -> dict[str, Any]:
         running = self.state == "running"

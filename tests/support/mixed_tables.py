@@ -35,7 +35,7 @@ assert len(COLUMNS) == 20
 
 KNOTS = {"n0": (-1.0, 0.0, 0.5), "income": (1000.0, 5000.0)}
 CROSSED = Schema(
-    tuple(replace(each, knots=KNOTS[each.name]) if each.name in KNOTS else each for each in COLUMNS),
+    tuple(replace(item, knots=KNOTS[item.name]) if item.name in KNOTS else item for item in COLUMNS),
     interactions=(
         ("n1", "n2"), ("i0", "region0"), ("region0", "region1"), ("age", "flag3"), ("income", "grade2"), ("n0", "n1"),
         ("n1", "grade0"), ("region1", "age"),
@@ -64,10 +64,10 @@ def make_cells(n: int, *, seed: int = 0, missing: float = 0.05) -> dict[str, lis
             signal += truth - 0.5
             cells[column.name] = np.where(truth, "true", "false").tolist()
         else:
-            known = column.values  # type: ignore[union-attr]
-            codes = rng.integers(len(known) + (rng.random(n) < 0.01))
-            signal += 0.5 * (codes - (len(known) - 1) / 2.0)
-            cells[column.name] = [(*known, "elsewhere")[code] for code in codes]
+            allowed = column.values  # type: ignore[union-attr]
+            codes = rng.integers(len(allowed) + (rng.random(n) < 0.01))
+            signal += 0.5 * (codes - (len(allowed) - 1) / 2.0)
+            cells[column.name] = [(*allowed, "elsewhere")[code] for code in codes]
     for values in cells.values():
         for row in np.flatnonzero(rng.random(n) < missing):
             values[row] = None

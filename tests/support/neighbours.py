@@ -55,21 +55,21 @@ class Outbound(logging.Handler):
     """Everything that an outside observer receives from an agent: uploads, and all other data."""
 
     uploads: list[Any] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(level=0)
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith("numba"):  # it tells when it compiles, which is before or after
-            self.said.append(f"{record.name} {record.levelno} {record.getMessage()}")
+            self.messages.append(f"{record.name} {record.levelno} {record.getMessage()}")
 
     def ask(self, act: Callable[..., Any], *words: Any) -> None:
         try:
             answer = act(*words)
-            self.uploads.append(answer) if isinstance(answer, np.ndarray) else self.said.append(repr(answer))
+            self.uploads.append(answer) if isinstance(answer, np.ndarray) else self.messages.append(repr(answer))
         except RefusalError as refused:
-            self.said.append(f"{refused.code}: {refused} {refused!r} {refused.args}")
+            self.messages.append(f"{refused.code}: {refused} {refused!r} {refused.args}")
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def watched(seen: Outbound, seed: int, clocks: Sequence[str] = ("dpadmm.trusted.
         finally:
             root.removeHandler(seen)
             root.setLevel(level)
-    seen.said.append(f"on the screen: {out.getvalue()}")
+    seen.messages.append(f"on the screen: {out.getvalue()}")
 
 
 def steps_between(one: Any, other: Any) -> float:
@@ -125,12 +125,12 @@ def dense(rows: Rows) -> tuple[Any, Any]:
 class Releases:
     """Every exact release of a run in this process, with its grid, and the rows of the first sums."""
 
-    told: list[tuple[Lattice, Any]] = field(default_factory=list)
+    answers: list[tuple[Lattice, Any]] = field(default_factory=list)
     rows: Rows | None = None
 
     def release_sum(self, total: Any, grid: Lattice, noise_multiplier: float, **more: Any) -> Any:
         answer = release_sum(total, grid, noise_multiplier, **more)
-        self.told.append((grid, answer))
+        self.answers.append((grid, answer))
         return answer
 
     def answer(self, noise: ExactNoise, asked: CohortQuery) -> Any:

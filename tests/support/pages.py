@@ -36,7 +36,7 @@ def blocks(page: str) -> list[Block]:
 
 def setups(page: str) -> set[str]:
     """Return the preparations that the page requires."""
-    return {each[2] for each in NOTE.finditer(page) if each[1] == "setup"}
+    return {match[2] for match in NOTE.finditer(page) if match[1] == "setup"}
 
 
 def is_run(block: Block) -> bool:

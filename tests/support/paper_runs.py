@@ -115,8 +115,8 @@ def make_results(grid: dict[str, Any], folder: Path) -> Results:
 
 def modified(results: Results, column: str, change: Any, **equals: Any) -> Results:
     """Return the results with a column changed in the matching lines: ``change(values) -> values``."""
-    mine = results.select(**equals).frame.index
+    matching = results.select(**equals).frame.index
     frame = results.frame.copy()
     frame[column] = frame[column].astype(float)
-    frame.loc[mine, column] = change(frame.loc[mine, column])
+    frame.loc[matching, column] = change(frame.loc[matching, column])
     return replace(results, frame=frame)

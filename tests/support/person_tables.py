@@ -201,7 +201,7 @@ class PersonTable:
             return "table.csv"
         columns = {name: [row[i] for row in self.rows] for i, name in enumerate(COLUMNS)}
         if self.form == "npz":
-            ids = [_unless_none(each, "" if self.ids == "text" else np.nan) for each in columns["id"]]
+            ids = [_unless_none(item, "" if self.ids == "text" else np.nan) for item in columns["id"]]
             features = np.array([[float(cell) for cell in row[1:3]] for row in self.rows])
             np.savez(folder / "table.npz", id=ids, features=features, outcome=columns["outcome"])
             return "table.npz"
@@ -306,7 +306,7 @@ def neighbours(draw: Any, max_rows_per_site: int = 14) -> Neighbours:
     blanks, known, new = IDS[ids]
     # Few persons in a table, so that they have several rows and spellings meet
     people = draw(st.lists(st.sampled_from(known), min_size=2, max_size=4, unique=True))
-    names = [*people, *people, *(_respelt(draw, each, form) for each in people[:1]), *blanks[:2]]
+    names = [*people, *people, *(_respelt(draw, person, form) for person in people[:1]), *blanks[:2]]
     body = numeric_rows(study.classes) if form == "npz" else bodies(outcomes)
     others = body if form == "npz" else bodies(outcomes, draw(st.sampled_from(PLACES)))
     row = st.tuples(st.sampled_from(names), others).map(lambda parts: (parts[0], *parts[1]))
@@ -316,7 +316,7 @@ def neighbours(draw: Any, max_rows_per_site: int = 14) -> Neighbours:
     after = list(rows)
     for j in replaced:
         after[j] = (name, *draw(body))
-    one, other = (PersonTable(tuple(each), form, ids) for each in (rows, after))
+    one, other = (PersonTable(tuple(item), form, ids) for item in (rows, after))
     return Neighbours(one, other, k, by_person, study, tuple(replaced))
 
 
@@ -338,18 +338,18 @@ def replacements(
     name = rows[first][0]
     if is_blank(name):
         nameless = [j % n for j in range(first, first + n) if is_blank(rows[j % n][0])]
-        mine = sorted(nameless[: draw(st.integers(1, k))])
+        replaced = sorted(nameless[: draw(st.integers(1, k))])
     else:
-        mine = [j for j in range(n) if rows[j][0] == name]
-    rest = sorted({rows[j][0] for j in range(n) if j not in mine and not is_blank(rows[j][0])})
-    coming = draw(st.sampled_from(("alike", "alike", "new", "none") if len(mine) <= k else ("alike", "new")))
+        replaced = [j for j in range(n) if rows[j][0] == name]
+    rest = sorted({rows[j][0] for j in range(n) if j not in replaced and not is_blank(rows[j][0])})
+    coming = draw(st.sampled_from(("alike", "alike", "new", "none") if len(replaced) <= k else ("alike", "new")))
     if coming == "none":
-        return mine, draw(st.sampled_from(blanks))
+        return replaced, draw(st.sampled_from(blanks))
     if coming == "alike" and rest and isinstance(rest[0], str):
         alike = _respelt(draw, draw(st.sampled_from(rest)), form)
         if alike not in rest:
-            return mine, alike
-    return mine, draw(st.sampled_from([each for each in (*new, name) if each not in rest and not is_blank(each)]))
+            return replaced, alike
+    return replaced, draw(st.sampled_from([item for item in (*new, name) if item not in rest and not is_blank(item)]))
 
 
 def _respelt(draw: Any, name: Cell, form: str) -> Cell:

@@ -108,8 +108,8 @@ class Proxy:
             for task in ways:
                 task.cancel()
             self._pairs.discard(pair)
-            for each in pair:
-                each.close()
+            for item in pair:
+                item.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: Pair) -> None:
         with suppress(OSError):
@@ -182,19 +182,19 @@ class ConnectProxy:
 
     def cut_all(self) -> None:
         for pair in list(self._pairs):
-            for each in pair:
+            for item in pair:
                 with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    item.shutdown(socket.SHUT_RDWR)
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
         self._pairs.add((near, far))
         try:
             while True:
-                for each in select.select([near, far], [], [])[0]:
-                    if not (data := each.recv(CHUNK)):
+                for item in select.select([near, far], [], [])[0]:
+                    if not (data := item.recv(CHUNK)):
                         return
                     self.seen += data[: max(0, 2**20 - len(self.seen))]
-                    (far if each is near else near).sendall(data)
+                    (far if item is near else near).sendall(data)
         except OSError:
             pass
         finally:

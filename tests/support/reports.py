@@ -24,7 +24,7 @@ def constant_report(
 
     It has 10 + i rows.
     """
-    plans = [ReleasePlan.constant(each, int(n)) for each, n in zip(releases, planned, strict=True)]
+    plans = [ReleasePlan.constant(release, int(n)) for release, n in zip(releases, planned, strict=True)]
     released = [plan.tally(range(1, int(n) + 1)) for plan, n in zip(plans, done, strict=True)]
     agents = share_equal([plan.tally() for plan in plans], released, charge_planned=charge_planned)
     return PrivacyReport(agents, [10 + i for i in range(len(agents))], delta, method, **more)

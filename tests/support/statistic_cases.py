@@ -65,4 +65,4 @@ def preconditioners_and_points(d: int, p: int) -> list[Floats]:
         (1e4 * one, 1e-300 * signs, 1e-320 * far),
         (one, -MAX_PARAMETER * one, far),
     ]
-    return [np.concatenate(each) for each in parts]
+    return [np.concatenate(part) for part in parts]

@@ -44,7 +44,7 @@ def results_of(*groups: list[dict[str, Any]], data: dict[str, Any] | None = None
         about = experiments.setdefault(line["experiment"], {"title": line["experiment"], "cells": []})
         if line["cell"] not in about["cells"]:
             about["cells"].append(line["cell"])
-    known = [{name: value for name, value in line.items() if name in SCHEMA.names} for line in lines]
+    rows = [{name: value for name, value in line.items() if name in SCHEMA.names} for line in lines]
     meta = {"data": data or {"name": "made up", "rows": 1, "features": 1}}
-    frame = to_frame(pa.Table.from_pylist(known, schema=SCHEMA))
+    frame = to_frame(pa.Table.from_pylist(rows, schema=SCHEMA))
     return Results(frame, {"title": "", "experiments": experiments}, meta)

@@ -58,13 +58,15 @@ def lint() -> ModuleType:
 
 def findings(lint: ModuleType, path: Path, root: Path) -> list[tuple[int, str]]:
     rules, name = lint.read_rules(), path.relative_to(root).as_posix()
-    findings = [each for text in lint.passages(path) for each in lint.find(text, name, rules, lint.read_allowed())]
-    return sorted((each.line, each.rule.name) for each in findings)
+    findings = [
+        finding for text in lint.passages(path) for finding in lint.find(text, name, rules, lint.read_allowed())
+    ]
+    return sorted((finding.line, finding.rule.name) for finding in findings)
 
 
 def in_a_page(lint: ModuleType, text: str) -> list[str]:
     rules = lint.read_rules()
-    return [each.rule.name for each in lint.find(lint.Passage(1, text, "text"), "docs/a.md", rules, [])]
+    return [finding.rule.name for finding in lint.find(lint.Passage(1, text, "text"), "docs/a.md", rules, [])]
 
 
 def test_python_files_yield_docstrings_comments_and_messages(lint: ModuleType, tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_rules_can_be_limited_to_a_package(lint: ModuleType) -> None:
 def test_allowed_uses_are_skipped(lint: ModuleType) -> None:
     text = lint.Passage(1, "a void pointer\na void round", "text")
     rules = lint.read_rules()
-    assert [each.line for each in lint.find(text, "a.md", rules, [("void", "void pointer")])] == [2]
+    assert [finding.line for finding in lint.find(text, "a.md", rules, [("void", "void pointer")])] == [2]
     assert len([*lint.find(text, "a.md", rules, [("hub", "void pointer")])]) == 2
     assert {name for name, _ in lint.read_allowed()} <= {rule.name for rule in rules}
 

@@ -566,7 +566,7 @@ def test_sum_of_shares_is_discrete_gaussian_within_the_proved_bound() -> None:
                 total = np.convolve(total, share) // DIGITS
                 near = 5 * sigma
                 one = exact_pmf(h * sigma**2, 24 * math.ceil(sigma * math.sqrt(h)))
-                sides = [each[len(each) // 2 - near : len(each) // 2 + near + 1] for each in (total, one)]
+                sides = [item[len(item) // 2 - near : len(item) // 2 + near + 1] for item in (total, one)]
                 with localcontext(prec=150):
                     ratios = [Decimal(a) / Decimal(b) - 1 for a, b in zip(*sides, strict=True)]
                     worst = float(max(map(abs, ratios)))

@@ -75,7 +75,7 @@ def imported(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(each.name for each in node.names)
+            found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             found.add(node.module or "")
     return found
@@ -109,18 +109,18 @@ def test_answer_is_the_sum_of_gradients_plus_noise(tmp_path: Path) -> None:
     truth = -(features.T @ labels)[:, None] / 2 / grid.step
     residuals = (np.array(answers) - truth) / grid.noise_scale(Z)
     assert 0.4 < residuals.std() < 1.8  # 36 numbers: beyond 5 standard deviations
-    assert len({each.tobytes() for each in answers}) == ROUNDS
+    assert len({answer.tobytes() for answer in answers}) == ROUNDS
 
 
 def test_enrolment_reserves_all_rounds_and_each_answer_spends_one(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         agent = Agent(guard, STUDY)
         play(agent, 5)
-        book = read_ledger(tmp_path)
-        assert book.spent == 5 * Fraction((1 / Z) ** 2)
-        assert float(book.promised) == ROUNDS * (1 / Z) ** 2
+        state = read_ledger(tmp_path)
+        assert state.spent == 5 * Fraction((1 / Z) ** 2)
+        assert float(state.promised) == ROUNDS * (1 / Z) ** 2
         guard.leave(STUDY.hash)
-        assert read_ledger(tmp_path).promised == book.spent
+        assert read_ledger(tmp_path).promised == state.spent
         assert refusal(agent.step, 6, consensus(6)).code == "study-closed"
 
 
@@ -139,7 +139,7 @@ def test_ledger_contains_the_pinned_terms_and_a_salted_digest_of_the_rows(tmp_pa
     bounds = {"gradient": {"row_norm": 1.0, "n_features": D, "shape": [D, 1]}}
     pinned = {"name": STUDY.name, "method": "dp_admm", "loss": "logistic", "delta": STUDY.training.delta}
     pinned |= {"n_rows": M, "plan": plan, "statistics": bounds, "rows_per_person": 1}
-    assert [len(bytes.fromhex(each.about["salt"])) for each in (first, second)] == [16, 16]
+    assert [len(bytes.fromhex(item.about["salt"])) for item in (first, second)] == [16, 16]
     assert {name: first.about[name] for name in pinned} == pinned
     assert first.about["rows"] != second.about["rows"]  # a guess of the rows cannot be checked without the salt
 
@@ -239,7 +239,7 @@ def test_malformed_requests_are_refused_before_rows_are_read(tmp_path_factory: p
 def test_agent_accepts_only_rounds_and_finite_arrays_of_its_study(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    for round, said in [
+    for round, broadcast in [
         (1, [[0.0]] * D),
         (1, np.zeros((D, 1)).view(ArraySubclass)),
         (1, np.zeros((D, 1), np.float32)),
@@ -248,13 +248,13 @@ def test_agent_accepts_only_rounds_and_finite_arrays_of_its_study(
         ("1", np.zeros((D, 1))),
         (1.0, np.zeros((D, 1))),
     ]:
-        with case(round, said):
+        with case(round, broadcast):
             tmp_path = tmp_path_factory.mktemp("case")
             with guarded(tmp_path) as guard:
                 agent = Agent(guard, STUDY)
                 play(agent, 1)
                 for again in (agent, Agent(guard, STUDY)):
-                    refused = refusal(again.step, round, said)
+                    refused = refusal(again.step, round, broadcast)
                     assert refused.code == "request-malformed"
                     assert "invalid request: " in str(refused)
                 assert agent.last_round == len(guard.transcript(STUDY.hash)) == 1
@@ -266,11 +266,11 @@ def test_overflow_is_returned_without_warnings(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         agent = Agent(guard, STUDY)
         assert np.isfinite(agent.step(1, huge)).all()
-        said = agent.step(2, -huge)
-        assert not np.isfinite(said).any()
+        upload = agent.step(2, -huge)
+        assert not np.isfinite(upload).any()
         again = Agent(guard, STUDY)
         assert again.last_round == 2
-        np.testing.assert_array_equal(again.step(2, -huge), said)
+        np.testing.assert_array_equal(again.step(2, -huge), upload)
 
 
 def test_transcript_is_read_at_start_and_for_repeats_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,8 +288,8 @@ def test_memo_is_optional(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         guard.enrol(STUDY)
         answer = guard.answer(STUDY.hash, 1, np.zeros((D, 1)))
-        ((round, kept, memo),) = guard.transcript(STUDY.hash)
-        assert (round, kept.tobytes(), memo) == (1, answer.tobytes(), b"")
+        ((round, stored, memo),) = guard.transcript(STUDY.hash)
+        assert (round, stored.tobytes(), memo) == (1, answer.tobytes(), b"")
 
 
 def test_memo_may_be_as_large_as_a_wide_consensus(tmp_path: Path) -> None:
@@ -423,17 +423,17 @@ def with_parameters(**changes: float) -> Floats:
 def test_preconditioner_or_point_out_of_bounds_is_refused_before_rows_are_read(tmp_path: Path) -> None:
     """The message does not depend on the rows, and nothing is charged. A valid request is then answered."""
     watched = ObservedRows(private(*rows()))
-    bad = [{"scale": each} for each in (0.0, -1.0, 5e-324, 1e-10, 1.1e9, 1.7e308, np.nan, np.inf)]
-    bad += [{part: each} for part in ("direction", "point") for each in (1.1e9, -1e10, 1.7e308, np.nan, -np.inf)]
+    bad = [{"scale": item} for item in (0.0, -1.0, 5e-324, 1e-10, 1.1e9, 1.7e308, np.nan, np.inf)]
+    bad += [{part: item} for part in ("direction", "point") for item in (1.1e9, -1e10, 1.7e308, np.nan, -np.inf)]
     with guarded(tmp_path, lambda study: watched, policy=AUTO_POLICY) as guard:
         guard.enrol(AUTO)
         guard.answer(AUTO.hash, 1, np.zeros(0))
-        spent, said = read_ledger(tmp_path).spent, set()
-        for each in bad:
-            with case(each):
-                refused = refusal(guard.answer, AUTO.hash, 2, with_parameters(**each))
+        spent, messages = read_ledger(tmp_path).spent, set()
+        for value in bad:
+            with case(value):
+                refused = refusal(guard.answer, AUTO.hash, 2, with_parameters(**value))
                 assert refused.code == "request-malformed"
-                said.add(str(refused))
+                messages.add(str(refused))
         for other in (
             np.zeros(0),
             np.zeros((D, 1)),
@@ -443,7 +443,7 @@ def test_preconditioner_or_point_out_of_bounds_is_refused_before_rows_are_read(t
         ):
             assert refusal(guard.answer, AUTO.hash, 2, other).code == "request-malformed"
         assert watched.looked == ["moments"]
-        assert len(said) == 1
+        assert len(messages) == 1
         assert read_ledger(tmp_path).spent == spent
         guard.answer(AUTO.hash, 2, with_parameters(scale=1e9, direction=-1e9, point=1e9))
         assert watched.looked == ["moments", "preconditioned_gradient"]
@@ -460,8 +460,8 @@ def test_round_answers_one_preconditioner_and_point_only(tmp_path: Path) -> None
         assert refusal(guard.answer, AUTO.hash, 1, with_parameters()).code == "request-malformed"
         second = guard.answer(AUTO.hash, 2, with_parameters(point=0.5))
         assert second.shape == (D, 1)
-        for each in ({"scale": 2.0}, {"direction": 1e-300}, {"point": -0.5}, {"point": np.nextafter(0.5, 1.0)}):
-            other = with_parameters(**{"point": 0.5, **each})
+        for item in ({"scale": 2.0}, {"direction": 1e-300}, {"point": -0.5}, {"point": np.nextafter(0.5, 1.0)}):
+            other = with_parameters(**{"point": 0.5, **item})
             assert refusal(guard.answer, AUTO.hash, 2, other).code == "round-forked"
         assert np.array_equal(guard.answer(AUTO.hash, 2, with_parameters(point=0.5)), second)
         assert watched.looked == ["moments", "preconditioned_gradient"]
@@ -478,9 +478,9 @@ def test_charges_of_pgd_rounds_add_up_to_the_plan(tmp_path: Path) -> None:
         assert float(read_ledger(tmp_path).spent) == pytest.approx(0.15 * ROUNDS / Z**2, rel=1e-12)
         for round in range(2, ROUNDS + 1):
             guard.answer(AUTO.hash, round, with_parameters(point=float(round)))
-        book = read_ledger(tmp_path)
-    assert float(book.spent) == float(book.accounts[AUTO.hash].reservation.mu_squared)
-    assert float(book.spent) == pytest.approx(ROUNDS / Z**2, rel=1e-12)
+        state = read_ledger(tmp_path)
+    assert float(state.spent) == float(state.accounts[AUTO.hash].reservation.mu_squared)
+    assert float(state.spent) == pytest.approx(ROUNDS / Z**2, rel=1e-12)
 
 
 def test_agent_refuses_a_broadcast_without_a_valid_preconditioner(tmp_path: Path) -> None:
@@ -490,11 +490,11 @@ def test_agent_refuses_a_broadcast_without_a_valid_preconditioner(tmp_path: Path
         start = AUTO.method(M).start(AUTO.shape)
         assert agent.step(1, start).shape == (3 * D,)
         for clip in (0.0, -1.0, 1e-300, 1e300):
-            said = start.copy()
-            said[0] = clip
-            assert refusal(agent.step, 2, said).code == "request-malformed"
-        for said in (np.zeros(AUTO.shape), start[:-1], start * np.nan):
-            assert refusal(agent.step, 2, said).code == "request-malformed"
+            broadcast = start.copy()
+            broadcast[0] = clip
+            assert refusal(agent.step, 2, broadcast).code == "request-malformed"
+        for broadcast in (np.zeros(AUTO.shape), start[:-1], start * np.nan):
+            assert refusal(agent.step, 2, broadcast).code == "request-malformed"
         assert agent.step(2, start).shape == (D, 1)
         assert np.array_equal(Agent(guard, AUTO).step(2, start), agent.step(2, start))
 

@@ -64,13 +64,13 @@ def test_refusal_has_a_code_and_a_message():
 
 def test_closing_a_study_frees_its_unspent_reservation(ledger):
     ledger.reserve(A, 0.75, about={"name": "first"})
-    book = ledger.status()
-    assert (book.cap, book.spent, book.promised) == (1.0, 0, 0.75)
+    state = ledger.status()
+    assert (state.cap, state.spent, state.promised) == (1.0, 0, 0.75)
     spend(ledger)
-    assert (book.spent, book.promised) == (0.25, 0.75)
+    assert (state.spent, state.promised) == (0.25, 0.75)
     ledger.close_study(A)
     ledger.close_study(A)
-    assert (book.spent, book.promised) == (0.25, 0.25)
+    assert (state.spent, state.promised) == (0.25, 0.25)
     assert refusal(spend, ledger, round=2).code == "study-closed"
     assert refusal(ledger.replay, A, 2, digest=DIGEST).code == "study-closed"
     assert ledger.replay(A, 1, digest=DIGEST) == b"upload"  # a late retransmission gives nothing away
@@ -101,16 +101,16 @@ def test_a_study_never_exceeds_its_reservation(ledger):
 @given(st.floats(1e-6, 0.9), st.integers(1, 60))
 @settings(max_examples=25, deadline=None)
 def test_n_rounds_fit_a_reservation_of_n_rounds_exactly(mu_squared, n_rounds):
-    book = LedgerState()
-    book.apply(Record("cap", "", n_rounds * mu_squared), b"")
+    state = LedgerState()
+    state.apply(Record("cap", "", n_rounds * mu_squared), b"")
     reservation = Record("reserve", A, n_rounds * mu_squared)
-    book.check(reservation, b"{}")
-    book.accounts[A] = Account(reservation, about={}, may_miss_rounds=False)
+    state.check(reservation, b"{}")
+    state.accounts[A] = Account(reservation, about={}, may_miss_rounds=False)
     for round in range(1, n_rounds + 1):
         record = Record("spend", A, mu_squared, round, DIGEST)
-        book.check(record, b"")
-        book.apply(record, b"")
-    assert refusal(book.check, Record("spend", A, mu_squared, n_rounds + 1), b"").code == "budget-reservation"
+        state.check(record, b"")
+        state.apply(record, b"")
+    assert refusal(state.check, Record("spend", A, mu_squared, n_rounds + 1), b"").code == "budget-reservation"
 
 
 def test_collusion_cap_is_enforced_separately(tmp_path):
@@ -124,11 +124,11 @@ def test_collusion_cap_is_enforced_separately(tmp_path):
         assert refusal(ledger.reserve, B, 0.5 + 2.0**-50, about={}).code == "budget-cap"
         ledger.reserve(B, 0.5, shares=2, about={})
         spend(ledger)
-        book = ledger.status()
-        assert (book.spent, book.collusion_spent) == (Fraction(1, 4), 1)
-        assert (book.promised, book.collusion_promised, book.cap, book.collusion_cap) == (1, 3, 1.0, 3.0)
+        state = ledger.status()
+        assert (state.spent, state.collusion_spent) == (Fraction(1, 4), 1)
+        assert (state.promised, state.collusion_promised, state.cap, state.collusion_cap) == (1, 3, 1.0, 3.0)
         ledger.close_study(B)
-        assert (book.promised, book.collusion_promised) == (Fraction(1, 2), 2)
+        assert (state.promised, state.collusion_promised) == (Fraction(1, 2), 2)
     with Ledger.open(tmp_path, cap=1.0, collusion_cap=1.5) as ledger:
         assert read_ledger(tmp_path).collusion_spent == 1
         assert refusal(spend, ledger, round=2).code == "policy-collusion"
@@ -136,8 +136,8 @@ def test_collusion_cap_is_enforced_separately(tmp_path):
     with Ledger.open(tmp_path, cap=1.0) as ledger:
         assert ledger.status().collusion_cap == 1.0
         assert refusal(ledger.reserve, C, 0.25, about={}).code == "policy-collusion"
-        told = [(each.kind, each.mu_squared) for each in ledger.status().records if each.kind.endswith("cap")]
-    assert told == [("cap", 1.0), ("collusion-cap", 3.0), ("collusion-cap", 1.5), ("collusion-cap", 1.0)]
+        limits = [(record.kind, record.mu_squared) for record in ledger.status().records if record.kind.endswith("cap")]
+    assert limits == [("cap", 1.0), ("collusion-cap", 3.0), ("collusion-cap", 1.5), ("collusion-cap", 1.0)]
 
 
 def test_lowering_the_cap_also_lowers_the_collusion_cap_until_it_is_set(tmp_path, monkeypatch):
@@ -161,8 +161,8 @@ def test_lowering_the_cap_also_lowers_the_collusion_cap_until_it_is_set(tmp_path
 
 def test_ledger_records_rows_per_person_and_the_highest_limits(tmp_path):
     def limits():
-        book = read_ledger(tmp_path)
-        return book.rows_per_person, book.max_rows_per_person, book.max_cap, book.max_collusion_cap
+        state = read_ledger(tmp_path)
+        return state.rows_per_person, state.max_rows_per_person, state.max_cap, state.max_collusion_cap
 
     Ledger.open(tmp_path, cap=1.0, create=True).close()
     assert limits() == (1, 1, 1.0, 1.0)
@@ -176,7 +176,11 @@ def test_ledger_records_rows_per_person_and_the_highest_limits(tmp_path):
         assert limits() == (2, 4, 2.0, 3.0)
         ledger.reserve(A, 0.25, about={})
         ledger.close_study(A)
-        last = [(each.kind, each.study, each.mu_squared) for each in ledger.status().records if each.kind == "rows"]
+        last = [
+            (record.kind, record.study, record.mu_squared)
+            for record in ledger.status().records
+            if record.kind == "rows"
+        ]
         assert last == [("rows", "", 0.0)] * 2
     assert limits() == (2, 4, 2.0, 3.0)
 
@@ -377,18 +381,18 @@ def test_ledger_files_are_readable_by_their_owner_only(tmp_path):
 @pytest.fixture
 def events(monkeypatch):
     """Record the files that this process writes and syncs through Python, in order."""
-    told = []
+    calls = []
 
     def telling(name, call):
         def told_first(file, *more):
-            told.append((name, Path(os.readlink(f"/proc/self/fd/{file}"))))
+            calls.append((name, Path(os.readlink(f"/proc/self/fd/{file}"))))
             return call(file, *more)
 
         return told_first
 
     for name, call in (("write", os.write), ("fsync", os.fsync)):
         monkeypatch.setattr(f"dpadmm.trusted.ledger.os.{name}", telling(name, call))
-    return told
+    return calls
 
 
 def test_new_folders_are_synced_and_no_file_stays_open(tmp_path, events):
@@ -555,7 +559,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def promised(self) -> tuple[Fraction, Fraction]:
         studies = self.reserved.items()
-        return self.both({each: self.total(each) if each in self.closed else asked for each, (asked, *_) in studies})
+        return self.both(
+            {study: self.total(study) if study in self.closed else asked for study, (asked, *_) in studies}
+        )
 
     def within(self, sums: tuple[Fraction, Fraction], asked: Fraction, shares: int) -> bool:
         return sums[0] + asked <= self.caps[0] and sums[1] + shares * asked <= self.caps[1]
@@ -612,7 +618,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return rounds[round][0] == digest
         last = max(rounds, default=0)
         in_order = round == last + 1 or (round > last and gaps)
-        everything = self.both({each: self.total(each) for each in self.spent})
+        everything = self.both({item: self.total(item) for item in self.spent})
         affordable = self.total(study) + asked <= reserved and self.within(everything, asked, shares)
         return study not in self.closed and in_order and affordable
 
@@ -633,14 +639,14 @@ class LedgerMachine(RuleBasedStateMachine):
     def adds_up(self):
         if not hasattr(self, "ledger"):
             return
-        book = self.ledger.status()
-        assert (book.spent, book.collusion_spent) == self.both({each: self.total(each) for each in self.spent})
-        assert (book.promised, book.collusion_promised) == self.promised()
-        assert set(book.accounts) == set(self.reserved)
+        state = self.ledger.status()
+        assert (state.spent, state.collusion_spent) == self.both({item: self.total(item) for item in self.spent})
+        assert (state.promised, state.collusion_promised) == self.promised()
+        assert set(state.accounts) == set(self.reserved)
         for study, rounds in self.spent.items():
             stored = [(record.round, record.digest, upload) for record, upload in self.ledger.transcript(study)]
             assert stored == [(round, digest, upload) for round, (digest, _, upload) in rounds.items()]
-        assert read_ledger(self.folder).fingerprint == book.fingerprint
+        assert read_ledger(self.folder).fingerprint == state.fingerprint
 
 
 TestLedgerMachine = LedgerMachine.TestCase
@@ -655,10 +661,10 @@ def test_record_hash_is_stable():
 
 
 def test_sums_of_an_empty_ledger_are_exact_fractions():
-    book = LedgerState()
-    sums = (book.spent, book.promised, book.collusion_spent, book.collusion_promised)
-    assert (*sums, book.cap, book.collusion_cap) == (0, 0, 0, 0, 0, 0)
-    assert {type(each) for each in sums} == {Fraction}
+    state = LedgerState()
+    sums = (state.spent, state.promised, state.collusion_spent, state.collusion_promised)
+    assert (*sums, state.cap, state.collusion_cap) == (0, 0, 0, 0, 0, 0)
+    assert {type(item) for item in sums} == {Fraction}
 
 
 def test_refusal_names_the_limit(ledger):
@@ -673,9 +679,9 @@ def test_records_contain_study_and_cost(tmp_path):
         ledger.reserve(A, 0.5, about={}, shares=1000)
         ledger.spend(A, 1, digest=DIGEST, mu_squared=0.25, upload=b"")
         ledger.close_study(A)
-    told = [(each.kind, each.study, each.mu_squared) for each in read_ledger(tmp_path).records]
+    records = [(record.kind, record.study, record.mu_squared) for record in read_ledger(tmp_path).records]
     caps = [("cap", "", 2.0), ("collusion-cap", "", 1e6)]
-    assert told == [*caps, ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]
+    assert records == [*caps, ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]
 
 
 @pytest.mark.parametrize("ending", ["close", "finish", "end"])
@@ -707,7 +713,7 @@ def test_restore_closes_open_studies_and_keeps_other_endings(ledger, tmp_path):
             ledger.close_study(study, ending)
     ledger.record_restore(0.0, about={}, shares=1)
     for state in (ledger.status(), read_ledger(tmp_path)):
-        assert [each.ending for each in state.accounts.values()] == ["finish", "restore", "end", "restore"]
+        assert [account.ending for account in state.accounts.values()] == ["finish", "restore", "end", "restore"]
         assert state.spent == Fraction(1, 4), "of the open one"
 
 
@@ -721,10 +727,10 @@ def test_running_totals_equal_the_sums_over_all_rounds_and_studies(tmp_path):
             ledger.reserve(study, 0.25, about={}, shares=shares)
         for round, study in product((1, 2), (A, B)):
             spend(ledger, study, round, 0.1)
-        for book in (ledger.status(), read_ledger(tmp_path)):
-            assert book.spent == sum(each.spent for each in book.accounts.values()) == 4 * Fraction(0.1)
-            assert book.collusion_spent == sum(each.shares * each.spent for each in book.accounts.values())
-            assert book.collusion_spent == 8 * Fraction(0.1)
+        for state in (ledger.status(), read_ledger(tmp_path)):
+            assert state.spent == sum(account.spent for account in state.accounts.values()) == 4 * Fraction(0.1)
+            assert state.collusion_spent == sum(account.shares * account.spent for account in state.accounts.values())
+            assert state.collusion_spent == 8 * Fraction(0.1)
 
 
 def test_restore_charges_everything_that_may_have_been_released(ledger, tmp_path):
@@ -738,8 +744,8 @@ def test_restore_charges_everything_that_may_have_been_released(ledger, tmp_path
     ledger.record_restore(0.0625, about={"name": "lost"}, shares=3)
     for state in (ledger.status(), read_ledger(tmp_path)):
         assert state.restores == 1
-        assert [float(each.spent) for each in state.accounts.values()] == [0.25, 0.125, 0.125, 0.0625]
-        assert all(each.closed for each in state.accounts.values())
+        assert [float(item.spent) for item in state.accounts.values()] == [0.25, 0.125, 0.125, 0.0625]
+        assert all(item.closed for item in state.accounts.values())
         lost, account = list(state.accounts.items())[-1]
         assert re.fullmatch("[0-9a-f]{64}", lost)
         assert (account.about, account.may_miss_rounds, account.shares) == ({"name": "lost"}, False, 3)

@@ -273,13 +273,13 @@ def test_both_budgets_are_reserved_and_charged(folder: Path) -> None:
     price = Fraction(policy.release_cost(MASKED.terms.plan.at(1)))
     with site(folder, policy=policy, open_rows=tiny(*rows(), policy.unit)) as guard:
         guard.mask(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
-    book = read_ledger(folder)
-    assert (book.spent, book.collusion_spent) == (price, HONEST * price)
-    assert float(book.promised) == policy.cost(MASKED.terms.plan)
-    assert book.collusion_promised == HONEST * book.promised
-    assert (book.cap, book.collusion_cap) == (policy.cap, policy.collusion_cap)
+    state = read_ledger(folder)
+    assert (state.spent, state.collusion_spent) == (price, HONEST * price)
+    assert float(state.promised) == policy.cost(MASKED.terms.plan)
+    assert state.collusion_promised == HONEST * state.promised
+    assert (state.cap, state.collusion_cap) == (policy.cap, policy.collusion_cap)
     assert policy.collusion_cap > policy.cap
-    assert book.accounts[HASH].about["masking"] == {
+    assert state.accounts[HASH].about["masking"] == {
         "min_honest_sites": HONEST,
         "quorum": QUORUM,
         "max_rows_per_site": 2 * M,
@@ -332,10 +332,10 @@ def test_limits_of_secure_aggregation_are_listed_for_masked_studies_only() -> No
         *plain,
         "collusion_budget",
     ]
-    told = {limit.name: limit for limit in OWNER.evaluate(MASKED.terms, M, zero)}
-    assert list(told) == [*plain[:3], "aggregation", "min_honest_sites", "withstood", *plain[3:], "collusion_budget"]
-    assert (told["aggregation"].asked, set(told["aggregation"].allowed)) == ("secure", both)
-    assert [told[name].sentence for name in ("budget", "collusion_budget")] == ["", ""]
+    limits = {limit.name: limit for limit in OWNER.evaluate(MASKED.terms, M, zero)}
+    assert list(limits) == [*plain[:3], "aggregation", "min_honest_sites", "withstood", *plain[3:], "collusion_budget"]
+    assert (limits["aggregation"].asked, set(limits["aggregation"].allowed)) == ("secure", both)
+    assert [limits[name].sentence for name in ("budget", "collusion_budget")] == ["", ""]
     (refused,) = [limit for limit in POLICY.evaluate(MASKED.terms, None, None) if not limit.holds]
     assert (refused.name, refused.allowed) == ("aggregation", ("plain",))
     small = replace(OWNER, epsilon=0.1).evaluate(MASKED.terms, None, zero)[-2]

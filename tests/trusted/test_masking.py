@@ -31,8 +31,8 @@ def keys(n: int) -> list[bytes]:
 
 
 def sites(n: int, study: str = STUDY) -> list[Masks]:
-    roster = [public_key(each) for each in keys(n)]
-    return [Masks(study, each, roster) for each in keys(n)]
+    roster = [public_key(key) for key in keys(n)]
+    return [Masks(study, key, roster) for key in keys(n)]
 
 
 def reference(private: list[bytes], i: int, members: list[int], size: int, round: int = 1) -> list[int]:
@@ -87,13 +87,13 @@ def test_masks_cancel_over_any_members(case: tuple[int, set[int]]) -> None:
 def uniform(numbers: np.ndarray) -> bool:
     """Bytes at each of the eight places of the numbers are equally frequent; a false alarm in 1e6."""
     places = numbers.astype("<i8").view(np.uint8).reshape(-1, 8).T
-    return min(chisquare(np.bincount(each, minlength=256)).pvalue for each in places) > 1e-6 / 8
+    return min(chisquare(np.bincount(place, minlength=256)).pvalue for place in places) > 1e-6 / 8
 
 
 def test_sums_over_a_strict_subset_of_members_look_uniform() -> None:
     members, size = [0, 2, 3, 5], 2**14
     masks = {i: sites(6)[i].for_round(1, REQUEST, bitmap_of(members, 6)).numbers(size) for i in members}
-    subsets = [each for k in (1, 2, 3) for each in itertools.combinations(members, k)]
+    subsets = [members_ for k in (1, 2, 3) for members_ in itertools.combinations(members, k)]
     assert len(subsets) == 14
     for subset in subsets:
         assert uniform(np.sum([masks[i] for i in subset], axis=0)), subset
@@ -113,7 +113,7 @@ def test_transcript_reveals_only_the_sum_of_honest_answers(
     pairs = list(itertools.combinations(min_honest_sites, 2))
     choices = np.array(list(itertools.product(range(4), repeat=len(pairs)))).T
     streams = {f"{i} {j}".encode(): choices[k] for k, (i, j) in enumerate(pairs)}
-    known = {f"{min(i, c)} {max(i, c)}".encode(): (3 * c + i) % 4 for i in min_honest_sites for c in colluding}
+    shared = {f"{min(i, c)} {max(i, c)}".encode(): (3 * c + i) % 4 for i in min_honest_sites for c in colluding}
 
     class Stream:
         def __init__(self, key: bytes, mode: object) -> None:
@@ -123,7 +123,7 @@ def test_transcript_reveals_only_the_sum_of_honest_answers(
             return self
 
         def update(self, zeros: bytes) -> bytes:
-            value = np.broadcast_to(streams.get(self.key, known.get(self.key)), choices.shape[1:])
+            value = np.broadcast_to(streams.get(self.key, shared.get(self.key)), choices.shape[1:])
             return value.astype("<i8").tobytes()
 
     all_sites = sites(n)
@@ -147,7 +147,7 @@ def test_transcript_reveals_only_the_sum_of_honest_answers(
     by_sum = {total: set() for total in range(4)}
     for x in itertools.product(range(4), repeat=len(min_honest_sites)):
         by_sum[sum(x) % 4].add(told(x))
-    assert all(len(each) == 1 for each in by_sum.values())
+    assert all(len(item) == 1 for item in by_sum.values())
     assert len(set.union(*by_sum.values())) == 4
 
 
@@ -174,19 +174,19 @@ def test_masks_do_not_cancel_if_the_server_sends_different_requests() -> None:
 
 def test_tags_of_a_pair_match_unless_a_key_was_swapped() -> None:
     private = keys(4)
-    roster = [public_key(each) for each in private]
+    roster = [public_key(item) for item in private]
     swapped = [*roster[:2], public_key(ALICE), roster[3]]
 
-    def tags(i: int, known: list[bytes], study: str = STUDY) -> list[bytes]:
-        told = Masks(study, private[i], known).tags
-        return [told[8 * j : 8 * j + 8] for j in range(4)]
+    def tags(i: int, keys_of_all: list[bytes], study: str = STUDY) -> list[bytes]:
+        all_tags = Masks(study, private[i], keys_of_all).tags
+        return [all_tags[8 * j : 8 * j + 8] for j in range(4)]
 
-    told = [tags(i, roster) for i in range(4)]
-    assert all(told[i][j] == told[j][i] for i in range(4) for j in range(4))
-    assert len({each for one in told for each in one}) == 1 + 6
+    all_tags = [tags(i, roster) for i in range(4)]
+    assert all(all_tags[i][j] == all_tags[j][i] for i in range(4) for j in range(4))
+    assert len({item for one in all_tags for item in one}) == 1 + 6
     misled = tags(0, swapped)
-    assert [misled[j] == told[j][0] for j in range(4)] == [True, True, False, True]
-    assert not set(tags(0, roster, "5e" * 32)[1:]) & set(told[0][1:])
+    assert [misled[j] == all_tags[j][0] for j in range(4)] == [True, True, False, True]
+    assert not set(tags(0, roster, "5e" * 32)[1:]) & set(all_tags[0][1:])
 
 
 P = 2**255 - 19
@@ -195,7 +195,7 @@ LOW_ORDER = [0, 1, P - 1, P, P + 1, 32560625091655743179598362635611063129400811
 
 
 def test_roster_without_own_key_or_with_weak_or_duplicate_keys_is_refused() -> None:
-    good = [public_key(each) for each in keys(3)]
+    good = [public_key(key) for key in keys(3)]
     other_spelling = bytes([*good[1][:31], good[1][31] | 0x80])
     own_spelling = bytes([*good[0][:31], good[0][31] | 0x80])
     assert other_spelling != good[1]
@@ -207,7 +207,7 @@ def test_roster_without_own_key_or_with_weak_or_duplicate_keys_is_refused() -> N
         ([*good, other_spelling], "roster-unfit"),
         ([*good, own_spelling], "roster-unfit"),
         ([*good, good[1][:31]], "roster-unfit"),
-        *(([*good, each.to_bytes(32, "little")], "roster-unfit") for each in LOW_ORDER),
+        *(([*good, point.to_bytes(32, "little")], "roster-unfit") for point in LOW_ORDER),
     ]:
         assert refusal(Masks, STUDY, keys(3)[0], roster).code == code
     assert Masks(STUDY, keys(3)[2], good).me == 2

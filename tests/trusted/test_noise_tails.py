@@ -104,7 +104,7 @@ def test_reference_curve_is_the_exponential() -> None:
 
 def test_stairs_are_just_above_the_curve_and_fit_64_bits() -> None:
     """Every ``y = kσ + u`` is then proposed with a constant area, and the part below the curve is accepted."""
-    ends = [*(int(each) for each in STAIRS[1:]), 2**64]
+    ends = [*(int(stair) for stair in STAIRS[1:]), 2**64]
     assert (len(STAIRS), STAIRS[0], STAIRS.dtype) == (MAX_SIGMAS, 0, np.uint64)
     for k, (start, end) in enumerate(zip(STAIRS, ends, strict=True)):
         needed = Fraction(curve(k, 1, 128) + 1, 2**128)
@@ -164,8 +164,8 @@ def test_numpy_exponential_is_more_accurate_than_the_proof_requires() -> None:
     """The proof requires a relative error below 2⁻⁴⁰, for every array length."""
     halves = np.concatenate([np.arange(0, 8 * 512), np.random.default_rng(5).integers(0, 64 * 512, 600)]) / 512
     exact = np.array([curve(int(1024 * half), 1024, 128) / (TOP << 128) for half in halves])
-    for each in (np.exp(-0.5 * halves**2), np.array([np.exp(-0.5 * half**2) for half in halves])):
-        assert np.abs(each - exact).max() < 2.0**-50
+    for item in (np.exp(-0.5 * halves**2), np.array([np.exp(-0.5 * half**2) for half in halves])):
+        assert np.abs(item - exact).max() < 2.0**-50
 
 
 def test_nan_from_the_exponential_is_decided_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ FAR = (6.5, -7.0, 11.0, -63.9, 0.5)
 
 
 def far(scale: int, count: int) -> Integers:
-    return np.resize([int(each * scale) for each in FAR], count).astype(np.int64)
+    return np.resize([int(point * scale) for point in FAR], count).astype(np.int64)
 
 
 def test_large_noise_reaches_the_upload_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

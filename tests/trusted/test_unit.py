@@ -131,7 +131,7 @@ def test_normalisation_of_every_character_is_idempotent_and_caseless():
         name = person_of(letter)
         assert person_of(name) == name
         assert letter == "ı" or person_of(letter.upper()) == name
-        assert not any(each in INVISIBLE for each in name)
+        assert not any(item in INVISIBLE for item in name)
 
 
 def test_missing_ids():
