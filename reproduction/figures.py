@@ -131,7 +131,7 @@ def methods_figure(results: Results, name: str, *, model: str) -> Picture:
     groups = {label: group for label, group in series.variants(lines).items() if label != optima}
     looks = kinds(list(groups))
     budgets = distinct(private.select(delta=delta), budget)
-    # the paper's two where they are there, else the two in the middle
+    # the paper's two budgets if present, else the two in the middle
     shown, middle = [value for value in budgets if value in _SHOWN_BUDGETS], max(0, len(budgets) // 2 - 1)
     shown = shown if len(shown) == 2 else budgets[middle : middle + 2]
     figure = new_figure(9.2, 7.2)
@@ -216,7 +216,7 @@ def times_figure(results: Results, name: str) -> Picture:
         here = [(labels.index(row.method) + shift, row) for row in rows if row.budget == value]
         axes.plot([row.ratio for _, row in here], [y for y, _ in here], look.marker, color=look.color, markersize=6,
                   markeredgecolor="black", markeredgewidth=0.5, label=f"measured, ε = {value:g}")  # fmt: skip
-        # DP-ADMM's ratio is 1 by definition, and would hide ours
+        # DP-ADMM's ratio is 1 by definition and would hide other markers
         paper = [(row.paper_ratio, y) for y, row in here if row.paper_ratio is not None and row.name != "dp_admm"]
         if paper:
             axes.plot(*zip(*paper, strict=True), look.marker, markerfacecolor="white", markersize=6,

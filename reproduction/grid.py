@@ -64,7 +64,7 @@ class Experiment:
 class ExperimentGrid:
     """Experiments over one data set."""
 
-    written: dict[str, Any]  # the grid as it was written, checked, with defaults filled in
+    written: dict[str, Any]  # the checked contents of the grid file, with defaults
     experiments: tuple[Experiment, ...]
 
     @property

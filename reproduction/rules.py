@@ -334,7 +334,7 @@ def settles_later(found: Findings, results: Results, experiment: str, who: str, 
         rounds_of_who = rounds_to_settle(group)
         words = [f"{who} {mean_std(rounds_of_who)[0]:.0f}"]
         for name, lines in others.items():
-            # a method without noise is the same at each budget
+            # results of a method without noise do not depend on the budget
             at = lines.select(**{budget: value, "delta": delta}) if distinct(lines, budget) else lines
             if len(at):
                 rounds = rounds_to_settle(at)

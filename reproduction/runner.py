@@ -88,7 +88,7 @@ def run_grid(
         look()
         missing = [cell for cell in wanted if cell.key not in store]
         timed = [cell for cell in missing if cell.timed]
-        # cells on the same rows follow each other, so that a worker partitions them once
+        # order cells by rows, so that a worker partitions them once
         others = sorted(
             (cell for cell in missing if not cell.timed),
             key=lambda cell: (cell.settings.seed or 0, cell.settings.n_agents),
@@ -287,7 +287,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
     z = privacy.noise_multiplier
     same = {
         **_about(cell),
-        "n_agents": result.rows.n_agents,  # not a setting where the data names the owners
+        "n_agents": result.rows.n_agents,  # with owners in the data this is not a setting
         "status": DONE,
         "reason": reason,
         "total_epsilon": finite(privacy.planned_epsilon),

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-# A shell starts background jobs with Ctrl-C ignored, and every process below would inherit that
+# Shells start background jobs with Ctrl-C ignored, and all child processes inherit this
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Ledgers and journals wait for the disk thousands of times: in memory, where there is plenty, that takes no time
+# Ledgers and journals sync thousands of times, which is fast in memory
 if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 2**32:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-# Doctests are looked for in the package alone: a helper that is searched for them is imported a second time
+# Doctests are collected from the package only: collecting them from a helper imports it a second time
 collect_ignore_glob = ["support/*.py", "mutation/[!t]*.py", "fuzz/[!t]*.py", "audit/mutants.py"]
 
 COMMAND = [sys.executable, "-c", "from dpadmm.cli import main; main()"]

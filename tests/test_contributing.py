@@ -134,7 +134,8 @@ assert list(Path("out").rglob("spread.png"))
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree with every recipe of CONTRIBUTING.md applied."""
     folder = tmp_path_factory.mktemp("tree")
-    shutil.copytree(ROOT / "src", folder / "src")  # with what the compiler keeps: it knows a changed file by its time
+    # with the compiler's cache, which detects changed files by their time
+    shutil.copytree(ROOT / "src", folder / "src")
     unneeded = shutil.ignore_patterns("__pycache__", "corpus", "mutation")
     shutil.copytree(ROOT / "reproduction", folder / "reproduction", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=unneeded)

@@ -78,7 +78,7 @@ def test_best_setting_counts_and_every_data_set_has_an_optimum() -> None:
 
 def test_losses_to_another_method_are_measured_on_the_same_splits() -> None:
     auto_lines = lines("auto", [0.31, 0.41, 0.52], losses=[0.5, 0.5, 0.5])
-    # splits differ by far more than methods; paired, the difference is clear
+    # splits differ more than methods, so only paired differences are clear
     found = accuracy.scores([*auto_lines, *lines("dp_sgd", [0.30, 0.40, 0.50], losses=[0.6, 0.6, 0.6])])
     (lost,) = accuracy.behind(found)
     assert (lost.best, lost.place) == ("dp_sgd", Place("compas", 10, 1.0))
@@ -88,7 +88,7 @@ def test_losses_to_another_method_are_measured_on_the_same_splits() -> None:
     ahead = accuracy.scores([*auto_lines, *lines("dp_sgd", [0.32, 0.40, 0.52])])
     assert accuracy.behind(ahead) == []
     tuned = accuracy.scores([*auto_lines, *lines("dp_sgd_tuned", [0.1, 0.1, 0.1])])
-    assert accuracy.behind(tuned) == []  # it had the test rows
+    assert accuracy.behind(tuned) == []  # it was tuned on the test rows
     assert "dp_sgd_tuned" not in REST
 
 
@@ -96,10 +96,10 @@ def test_secure_aggregation_is_reported_separately() -> None:
     shown = [*lines("auto", [0.31, 0.41]), *lines("dp_sgd", [0.40, 0.49]), *lines("optimum", [0.2, 0.2])]
     text = page([*shown, *lines("auto_secure", [0.21, 0.31])])
     assert "| 10, 1 | 36.0 ± 5.0 (0.360) | 26.0 ± 5.0 (0.260) | – |" in text
-    assert "0 of 1 cells" in text  # nothing is lost to it
+    assert "0 of 1 cells" in text  # it does not count as a better method
     assert "if all others collude, an ε of 1\n  is 2.4 with 10, 9.4 with 100 agents" in text
     every = [*shown, *(line for name in ANY_CLASSES for line in lines(name, [0.3]) if name not in ("auto", "dp_sgd"))]
-    assert "| 36.0 | – | 30.0 |" in page(every)  # means are there without it
+    assert "| 36.0 | – | 30.0 |" in page(every)  # means do not include it
     assert "| 36.0 | 26.0 | 30.0 |" in page([*every, *lines("auto_secure", [0.26])])
 
 

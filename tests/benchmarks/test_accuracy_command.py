@@ -56,7 +56,7 @@ def test_suite_writes_results_and_page(program, small_suite, tmp_path):
     assert "### separable" in text
     before = read_results(tmp_path / "correlated").to_table()
     assert "auto is behind" in suite(program, tmp_path, sets="correlated,separable").succeeded().out
-    assert read_results(tmp_path / "correlated").to_table().equals(before)  # nothing was run again
+    assert read_results(tmp_path / "correlated").to_table().equals(before)  # no cell was run again
 
 
 def test_only_reruns_one_method(program, results_folder):
@@ -80,7 +80,7 @@ def test_folder_without_a_new_method_is_resumed(program, results_folder):
     write_results(path, old.to_table(), **about)
     suite(program, results_folder).succeeded()
     new = read_results(path)
-    assert new.select(cell=old.cells).to_table().equals(old.to_table())  # nothing of it was run again
+    assert new.select(cell=old.cells).to_table().equals(old.to_table())  # none of its cells were run again
     assert new.select("auto_secure").last().frame["min_honest_sites"].tolist() == [2, 2]
     assert {line.contender for line in accuracy.read_lines(results_folder / "accuracy.csv")} == set(accuracy.CONTENDERS)
 

@@ -65,7 +65,7 @@ def test_blocks_of_a_page_run(page, tables, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=900,  # a busy machine; alone it takes seconds
+        timeout=900,  # limit for a busy machine; normally this takes seconds
         stdin=subprocess.DEVNULL,
     )
     reached = next((line for line in reversed(done.stdout.splitlines()) if line.startswith("@@ ")), "its setup")

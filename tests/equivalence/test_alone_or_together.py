@@ -55,7 +55,7 @@ def test_single_agents_equal_the_cohort() -> None:
     for loss, regularizer, plan in product(LOSS_CASES, [L2(), L1()], [None, "some"]):
         with case(loss, regularizer, plan), pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
-            monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 100)  # so that agents are cut into blocks
+            monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 100)  # large enough that agents are divided into blocks
             rows, task, shape = cohort(loss), Problem(loss, regularizer, 0.01), (D, loss.n_outputs)
             mask = np.ones((ROUNDS, N), dtype=bool)
             if plan:
@@ -96,7 +96,7 @@ def check_alone(
             )
             uploads[i] = sent[0]
         for i in np.flatnonzero(~mask[k - 1]) if whole.server_side else ():
-            uploads[i] = np.full(sent.shape[1:], np.nan)  # which must not be used
+            uploads[i] = np.full(sent.shape[1:], np.nan)  # must not be used
         active = np.flatnonzero(mask[k - 1])
         answered[active] = k
         broadcast = whole.aggregate(RoundResult(np.stack(uploads), broadcast, k, task, rows.n_rows, active, answered))
@@ -142,7 +142,7 @@ def test_single_agents_equal_the_cohort_for_every_method() -> None:
 
 def test_single_agents_of_pgd_equal_the_cohort_for_all_losses_and_dropouts() -> None:
     """With a large ε, where the preconditioner has a direction, and a small one, where there is none."""
-    whole = [loss for loss in LOSS_CASES if not getattr(loss, "cuts", ())]  # hazards by intervals need inference
+    whole = [loss for loss in LOSS_CASES if not getattr(loss, "cuts", ())]  # hazards per interval require inference
     for loss, epsilon, storage in product(whole, [2e4, 0.5], [np.asarray, csr_array, coded, np.float32]):
         with case(loss, epsilon, storage), pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(problem, "COMPACT_BYTES", 0)

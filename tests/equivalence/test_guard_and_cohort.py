@@ -61,7 +61,7 @@ def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
         "features": tuple(f"x{i}" for i in range(D)),
         "classes": None if classes is None else tuple(classes),
     }
-    if loss.task == "count":  # with a constant column, and with times where there are intervals
+    if loss.task == "count":  # with a constant column, and with times if there are intervals
         times = (*(loss.cuts), 1.0) if loss.cuts else None  # type: ignore[attr-defined]
         label = Label("y", exposure="t", times=times) if times else Label("y", bounds=(0, 1))
         rows = {"schema": Schema(tuple(Plain(f"x{i}") for i in range(D - 1)), row_norm=1.0), "label": label}
@@ -116,7 +116,7 @@ def test_guards_and_cohort_send_identical_uploads(tmp_path_factory: pytest.TempP
         for method, plan, storage in EVERYTHING:
             if method == "newton" and loss.name not in PAIRED:
                 continue
-            if method != "newton" and getattr(loss, "cuts", ()):  # hazards by intervals
+            if method != "newton" and getattr(loss, "cuts", ()):  # hazards per interval
                 continue
             if thoroughly or (plan, storage) == ("some", csr_array):
                 with case(loss, method, plan, storage), pytest.MonkeyPatch.context() as monkeypatch:
@@ -166,10 +166,10 @@ def check_same_bits(
             uploads = np.zeros_like(expected[k - 1]) if uploads.shape != expected[k - 1].shape else uploads
             for i in active.tolist():
                 turn[:] = [i, k]
-                if k == 5:  # as after a crash: its state comes from the transcript
+                if k == 5:  # as after a crash: the state is restored from the transcript
                     agents[i] = Agent(guards[i], study)
                 uploads[i] = agents[i].step(k, consensus)
-                turn[:] = [99, 99]  # other noise, had there been any in the reply to the same again
+                turn[:] = [99, 99]  # fresh noise in the repeated reply would be visible
                 assert np.array_equal(agents[i].step(k, consensus), uploads[i])
             assert np.array_equal(uploads, expected[k - 1])
             consensus = whole.aggregate(RoundResult(uploads, consensus, k, study.problem, rows.n_rows, active))

@@ -65,7 +65,7 @@ def test_answers_are_identical_on_any_number_of_workers_and_after_one_dies(
 
 def test_deployed_study_with_a_site_on_a_cluster_equals_the_run_in_one_process(workers: Any, tmp_path: Path) -> None:
     study = small_study(12, allow_missed_rounds=False, quorum=None, deadline=None)
-    # too little noise to hide a file that is not summed
+    # little noise, so that a missing file would be visible
     study = replace(study, training=study.training.with_changes(epsilon=30.0))
     workers.wait_for_workers(2, timeout=60)
     with Federation(tmp_path, study, limit=30.0) as all:
@@ -101,7 +101,7 @@ def test_changed_file_is_refused_when_it_is_read_again(
         agent.step(1, consensus)
         file = tmp_path / "a" / "rows" / "part-002.csv"
         file.write_text(file.read_text().replace("north", "south", 1))
-        agent.step(2, consensus)  # which is of the rows in memory
+        agent.step(2, consensus)  # for the rows in memory
         kill_workers(workers, 2)
         with caplog.at_level(logging.ERROR):
             assert refusal(agent.step, 3, consensus).code == "release-failed"
@@ -119,7 +119,7 @@ def test_other_versions_and_unreachable_clusters_are_refused(workers: Any, monke
         with case(address), pytest.raises(DataError, match="is not the address of a Dask scheduler, such as"):
             dask.Cluster(address)
     with pytest.raises(DataError, match=r"tls:// needs certificates \(there is none\): set ca-file, and cert"):
-        dask.Cluster("tls://127.0.0.1:9")  # at once: a client would wait, and leave a traceback
+        dask.Cluster("tls://127.0.0.1:9")  # checked first: a client would wait, and print a traceback
     files = {f"distributed.comm.tls.{name}": "no-such-file.pem" for name in ("ca-file", "client.cert", "client.key")}
     with config.set(files), pytest.raises(DataError, match=r"tls:// needs certificates \(.*No such file"):
         dask.Cluster("tls://127.0.0.1:9")
@@ -128,7 +128,7 @@ def test_other_versions_and_unreachable_clusters_are_refused(workers: Any, monke
     with pytest.raises(StudyError, match=r"workers need dpadmm 99.0, and tcp://.* has 0.*; install the same version"):
         dask.Cluster(workers.scheduler_address)
     with pytest.raises(StudyError, match=r"need dpadmm 98.0, and a worker has 99.0"):
-        dask._call("98.0", len, "")  # at a worker that came later
+        dask._call("98.0", len, "")  # on a worker that was started later
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(DataError, match=r"needs Dask; install it with: pip install 'dpadmm\[dask\]'"):
         dask.Cluster(workers.scheduler_address)

@@ -71,7 +71,7 @@ def test_finished_study_is_closed_at_every_site(tmp_path: Path, ask) -> None:
         for name in ("a", "b"):
             all.agents[name].end()
         all.start()
-        for name in NAMES:  # of c, unused budget is released
+        for name in NAMES:  # for c, unused budget is released
             wait_for(lambda name=name: state_at(all, name) == ("finished", None))  # type: ignore[misc]
             wait_for(lambda name=name: ask("site", "status", "--health", *site_of(all, name))[0] == 0)  # type: ignore[misc]
             state = read_ledger(all.sites[name].ledger)
@@ -110,7 +110,7 @@ def test_ended_study_ends_at_every_site(tmp_path: Path, ask) -> None:
         assert ask("server", "status", "--health", "small", *folder)[0] == 0
         assert f"Ended for good after round {rounds} of 5000" in ask("server", "status", *folder)[1]
         assert ask("server", "end", "small", *folder) == (0, "Already ended, nothing changed: small.")
-        all.serve("small")  # a service that is started again ends at once
+        all.serve("small")  # a restarted service exits immediately
         assert all.finished() == 0, all.output
         assert all.rounds_done == rounds
         code, output = ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder)

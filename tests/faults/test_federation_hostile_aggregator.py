@@ -54,7 +54,7 @@ def test_site_refuses_forks_skips_replays_other_studies_and_garbage(tmp_path: Pa
                 async def ask(data: bytes, *, answered: bool = True) -> Message | None:
                     boss.heard.clear()
                     for turn in range(600 if answered else 30):
-                        if turn % 50 == 0:  # as every aggregator does: what is lost is said again
+                        if turn % 50 == 0:  # like every server: lost messages are repeated
                             await boss.say(f"dpadmm.{study.hash}.down", data)
                         if boss.heard:
                             about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
@@ -96,16 +96,16 @@ def test_site_refuses_forks_skips_replays_other_studies_and_garbage(tmp_path: Pa
                 await refused(nan, "request-malformed")
                 second = await upload(request(2, zeros + 0.5))
                 assert second != first
-                assert await upload(request(1)) == first  # it repeats what it said, and no more
+                assert await upload(request(1)) == first  # it only repeats earlier answers
                 await refused(request(2, zeros - 0.5), "round-forked")
-                await upload(request(3, np.full(study.shape, 1e308)))  # absurd, and harmless
+                await upload(request(3, np.full(study.shape, 1e308)))  # an extreme but harmless point
                 await refused(request(5), "round-over")
-                await ask(packed(Message(Kind.END, study.hash, 1)), answered=False)  # false: it ends the study early
+                await ask(packed(Message(Kind.END, study.hash, 1)), answered=False)  # a false end message
                 await refused(request(4), "study-closed")
                 boss.heard.clear()
                 await boss.say(f"dpadmm.{other.hash}.down", packed(Message(Kind.CALL, other.hash)))
                 await asyncio.sleep(0.3)
-                assert not boss.heard  # of a study that was never accepted it does not even say no
+                assert not boss.heard  # no reply at all for a study that was never accepted
 
         asyncio.run(talk())
         assert all.agents["a"].running()

@@ -69,7 +69,7 @@ def test_garbage_nan_huge_old_and_foreign_answers_are_rejected(tmp_path: Path) -
                         kind = unpacked(
                             asked, study=study.hash, shape=lambda _: study.broadcast_shape, from_site=False
                         ).kind
-                        if kind is Kind.CALL:  # so that it is waited for in the first round, in which it lies
+                        if kind is Kind.CALL:  # so that the server waits for its false answer in round 1
                             present = Message(Kind.PRESENT, study.hash, 0, None, digest_of(asked), 60, 1)
                             await evil.say(up, packed(present))
                         elif kind is Kind.REQUEST:
@@ -78,13 +78,13 @@ def test_garbage_nan_huge_old_and_foreign_answers_are_rejected(tmp_path: Path) -
                                 sent.update(answers(study, asked))
                             for data in answers(study, asked).values() if len(first) == 1 else ():
                                 await evil.say(up, data)
-                                await asyncio.sleep(0.02)  # of too many at once the oldest go unread
+                                await asyncio.sleep(0.02)  # if there are too many, the oldest are dropped
                             if len(first) == 1:
-                                await evil.say(up, os.urandom(8 * 2**20 - 1))  # all that the broker carries
+                                await evil.say(up, os.urandom(8 * 2**20 - 1))  # the broker's maximum message size
                             await evil.say(f"dpadmm.{study.hash}.up.a", b"as another")
                             await evil.say(down, asked)
                             old = upload(study, first[0], np.ones(study.shape))
-                            if asked != first[0]:  # which is asked for again and again
+                            if asked != first[0]:  # which is requested repeatedly
                                 await evil.say(up, packed(old._replace(digest=digest_of(asked))))
                             refused.extend(evil.refused)
                     await asyncio.sleep(0.005)

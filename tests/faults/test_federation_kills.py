@@ -40,7 +40,7 @@ def killed_run(all: Federation, chance: random.Random) -> int:
         else:
             all.agents[who].kill()
             all.start(who)
-        time.sleep(chance.choice([0.0, chance.uniform(0.0, 1.0)]))  # or two at once
+        time.sleep(chance.choice([0.0, chance.uniform(0.0, 1.0)]))  # or two at the same time
     return IN_A_RUN
 
 

@@ -40,7 +40,7 @@ def test_run_over_an_unreliable_network_has_the_same_result_and_no_plain_text(tm
                     await asyncio.sleep(0.05)
                 proxy.cut_all()
                 await asyncio.sleep(0.2)
-                proxy.hold()  # nobody is told that the line is dead
+                proxy.hold()  # the connection is not closed, so neither side notices
                 await asyncio.sleep(0.7)
                 proxy.release()
                 await asyncio.wait_for(running, 120)
@@ -67,7 +67,7 @@ def test_run_survives_a_broker_that_is_down_for_a_while(tmp_path: Path) -> None:
         all.aggregator.send_signal(signal.SIGSTOP)
         all.kill_broker()
         wait_for(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not _words(pid))
-        with socket.socket() as other:  # another program has the port
+        with socket.socket() as other:  # another program uses the port
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             wait_for(lambda: _bound(other, all.authority.settings.port))
             other.listen()
@@ -114,7 +114,7 @@ def test_other_authority_and_expired_certificate_are_refused(tmp_path: Path) -> 
         all.broker.start()
         Journal.begin(all.journal, study, names)
         all.start()
-        all.start_wait = 3.0  # for the stranger, who never comes
+        all.start_wait = 3.0  # for the site with the wrong certificate, which never connects
         all.serve()
         assert all.finished() == 0
         wait_for(lambda: "connection" in all.log("expired"))

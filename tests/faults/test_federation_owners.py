@@ -52,7 +52,7 @@ def test_clone_of_a_running_site_is_refused_and_both_are_notified(tmp_path: Path
         assert second.process.wait(30) == 75
         assert "in use by another process" in second.output
         assert "Traceback" not in second.output
-        copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))  # key and ledger in two places
+        copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))  # two copies of key and ledger
         try:
             wait_for(lambda: "another process answers for this site" in all.log("copy"))
             wait_for(lambda: "was refused: does a copy of this folder run?" in all.log("a"))
@@ -77,7 +77,7 @@ def test_clone_takes_over_from_a_stopped_site_which_is_then_refused(tmp_path: Pa
         all.start()
         all.serve()
         all.after_round(3)
-        all.agents["a"].end()  # a site that moves: the copy has all of its records
+        all.agents["a"].end()  # a moved site: the copy has all records
         shutil.copytree(tmp_path / "a", tmp_path / "copy")
         copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))
         try:
@@ -110,25 +110,25 @@ def test_old_ledger_is_detected_and_can_be_restored(tmp_path: Path) -> None:
         shutil.copytree(ledger, newer)
         for path in ledger.glob(f"{DATABASE}*"):
             path.unlink()
-        shutil.copy(old / DATABASE, ledger / DATABASE)  # the mark is newer: it is missed
+        shutil.copy(old / DATABASE, ledger / DATABASE)  # the mark is newer, so the missing records are detected
         all.start("a")
         assert all.agents["a"].process.wait(30) == 2
         assert "cannot be trusted" in all.agents["a"].output
         shutil.rmtree(ledger)
-        shutil.copytree(old, ledger)  # with the mark: the files cannot tell, and the aggregator can
+        shutil.copytree(old, ledger)  # with the mark: only the server can detect it
         all.start("a")
         wait_for(lambda: "a: refused: ledger-behind" in all.events())
         all.agents["a"].end()
         assert not rounds_of(all, "a")[0]
         shutil.rmtree(ledger)
-        shutil.copytree(newer, ledger)  # the right one: it goes on as if nothing had been
+        shutil.copytree(newer, ledger)  # the right one: the study continues
         answered = rounds_of(all, "a")[0]
         all.start("a")
         wait_for(lambda: rounds_of(all, "a")[0] > answered)
         all.agents["a"].end()
         shutil.rmtree(ledger)
         shutil.copytree(old, ledger)
-        restore(all.sites["a"], None, [])  # the owner says so, at the price of the whole study
+        restore(all.sites["a"], None, [])  # the owner confirms, and the whole study is charged
         all.start("a")
         wait_for(lambda: "a: refused: study-closed" in all.events())
         wait_for(lambda: not {"ledger-behind", "study-blocked"} & set(alarms_at(tmp_path / "a")))
@@ -150,7 +150,7 @@ def test_full_disks_stop_sites_and_server_without_loss(tmp_path: Path) -> None:
         all.all_connected()
         wait_for(lambda: "enrolled," in all.log("a"))
         agent = all.agents["a"].process.pid
-        limited(agent, 4_000)  # less than a record needs, enough for some lines of the log
+        limited(agent, 4_000)  # too little for a record, enough for some log lines
         limited(all.serve().pid, 120_000)
         wait_for(lambda: "a: refused: ledger-failed" in all.events())
         assert "(ledger-failed)" in all.log("a")
@@ -158,7 +158,7 @@ def test_full_disks_stop_sites_and_server_without_loss(tmp_path: Path) -> None:
         assert "not-running" not in alarms_at(tmp_path / "a")
         assert all.rounds_done == 0
         limited(agent, resource.RLIM_INFINITY)
-        assert all.finished() == 75  # the journal cannot grow: a service starts it again
+        assert all.finished() == 75  # the journal cannot grow: a service manager restarts the server
         assert 0 < all.rounds_done < 40
         assert "a: reconnected" in all.events()
         assert "closed rounds are stored: fix the cause, then resume" in " ".join(all.output.split())
@@ -167,7 +167,7 @@ def test_full_disks_stop_sites_and_server_without_loss(tmp_path: Path) -> None:
         assert all.finished() == 0
         other = small_study(5, name="other")
         accept(all.sites["a"], other)
-        limited(agent, 20_000)  # to leave must be written down, too
+        limited(agent, 20_000)  # leaving must also be recorded
         decide(tmp_path / "a", other, "left")
         wait_for(lambda: "left, but still open in the ledger" in all.log("a"))
         assert all.agents["a"].running()
@@ -202,7 +202,7 @@ def test_sites_that_join_late_leave_early_or_are_revoked(tmp_path: Path, process
         all.all_connected("a", "b", "early", "out")
         aggregator = all.serve()
         all.after_round(2)
-        aggregator.send_signal(signal.SIGSTOP)  # so that there are rounds left for what comes now
+        aggregator.send_signal(signal.SIGSTOP)  # leaves rounds for the rest of the test
         left = process("site", "leave", all.study.hash, "--site", tmp_path / "early" / "site.toml")
         assert left.code == 0, left.err
         revoked = process("server", "revoke", "out", "--folder", all.authority.folder)

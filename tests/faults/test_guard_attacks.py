@@ -87,7 +87,7 @@ def test_repeated_request_returns_the_same_bytes_at_no_cost(guard):
     for _ in range(5):
         again = guard.answer(HASH, 1, POINT.copy(), b"memo")
         assert again.tobytes() == first.tobytes()
-        again[:] = 0  # what was given out is a copy
+        again[:] = 0  # the returned answer is a copy
     assert ledger_records(guard) == before
 
 
@@ -250,7 +250,7 @@ def test_changed_terms_with_the_same_hash_are_refused(folder, name, restart):
 
 
 def _check_forged(guard: Guard, forged: ForgedStudy, name: str, before: tuple[Any, ...]) -> None:
-    if name == "hash":  # a study of its own, with a reservation of its own
+    if name == "hash":  # a separate study with its own reservation
         guard.enrol(forged)
         assert ledger_records(guard)[: len(before)] == before
         assert [record.kind for record in ledger_records(guard)[len(before) :]] == ["reserve"]

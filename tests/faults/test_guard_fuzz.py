@@ -211,7 +211,7 @@ def test_malformed_requests_are_refused_with_a_known_code_and_without_charge(gua
             break
         request = random_request(rng, last)
         malformed += not well_formed(*request)
-        if not LONG or malformed % 25 == 0 or not well_formed(*request):  # releases take their time
+        if not LONG or malformed % 25 == 0 or not well_formed(*request):  # releases take time
             code = ask(guard, *request)
             codes[code] = codes.get(code, 0) + 1
     assert malformed == wanted

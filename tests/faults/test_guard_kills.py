@@ -35,7 +35,7 @@ def test_agent_killed_at_random_moments_gives_the_same_answers(folder, part):
     kills, seed = (10_000 // 8 if LONG else 50), random.randrange(2**32)
     done = process("kill_run", folder, kills, seed)
     assert done["kills"] == kills
-    assert done["replies"] > kills  # most kills fall into the middle of answering
+    assert done["replies"] > kills  # most kills occur during an answer
 
 
 def test_agent_killed_at_every_step_of_an_answer(folder):
@@ -131,7 +131,7 @@ def test_interruption_around_the_record_never_leads_to_two_answers(folder, monke
         with pytest.raises(interrupt):
             agent.step(2, consensus(2))
         monkeypatch.undo()
-        with suppress(RefusalError):  # in doubt about the mark, it waits for a restart
+        with suppress(RefusalError):  # unsure about the mark, it waits for a restart
             sent[2] = agent.step(2, consensus(2)).tobytes()
         assert (2 in sent) == (step == "spend")
     assert check(folder, sent) == 2

@@ -63,7 +63,7 @@ def traced(run: str, folder: Path) -> list[Call]:
     calls = [call for line in out.read_text(errors="replace").splitlines() if (call := _call(line))]
     begin = next(i for i, call in enumerate(calls) if call.text.startswith("@begin"))
     relevant = [c for c in calls[begin:] if c.text.startswith("@") or folder in (c.path, *c.path.parents)]
-    assert "unfinished" not in out.read_text(errors="replace")  # one thread alone: the order is the order
+    assert "unfinished" not in out.read_text(errors="replace")  # one thread only, so the order is unambiguous
     return relevant
 
 
@@ -99,7 +99,7 @@ class Disk:
         if call.creates and not name.endswith(("-shm", "-journal")):
             self.names.setdefault(call.path.parent, []).append(name)
         elif call.name == "fsync" or (call.name == "fdatasync" and name in LASTING):
-            self.names.pop(call.path, None)  # of a folder fsync alone is said to keep its names
+            self.names.pop(call.path, None)  # only fsync of a folder is documented to preserve its names
             self.unsynced.pop(name, None)
         elif call.name.startswith(("write", "pwrite")) and name in LASTING:
             if name == MARK and call.text:
@@ -150,7 +150,7 @@ def test_record_and_mark_are_on_disk_before_they_are_reported(trace: dict[str, l
             disk.take(call)
             continue
         line = call.text.removeprefix("@").removesuffix(r"\n")
-        if "lost" in line:  # by the test itself: the next opening completes it
+        if "lost" in line:  # created by the test; the next opening completes it
             disk.unsynced.clear()
             disk.written = True
             continue

@@ -46,7 +46,7 @@ def test_random_kills_lose_alter_and_overspend_nothing(folder, part):
     kills, seed = (10_000 // 8 if LONG else 120), random.randrange(2**32)
     done = run("kill_run", folder, kills, seed)
     assert done["kills"] == kills
-    assert done["replies"] > kills / 4  # on an idle machine most kills fall into the middle of answering
+    assert done["replies"] > kills / 4  # on an idle machine most kills occur during an answer
 
 
 needs_hooks = pytest.mark.skipif(
@@ -167,7 +167,7 @@ def test_flipped_bit_or_truncated_ledger_file_is_refused_or_harmless(intact, fol
         except RefusalError:
             refused += 1
             after = {path.name: path.read_bytes() for path in copy.iterdir() if path.name in before}
-            assert after == before, what  # what is damaged is left to look at
+            assert after == before, what  # damaged files are left for inspection
             continue
         with ledger:
             harmless += 1
@@ -372,7 +372,7 @@ def test_one_process_holds_the_lock_until_it_ends_and_others_may_read(folder):
                 Ledger.open(folder, cap=CAP, create=True)
             assert refused.value.code == "ledger-locked"
             seen = [1]
-            while seen[-1] < ledgers.ROUNDS:  # while the other goes on spending
+            while seen[-1] < ledgers.ROUNDS:  # while the other process continues spending
                 seen.append(len(read_ledger(folder).accounts[STUDY].rounds))
             assert seen == sorted(seen)
         finally:

@@ -55,7 +55,7 @@ def test_precision_attack_succeeds_against_float_noise_and_sums_of_four(parts: i
         for start in (0.0, shift)
     )
     assert not zero.any()
-    assert moved.mean() > 6.5e-3  # far more than δ, and never for the neighbour
+    assert moved.mean() > 6.5e-3  # far more often than δ, and never for the neighbouring table
     assert violates_privacy(zero, moved)
 
 
@@ -75,10 +75,10 @@ def test_precision_attack_fails_against_exact_noise(uploads: tuple[Lattice, Inte
     grid, zero, moved = uploads
     noise_std = grid.noise_scale(1.0 / MU) * grid.step / grid.n_rows
     gaps = [in_a_gap(as_mean(upload, grid), noise_std) for upload in (zero, moved)]
-    assert 0.0 < gaps[0].mean() < 1.0  # the attack sees gaps, of both neighbours alike
+    assert 0.0 < gaps[0].mean() < 1.0  # gaps are equally frequent for both tables
     assert not violates_privacy(*gaps)
     floats = [as_mean(upload, grid) * grid.n_rows / grid.step for upload in (zero, moved)]
-    for upload, decoded in zip((zero, moved), floats, strict=True):  # every value of one is one of the other
+    for upload, decoded in zip((zero, moved), floats, strict=True):  # both tables can produce every value
         np.testing.assert_array_equal(np.rint(decoded), upload)
     for bits in (1, 4, 8):
         table = [np.bincount(upload % 2**bits, minlength=2**bits) for upload in (zero, moved)]

@@ -39,12 +39,13 @@ def codes_in(path: Path) -> set[str]:
         for node in ast.walk(tree)
     )
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    sent = [call.args[2] for call in calls if call.func.id == "refusal_of"]  # over the network, from no guard
+    # sent over the network, not raised by a guard
+    sent = [call.args[2] for call in calls if call.func.id == "refusal_of"]
     sent_codes = {str(item.value) for item in sent if isinstance(item, ast.Constant)}
     if not ours:
         return sent_codes
     found = [_code(call.args[0]) for call in calls if call.func.id == "RefusalError"]
-    if None in found:  # passed on, from somewhere in this file
+    if None in found:  # passed on from elsewhere in this file
         texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         found += [text for text in texts if re.fullmatch(f"({FAMILIES})-[a-z]+", str(text))]
     return sent_codes | {code for code in found if code}
@@ -67,7 +68,7 @@ def codes() -> dict[str, set[str]]:
     return {name: found for name, path in files.items() if (found := codes_in(path))}
 
 
-# How to get each of them
+# Cases that provoke each code
 
 
 def _enrolled(folder: Path, opened: Any, **policy: Any) -> Any:

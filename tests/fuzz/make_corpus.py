@@ -56,7 +56,7 @@ class Branches:
         file = frame.f_code.co_filename
         if not file.startswith(SOURCES) or not file.endswith(self._file):
             return None
-        frame.f_trace_opcodes = self._close  # then each part of a condition is a branch
+        frame.f_trace_opcodes = self._close  # so that each part of a condition is a branch
         self._last[id(frame)] = 0
         return self._line
 

@@ -205,7 +205,7 @@ def _in_zip(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     out = io.BytesIO()
     with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(out, "w", how) as archive:  # a name twice
         for member, content in members:
-            info = zipfile.ZipInfo(member)  # without the clock's time
+            info = zipfile.ZipInfo(member)  # without the current time
             info.compress_type = how
             archive.writestr(info, content)
     whole = out.getvalue()

@@ -162,7 +162,7 @@ def _journal(data: bytes, folder: Path) -> object:
 def _model_about(data: bytes, folder: Path) -> object:
     """Read a model with this JSON. Its arrays are valid."""
     whole = io.BytesIO()
-    text = data.decode("utf-8", "replace").rstrip("\0")  # NumPy's texts end where their zeros begin
+    text = data.decode("utf-8", "replace").rstrip("\0")  # NumPy strips trailing zeros of texts
     np.savez(whole, allow_pickle=False, about=np.array(text), weights=np.ones((3, 1)))
     (folder / "model.dpadmm").write_bytes(whole.getvalue())
     return load_model(folder / "model.dpadmm")

@@ -11,7 +11,7 @@ from looping import case
 
 from dpadmm.losses import slopes
 
-compiled = cache(numba.njit)  # losses that differ in their parameters only share the machine code
+compiled = cache(numba.njit)  # losses that differ only in parameters share machine code
 
 
 def _row_by_row(formula, loss, labels, scores):

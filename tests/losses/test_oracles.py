@@ -52,7 +52,7 @@ def test_smoothed_hinge_is_below_the_hinge_by_at_most_half_its_width():
 
 
 def test_softmax_of_two_classes_is_logistic_of_the_difference():
-    by_name = {loss.name: loss for loss in reversed(LOSS_CASES)}  # reversed: softmax with p = 2 stays
+    by_name = {loss.name: loss for loss in reversed(LOSS_CASES)}  # reversed, so that softmax with p = 2 is kept
     scores = random_scores(by_name["softmax"], np.random.default_rng(4), 300, 20.0)
     labels = random_labels(by_name["softmax"], np.random.default_rng(5), 300)
     binary = by_name["logistic"].value(2.0 * labels - 1.0, scores[:, 1:] - scores[:, :1])

@@ -63,7 +63,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     start = time.monotonic()
-    for number in (signal.SIGINT, signal.SIGTERM):  # in the background the first would be ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # a background process would ignore the first signal
         signal.signal(number, signal.default_int_handler)
     options = _options(words)
     until = start + options.seconds if options.seconds else float("inf")
@@ -128,7 +128,7 @@ def _targets(project: Project, options: argparse.Namespace) -> list[str]:
         touched = [target for target in targets if f"{project.package}/{target}" in changed]
         if touched:
             return touched
-    if options.sample:  # to make the mutants of all takes its time
+    if options.sample:  # generating mutants of all targets is slow
         return random.Random(options.sample).sample(targets, min(4, len(targets)))
     return targets
 
@@ -173,7 +173,7 @@ def _run(
                 average = (time.monotonic() - begun) / done
                 kind = "live" if live else "fresh"
                 _progress(f"{kind} {done}/{len(these)}, {missed} survived, {average:.2f} s each")
-                if verdict is None:  # its function cannot be changed where it is
+                if verdict is None:  # the function cannot be replaced in place
                     waiting.append(replace(task, live=False, tests=(*task.later, *task.tests), later=()))
                     continue
                 if verdict[0] == SURVIVED and task.later:

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 Job = TypeVar("Job")
 RESULT, BROKEN, DIED, LATE = "result", "broken", "died", "late"
-_MEMORY = Path("/dev/shm")  # where tests put folders that need no disk
+_MEMORY = Path("/dev/shm")  # where tests create folders in memory
 
 
 @dataclass
@@ -94,7 +94,7 @@ def _settle(folder: Path) -> None:
     """Make sure that nothing the child writes, prints or starts outlives it."""
     os.setsid()
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, where the system knows how
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, if the system supports it
     signal.signal(signal.SIGINT, signal.default_int_handler)
     quiet = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
@@ -112,7 +112,7 @@ def _end(child: _Child[Any], ended: bool) -> tuple[str, Any]:
         os.killpg(child.pid, signal.SIGKILL)
     if not ended:
         with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)  # before it had a group of its own
+            os.kill(child.pid, signal.SIGKILL)  # before it had its own process group
         os.waitpid(child.pid, 0)
     result = child.folder / "result.json"
     answer = tuple(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else (DIED, _doing(child))

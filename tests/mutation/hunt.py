@@ -92,7 +92,8 @@ class Chooser:
         span = range(mutant.lines[0], mutant.lines[1] + 1)
         groups = [{test for line in span for test in covered.get(line, ())}]
         own = self.project.own_files(target)
-        if mutant.function is None:  # it runs at import: its own tests, who uses its names, the module, or loads it
+        # import-time code: its own tests, then tests of functions that use its names, then tests that load the module
+        if mutant.function is None:
             uses = _uses(self.project, target, mutant.names)
             path = f"{self.project.package}/{target}"
             loads = [(file, entry) for file, entry in self.known.items() if path in entry.loads]
@@ -184,7 +185,7 @@ class _Judge:
             recent = [*self.killers[task.target, task.mutant.where][:4], *self.killers[task.target, ""][:4]]
             recent = [test for test in recent if test in fair]
             task = replace(task, tests=tuple(dict.fromkeys([*recent, *fair])))
-        return task, slowed() * (60.0 + 10.0 * task.seconds)  # each test has its own, shorter time
+        return task, slowed() * (60.0 + 10.0 * task.seconds)  # each test has its own shorter limit
 
     def _is_unfair(self, target: str, test: str) -> bool:
         return not self.unfair.isdisjoint({(target, test), (target, _file(test))})
@@ -202,7 +203,7 @@ class _Judge:
             yield task, self._killed(task, test, end)
         elif key in self.unfair:
             self.tries[task.mutant] += 1
-            if self.tries[task.mutant] > MOST_TRIES:  # it ends in ways that no choice of tests avoids
+            if self.tries[task.mutant] > MOST_TRIES:  # its failures do not depend on the choice of tests
                 yield task, (SURVIVED, None)
             else:
                 self.queue.appendleft(task)
@@ -310,7 +311,7 @@ def _serve(
     judge = _Judge(chooser, deque(tasks))
 
     def serve(session: pytest.Session) -> None:
-        gc.freeze()  # what is here stays, and is shared with all children
+        gc.freeze()  # the parent's memory is shared with all children
         items = {item.nodeid: item for item in session.items}
 
         def work(task: Task, folder: Path) -> str | None:

@@ -66,7 +66,7 @@ def _number(node: cst.BaseNumber) -> Iterator[cst.CSTNode]:
 
 
 def _text(node: cst.SimpleString) -> Iterator[cst.CSTNode]:
-    if " " not in node.value:  # codes, keys and names of formats; prose is no promise
+    if " " not in node.value:  # codes, keys and format names are tested, prose is not
         yield from list(mutators.operator_string(node))[:1]
 
 
@@ -218,7 +218,7 @@ class _Finder:
         if isinstance(node, cst.ClassDef | cst.FunctionDef):
             inside = replace(place, names=(*place.names, node.name.value))
             if isinstance(node, cst.FunctionDef):
-                self.visit(node.params, inside)  # defaults belong to what is outside
+                self.visit(node.params, inside)  # defaults are evaluated in the enclosing scope
                 first = node.decorators[0] if node.decorators else node
                 line = self.positions[first].start.line + len(first.leading_lines)
                 line += len(node.lines_after_decorators) if first is node else 0
@@ -233,7 +233,7 @@ class _Finder:
     def add(self, node: cst.CSTNode, changed: cst.CSTNode, operator: str, place: _Position) -> None:
         start, end = (self._offset(item) for item in (self.positions[node].start, self.positions[node].end))
         written = self.module.code_for_node(changed)
-        if self.text[start:end] != self.module.code_for_node(node):  # it has lines of its own
+        if self.text[start:end] != self.module.code_for_node(node):  # it occupies its own lines
             whole = self.module.deep_replace(node, changed).code
             start, end, written = _difference(self.text, whole)
         whole = self.text[:start] + written + self.text[end:]

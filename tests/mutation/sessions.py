@@ -37,7 +37,7 @@ def prepare(project: Project) -> None:
     for name in (*project.preload, *_PLUGINS):
         with suppress(ImportError):
             __import__(name)
-    # Without shrinking: that a test fails is all that is asked
+    # Without shrinking, because only failure matters
     settings.register_profile(
         "mutation",
         derandomize=True,
@@ -183,7 +183,7 @@ class Mapper:
         try:
             return (yield)
         finally:
-            waited = (time.perf_counter() - start) / slowed()  # a test that waits is not free
+            waited = (time.perf_counter() - start) / slowed()  # a waiting test also costs time
             self.times[item.nodeid] = max(time.process_time() - cpu, waited)
             self._current = ""
             self.switch("")
@@ -192,7 +192,7 @@ class Mapper:
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[Any]:
         if fixturedef.scope == "function":
             return (yield)
-        self.switch(f"fixture:{fixturedef.argname}")  # every test that wants it depends on these lines
+        self.switch(f"fixture:{fixturedef.argname}")  # every test that uses it depends on these lines
         try:
             return (yield)
         finally:

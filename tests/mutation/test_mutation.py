@@ -160,7 +160,7 @@ def test_the_gap_is_found_and_a_reason_closes_it(toy: Toy) -> None:
 
     [hole] = [mutant for mutant in mutants_of("toy/purse.py", TOY) if mutant.identity == HOLE]
     toy.excuse(hole)
-    # a sample knows the tests from the first run, and needs no map
+    # a sample uses the killers of the first run, and needs no map
     (toy.root / ".mutation").rename(toy.root / "elsewhere")
     again = toy.run("--sample", "seed", code=0)
     assert {mutant["identity"] for mutant in again["mutants"]} == {mutant["identity"] for mutant in report["mutants"]}

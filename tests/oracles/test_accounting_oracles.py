@@ -121,7 +121,7 @@ def test_dp_accounting_calibration():
             assert total_noise_multiplier(epsilon, delta, 100) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-3])  # apart: a mutation run leaves out tests that take long
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-3])  # separate cases, because mutation runs skip slow tests
 def test_rdp_above_pld_above_exact(delta):
     for releases in PLANS:
         with case(releases):

@@ -166,7 +166,7 @@ def test_inconsistent_parts_are_refused() -> None:
         (values, codes.astype(np.uint64) + 2**63, places),
         (values, codes.astype(np.int8), places),
     ):
-        with pytest.raises(ValueError, match="coded rows"):  # a sentence of each check
+        with pytest.raises(ValueError, match="coded rows"):  # a message for each check
             as_matrix(CodedRows(*parts, width=4))
 
 

@@ -188,7 +188,7 @@ def test_noise_of_an_estimator_is_independent_and_fresh_in_every_fit(fits: Fits,
     model = _estimator(loss)
     noise = [fits.noise(loss, fit=model), fits.noise(loss, fit=model), fits.noise(loss)]
     for share in noise:
-        if loss != "squared":  # whose c1 follows from the bounds of the labels
+        if loss != "squared":  # c1 follows from the bounds of the labels
             check_on_grid(share, loss)
         check_scale(share)
         check_independent(share)

@@ -182,7 +182,7 @@ def test_gradient_is_clipped_jointly_with_the_constant_column() -> None:
                     for found in gradients(rows, loss, point, bound):
                         length = float(np.linalg.norm(found))
                         assert 0.999 * bound <= length <= bound * (1.0 + 1e-12)
-                        assert abs(found[-1]).max() > 0.1 * length  # it is in there
+                        assert abs(found[-1]).max() > 0.1 * length  # it occurs
 
 
 def test_an_owners_rows_with_a_constant_column() -> None:

@@ -382,7 +382,7 @@ CODES = {
     "before it is accepted": {None},
     "a gradient that fails": {"release-failed"},
     "an agent that fails": {"release-failed"},
-    "after the rows were changed": {"study-blocked"},  # why, is for the owner alone
+    "after the rows were changed": {"study-blocked"},  # only the owner may see the reason
     "after it was left": {"study-closed"},
 }
 

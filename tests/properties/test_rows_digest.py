@@ -91,7 +91,7 @@ def test_digest_depends_on_every_weight_including_1() -> None:
     seen = {digest(features, labels), digest(features, labels, np.ones(N)), held.digest()}
     seen |= {digest(features, labels, flipped(weights, at, 0)) for at in range(N)}
     assert len(seen) == 3 + N
-    weights[0] = 1.0  # by who gave them, and keeps them
+    weights[0] = 1.0  # by the caller, who keeps a reference
     assert held.digest() == digest(features, labels, before)
 
 

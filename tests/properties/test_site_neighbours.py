@@ -273,7 +273,7 @@ def _refused(study: Study) -> list[bytes]:
 
 def _review(observed: Observed, site: Site, study: Study) -> None:
     """Record whether studies can be enrolled, by the dry run of ``site review``. No cell may change the result."""
-    named = study.kind == "evaluation" or study.training.loss.name == "poisson"  # these say which columns they have
+    named = study.kind == "evaluation" or study.training.loss.name == "poisson"  # these studies name their columns
     bare = person_study("logistic", "plain") if named else study
     for candidate in (
         study,
@@ -337,7 +337,7 @@ def _check_ledger(observed: Observed, site: Site, pair: Neighbours) -> None:
         assert account.reservation.mu_squared == float(sum(prices.values()))
         assert account.spent == sum(prices[round] for round in account.rounds)
         observed.facts.append({name: value for name, value in account.about.items() if name != "rows"})
-        # The digest of a request has the agent's point in it, which follows from noisy sums; content is one
+        # Request digests depend on the agent's point, which follows from noisy sums. Contents are hashes
         observed.facts.append([item._replace(content="", digest="") for item in account.rounds.values()])
 
 

@@ -165,7 +165,7 @@ def _label(loss: str, sign: float, size: float) -> float:
 @st.composite
 def arrays(draw: Any, loss: str) -> tuple[Any, Any, Any, Any]:
     """Draw rows and labels, and the same with one row replaced."""
-    few = draw(st.sampled_from((len(SIZES), 6, 5)))  # who comes may be far beyond all others
+    few = draw(st.sampled_from((len(SIZES), 6, 5)))  # the new person may be an extreme outlier
 
     def row(sizes: list[float]) -> Any:
         cell = st.builds(np.multiply, st.sampled_from(sizes), SIGNS)

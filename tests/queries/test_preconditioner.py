@@ -133,7 +133,7 @@ def _dense(features: Any) -> Any:
     return features.toarray() if isinstance(features, csr_array) else np.asarray(features)
 
 
-# Rows that know their last shape
+# Cached preconditioned rows
 
 
 def test_preconditioned_rows_are_cached_per_preconditioner() -> None:

@@ -46,14 +46,15 @@ def test_objectives_equal_the_papers_definition() -> None:
 
 
 def test_gradient_is_the_derivative_of_the_objective() -> None:
-    large = Poisson(gradient_bound=1e6), Poisson(gradient_bound=1e6, cuts=(0.5,))  # else gradients are clipped
+    large = Poisson(gradient_bound=1e6), Poisson(gradient_bound=1e6, cuts=(0.5,))  # otherwise gradients are clipped
     for loss, regularizer in product([*BOUNDED_LOSS_CASES, *large], REGULARIZER_CASES):
         with case(loss, regularizer):
             rng = np.random.default_rng(2)
             labels = 0.2 * random_labels(loss, rng, 37) if loss.task == "regression" else random_labels(loss, rng, 37)
             rows = make_rows(random_rows(rng, 37, D), labels, offsets=OFFSETS)
             problem = Problem(loss, regularizer, 0.3)
-            w, direction = 0.05 * rng.standard_normal((2, D, loss.n_outputs))  # small: no row of `squared` is clipped
+            # small, so that no row of `squared` is clipped
+            w, direction = 0.05 * rng.standard_normal((2, D, loss.n_outputs))
             step = 1e-5
             ahead, behind = (problem.objective(rows, w + sign * step * direction) for sign in (1.0, -1.0))
             slope = float(np.vdot(problem.gradient(rows, w), direction))
@@ -136,7 +137,7 @@ def test_norms_of_large_data_are_computed_on_first_use(monkeypatch: pytest.Monke
     assert rows.known_norms is None
     assert rows.norms.tobytes() == eager.tobytes()
     assert rows.norms is rows.norms
-    with pytest.raises(DataError, match="row 2 has L2 norm"):  # checked all the same
+    with pytest.raises(DataError, match="row 2 has L2 norm"):  # still checked
         make_rows(a + 2.0 * (np.arange(37) == 1)[:, None], b, order=order, offsets=OFFSETS)
     ran = simulate((a, b), n_agents=3, method="auto", epsilon=1.0, n_rounds=2, test_rows=0, metrics_every=0, seed=1)
     assert "norms" not in vars(ran.rows)

@@ -118,7 +118,7 @@ def test_adversary_approaches_but_never_exceeds_the_sensitivity() -> None:
                     assert alone <= statistic.row_norm
                     reached = np.maximum(reached, [apart / grid.sensitivity, alone / statistic.row_norm])
             with case(loss, statistic.name):
-                # of a squared loss, rows of opposite gradients have the same Hessian and residual; of counts, rows
+                # squared loss: rows of opposite gradients have the same Hessian and residual; counts: rows
                 # that reach the bound have Hessians and labels of the same sign
                 factors = {("newton", "regression"): 0.6**0.5, ("newton", "count"): 0.5**0.5}
                 most = {**factors, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
@@ -159,7 +159,7 @@ def test_weighted_sums_equal_scaled_and_repeated_rows() -> None:
         labels = random_labels(loss, rng, 60)
         repeated = np.repeat(np.arange(60), copies)
         for statistic in all_statistics(loss, 5):
-            if statistic.name in (ColumnSums.name, ScoreHistogram.name):  # which count rows
+            if statistic.name in (ColumnSums.name, ScoreHistogram.name):  # these count rows
                 continue
             for storage, parameters in product((np.asarray, csr_array, coded), parameters_for(statistic)[:2]):
                 with case(loss, statistic.name, storage, parameters):
@@ -193,7 +193,7 @@ def test_adversary_exceeds_the_sensitivity_without_clipping() -> None:
                 with np.errstate(over="ignore"):
                     found = [attack(statistic, loss, asked, 1e300, turns=2) for asked in parameters_for(statistic)]
                 assert max(alone for _, alone in found) > 1.1 * statistic.row_norm
-                if statistic.name != Moments.name:  # whose replaced rows are 4 apart at most, for another reason
+                if statistic.name != Moments.name:  # replaced rows differ by at most 4, for another reason
                     assert max(apart for apart, _ in found) > 2.2 * statistic.row_norm
 
 
@@ -300,7 +300,7 @@ def test_row_of_zeros_adds_nothing_for_any_label() -> None:
                     assert not statistic.means(silent, parameters[None]).any()
 
 
-# The same sums, however rows are kept and whoever else is there
+# The same sums for every storage format and cohort
 
 
 def stored(rows: Rows, storage: Any) -> Rows:
@@ -398,7 +398,7 @@ def test_means_of_one_row_and_of_no_rows() -> None:
                 assert not statistic.means(nobody, asked).any()
 
 
-# What they are sums of
+# The summed functions
 
 
 def test_names_bounds_and_shapes_are_stable() -> None:
@@ -492,7 +492,7 @@ def test_moments_contain_rows_squares_and_rows_times_labels(
 ) -> None:
     monkeypatch.setattr(moments, "PORTION", portion)
     rows = cohort(loss, sizes=(30,), d=4)
-    statistic, features = Moments(loss, 4), 0.8 * rows.features[rows.order]  # none is shortened
+    statistic, features = Moments(loss, 4), 0.8 * rows.features[rows.order]  # none is clipped
     short = make_rows(features, rows.labels)
     labels = rows.labels
     by_label = np.eye(3)[labels.astype(int)] if loss.task == "multiclass" else np.clip(labels, -1.0, 1.0)[:, None]
@@ -605,7 +605,7 @@ def test_preconditioned_gradient_accepts_parameters_in_range() -> None:
                 asked = good.copy()
                 asked[place] = value
                 assert not statistic.accepts(asked)
-    for name in QUERIES:  # of which logistic loss has all
+    for name in QUERIES:  # logistic loss has all of them
         other = make_query(name, Problem(Logistic(), L2(), 0.0), 3)
         assert all(other.accepts(item) for item in parameters_for(other))
 

@@ -62,7 +62,7 @@ def test_every_claim_is_complete():
 
 def test_results_decide_every_claim_with_runs(verdicts):
     missing = {claim.key for claim, _ in read_claims()} - set(verdicts)
-    assert missing == {"data", "sampled-dpsgd"}  # not Adult, and no such runs in the small grid
+    assert missing == {"data", "sampled-dpsgd"}  # not Adult, and the small grid has no such runs
     assert all(claim.evidence and all(claim.evidence) for claim in verdicts.values())
     assert ClaimVerdict.UNMEASURED not in {claim.verdict for claim in verdicts.values()}
 

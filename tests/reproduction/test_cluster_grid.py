@@ -82,7 +82,7 @@ def test_killed_or_stopped_client_loses_no_finished_cell(workers: Any, local: Re
     assert len(before.cells) + 2 <= len(again.cells) < N_CELLS
     whole = run_grid(**run)
     assert without_times(whole).equals(without_times(local))
-    assert whole.select(cell=again.cells).to_table().equals(again.to_table())  # with their times: nothing was run again
+    assert whole.select(cell=again.cells).to_table().equals(again.to_table())  # with equal times: no cell was run again
     assert again.select(cell=before.cells).to_table().equals(before.to_table())
 
 

@@ -57,7 +57,7 @@ def test_keys_are_settings_only():
     key = Cell("adult", settings).key
     assert (
         key == Cell("adult", settings.with_changes(method={"weight_radius": 89}, epsilon=1)).key
-    )  # as TOML may write it
+    )  # as a TOML writer may format it
     assert len(key) == 16
     others = {"epsilon": 2.0, "n_agents": 7, "seed": 2, "delta": 0.1, "average": "tail", "intercept": True}
     changed = {Cell("adult", settings.with_changes(**{name: value})).key for name, value in others.items()}
@@ -172,7 +172,7 @@ def test_paper_grid_matches_the_paper():
         pairs = {(cell.settings.round_epsilon, cell.settings.delta) for cell in named[name]}
         assert pairs == {(e, d) for e in (0.01, 0.05, 0.1, 0.2) for d in (1e-3, 1e-4, 1e-5, 1e-6)}
     figures = {cell.key for name in ("fig1", "fig4") for cell in named[name]}
-    assert {cell.key for cell in named["bounds"]} <= figures  # no run of its own
+    assert {cell.key for cell in named["bounds"]} <= figures  # without own runs
     assert all(cell.timed for cell in named["table3"])
     assert not any(cell.timed for name in named if name != "table3" for cell in named[name])
 

@@ -64,7 +64,7 @@ def test_grid_killed_three_times_gives_the_same_file_and_leaves_no_process(tmp_p
     for workers in (2, 1, 1):
         process = start(path, workers=workers, stdin=subprocess.PIPE)
         try:
-            most = rng.randint(2, 5)  # three times five cells are fewer than the grid has, however fast it is
+            most = rng.randint(2, 5)  # 15 cells are fewer than the grid has, at any speed
             process.stdin.write("\n" * most)
             process.stdin.flush()
             until = finished + rng.randint(1, most)
@@ -89,7 +89,7 @@ def test_grid_killed_three_times_gives_the_same_file_and_leaves_no_process(tmp_p
     counts = [int(line) for line in process.stdout]
     process.stdout.close()
     assert process.wait() == 0
-    assert counts == list(range(finished, n_cells + 1))  # what was finished was not run again
+    assert counts == list(range(finished, n_cells + 1))  # finished cells were not run again
     whole = read_results(path)
     assert whole.select(cell=before.cells).to_table().equals(before.to_table())
     straight = uninterrupted(tmp_path / "straight.parquet")
@@ -158,7 +158,7 @@ def test_ctrl_c_keeps_finished_cells_and_prints_how_to_resume(tmp_path):
         if path.exists():
             break
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everyone hears it
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the whole process group
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == ""

@@ -57,7 +57,7 @@ def test_results_round_trip(results, path):
     assert results.meta["version"] == dpadmm.__version__
     assert results.meta["data"] == DATA
     assert results.meta["command"] == "python -m reproduction run"
-    assert read_results(path.parent).to_table().equals(results.to_table())  # a folder means its results.parquet
+    assert read_results(path.parent).to_table().equals(results.to_table())  # a folder stands for its results.parquet
 
 
 def test_lines_are_selected_by_experiment_and_values(results):
@@ -149,7 +149,7 @@ def test_full_disk_keeps_the_old_file(path):
     before = path.read_bytes()
     assert len(before) > 1000
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # no file can grow beyond that
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # maximum file size
     try:
         with pytest.raises(DataError, match=r"cannot be written \(File too large\); make room") as refused:
             write_results(path, SCHEMA.empty_table(), grid=GRID, data=DATA, command="")

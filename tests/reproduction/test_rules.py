@@ -98,7 +98,7 @@ def test_poor_performance_is_worse_than_other_private_methods():
     ):
         with case(ours, sgd_level, expected, method):
             levels = {method: 2, "dp_admm": ours, "sgd": sgd_level}
-            results = at_two_budgets({**levels, "admm": 0.01}, {**levels, "admm": 0.01})  # ADMM has no say in it
+            results = at_two_budgets({**levels, "admm": 0.01}, {**levels, "admm": 0.01})  # ADMM does not affect it
             assert verdict(results, f"poor-{method[-3:]}") == expected
 
 
@@ -255,7 +255,7 @@ def test_theorem_with_an_unmet_premise_is_not_applicable():
             results = bounds(shapes=(high,), **more)
             assert verdict(results, "bound-l2") == MOOT
             assert says in JUDGES["bound-l2"](results).sentences[0]
-            if "loss" in more:  # Theorem 2 needs no smooth loss
+            if "loss" in more:  # Theorem 2 does not require a smooth loss
                 assert verdict(bounds("l1", (low,), **more), "bound-l1") == YES
 
 

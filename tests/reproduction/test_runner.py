@@ -60,12 +60,12 @@ def test_two_workers_in_two_runs_give_the_same_file_without_repetition(single_ru
         whole = run_grid(grid, small_rows(), path, workers=2)
     assert first.cells == [cell.key for cell in grid.cells() if cell.key in {c.key for c in grid.cells(["again"])}]
     assert without_times(whole).equals(without_times(single_run[1]))
-    for name in ("seconds", "wall_seconds"):  # kept to the last bit: not run again
+    for name in ("seconds", "wall_seconds"):  # equal to the last bit: not run again
         values = whole.select("again").to_table()[name].to_pylist()
         assert values == first.to_table()[name].to_pylist()
     stamp = path.stat().st_mtime_ns
     run_grid(grid, small_rows(), path)
-    assert path.stat().st_mtime_ns == stamp  # nothing to do, nothing written
+    assert path.stat().st_mtime_ns == stamp  # no missing cells, so nothing is written
 
 
 def test_stopping_keeps_finished_cells_and_ends_workers(single_run, tmp_path):
@@ -152,7 +152,8 @@ def test_additional_repeats_extend_a_file_and_run_only_missing_cells(single_run,
     longer = run_grid(more, small_rows(), path, workers=1, watch=seen.append)
     assert seen[0].done == N_CELLS
     assert longer.grid == more.as_json
-    assert longer.select(cell=single_run[1].cells).to_table().equals(single_run[1].to_table())  # with the old times
+    # with the old times: not run again
+    assert longer.select(cell=single_run[1].cells).to_table().equals(single_run[1].to_table())
     whole = run_grid(more, small_rows(), tmp_path / "whole" / "results.parquet", workers=1)
     assert without_times(longer).equals(without_times(whole))
     with pytest.raises(DataError, match=r"belongs to another grid \(repeats = 3, not 2\)"):

@@ -24,7 +24,7 @@ def test_curves_are_means_over_the_seeds(paper_results):
     curve = by_round(lines, "train_loss_global")
     assert curve.x.tolist() == [1, 30, 60, 90, 100]
     assert curve.n_seeds == 2
-    values = lines.frame["train_loss_global"].to_numpy().reshape(2, -1)  # lines stand seed by seed
+    values = lines.frame["train_loss_global"].to_numpy().reshape(2, -1)  # lines are ordered by seed
     assert np.allclose(curve.mean, values.mean(axis=0))
     assert np.allclose(curve.std, values.std(axis=0, ddof=1))
     assert at_end(lines, "train_loss_global").to_dict() == {1: values[0, -1], 2: values[1, -1]}

@@ -101,7 +101,7 @@ async def connected(who: Identity | Authority, *, url: str | None = None):
         connect_timeout=5,
         error_cb=refused,
         disconnected_cb=gone,
-        max_reconnect_attempts=1,  # of the first connection too
+        max_reconnect_attempts=1,  # also for the first connection
         reconnect_time_wait=0,
     )
     ear = RecordingClient(client)

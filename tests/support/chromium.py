@@ -147,7 +147,7 @@ def chromium(program: str, profile: Path) -> Iterator[Browser]:
         os.dup2(there, 3)
         os.dup2(back, 4)
 
-    # its pipes must be 3 and 4, which may be ours: move ours out of the way first
+    # its pipes must have numbers 3 and 4, so move our own first
     read_there, write_there = (_above(fd) for fd in (read_there, write_there))
     with (profile / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -33,7 +33,7 @@ CELLS = [
     )
     for i in range(40)
 ]
-CELLS[9] = ("P3", *CELLS[9][1:-1], "no")  # another spelling of an id in another file, and a label of its own
+CELLS[9] = ("P3", *CELLS[9][1:-1], "no")  # another spelling of an id in another file, with its own label
 CELLS[30] = ("", *CELLS[30][1:-1], "perhaps")
 PARTS = ((0, 12), (12, 14), (14, 40))
 

@@ -36,7 +36,7 @@ def small_study(rounds: int = 60, *, name: str = "small", method: str = "dp_admm
     """Return a study with two features. Sites may miss rounds by default."""
     choices: dict[str, object] = {"allow_missed_rounds": True, "quorum": 2, "deadline": 1.0, **more}
     training = {"method": method, "epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"}
-    if "max_rows_per_site" in choices:  # secure aggregation; the sites make its roster
+    if "max_rows_per_site" in choices:  # secure aggregation; the sites form the roster
         training |= {"method": "auto", "aggregation": "secure", "min_honest_sites": 2}
     return Study(
         name=name,
@@ -181,7 +181,7 @@ class Federation:
         assert self.aggregator is not None
         return self.aggregator.wait(timeout=seconds)
 
-    # What is seen
+    # Observations
 
     @property
     def output(self) -> str:
@@ -204,7 +204,7 @@ class Federation:
     def after_round(self, k: int) -> None:
         wait_for(lambda: self.rounds_done >= k)
 
-    # What must hold
+    # Invariants
 
     def check(self, *, rounds: int | None = None, equal: bool = True) -> Replay | None:
         """Check that all sites ended, that ledgers are intact without overspending or loss, and the result."""

@@ -109,7 +109,7 @@ def _forked(work: Callable[[int], None]) -> tuple[int, int]:
 def _received(reader: int, sent: Sent, before: bytes = b"") -> int:
     """Read the messages of a child that has died. Return the number of its replies."""
     with os.fdopen(reader, "rb") as pipe:
-        lines = (before + pipe.read()).split(b"\n")[:-1]  # what follows the last line break was cut short
+        lines = (before + pipe.read()).split(b"\n")[:-1]  # the last line is incomplete
     for round, upload in map(json.loads, lines):
         assert round != "failed", upload
         earlier = sent.setdefault(round, bytes.fromhex(upload))
@@ -241,7 +241,7 @@ def kill_masked(root: Path) -> dict[str, int]:
             pid, reader = _forked(lambda pipe: _die_masked(folder, pipe, owner, name, after))  # noqa: B023
             _, status = os.waitpid(pid, 0)
             assert os.WIFSIGNALED(status), f"no kill at {name}"
-            assert _received(reader, sent) == 1  # the first round, which is answered before
+            assert _received(reader, sent) == 1  # the first round is answered before
             with masked_sites.site(folder) as guard:
                 recorded = 2 in guard._ledger.status().accounts[study].rounds
                 assert recorded == on_record[after], f"{name}, {after}"

@@ -165,7 +165,7 @@ def _copy(stage: Stage, words: list[str], workdir: str) -> None:
 
 def in_stage(stage: Stage, words: list[str], *, building: bool = False, **folders: Path) -> list[str]:
     """Return a command that runs ``words`` in a stage as its user, with local folders: site=PATH."""
-    mount = HERE / "mount"  # of each namespace its own
+    mount = HERE / "mount"  # separate in each namespace
     for needed in (mount, stage.folder / "opt" / "dpadmm", stage.folder / "build"):
         needed.mkdir(parents=True, exist_ok=True)
     mounts = [str(stage.folder / "opt" / "dpadmm"), "/opt/dpadmm", "rw" if building else "ro"]

@@ -42,7 +42,7 @@ def known_optimum(
 
 def _direction_labels(loss: Loss, n_classes: int, n_labels: int, rng: np.random.Generator) -> Floats:
     if loss.task == "regression":
-        # a squared loss is clipped at its declared bound: keep the residuals at the optimum below it
+        # squared loss is clipped at its declared bound, so keep the residuals at the optimum below it
         reach = min(1.0, loss.lipschitz / 2.0) if isinstance(loss, Squared) else 1.0
         return rng.uniform(-reach, reach, n_labels)
     rest = rng.choice(n_classes, n_labels - n_classes, p=rng.dirichlet(np.ones(n_classes)))
@@ -78,7 +78,7 @@ def _softmax_root(loss: Loss, labels: Floats, l2: float) -> Floats:
         length = 1.0
         while np.linalg.norm(gradient(scores - length * step)) >= np.linalg.norm(current):
             length /= 2.0
-            if length < 1e-9:  # no step is shorter than rounding: this is the root
+            if length < 1e-9:  # the step is within rounding: this is the root
                 return scores
         scores = scores - length * step
     return scores

@@ -88,7 +88,7 @@ def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         with os.fdopen(reader) as replies_of_child:
-            lines = replies_of_child.read().split("\n")[:-1]  # what follows the last line break was cut short
+            lines = replies_of_child.read().split("\n")[:-1]  # the last line is incomplete
         for round, upload in (json.loads(line) for line in lines):
             earlier = sent.setdefault(round, bytes.fromhex(upload))
             assert earlier == bytes.fromhex(upload), f"round {round} had two replies"

@@ -61,7 +61,7 @@ class Outbound(logging.Handler):
         super().__init__(level=0)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not record.name.startswith("numba"):  # it tells when it compiles, which is before or after
+        if not record.name.startswith("numba"):  # numba logs compilation, at a varying time
             self.messages.append(f"{record.name} {record.levelno} {record.getMessage()}")
 
     def ask(self, act: Callable[..., Any], *words: Any) -> None:

@@ -75,7 +75,7 @@ def person_study(
     constants = {**BOUNDS.get(loss, {}), **step}
     training = {"loss": loss, "method": method, "intercept": intercept, **constants}
     label = LABELS[loss]
-    if weighted and SCHEMAS[schema] is not None:  # by what a note says, which may be anything
+    if weighted and SCHEMAS[schema] is not None:  # by the text of a note
         shares = {name: 1.0 + k for k, name in enumerate(map(str, label.classes or ()))} or None
         label = replace(label, weight="note", weight_bound=4.0, class_weight=shares)
     columns: dict[str, Any] = {"schema": SCHEMAS[schema], "label": label}
@@ -145,7 +145,7 @@ GARBAGE = (
     *("county 3", "County 3", "north ", "west", "2", "2.0", "-0", "500", "-3", "yes ", "YES", "maybe"),
 )
 
-# Ids, by the type of their column: what no id looks like, those in the table, and those of who comes
+# Ids by column type: spellings of a missing id, ids in the table, ids of the new person
 
 BLANKS = ("", None, " ", "\t ", "\u00a0")
 IDS: dict[str, tuple[tuple[Cell, ...], tuple[Cell, ...], tuple[Cell, ...]]] = {
@@ -304,7 +304,7 @@ def neighbours(draw: Any, max_rows_per_site: int = 14) -> Neighbours:
     form = "npz" if "x1" in study.features else draw(st.sampled_from(FORMS))
     ids = draw(st.sampled_from(ID_TYPES.get(form, ("text", "text", "text", "int", "float"))))
     blanks, known, new = IDS[ids]
-    # Few persons in a table, so that they have several rows and spellings meet
+    # Few persons per table, so that they have several rows and spellings collide
     people = draw(st.lists(st.sampled_from(known), min_size=2, max_size=4, unique=True))
     names = [*people, *people, *(_respelt(draw, person, form) for person in people[:1]), *blanks[:2]]
     body = numeric_rows(study.classes) if form == "npz" else bodies(outcomes)
@@ -333,7 +333,7 @@ def replacements(
     """Draw the person whose rows are replaced, and the id of the new person: not in the table, or none."""
     n = len(rows)
     first = draw(st.integers(0, n - 1))
-    if not by_person:  # the owner vouches that nobody has more rows than k
+    if not by_person:  # the owner guarantees that no person has more than k rows
         return sorted({(first + j) % n for j in range(draw(st.integers(1, k)))}), rows[first][0]
     name = rows[first][0]
     if is_blank(name):
@@ -357,4 +357,4 @@ def _respelt(draw: Any, name: Cell, form: str) -> Cell:
     if not isinstance(name, str):
         return name
     spelt = SPELLINGS[draw(st.sampled_from(tuple(SPELLINGS)))](name)
-    return spelt.rstrip("\x00") if form == "npz" else spelt  # which cannot store zero bytes there
+    return spelt.rstrip("\x00") if form == "npz" else spelt  # Parquet cannot store zero bytes there

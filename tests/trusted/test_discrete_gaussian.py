@@ -114,7 +114,7 @@ def test_mean_variance_and_independence_of_coordinates() -> None:
     drawn = discrete_gaussian(scale, rounds * weights).reshape(rounds, weights) / scale
     assert abs(drawn.mean()) < 4.0 / math.sqrt(drawn.size)
     assert abs(drawn.var() - 1.0) < 4.0 * math.sqrt(2.0 / drawn.size)
-    for numbers in (drawn, np.abs(drawn)):  # sizes too: accepted attempts must not come sorted
+    for numbers in (drawn, np.abs(drawn)):  # sizes too: accepted attempts must not be sorted
         correlations = np.corrcoef(numbers.T)[np.triu_indices(weights, 1)]
         assert np.abs(correlations).max() < 5.0 / math.sqrt(rounds)
         flat = numbers.ravel()
@@ -167,9 +167,9 @@ def in_child(work: Callable[[], Integers]) -> Integers:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forked_processes_draw_different_noise() -> None:
     def release() -> Integers:
-        return release_sum(np.zeros(104), ADULT, 1e5)  # so wide that no two numbers are equal by chance
+        return release_sum(np.zeros(104), ADULT, 1e5)  # wide enough that no two numbers are equal by chance
 
-    release()  # whatever could be kept between releases is there before the fork
+    release()  # any state between releases exists before the fork
     everyone = [in_child(release) for _ in range(4)] + [release() for _ in range(2)]
     assert all(len(upload) == 104 for upload in everyone)
     assert all(not np.intersect1d(a, b).size for i, a in enumerate(everyone) for b in everyone[:i])
@@ -240,7 +240,7 @@ def test_grid_matches_exact_arithmetic() -> None:
             assert Fraction(grid.row_bound) == Fraction(c1) * (1 - Fraction(1, 2**40) - 8 * root**2 * unit)
             assert Fraction(grid.step) == step
             assert abs(Fraction(grid.sensitivity) - sensitivity) <= 4 * unit * sensitivity
-            if n_rows <= 10**6:  # below 2⁵³ and so whole numbers in floats as well
+            if n_rows <= 10**6:  # below 2⁵³, so also exact in floats
                 assert grid.max_sum == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
             for z in (0.5, 3.0):
                 assert grid.noise_scale(z) == math.ceil(Fraction(z) * sensitivity / step * (1 + millionth))
@@ -483,7 +483,7 @@ def test_float_summation_error_can_exceed_the_change_of_the_rows() -> None:
     other[0] = -1.0
     apart = Fraction(np.add.accumulate(one)[-1]) - Fraction(np.add.accumulate(other)[-1])
     first_order = 2 * (1 + Fraction(4 * grid.n_rows, 2**53))
-    assert apart > first_order  # m·2⁻⁵³ would not do
+    assert apart > first_order  # m·2⁻⁵³ would be too small
     assert apart <= 2 * (1 + Fraction(grid.n_rows * (grid.n_rows + 8), 2**53))
 
 
@@ -512,7 +512,7 @@ def test_margin_covers_the_discrete_gaussian() -> None:
             shift = math.floor(scale / (1.0 + MARGIN) * mu)
             exact = discrete_delta(scale, shift, epsilon)
             assert exact <= exact_delta(mu, epsilon)
-            # without it at most by the second-order term μ/(12σ²)·φ that the margin outweighs 100,000-fold
+            # without it, the difference is at most the second-order term μ/(12σ²)·φ, 100,000 times less than the margin
             excess = exact - exact_delta(shift / scale, epsilon)
             density = stats.norm.pdf(shift / scale / 2.0 - epsilon / (shift / scale))
             assert abs(excess) <= mu / (12.0 * scale**2) * density + 1e-14

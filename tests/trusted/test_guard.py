@@ -323,7 +323,7 @@ def test_noise_scale_is_that_of_enrolment_in_every_round(tmp_path: Path, monkeyp
         STUDY, allow_missed_rounds=True, training=STUDY.training.with_changes(noise_multiplier=1e4, n_rounds=5000)
     )
     rounds = [1, 2, 3, 9, 13, 17, 33, 65, 101, 129, 257, 501, 1001, 1025, 4097, 5000]
-    for half in (rounds[:8], rounds[8:]):  # as late after a restart
+    for half in (rounds[:8], rounds[8:]):  # also after a restart
         with guarded(tmp_path) as guard:
             scale = guard.enrol(study).query_at(1).grid.noise_scale(1e4)
             for round in half:

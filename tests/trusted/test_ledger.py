@@ -73,7 +73,7 @@ def test_closing_a_study_frees_its_unspent_reservation(ledger):
     assert (state.spent, state.promised) == (0.25, 0.25)
     assert refusal(spend, ledger, round=2).code == "study-closed"
     assert refusal(ledger.replay, A, 2, digest=DIGEST).code == "study-closed"
-    assert ledger.replay(A, 1, digest=DIGEST) == b"upload"  # a late retransmission gives nothing away
+    assert ledger.replay(A, 1, digest=DIGEST) == b"upload"  # a late retransmission reveals nothing new
     assert refusal(ledger.reserve, A, 0.75, about={"name": "first"}).code == "study-changed"
     ledger.reserve(B, 0.75, about={})
     ledger.verify()
@@ -298,7 +298,7 @@ def test_a_malformed_reservation_is_refused(ledger, study, mu_squared):
 
 
 def test_study_description_must_be_standard_json(ledger):
-    with pytest.raises(ValueError, match="JSON"):  # NaN is Python's own
+    with pytest.raises(ValueError, match="JSON"):  # NaN is not valid JSON
         ledger.reserve(A, 0.5, about={"step": math.nan})
     assert not ledger.status().accounts
 
@@ -360,7 +360,7 @@ def test_interrupted_creation_is_refused_until_it_is_repeated(tmp_path):
     assert refusal(Ledger.open, tmp_path, cap=1.0).code == "ledger-damaged"
     assert os.listdir(tmp_path) == [MARK]
     Ledger.open(tmp_path, cap=1.0, create=True).close()
-    (tmp_path / MARK).write_bytes(b"")  # cut short after the database was made
+    (tmp_path / MARK).write_bytes(b"")  # interrupted after the database was created
     Ledger.open(tmp_path, cap=1.0, create=True).close()
     assert read_ledger(tmp_path).seq == 1
 
@@ -781,7 +781,7 @@ def test_older_format_is_upgraded_and_a_newer_one_is_refused(tmp_path):
             return database.execute("PRAGMA user_version").fetchone()[0]
 
     assert version() == 1
-    version(0)  # as ledgers were before they had restores
+    version(0)  # the format without restores
     assert read_ledger(tmp_path).fingerprint == before
     assert version() == 0, "readers change nothing"
     with Ledger.open(tmp_path, cap=1.0) as ledger:

@@ -183,7 +183,7 @@ def test_mask_requires_the_prepared_request_of_the_same_round_and_study(guard: G
         assert refusal(guard.mask, study, round, asked, ALL).code == "round-not-ready"
     numbers = guard._prepared[HASH].numbers
     assert guard.prepare(HASH, 1, POINT) == request
-    assert guard._prepared[HASH].numbers == numbers  # no second draw for the same request
+    assert guard._prepared[HASH].numbers == numbers  # the same request draws no new noise
     assert not guard._ledger.status().spent
     guard.mask(HASH, 1, request, ALL)
     guard.mask(other.hash, 1, foreign, ALL)
@@ -223,7 +223,7 @@ def test_members_are_checked_first(guard: Guard, members: Any, code: str) -> Non
     request = guard.prepare(HASH, 1, POINT)
     assert refusal(guard.mask, HASH, 1, request, members).code == code
     guard.mask(HASH, 1, request, FEW)
-    assert refusal(guard.mask, HASH, 1, request, members).code == code  # an answered round is no way around
+    assert refusal(guard.mask, HASH, 1, request, members).code == code  # also for an answered round
     assert guard._ledger.status().spent == PRICE
 
 
@@ -410,7 +410,7 @@ def test_collusion_budget_is_shared_by_all_studies(folder: Path) -> None:
         guard.enrol(masked_study("another"))
     with guarded(folder, policy=POLICY) as guard:
         assert guard._ledger.status().collusion_cap == POLICY.cap
-        assert refusal(guard.enrol, STUDY).code == "policy-collusion"  # what masked studies may still say counts
+        assert refusal(guard.enrol, STUDY).code == "policy-collusion"  # reservations of masked studies count
 
 
 def test_lowered_limit_ends_a_masked_study_early(folder: Path) -> None:

@@ -36,7 +36,7 @@ Attempt = tuple[int, int]
 @cache
 def curve(size: int, scale: int, bits: int = 0) -> int:
     """Return the integer part of ``TOP·2^bits·exp(−y²/(2σ²))``, by the series of ``exp(y²/(2σ²)/4096)`` in integers."""
-    precision = bits + 192  # of which roundings spoil some twenty
+    precision = bits + 192  # about twenty of which are lost to rounding
     x = (size**2 << precision) // (2 * scale**2) >> 12
     term, total, j = 1 << precision, 0, 0
     while term:
@@ -111,7 +111,7 @@ def test_stairs_are_just_above_the_curve_and_fit_64_bits() -> None:
         assert end - int(start) >= max(1, needed * (1 + Fraction(3, 2**42)))
         if k < MAX_SIGMAS - 1:
             assert end - int(start) <= needed * (1 + Fraction(1, 2**39)) + 1
-    assert 1.0 - 1e-3 < int(STAIRS[-1]) / 2**64 < 1.0  # so that seldom nothing is proposed
+    assert 1.0 - 1e-3 < int(STAIRS[-1]) / 2**64 < 1.0  # so that a proposal is usually found
 
 
 # --- what is kept, for given bytes -------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_silent_rows_follow_the_rules(ids, k):
 def test_replacing_a_person_changes_at_most_2k_active_rows(ids, k, data):
     person = data.draw(st.sampled_from(ids))
     replaced = [row for row, cell in enumerate(ids) if cell == person]
-    if person_of(person) in NO_ID:  # each of them is somebody else
+    if person_of(person) in NO_ID:  # each of these rows is a different person
         replaced = [data.draw(st.sampled_from(replaced))]
     rest = [cell for row, cell in enumerate(ids) if row not in replaced]
     allowed = [cell for cell in [*CELLS, "new"] if cell not in rest or person_of(cell) in NO_ID]
@@ -109,7 +109,8 @@ def test_unicode_spellings_of_one_id_are_one_person():
             assert silent([one, other, "b"], 1) == [True, True, False]
 
 
-LETTERS = st.characters(exclude_characters="ı")  # casefold keeps the Turkish letter apart from i, its capital letter's
+# casefold distinguishes the Turkish dotless i from the lower case of its capital
+LETTERS = st.characters(exclude_characters="ı")
 
 
 @prove
@@ -119,7 +120,7 @@ def test_normalisation_is_idempotent_and_ignores_case_and_form(text):
     assert person_of(name) == name
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         assert person_of(unicodedata.normalize(form, text)) == name
-    ordered = unicodedata.normalize("NFD", text)  # Unicode defines case for ordered marks only
+    ordered = unicodedata.normalize("NFD", text)  # Unicode defines case folding for canonically ordered marks only
     for changed in (ordered.upper(), ordered.lower(), ordered.casefold()):
         assert person_of(changed) == name
 
