@@ -32,7 +32,7 @@ from dpadmm.methods.hyperparameters import HYPERPARAMETERS
 from dpadmm.methods.pgd import PublicState
 from dpadmm.models.run import Result
 from dpadmm.queries.moments import Moments
-from dpadmm.queries.preconditioner import WIDEST, Preconditioner
+from dpadmm.queries.preconditioner import MAX_DIRECTION_FEATURES, Preconditioner
 from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.regularizers import L2
 from dpadmm.studies.settings import Settings, Training
@@ -361,15 +361,16 @@ def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
 
 
 def test_wide_rows_get_a_diagonal_shape() -> None:
-    loss, d = Logistic(), WIDEST + 1
+    loss, d = Logistic(), MAX_DIRECTION_FEATURES + 1
     rng = np.random.default_rng(0)
     moments = np.concatenate([rng.uniform(0, 0.1, d), rng.uniform(0, 0.01, d), rng.uniform(-0.1, 0.1, d)])
-    for width in (d, WIDEST):
+    for width in (d, MAX_DIRECTION_FEATURES):
         problem = Problem(loss, L2(), 0.0)
         method = Pgd(problem=problem, n_features=width, n_rounds=9, first=np.full(1, 1e-3), later=np.full(1, 1e-3))
         told = np.concatenate([each[:width] for each in np.split(moments, 3)])[None]
         packed = method.aggregate(RoundResult(told, method.start((width, 1)), 1, problem, np.array([10**6])))
-        assert PublicState.unpacked(packed, (width, 1)).preconditioner.direction.any() == (width == WIDEST)
+        direction = PublicState.unpacked(packed, (width, 1)).preconditioner.direction
+        assert direction.any() == (width == MAX_DIRECTION_FEATURES)
 
 
 # The step's guard
