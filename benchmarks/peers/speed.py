@@ -251,9 +251,9 @@ The reads are measured in alternation, so that a slow phase of the machine affec
 The steps of torch and scikit-learn are not private. Those of Opacus and diffprivlib are private for a curator who sees
 the rows of all agents; diffprivlib adds its noise once, not in every iteration. torch and Opacus compute in float32.
 {f"Not measured in this run: {'; '.join(absent)}.{newline}" if absent else ""}
-Alternating reads took {min(before):.2f} to {max(before):.2f} times as long as reads before the library was loaded, and the
-load of the machine was {load:.1f} at the start of the script. On an idle machine these are near 1 and 0. Larger
-values make the times on this page less reliable.
+Alternating reads took {min(before):.2f} to {max(before):.2f} times as long as reads before the library was
+loaded, and the load of the machine was {load:.1f} at the start of the script. On an idle machine these are near 1
+and 0. Larger values make the times on this page less reliable.
 
 Versions: {", ".join(f"{name} {number}" for name, number in versions)}.
 
