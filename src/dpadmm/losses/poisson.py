@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
+import scipy  # submodules load on first use
 from msgspec import Meta
-from scipy.special import xlogy
 
 from dpadmm.errors import StudyError
 from dpadmm.losses.base import Index, Task, exp
@@ -74,7 +74,7 @@ class Poisson:
         near = np.minimum(scores, LARGEST_SCORE)
         means = np.sum(exposures * np.exp(near) * (1.0 + (scores - near)), axis=1)
         known = np.sum(ends * scores, axis=1) + np.log(np.sum(exposures * ends, axis=1))
-        return np.asarray(np.maximum(xlogy(counts, counts) - counts * known - counts + means, 0.0))
+        return np.asarray(np.maximum(scipy.special.xlogy(counts, counts) - counts * known - counts + means, 0.0))
 
     def spent(self, labels: Floats) -> tuple[Floats, Floats]:
         """Split the exposure of every row by interval, and mark the interval in which it ends: (rows, p) each."""
