@@ -57,7 +57,7 @@ def test_the_patterns_see_what_is_loaded(text, found):
 
 def test_options_begin_with_hyphens(site):
     """An option in running text, as in the help of another, is what one types."""
-    text = (site / "reference" / "cli.html").read_text("utf-8")
+    text = (site / "reference" / "cli" / "model.html").read_text("utf-8")
     assert "--data" in text
     assert re.findall(r"(?<!\w)[–—]\w[\w-]*", re.sub(r"<[^>]+>", "", text)) == []
 
