@@ -13,12 +13,13 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from dpadmm.cli import run_app
-from dpadmm.cli.console import AsJson, CtrlC, InterruptedRunError, echo, echo_json, echo_path, progress_bar, show_table
+from dpadmm.cli import InterruptedRunError, run_app
+from dpadmm.cli.console import AsJson, CtrlC, echo_json, echo_path, progress_bar, show
 from dpadmm.cli.simulate_options import open_dataset
 from dpadmm.data import Dataset
 from dpadmm.errors import DataError, StudyError
 from dpadmm.methods.prior import Prior
+from dpadmm.rendering import Column, Rendering, Table
 from dpadmm.training.run_folder import check_folder, write_text
 from reproduction import paper_grid
 from reproduction.grid import ExperimentGrid, read_grid
@@ -111,18 +112,18 @@ def _show(shown: dict[str, dict[str, Any]], output: Path, written: list[Path]) -
     rows = []
     for name, about in shown.items():
         minutes, seconds = divmod(round(about["seconds"]), 60)
-        counts = (str(about["runs"]), str(about["refused"] or ""))
-        rows.append((name, about["title"], *counts, f"{minutes}:{seconds:02d}"))
-    show_table(("", "title", "runs", "refused", "time"), rows, left=(0, 1))
-    echo(
+        rows.append((name, about["title"], about["runs"], about["refused"] or "", f"{minutes}:{seconds:02d}"))
+    columns = [Column("", ""), Column("", "experiment")]
+    columns += [Column("", title, align="right") for title in ("runs", "refused", "time")]
+    note = (
         "Runs shared by several experiments were executed once and are counted in each. Refused: the method "
-        "does not apply. Time is summed over cores.",
-        style="dim",
+        "does not apply. Time is summed over cores."
     )
-    echo_path(f"Results: {output / RESULTS}")
+    files = [f"Results: {output / RESULTS}"]
     if written:
-        echo_path(f"Figures, tables and claims: {output} ({len(written)} files)")
-        echo_path(f"HTML report: python -m reproduction report {output} -o {output / 'report.html'}")
+        files.append(f"Figures, tables and claims: {output} ({len(written)} files)")
+        files.append(f"HTML report: python -m reproduction report {output} -o {output / 'report.html'}")
+    show(Rendering(body=[Table(columns, rows)], notes=[note], next_steps=files))
 
 
 def check_results_folder(folder: Path, *, overwrite: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import shutil
 import subprocess
@@ -125,3 +126,10 @@ def test_page_stops_at_the_first_failing_command(tmp_path):
     assert done.stdout.splitlines()[-1] == "@@ line 9"
     assert (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
+
+
+def test_the_python_session_of_the_readme_prints_what_it_shows():
+    text = "\n".join(each.text for each in blocks((ROOT / "README.md").read_text()) if each.language == "pycon")
+    session = doctest.DocTestParser().get_doctest(text, {}, "README.md", None, 0)
+    assert len(session.examples) > 4
+    assert doctest.DocTestRunner().run(session).failed == 0

@@ -57,7 +57,7 @@ def test_patterns_match_loaded_resources(text, found):
 
 def test_options_begin_with_hyphens(site):
     """In running text, as in the help of another option, an option appears as one types it."""
-    text = (site / "reference" / "cli.html").read_text("utf-8")
+    text = (site / "reference" / "cli" / "model.html").read_text("utf-8")
     assert "--data" in text
     assert re.findall(r"(?<!\w)[–—]\w[\w-]*", re.sub(r"<[^>]+>", "", text)) == []
 

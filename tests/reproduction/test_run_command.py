@@ -129,7 +129,7 @@ def test_folder_with_other_contents_is_not_changed(reproduction, grid_folder, tm
     (tmp_path / "thesis.txt").write_text("years of work")
     answer = reproduction("run", "--grid", grid_folder / "grid.toml", "-o", tmp_path)
     assert answer.code == 2
-    assert "is not empty and has no results.parquet to go on with" in answer.err
+    assert "is not empty and has no results.parquet to resume from" in answer.err
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "results.parquet").write_bytes(b"PAR1 but not really")
