@@ -260,7 +260,7 @@ class _NoPandas(MetaPathFinder):
 
 
 def start() -> None:
-    """Run a command of ``dpadmm`` in a process of its own: the entry point of the console script."""
+    """Run a command of ``dpadmm`` in a separate process: the entry point of the console script."""
     sys.meta_path.insert(0, _NoPandas())
     main()
 
