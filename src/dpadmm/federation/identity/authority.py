@@ -42,8 +42,8 @@ class Authority:
     @classmethod
     def create(
         cls, folder: Path, *, hosts: Sequence[str], port: int, listen: str | None = None,
-        websocket_port: int | None = None, brokers: Sequence[str] = (), ca: bytes | None = None,
-        days: int = 3650, now: datetime | None = None,
+        websocket_port: int | None = None, web_port: int | None = None, brokers: Sequence[str] = (),
+        ca: bytes | None = None, days: int = 3650, now: datetime | None = None,
     ) -> Authority:  # fmt: skip
         """Create an authority in a new or empty folder, valid for ``days``.
 
@@ -52,7 +52,9 @@ class Authority:
         """
         kind = "built-in" if ca is None else "external"
         folder = folder.absolute()
-        settings = settings_of(hosts, port, listen, websocket_port=websocket_port, brokers=brokers, authority=kind)
+        settings = settings_of(
+            hosts, port, listen, websocket_port=websocket_port, brokers=brokers, authority=kind, web_port=web_port
+        )
         now, files = certificates.now_or(now), dict[str, bytes]()
         if ca is None:
             key = certificates.new_key()
