@@ -13,12 +13,12 @@ import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.health import Status, metrics_server, now_text, site_alarms, site_samples, write_status
+from dpadmm.federation.health import Status, now_text, site_alarms, site_samples, write_status
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
 from dpadmm.federation.notify import Notifier, StudyNotice
@@ -89,12 +89,20 @@ class SiteProcess:
             async with link:
                 tasks = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._report_status(link)
                 self._latest = self._status(link) | {"at": now_text()}
-                with metrics_server(metrics, lambda: site_samples(self._latest, self._folder)):
+                with ExitStack() as resources:
+                    self._serve(resources, metrics)
                     await until_one_ends(stop.wait(), *tasks)  # the tasks end only with an error
         finally:
             pool.shutdown(wait=True)
             self._responder.close()
             write_status(self._folder, self._status(None))
+
+    def _serve(self, resources: ExitStack, metrics: str | None) -> None:
+        """Serve the metrics on request. A site without them does not load the web framework."""
+        if metrics is not None:
+            from dpadmm.federation.web.metrics import served_metrics
+
+            resources.enter_context(served_metrics(metrics, lambda: site_samples(self._latest, self._folder)))
 
     def _read_identity(self) -> Identity:
         return site_identity(self._folder, self._site.addresses)

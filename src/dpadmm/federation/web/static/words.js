@@ -1,3 +1,4 @@
+"use strict";
 // Numbers, times and states in words, and putting them on the page as text (never as markup).
 const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 const raised = n => (n < 0 ? "⁻" : "") + [...String(Math.abs(n))].map(digit => SUPERSCRIPT[digit]).join("");
@@ -30,6 +31,12 @@ function pace(seconds) {
   return seconds < 1 ? `${number(seconds * 1000, 2)} ms` : seconds < 60 ? `${number(seconds, 2)} s` : duration(seconds);
 }
 
+function perMinute(seconds) { // of one round
+  if (!isNumber(seconds) || seconds <= 0) return "";
+  const rate = 60 / seconds;
+  return `${rate < 10 ? number(rate, 2) : Math.round(rate).toLocaleString("en-GB")} per minute`;
+}
+
 function ago(iso, now) {
   const then = Date.parse(iso ?? "");
   if (Number.isNaN(then)) return "never";
@@ -51,7 +58,8 @@ function date(iso, { seconds = false } = {}) { // in this browser's time zone
 const capitalised = word => `${word.slice(0, 1).toUpperCase()}${word.slice(1)}`;
 
 const SITE_STATES = new Map([
-  ["present", "✓"], ["late", "◐"], ["missing", "○"], ["connected", "◔"], ["silent", "–"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"],
+  ["present", "✓"], ["late", "◐"], ["missing", "○"], ["connected", "◔"], ["silent", "–"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"], ["expired", "⊘"],
+  ["unknown", "?"],
 ]);
 const RUN_SIGNS = new Map([["proposed", "◌"], ["waiting", "◌"], ["running", "▶"], ["stalled", "▲"], ["finished", "✓"], ["stopped", "■"], ["interrupted", "■"], ["ended", "■"]]);
 const LEVELS = new Map([["info", "·"], ["warning", "▲"], ["error", "✗"]]);
@@ -71,3 +79,12 @@ function make(tag, className, ...inside) {
   node.append(...inside); // strings become text nodes
   return node;
 }
+
+// Ends the session at the server, then shows the login page.
+function logOutWith(button) {
+  button.addEventListener("click", async () => {
+    await fetch("logout", { method: "POST", headers: { "X-CSRF-Token": csrfToken } }).catch(() => null);
+    location.assign("login");
+  });
+}
+const csrfToken = document.querySelector("meta[name=csrf]").content;
