@@ -177,7 +177,7 @@ class Server:
         elif self.page_port is None:
             yield
         else:
-            page = StatusPage(self.authority, lambda: transport.connected)
+            page = StatusPage.of(self.authority, lambda: transport.connected)
             with hosted(page.routes(), Listener("127.0.0.1", self.page_port, setting="--page-port")) as (listener,):
                 self.pages = [f"{listener.url}/"]
                 try:
@@ -292,7 +292,7 @@ async def keep_broker(
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.held_open())
         authority.renew_certificates()
-        page = StatusPage(authority, lambda: link is not None and link.connected)
+        page = StatusPage.of(authority, lambda: link is not None and link.connected)
         listeners = resources.enter_context(hosted(page.routes(), *server_listeners(authority, page_port)))
         pages = page_addresses(authority, listeners)
         if not existing:

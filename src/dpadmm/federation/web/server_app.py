@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from dpadmm.federation.health import command_line
+from dpadmm.federation.health import Sample, Status
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.web.hosting import Certificate, Listener
 from dpadmm.federation.web.metrics import metrics_response
@@ -21,15 +23,27 @@ from dpadmm.parameters.fields import for_json
 
 
 class StatusPage:
-    """The status page of a server. Everything except ``/healthz`` needs a session, or for metrics their token."""
+    """The status page of a server. Everything except ``/healthz`` needs a session, or for metrics their token.
 
-    def __init__(self, authority: Authority, is_healthy: Callable[[], bool]) -> None:
-        self._sessions = Sessions(
-            authority.folder, command_line("server", "status", "--link", "--folder", authority.folder)
-        )
-        self._data, self._is_healthy = ServerData(authority), is_healthy
-        self.looked_at = -1e9
+    ``snapshot`` returns the data of the page for a study's hash; an empty hash lets it choose.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        snapshot: Callable[[str], Status],
+        samples: Callable[[], Iterable[Sample]] = tuple,
+        is_healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._sessions = Sessions(folder, "dpadmm server status --link")
+        self._snapshot_of, self._samples, self._is_healthy = snapshot, samples, is_healthy
+        self.looked_at = -math.inf
         """Time of the last snapshot that was sent, by the monotonic clock."""
+
+    @classmethod
+    def of(cls, authority: Authority, is_healthy: Callable[[], bool]) -> StatusPage:
+        data = ServerData(authority)
+        return cls(authority.folder, data.snapshot, data.samples, is_healthy)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -54,7 +68,7 @@ class StatusPage:
     def _snapshot(self, request: Request) -> Response:
         if not self._sessions.secret(request):
             return PlainTextResponse(f"{LOGIN_NEEDED} dpadmm server status --link\n", 403)
-        snapshot = self._data.snapshot(request.query_params.get("study", ""))
+        snapshot = self._snapshot_of(request.query_params.get("study", ""))
         self.looked_at = time.monotonic()
         return json_response({"at": time.time(), **snapshot})
 
@@ -65,7 +79,7 @@ class StatusPage:
         if not self._sessions.secret(request) and not self._sessions.has_metrics_token(request):
             text = "Send the token in web/metrics-token: Authorization: Bearer TOKEN.\n"
             return PlainTextResponse(text, 401, headers={"WWW-Authenticate": "Bearer"})
-        return metrics_response(self._data.samples())
+        return metrics_response(self._samples())
 
 
 def json_response(value: object) -> Response:

@@ -57,7 +57,8 @@ class Sessions:
 
     def __init__(self, folder: Path, command: str) -> None:
         self._folder, self._command = folder, command
-        """The folder, and the command that prints a new link."""
+        """The folder, and the command that prints a new link, without the folder: anyone can see it."""
+        metrics_token(folder)
 
     def routes(self) -> list[BaseRoute]:
         return [

@@ -44,14 +44,15 @@ function showEmpty() { // no study yet: who is connected, and what to do next
   put(find("since"), "");
   const [words, command] = sites.length ? ["To propose one to the sites", "dpadmm server propose STUDY"] : ["To invite a site", "dpadmm server invite NAME"];
   find("next").replaceChildren(`${words}: `, make("code", "", command));
-  put(find("present"), `${connected()} of ${sites.length}`);
+  put(find("present"), sites.length ? `${connected()} of ${sites.length}` : "–");
+  put(find("needed"), "");
   document.title = `dpadmm server · ${server.host}`;
 }
 
 function showRun() {
   const { run } = page, { server } = page.whole;
-  put(find("host"), server.host);
-  for (const name of ["hash-line", "bar", "chart-panel", "events", "about", "rounds-figure", "left-figure", "deadline-figure", "spent-figure"]) find(name).hidden = !run;
+  put(find("host"), run ? server.host : "");
+  for (const name of ["parts", "hash-line", "bar", "chart-panel", "events", "about", "rounds-figure", "left-figure", "deadline-figure", "spent-figure"]) find(name).hidden = !run;
   find("next").hidden = Boolean(run);
   put(find("present-label"), run?.served ? "Sites present" : "Sites connected");
   if (!run) return showEmpty();
@@ -205,7 +206,7 @@ function showSites() {
   find("main").classList.toggle("alone", !run);
   for (const kind of ["all", ...SITE_STATES.keys()]) {
     const count = tally.get(kind) ?? 0, chip = siteChips.get(kind);
-    chip.node.hidden = count === 0 && kind !== "all" && kind !== "present" && page.onlySites !== kind;
+    chip.node.hidden = count === 0 && kind !== "all" && kind !== (run ? "present" : "connected") && page.onlySites !== kind;
     put(chip.count, count);
   }
   filterSites();
