@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dpadmm.errors import StudyError
 from dpadmm.federation.identity import certificates, private_files
-from dpadmm.federation.identity.private_files import check_private, read_fields, read_short, write_private
+from dpadmm.federation.identity.private_files import check_private, fields_of, read_fields, read_short, write_private
 from dpadmm.federation.protocol import check_name, user_of
 from dpadmm.sites.addresses import check_urls, host_and_port
 
@@ -67,7 +67,8 @@ class Request:
 def read_request(path: Path) -> Request:
     """Read a request and check its signature."""
     what = "a request from dpadmm site join --request"
-    with _texts(path, REQUEST_FORMAT, what, "name", "request") as (name, csr):
+    table = read_fields(path, format=REQUEST_FORMAT, what=what, fields=("name", "request"))
+    with _texts(table, path, what, "name", "request") as (name, csr):
         request = Request(check_name(name), csr)
         _ = request.public_key
     return request
@@ -127,17 +128,22 @@ class Invitation:
 
 def read_invitation(path: Path) -> Invitation:
     """Read an invitation and check its signature."""
+    return invitation_from(read_short(path), str(path))
+
+
+def invitation_from(data: bytes | str, where: str) -> Invitation:
+    """Return the invitation in a text, which may come from the network, and check its signature."""
     what, fields = "an invitation from dpadmm server invite", ("name", "url", "authority", "certificate")
-    with _texts(path, INVITATION_FORMAT, what, *fields) as (name, url, *pems):
+    table = fields_of(data, where, format=INVITATION_FORMAT, what=what, fields=fields)
+    with _texts(table, where, what, *fields) as (name, url, *pems):
         invitation = Invitation(check_name(name), check_urls(url), *pems)
         _ = invitation.certificate
     return invitation
 
 
 @contextmanager
-def _texts(path: Path, format: str, what: str, *fields: str) -> Iterator[list[str]]:
+def _texts(table: Mapping[str, object], path: object, what: str, *fields: str) -> Iterator[list[str]]:
     """Yield the fields of a file, which must be ASCII strings. Errors raised meanwhile are prefixed with the file."""
-    table = read_fields(path, format=format, what=what, fields=fields)
     values = [table[field] for field in fields]
     if not all(isinstance(value, str) and value.isascii() for value in values):
         raise StudyError(f"{path}: {', '.join(fields)} must be ASCII strings")
