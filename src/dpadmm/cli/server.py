@@ -146,39 +146,94 @@ def start(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text", 
 @server_app.command("invite")
 def invite(
     name: str = Argument(..., help="Name of the site.", show_default=False, metavar="NAME"),
-    request: Path = Option(
-        ..., "--request", help="request.json from the site (dpadmm site join --request).", metavar="FILE"
-    ),
     folder: Folder = HERE,
-    days: int = Option(397, help="Validity of the certificate in days.", metavar="DAYS"),
+    days: int | None = Option(
+        None,
+        help="Validity in days: of the join token, or with --manual of the certificate.",
+        metavar="DAYS",
+        show_default="7, or 397 with --manual",
+    ),
+    revoke: bool = Option(False, "--revoke", help="Withdraw the open join token of the site instead."),
+    manual: Path | None = Option(
+        None, "--manual", help="Sign this request.json from dpadmm site join --manual, without a token.", metavar="FILE"
+    ),
     output: Path | None = Option(
-        None, "-o", "--output", help="File to write.", metavar="FILE", show_default="NAME.invitation.json"
+        None,
+        "-o",
+        "--output",
+        help="With --manual: file to write.",
+        metavar="FILE",
+        show_default="NAME.invitation.json",
     ),
     fingerprint: str | None = Option(
-        None, help="Expected fingerprint of the site's key, from its owner.", metavar="FINGERPRINT"
+        None, help="With --manual: expected fingerprint of the site's key, from its owner.", metavar="FINGERPRINT"
     ),
 ) -> None:
-    """Sign the certificate of a site and write the invitation to send back.
+    """Print a join token, one line to send to the owner of a site. It is secret until it is used.
 
-    Repeat the command to renew the certificate.
+    Only the first site that uses it can join, under this name. A new token replaces the one before. It also renews the
+    certificate of a site that has joined.
     """
+    if manual is None and (output is not None or fingerprint is not None):
+        raise StudyError("--output and --fingerprint belong to --manual FILE")
+    if revoke and (manual is not None or days is not None):
+        raise StudyError("--revoke cannot be combined with --manual or --days")
+    authority = _authority(folder)
+    if revoke:
+        authority.withdraw_token(name)
+        return echo(f"Withdrawn: the join token of {name}.")
+    if manual is not None:
+        return _sign_request(authority, name, manual, output, fingerprint, days)
+    return _print_token(authority, name, days)
+
+
+def _print_token(authority: Authority, name: str, days: int | None) -> None:
+    """Print a new join token to stdout, and all else to stderr."""
+    from dpadmm.federation.identity.tokens import TOKEN_DAYS
+
+    token = authority.create_token(name, days=TOKEN_DAYS if days is None else days)
+    typer.echo(token.text)
+    lines = [
+        f"This join token for {name} is valid until {token.expires:%Y-%m-%d %H:%M} UTC, for one site. Send it to the "
+        "owner over a channel that you trust: whoever uses it first joins as this site.",
+        "At the site: dpadmm site join TOKEN",
+    ]
+    if read_running(authority) is None:
+        lines.append("Sites can join while the server runs: dpadmm server start")
+    for line in lines:
+        echo(line, err=True)
+
+
+def read_running(authority: Authority) -> Any:
+    """Return the status of a running ``dpadmm server start``, or None."""
+    from dpadmm.federation.health import STATUS, ServerStatus, is_live, read_status
+
+    status = read_status(authority.folder / STATUS, ServerStatus)
+    return status if is_live(status) else None
+
+
+def _sign_request(
+    authority: Authority, name: str, request: Path, output: Path | None, fingerprint: str | None, days: int | None
+) -> None:
+    """Sign the certificate of a request file and write the invitation to send back."""
+    from dpadmm.federation.identity.authority import YEAR
     from dpadmm.federation.identity.joining import read_request, same_fingerprint
 
-    authority, site_request = _authority(folder), read_request(request)
+    site_request = read_request(request)
     if site_request.name != name:
         raise StudyError(f"{request}: the request is from {site_request.name}, not from {name}")
     if fingerprint is not None and not same_fingerprint(fingerprint, site_request.fingerprint):
         raise StudyError("the fingerprints differ: the request is not from the owner of this site")
     target = output or Path(f"{name}.invitation.json")
     check_new(target)
-    write(target, authority.approve(site_request, days=days).as_bytes())
+    write(target, authority.approve(site_request, days=YEAR if days is None else days).as_bytes())
     show(
         Rendering(
             next_steps=[
                 f"Invited: {name}. Send to the site: {target}. It is not secret.",
                 "Fingerprint of the site's key, to compare with its owner, for example by telephone:",
                 site_request.fingerprint,
-                f"If it differs: dpadmm server revoke {name} --folder {folder}",
+                f"If it differs: dpadmm server revoke {name} --folder {authority.folder}",
                 f"At the site: dpadmm site join --invitation {target.name}",
             ]
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from dpadmm.cli import site_budget
+from dpadmm.cli import site_budget, site_join
 from dpadmm.cli.console import (
     AsJson,
     Health,
@@ -29,16 +29,15 @@ from dpadmm.cli.console import (
     show,
     write,
 )
-from dpadmm.cli.site_budget import HERE, SiteOption, chosen_study, site_path
+from dpadmm.cli.site_budget import HERE, SiteOption, chosen_study, open_site, site_path, warn
 from dpadmm.errors import RefusalError, StudyError
 from dpadmm.federation.site import decisions
-from dpadmm.parameters.text import printable
 from dpadmm.rendering import Rendering
 from dpadmm.sites.accounts import broken_promises
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.reading import read_study
 from dpadmm.studies.study import Study
-from dpadmm.trusted.ledger import MARK, LedgerState, read_ledger
+from dpadmm.trusted.ledger import LedgerState, read_ledger
 
 if TYPE_CHECKING:
     from dpadmm.federation.site.process import SiteProcess
@@ -52,106 +51,6 @@ ExpectedHash = Annotated[
     str | None,
     Option("--hash", help="Study hash received from the other owners.", metavar="HASH", show_default=False),
 ]
-
-
-@site_app.command("join")
-def join(
-    request: str | None = Option(
-        None, "--request", help="Create the key of the site NAME and a request for the server.", metavar="NAME"
-    ),
-    invitation: Path | None = Option(
-        None, "--invitation", help="Accept this invitation from the server.", metavar="FILE"
-    ),
-    site_file: SiteOption = HERE,
-    certificate: Path | None = Option(
-        None,
-        "--certificate",
-        help="With --request: certificate from your own CA for network/request.csr, with intermediate ones (PEM).",
-        metavar="FILE",
-    ),
-    fingerprint: str | None = Option(
-        None, help="With --invitation: expected fingerprint of the server.", metavar="FINGERPRINT"
-    ),
-    yes: bool = Option(False, "--yes", help="Confirm that you have compared the fingerprint."),
-) -> None:
-    """Join a server: first with --request, then with the --invitation that the server sends back.
-
-    Without a site.toml, --request writes one to fill in. Otherwise it checks your table, creates the ledger of a new
-    site and its key, and writes the request. The key never leaves this machine.
-    """
-    if (request is None) == (invitation is None):
-        raise StudyError("give --request NAME to request an invitation, or --invitation FILE to accept one")
-    path = site_path(site_file)
-    if request is not None:
-        return _request_invitation(path, request, certificate)
-    assert invitation is not None
-    return _accept_invitation(path, invitation, fingerprint, confirmed=yes)
-
-
-def _request_invitation(path: Path, name: str, certificate: Path | None) -> None:
-    from dpadmm.cli.site_reports import describe_rows
-    from dpadmm.federation.health import command_line
-    from dpadmm.federation.identity.joining import make_request
-    from dpadmm.federation.identity.private_files import read_short
-    from dpadmm.federation.protocol import check_name
-
-    check_name(name)
-    if not path.exists():
-        _write_template(path)
-        command = command_line("site", "join", "--request", name, "--site", path)
-        lines = [f"Written: {path}. Fill it in: your table, its label, the rows per person, your limits."]
-        return show(Rendering(next_steps=[*lines, f"Then repeat: {command}"]))
-    site = _open_site(path)
-    table = describe_rows(site, site.rows.persons())
-    lines = [f"Created: {site.ledger}. Never delete it: it is the only record of the spent budget."]
-    lines = lines if _begin_ledger(site) else []
-    folder = site.path.parent
-    site_request = make_request(folder, name, None if certificate is None else read_short(certificate))
-    lines += [
-        f"Send to the study coordinators: {folder / 'network' / 'request.json'}. It is not secret.",
-        "The coordinators will ask for the fingerprint of your key:",
-        site_request.fingerprint,
-        f"They send back an invitation. Next: dpadmm site join --invitation FILE --site {path}",
-    ]
-    return show(Rendering(body=table, next_steps=lines))
-
-
-def _write_template(path: Path) -> None:
-    from dpadmm.cli.study import write_template
-
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are private
-    write_template("site", path)
-
-
-def _begin_ledger(site: Site) -> bool:
-    """Create the ledger of a new site. A site with a key or decisions had a ledger, which must not be lost."""
-    if (site.ledger / MARK).exists():
-        return False
-    if any((site.path.parent / name).exists() for name in ("network", "studies")):
-        read_ledger(site.ledger)  # raises the error of a missing ledger
-    site.begin()
-    return True
-
-
-def _accept_invitation(path: Path, file: Path, fingerprint: str | None, *, confirmed: bool) -> None:
-    from dpadmm.federation.health import command_line
-    from dpadmm.federation.identity import joining
-
-    folder, invitation = read_site(path).path.parent, joining.read_invitation(file)
-    about = [f"Invitation for {invitation.name}, to connect to {invitation.url}", "Fingerprint of the server:"]
-    show(Rendering(next_steps=[*about, invitation.ca_fingerprint]))
-    if fingerprint is not None:
-        if not joining.same_fingerprint(fingerprint, invitation.ca_fingerprint):
-            raise StudyError("the fingerprints differ; the invitation is not from these study coordinators")
-    elif not confirmed:
-        if not os.isatty(0):
-            raise StudyError("compare the fingerprint with the study coordinators, then add --yes")
-        if not typer.confirm("Does it match the fingerprint that the study coordinators gave you?"):
-            raise StudyError("not joined: ask the study coordinators for their fingerprint")
-    joining.join(folder, invitation)
-    lines = [f"Next: {command_line('site', 'run', '--site', path)}"]
-    lines += [f"For each study that you receive: {command_line('site', 'review', '--site', path)} STUDY"]
-    show(Rendering(next_steps=[f"Joined as {invitation.name}.", *lines]))
 
 
 @site_app.command("check")
@@ -182,7 +81,7 @@ def check(
         if not any(map(reachable, found.values())):
             raise typer.Exit(1)
         return None
-    site, study = _open_site(site_file), read_study(study_file) if study_file else None
+    site, study = open_site(site_file), read_study(study_file) if study_file else None
     persons, state = site.rows.persons(), _ledger_state(site)
     survey = site.rows.survey(study) if study else None
     counts = {"cells": {**counts_of(survey), "problems": survey.problems}} if survey else {}
@@ -215,7 +114,7 @@ def review(
     """
     from dpadmm.cli import site_reports
 
-    study, site = read_study(study_file), _open_site(site_file)
+    study, site = read_study(study_file), open_site(site_file)
     _check_hash(study, study_file, expected)
     state, refusal, n_rows = read_ledger(site.ledger), None, None
     try:
@@ -254,7 +153,7 @@ def accept(
     """
     from dpadmm.cli.site_reports import accepted_rendering
 
-    study, site = read_study(study_file), _open_site(site_file)
+    study, site = read_study(study_file), open_site(site_file)
     study.check_concrete()
     if study.training.aggregation == "secure" and not study.roster:
         _check_hash(study, study_file, expected, needed=False)
@@ -310,7 +209,7 @@ def decline(study_file: StudyFile, site_file: SiteOption = HERE) -> None:
     """Decline a study. If you accepted it before, leave it permanently."""
     from dpadmm.cli.site_reports import declined_text
 
-    study, site = read_study(study_file), _open_site(site_file)
+    study, site = read_study(study_file), open_site(site_file)
     echo(declined_text(study, site, *decisions.decline(site, study)))
 
 
@@ -326,7 +225,7 @@ def leave(
     """
     from dpadmm.cli.site_reports import left_rendering
 
-    site = _open_site(site_file)
+    site = open_site(site_file)
     state = read_ledger(site.ledger)
     chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(state, study)
     already = state.account(chosen).closed
@@ -350,8 +249,8 @@ def run(
     from dpadmm.federation.site.process import LOG, SiteProcess
 
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # returns the memory of tables
-    site = _open_site(site_file)
-    _warn(*broken_promises(site.policy, read_ledger(site.ledger)))
+    site = open_site(site_file)
+    warn(*broken_promises(site.policy, read_ledger(site.ledger)))
     folder = site.path.parent
     log = make_log(f"agent.{folder}", terminal=not quiet, file=folder / LOG, as_json=log_form == "json")
     with _without_pandas():
@@ -411,7 +310,7 @@ def install(
 
     path = site_path(site_file)
     check_new(output)
-    site = _open_site(path)
+    site = open_site(path)
     write(output, systemd_unit(site, user or path.owner()).encode())
     lines = [
         f"Written: {output}. To start the service now and after each reboot:",
@@ -419,17 +318,6 @@ def install(
         f"  sudo systemctl enable --now {output.stem}",
     ]
     show(Rendering(next_steps=lines))
-
-
-def _open_site(path: Path) -> Site:
-    site = read_site(site_path(path))
-    _warn(*site.warnings())
-    return site
-
-
-def _warn(*warnings: str) -> None:
-    for warning in warnings:
-        typer.echo(printable(f"dpadmm: warning: {warning}"), err=True)
 
 
 def _ledger_state(site: Site) -> LedgerState | None:
@@ -441,6 +329,7 @@ def _ledger_state(site: Site) -> LedgerState | None:
         return None
 
 
+site_app.command("join")(site_join.join)
 site_app.command("budget")(site_budget.budget)
 site_app.command("export")(site_budget.export)
 site_app.command("backup")(site_budget.backup)

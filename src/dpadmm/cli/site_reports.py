@@ -36,7 +36,7 @@ def check_rendering(site: Site, persons: Persons, state: LedgerState | None) -> 
     body = [*describe_rows(site, persons), *_limits_text(site.policy), Paragraph(_ledger_text(site.policy, state))]
     paths = [f"Table:  {site.table}", f"Ledger: {site.ledger}"]
     paths += [f"Fingerprint of the ledger, verified: {state.fingerprint}"] if state is not None else []
-    warnings = _warnings(site, persons, state)
+    warnings = table_warnings(site, persons, state)
     return Rendering(body=body, warnings=warnings, next_steps=paths, data=_site_figures(site, persons, state))
 
 
@@ -93,7 +93,8 @@ def _ledger_text(policy: Policy, state: LedgerState | None) -> str:
     return f"{text} I{ALONE[1:]}, ε {colluding[0]} is spent, {colluding[1]} spent or reserved."
 
 
-def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[str]:
+def table_warnings(site: Site, persons: Persons, state: LedgerState | None = None) -> list[str]:
+    """Return warnings about lines without a row, too few rows, δ, and broken promises in the ledger."""
     found, used = site.rows.line_warnings(persons.n_rows), persons.n_used
     if used < site.policy.min_rows:
         found.append(

@@ -358,7 +358,7 @@ class Authority:
         if not chain:
             raise StudyError(
                 f"the request has no certificate of your CA: {request.name} must have network/request.csr signed, "
-                "and run dpadmm site join --request NAME --certificate FILE"
+                "and run dpadmm site join --manual NAME --certificate FILE"
             )
         if chain[0].public_key() != request.public_key:
             raise StudyError("the certificate in the request is for another key")

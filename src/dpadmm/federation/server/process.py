@@ -83,7 +83,7 @@ def _members(authority: Authority, study: Study, requested: Sequence[str] | None
         requested = roster or sorted(usable)
     if len(set(requested)) != len(requested):
         raise StudyError("a site is listed twice")
-    invite = f"dpadmm server invite NAME --request FILE --folder {authority.folder}"
+    invite = f"dpadmm server invite NAME --folder {authority.folder}"
     if unknown := sorted(set(requested) - usable):
         approved = ", ".join(sorted(usable)) or f"none yet ({invite})"
         raise StudyError(f"sites without a valid approval: {', '.join(unknown)}; approved sites: {approved}")
