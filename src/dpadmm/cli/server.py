@@ -68,6 +68,12 @@ def init(
     websocket_port: int | None = Option(
         None, help="Also accept WebSocket connections on this port, such as 443.", show_default=False, metavar="PORT"
     ),
+    web_port: int | None = Option(
+        None,
+        help="Port of the web application: joining, status page, health and metrics.",
+        metavar="PORT",
+        show_default="the next port",
+    ),
     broker: list[str] = Option(
         [], help="Existing NATS broker to use instead of the built-in one; repeatable.", metavar="URL"
     ),
@@ -98,6 +104,7 @@ def init(
         port=port,
         listen=listen,
         websocket_port=websocket_port,
+        web_port=web_port,
         brokers=broker,
         ca=None if ca is None else read_short(ca),
     )

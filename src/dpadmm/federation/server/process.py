@@ -49,6 +49,8 @@ from dpadmm.federation.server.status import alarms_of, certificates_of, journal_
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import NatsTransport, ServerLink, cancel, until_one_ends
+from dpadmm.federation.web.hosting import Certificate, Listener, hosted
+from dpadmm.federation.web.server_app import server_routes
 from dpadmm.sites.addresses import check_urls
 from dpadmm.studies.study import Study
 from dpadmm.training.train import prior_from
@@ -229,7 +231,10 @@ async def _until_ended(coordinator: Coordinator) -> None:
 async def keep_broker(
     authority: Authority, log: Logger, *, port: int | None = None, metrics: str | None = None
 ) -> None:
-    """Run the broker until this is cancel, so that sites stay connected between studies."""
+    """Run the broker and the web application until this is cancelled, so that sites stay connected between studies.
+
+    If server.toml names existing brokers, only the web application runs here.
+    """
 
     repeats = RepeatLog(log)
 
@@ -239,15 +244,20 @@ async def keep_broker(
     def note_counted(level: str, site: str, text: str) -> None:
         repeats.write(getLevelNamesMapping()[level.upper()], text, site)
 
-    if authority.settings.brokers:
-        raise StudyError("server.toml names existing brokers, so there is no built-in broker to run")
+    existing = ",".join(authority.settings.brokers)
+    if existing and port is not None:
+        raise StudyError("--port is the port of the built-in broker, but server.toml names existing brokers")
     broker, clock = Broker(authority, port=port), Clock()
     async with AsyncExitStack() as resources:
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.held_open())
-        _use(broker, resources, start=True)
+        authority.renew_certificates()
+        resources.enter_context(hosted(server_routes(authority), web_listener(authority)))
+        if not existing:
+            _use(broker, resources, start=True)
+        url = existing or broker.url
         leases = resources.enter_context(Leases(authority.folder, note_counted))
-        link = ServerLink(broker.url, authority.client_context, lambda *_: None, log, leases)
+        link = ServerLink(url, authority.client_context, lambda *_: None, log, leases)
         await resources.enter_async_context(link)
 
         def live() -> Status:
@@ -255,7 +265,7 @@ async def keep_broker(
             for name in sorted(_usable_sites(authority)):
                 contact = link.seen.get(name)
                 sites[name] = contact_status(contact, math.inf if contact is None else time.monotonic() - contact.at)
-            return {"running": True, "connected": link.connected, "broker": broker.url, "sites": sites}
+            return {"running": True, "connected": link.connected, "broker": url, "sites": sites}
 
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
         resources.enter_context(metrics_server(metrics, lambda: server_samples(live(), authority.folder)))
@@ -264,10 +274,18 @@ async def keep_broker(
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
-            await _keep_alive(broker, note, note_counted)
+            if not existing:
+                await _keep_alive(broker, note, note_counted)
             write_status(authority.folder, live())
             notifier.update(lambda: alarms_of(authority, []))
             await asyncio.sleep(CHECK_EVERY)
+
+
+def web_listener(authority: Authority) -> Listener:
+    """Return where the web application of a server listens."""
+    settings = authority.settings
+    certificate = Certificate.of_server(authority)
+    return Listener(settings.listen, settings.web_port, certificate, "web_port in server.toml")
 
 
 IN_JOURNAL = ("changes", "events", "stalls")

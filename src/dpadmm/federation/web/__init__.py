@@ -1,0 +1,1 @@
+"""The web application of a server or site: joining, status page, health and metrics."""
