@@ -33,9 +33,9 @@ def sites_rendering(authority: Authority) -> Rendering:
         joined, expires = f"{site.approved_at:%Y-%m-%d %H:%M}", f"{site.expires:%Y-%m-%d}"
         rows.append((site.name, state, connected, last_seen, joined, expires, site.fingerprint))
     names = {row[0] for row in rows if row[1] != "revoked"}
-    for name, expires in authority.invited().items():
+    for name, until in authority.invited().items():
         if name not in names:
-            rows.append((name, "invited", None, None, "", f"{expires:%Y-%m-%d}", ""))
+            rows.append((name, "invited", None, None, "", f"{until:%Y-%m-%d}", ""))
     columns = [
         Column("name", "site"),
         Column("state", "state"),

@@ -21,7 +21,6 @@ from dpadmm.cli.console import (
     Live,
     LogForm,
     Metrics,
-    StudyFile,
     alarms_json,
     check_new,
     echo,
@@ -32,6 +31,7 @@ from dpadmm.cli.console import (
 from dpadmm.cli.site_budget import HERE, SiteOption, chosen_study, open_site, site_path, warn
 from dpadmm.errors import RefusalError, StudyError
 from dpadmm.federation.site import decisions
+from dpadmm.federation.site.proposals import clear_decided, find_study, offers, withdraw_offer, write_offer
 from dpadmm.rendering import Rendering
 from dpadmm.sites.accounts import broken_promises
 from dpadmm.sites.site import Site, read_site
@@ -47,6 +47,9 @@ site_app = typer.Typer(
     no_args_is_help=True,
 )
 
+StudyChoice = Annotated[
+    str, Argument(help="Name or hash of a proposed study, or a study file.", metavar="STUDY", show_default=False)
+]
 ExpectedHash = Annotated[
     str | None,
     Option("--hash", help="Study hash received from the other owners.", metavar="HASH", show_default=False),
@@ -97,7 +100,7 @@ def check(
 
 @site_app.command("studies")
 def studies(site_file: SiteOption = HERE, as_json: AsJson = False) -> None:
-    """List the studies that you accepted, declined or left, with their rounds and budget."""
+    """List the studies that were proposed to you and your decisions, with rounds and budget."""
     from dpadmm.cli.site_reports import studies_rendering
 
     site = read_site(site_path(site_file))
@@ -106,16 +109,18 @@ def studies(site_file: SiteOption = HERE, as_json: AsJson = False) -> None:
 
 @site_app.command("review")
 def review(
-    study_file: StudyFile, site_file: SiteOption = HERE, expected: ExpectedHash = None, as_json: AsJson = False
+    chosen: StudyChoice, site_file: SiteOption = HERE, expected: ExpectedHash = None, as_json: AsJson = False
 ) -> None:
     """Compare the cost of a study with your limits and ledger. Nothing is changed.
 
-    Exit code 0 if you can accept the study, 2 if it would be refused. The site may be running.
+    Exit code 0 if you can accept the study, 2 if it would be refused. The site may be running. With a study file, the
+    command needs no connection and no process, for example for a review board.
     """
     from dpadmm.cli import site_reports
 
-    study, site = read_study(study_file), open_site(site_file)
-    _check_hash(study, study_file, expected)
+    site = open_site(site_file)
+    study = find_study(site.path.parent, chosen)
+    _check_hash(study, chosen, expected)
     state, refusal, n_rows = read_ledger(site.ledger), None, None
     try:
         n_rows = site.dry_run(study, state).rows.n_rows
@@ -130,16 +135,16 @@ def review(
 
 @site_app.command("accept")
 def accept(
-    study_file: StudyFile,
+    chosen: StudyChoice,
     site_file: SiteOption = HERE,
     expected: ExpectedHash = None,
     output: Path | None = Option(
         None,
         "-o",
         "--output",
-        help="With a draft: file of the offer.",
+        help="With a draft: also write the offer to a file, to send it without the broker.",
         metavar="FILE",
-        show_default="NAME.offer.json",
+        show_default=False,
     ),
     as_json: AsJson = False,
 ) -> None:
@@ -147,27 +152,29 @@ def accept(
 
     The rows must not change until the study has ended. Repeating the command changes nothing.
 
-    For the draft of a study with secure aggregation, the command creates a key and writes an offer for the study
-    coordinators. It reserves nothing: accept the study that they send back, with the hash (--hash) that you compared
-    with the other owners.
+    For the draft of a study with secure aggregation, the command creates a key, which the running site offers to the
+    server. It reserves nothing: accept the study with the keys of all sites when it arrives, with the hash (--hash)
+    that you compared with the other owners.
     """
     from dpadmm.cli.site_reports import accepted_rendering
 
-    study, site = read_study(study_file), open_site(site_file)
+    site = open_site(site_file)
+    study = find_study(site.path.parent, chosen)
     study.check_concrete()
-    if study.training.aggregation == "secure" and not study.roster:
-        _check_hash(study, study_file, expected, needed=False)
-        return _offer(study, study_file, site, output)
+    if study.is_draft:
+        _check_hash(study, chosen, expected, needed=False)
+        return _offer(study, chosen, site, output)
     if output is not None:
-        raise StudyError(f"{study_file}: --output is for drafts of studies with secure aggregation")
-    _check_hash(study, study_file, expected, needed=study.terms.masking is not None)
+        raise StudyError(f"{chosen}: --output is for drafts of studies with secure aggregation")
+    _check_hash(study, chosen, expected, needed=study.terms.masking is not None)
     known = study.hash in read_ledger(site.ledger).accounts
     state = decisions.accept(site, study)
+    clear_decided(site.path.parent)
     return show(accepted_rendering(study, site, state, known=known), as_json=as_json)
 
 
-def _offer(study: Study, draft: Path, site: Site, output: Path | None) -> None:
-    """Create a key for a draft with secure aggregation, and write the offer of the site."""
+def _offer(study: Study, draft: str, site: Site, output: Path | None) -> None:
+    """Create a key for a draft with secure aggregation, unless it has one, and offer it to the server."""
     from dpadmm.federation.identity.joining import site_identity
     from dpadmm.federation.offers import Offer
 
@@ -178,39 +185,49 @@ def _offer(study: Study, draft: Path, site: Site, output: Path | None) -> None:
     if (n_rows := site.rows.persons().n_rows) > study.max_rows_per_site:
         text = f"your table has {n_rows:,} rows, but the draft allows {study.max_rows_per_site:,} (max_rows_per_site)"
         raise StudyError(f"{text}; ask the study coordinators for a larger limit")
-    name = site_identity(site.path.parent).name
-    target = output or Path(f"{name}.offer.json")
-    check_new(target)
-    write(target, Offer(name, site.make_key().hex(), study.hash).as_bytes())
-    lines = [
-        f"Send to the study coordinators: {target}. It is not secret.",
-        "They send back the study. Compare its hash with the other owners, for example by telephone. Then:",
-        "  dpadmm site accept STUDY --hash HASH",
-    ]
+    name, folder = site_identity(site.path.parent).name, site.path.parent
+    if output is not None:
+        check_new(output)
+    key = offers(folder).get(study.hash)
+    offer = Offer(name, site.make_key().hex() if key is None else key, study.hash)
+    lines = ["The running site offers a key to the server, and receives the study with the keys of all sites."]
+    if output is not None:
+        write(output, offer.as_bytes())
+        lines = [
+            f"Send to the study coordinators: {output}. It is not secret.",
+            "They send back the study with the keys of all sites.",
+        ]
+    write_offer(folder, offer)
+    lines += ["Compare its hash with the other owners, for example by telephone. Then:"]
+    lines += ["  dpadmm site accept STUDY --hash HASH"]
     show(Rendering(next_steps=lines))
 
 
-def _check_hash(study: Study, path: Path, expected: str | None, *, needed: bool = False) -> None:
+def _check_hash(study: Study, chosen: str, expected: str | None, *, needed: bool = False) -> None:
     """Raise ``StudyError`` if the study has another hash, or if one is needed and none is given.
 
     Only a comparison of hashes among owners protects against a server that invents sites.
     """
     if expected is not None and "".join(expected.split()).lower() != study.hash:
-        raise StudyError(f"{path}: the hash differs from --hash; the other owners have another study")
+        raise StudyError(f"{chosen}: the hash differs from --hash; the other owners have another study")
     if expected is None and needed:
         raise StudyError(
-            f"{path}: secure aggregation needs --hash HASH; compare the hash (dpadmm site review) with the other "
+            f"{chosen}: secure aggregation needs --hash HASH; compare the hash (dpadmm site review) with the other "
             "owners, not through the server"
         )
 
 
 @site_app.command("decline")
-def decline(study_file: StudyFile, site_file: SiteOption = HERE) -> None:
-    """Decline a study. If you accepted it before, leave it permanently."""
+def decline(chosen: StudyChoice, site_file: SiteOption = HERE) -> None:
+    """Decline a study. If you accepted it before, leave it permanently; else you can still accept it later."""
     from dpadmm.cli.site_reports import declined_text
 
-    study, site = read_study(study_file), open_site(site_file)
-    echo(declined_text(study, site, *decisions.decline(site, study)))
+    site = open_site(site_file)
+    study = find_study(site.path.parent, chosen)
+    result = decisions.decline(site, study)
+    withdraw_offer(site.path.parent, study.hash)
+    clear_decided(site.path.parent)
+    echo(declined_text(study, site, *result))
 
 
 @site_app.command("leave")

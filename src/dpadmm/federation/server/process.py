@@ -39,9 +39,12 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.join_service import join_routes
 from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
+from dpadmm.federation.protocol import SILENT_AFTER, ProposalReply
 from dpadmm.federation.server.coordinator import Coordinator, run_rounds
+from dpadmm.federation.server.delivery import REFRESH_SECONDS, Deliveries
 from dpadmm.federation.server.endings import announce
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.leases import Leases
@@ -60,6 +63,9 @@ T = TypeVar("T")
 CHECK_EVERY = 1.0
 """Seconds between checks of the approved sites and of the broker."""
 
+DELIVER_EVERY = 0.5
+"""Seconds between looks for proposals that are due."""
+
 WATCH_EVERY = 0.5
 """Seconds between checks of the open round. Each check writes the status file."""
 
@@ -74,24 +80,36 @@ def _usable_sites(authority: Authority) -> set[str]:
 def _members(authority: Authority, study: Study, requested: Sequence[str] | None) -> tuple[str, ...]:
     """Return the sorted members of a study: its roster, the requested sites, or all approved sites."""
     usable, roster = _usable_sites(authority), [site.name for site in study.roster]
-    if study.training.aggregation == "secure":
-        if not roster:
-            text = "the study has no roster: each site accepts the draft and sends its offer; then propose the draft "
-            text += "with --offer FILE for each offer"
-            raise StudyError(text)
-        if requested is not None and set(requested) != set(roster):
-            raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
+    if study.is_draft:
+        text = (
+            f"the study has no roster yet: propose it (dpadmm server propose STUDY --folder {authority.folder}), and "
+        )
+        raise StudyError(f"{text}when all owners have offered a key, run it by its name")
+    if roster and requested is not None and set(requested) != set(roster):
+        raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
     if requested is None:
         requested = roster or sorted(usable)
+    checked = _checked(authority, requested)
+    return tuple(roster) or checked
+
+
+def _checked(authority: Authority, requested: Sequence[str]) -> tuple[str, ...]:
+    """Return the sorted names of approved sites, or raise ``StudyError``."""
+    usable = _usable_sites(authority)
     if len(set(requested)) != len(requested):
         raise StudyError("a site is listed twice")
     invite = f"dpadmm server invite NAME --folder {authority.folder}"
     if unknown := sorted(set(requested) - usable):
-        approved = ", ".join(sorted(usable)) or f"none yet ({invite})"
-        raise StudyError(f"sites without a valid approval: {', '.join(unknown)}; approved sites: {approved}")
+        joined = ", ".join(sorted(usable)) or f"none yet ({invite})"
+        raise StudyError(f"sites without a valid certificate: {', '.join(unknown)}; sites that joined: {joined}")
     if not requested:
-        raise StudyError(f"no site is invited yet: {invite}")
-    return tuple(roster or sorted(requested))
+        raise StudyError(f"no site has joined yet: {invite}")
+    return tuple(sorted(requested))
+
+
+def members_of_draft(authority: Authority, draft: Study, requested: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the sites to which a draft is proposed: the requested sites, or all approved ones."""
+    return _checked(authority, sorted(_usable_sites(authority)) if requested is None else requested)
 
 
 def begin(authority: Authority, study: Study, requested: Sequence[str] | None) -> Path:
@@ -122,7 +140,9 @@ class Server:
     broker is used, and started unless it is held open."""
     port: int | None = None
     start_wait: float = START_WAIT
-    """Seconds to wait for sites at the start."""
+    """Seconds to wait for all sites at the start. Afterwards the quorum is enough."""
+    gives_up: bool = False
+    """Whether to raise ``ServiceUnavailableError`` if the quorum has not accepted by then, instead of waiting."""
     metrics: str | None = None
     """Port, or address and port, of the metrics page."""
     status: Callable[[], Status] = dict
@@ -134,7 +154,7 @@ class Server:
             notifier = self._notifier(resources)  # first, because closing it may take seconds
             journal = resources.enter_context(Journal.open(self.journal))
             coordinator = coordinator_of(journal, self.log)
-            coordinator.start_wait = self.start_wait
+            coordinator.start_wait, coordinator.gives_up = self.start_wait, self.gives_up
             broker = self._broker(resources)
             url = broker.url if broker is not None else self._existing
             leases = resources.enter_context(Leases(self.authority.folder, coordinator.note_counted))
@@ -149,10 +169,13 @@ class Server:
             resources.enter_context(metrics_server(self.metrics, self._samples))
             on_start(coordinator)
             work = run_rounds(coordinator, transport), self._check_sites(coordinator, broker, transport)
-            inform = announce(lambda: journals(self.authority.folder), transport.publish)
+            deliveries = Deliveries(self.authority.folder, self.log, only=self.journal)
+            coordinator.decisions = lambda: deliveries.decisions(coordinator.study.hash)
             report = partial(notifier.update, self._alarms, lambda: _notices(coordinator))
+            announcing = announce(lambda: journals(self.authority.folder), transport.publish)
+            inform = announcing, deliver(deliveries, transport)
             try:
-                await until_one_ends(*work, self._watch(coordinator, live, report), inform, _until_ended(coordinator))
+                await until_one_ends(*work, self._watch(coordinator, live, report), *inform, _until_ended(coordinator))
                 report(final=True)
                 if coordinator.ended:
                     await transport.send(coordinator.request)
@@ -213,8 +236,6 @@ class Server:
             for name in coordinator.members:
                 (coordinator.revoke if name in revoked else coordinator.readmit)(name)
             coordinator.expire(coordinator.members.keys() - _usable_sites(self.authority) - revoked)
-            members = coordinator.members.items()
-            await transport.propose(name for name, member in members if member.sizes is None and name not in revoked)
             if (jump := clock.jump()) is not None:
                 coordinator.note("warning", "", jump)
             if broker is not None and not broker.is_held():
@@ -252,7 +273,9 @@ async def keep_broker(
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.held_open())
         authority.renew_certificates()
-        resources.enter_context(hosted(server_routes(authority), web_listener(authority)))
+        resources.enter_context(
+            hosted([*server_routes(authority), *join_routes(authority, log)], web_listener(authority))
+        )
         if not existing:
             _use(broker, resources, start=True)
         url = existing or broker.url
@@ -260,17 +283,24 @@ async def keep_broker(
         link = ServerLink(url, authority.client_context, lambda *_: None, log, leases)
         await resources.enter_async_context(link)
 
+        deliveries = Deliveries(authority.folder, log)
+
         def live() -> Status:
             sites = {}
             for name in sorted(_usable_sites(authority)):
                 contact = link.seen.get(name)
                 sites[name] = contact_status(contact, math.inf if contact is None else time.monotonic() - contact.at)
-            return {"running": True, "connected": link.connected, "broker": url, "sites": sites}
+            return {"running": True, "connected": link.connected, "broker": url, "sites": sites} | {
+                "decisions": deliveries.all_decisions()
+            }
 
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
         resources.enter_context(metrics_server(metrics, lambda: server_samples(live(), authority.folder)))
         announcements = asyncio.create_task(announce(lambda: journals(authority.folder), link.publish))
         resources.push_async_callback(cancel, announcements)
+        deliveries.on_roster = partial(begin, authority)
+        delivering = asyncio.create_task(deliver(deliveries, link))
+        resources.push_async_callback(cancel, delivering)
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
@@ -286,6 +316,25 @@ def web_listener(authority: Authority) -> Listener:
     settings = authority.settings
     certificate = Certificate.of_server(authority)
     return Listener(settings.listen, settings.web_port, certificate, "web_port in server.toml")
+
+
+async def deliver(deliveries: Deliveries, link: ServerLink) -> None:
+    """Deliver proposals to connected sites, and take their replies, until cancelled."""
+
+    async def take(site: str, reply: ProposalReply) -> None:
+        for subject, message in deliveries.take(site, reply):
+            await link.publish(subject, message)
+
+    link.on_reply, refresh_at = take, 0.0
+    while True:
+        now = time.monotonic()
+        if now >= refresh_at:
+            await asyncio.to_thread(deliveries.refresh)
+            refresh_at = now + REFRESH_SECONDS
+        connected = {name for name, contact in link.seen.items() if now - contact.at < SILENT_AFTER}
+        for subject, message in deliveries.due(connected):
+            await link.publish(subject, message)
+        await asyncio.sleep(DELIVER_EVERY)
 
 
 IN_JOURNAL = ("changes", "events", "stalls")
