@@ -68,7 +68,7 @@ def test_commands_load_no_compiler_and_no_figures(tmp_path):
         (["--help"], set()),
         (
             [
-                "site join --request ward",
+                "site join --manual ward",
                 "site check --study study.toml",
                 "site review study.toml --site site.toml",
                 "site accept study.toml --site site.toml",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpadmm.federation.health import STATUS, Alarm, ServerStatus, command_line, is_live, read_status
 from dpadmm.federation.server.status import SHORT_HASH, overview
-from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Table
+from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Row, Table
 
 if TYPE_CHECKING:
     from dpadmm.federation.identity.authority import Authority
@@ -21,27 +21,40 @@ LAST_ROUND_STATES = {"present": "answered", "missing": "missed", "unseen": "neve
 
 
 def sites_rendering(authority: Authority) -> Rendering:
-    """Return the sites with their connections and certificates."""
+    """Return the sites with their connections, the dates of joining, and the fingerprints of their keys."""
     broker, now = read_status(authority.folder / STATUS, ServerStatus), datetime.now(UTC)
     contacts = broker["sites"] if broker is not None and is_live(broker) else {}
-    rows = []
+    rows: list[Row] = []
     for site in authority.sites():
-        state = "revoked" if site.revoked else "invited" if site.usable(now) else "expired"
+        state = "revoked" if site.revoked else "joined" if site.usable(now) else "expired"
         contact = contacts.get(site.name)
         connected = None if contact is None else not contact["silent"]
         last_seen = None if contact is None else contact["last_seen"]
-        rows.append((site.name, state, connected, last_seen, f"{site.expires:%Y-%m-%d}"))
+        joined, expires = f"{site.approved_at:%Y-%m-%d %H:%M}", f"{site.expires:%Y-%m-%d}"
+        rows.append((site.name, state, connected, last_seen, joined, expires, site.fingerprint))
+    names = {row[0] for row in rows if row[1] != "revoked"}
+    for name, until in authority.invited().items():
+        if name not in names:
+            rows.append((name, "invited", None, None, "", f"{until:%Y-%m-%d}", ""))
     columns = [
         Column("name", "site"),
         Column("state", "state"),
         Column("connected", "connected"),
         Column("last_seen", "last seen (UTC)", _date),
+        Column("joined", "joined (UTC)"),
         Column("expires", "valid until"),
+        Column("fingerprint"),
     ]
     if not rows:
-        return Rendering(body=[Paragraph("No sites yet.")], data={"sites": []})
+        invite = command_line("server", "invite", "NAME", "--folder", authority.folder)
+        return Rendering(body=[Paragraph("No sites yet.")], next_steps=[f"To invite one: {invite}"], data={"sites": []})
+    keys = [(row[0], row[6]) for row in rows if row[6]]
+    body: list[Block] = [Table(columns, rows, key="sites")]
+    if keys:
+        title = "Fingerprints of the sites' keys, for a check by telephone"
+        body.append(Table([Column("", ""), Column("", "")], keys, title=title))
     notes = [] if contacts else ["Connections are shown while dpadmm server start is running."]
-    return Rendering(body=[Table(columns, rows, key="sites")], notes=notes)
+    return Rendering(body=body, notes=notes)
 
 
 def status_rendering(folder: Path, seen: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> Rendering:

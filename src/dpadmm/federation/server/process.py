@@ -35,9 +35,12 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority
+from dpadmm.federation.identity.join_service import join_routes
 from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
+from dpadmm.federation.protocol import SILENT_AFTER, ProposalReply
 from dpadmm.federation.server.coordinator import Coordinator, run_rounds
+from dpadmm.federation.server.delivery import REFRESH_SECONDS, Deliveries
 from dpadmm.federation.server.endings import announce
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.leases import Leases
@@ -55,6 +58,9 @@ from dpadmm.training.train import prior_from
 CHECK_EVERY = 1.0
 """Seconds between checks of the approved sites and of the broker."""
 
+DELIVER_EVERY = 0.5
+"""Seconds between looks for proposals that are due."""
+
 WATCH_EVERY = 0.5
 """Seconds between checks of the open round. Each check writes the status file."""
 
@@ -69,24 +75,36 @@ def _usable_sites(authority: Authority) -> set[str]:
 def _members(authority: Authority, study: Study, requested: Sequence[str] | None) -> tuple[str, ...]:
     """Return the sorted members of a study: its roster, the requested sites, or all approved sites."""
     usable, roster = _usable_sites(authority), [site.name for site in study.roster]
-    if study.training.aggregation == "secure":
-        if not roster:
-            text = "the study has no roster: each site accepts the draft and sends its offer; then propose the draft "
-            text += "with --offer FILE for each offer"
-            raise StudyError(text)
-        if requested is not None and set(requested) != set(roster):
-            raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
+    if study.is_draft:
+        text = (
+            f"the study has no roster yet: propose it (dpadmm server propose STUDY --folder {authority.folder}), and "
+        )
+        raise StudyError(f"{text}when all owners have offered a key, run it by its name")
+    if roster and requested is not None and set(requested) != set(roster):
+        raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
     if requested is None:
         requested = roster or sorted(usable)
+    checked = _checked(authority, requested)
+    return tuple(roster) or checked
+
+
+def _checked(authority: Authority, requested: Sequence[str]) -> tuple[str, ...]:
+    """Return the sorted names of approved sites, or raise ``StudyError``."""
+    usable = _usable_sites(authority)
     if len(set(requested)) != len(requested):
         raise StudyError("a site is listed twice")
-    invite = f"dpadmm server invite NAME --request FILE --folder {authority.folder}"
+    invite = f"dpadmm server invite NAME --folder {authority.folder}"
     if unknown := sorted(set(requested) - usable):
-        approved = ", ".join(sorted(usable)) or f"none yet ({invite})"
-        raise StudyError(f"sites without a valid approval: {', '.join(unknown)}; approved sites: {approved}")
+        joined = ", ".join(sorted(usable)) or f"none yet ({invite})"
+        raise StudyError(f"sites without a valid certificate: {', '.join(unknown)}; sites that joined: {joined}")
     if not requested:
-        raise StudyError(f"no site is invited yet: {invite}")
-    return tuple(roster or sorted(requested))
+        raise StudyError(f"no site has joined yet: {invite}")
+    return tuple(sorted(requested))
+
+
+def members_of_draft(authority: Authority, draft: Study, requested: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the sites to which a draft is proposed: the requested sites, or all approved ones."""
+    return _checked(authority, sorted(_usable_sites(authority)) if requested is None else requested)
 
 
 def begin(authority: Authority, study: Study, requested: Sequence[str] | None) -> Path:
@@ -117,7 +135,9 @@ class Server:
     broker is used, and started unless it is held open."""
     port: int | None = None
     start_wait: float = START_WAIT
-    """Seconds to wait for sites at the start."""
+    """Seconds to wait for all sites at the start. Afterwards the quorum is enough."""
+    gives_up: bool = False
+    """Whether to raise ``ServiceUnavailableError`` if the quorum has not accepted by then, instead of waiting."""
     page_port: int | None = None
     """Port of the status page on this machine; 0 for any, None for no page. ``server start`` has a page already."""
     metrics: str | None = None
@@ -133,7 +153,7 @@ class Server:
             notifier = self._notifier(resources)  # first, because closing it may take seconds
             journal = resources.enter_context(Journal.open(self.journal))
             coordinator = coordinator_of(journal, self.log)
-            coordinator.start_wait = self.start_wait
+            coordinator.start_wait, coordinator.gives_up = self.start_wait, self.gives_up
             broker = self._broker(resources)
             url = broker.url if broker is not None else self._existing
             leases = resources.enter_context(Leases(self.authority.folder, coordinator.note_counted))
@@ -151,10 +171,13 @@ class Server:
             write_status(self.journal.parent, live())
             on_start(coordinator)
             work = run_rounds(coordinator, transport), self._check_sites(coordinator, broker, transport)
-            inform = announce(lambda: journals(self.authority.folder), transport.publish)
+            deliveries = Deliveries(self.authority.folder, self.log, only=self.journal)
+            coordinator.decisions = lambda: deliveries.decisions(coordinator.study.hash)
             report = partial(notifier.update, self._alarms, lambda: _notices(coordinator))
+            announcing = announce(lambda: journals(self.authority.folder), transport.publish)
+            inform = announcing, deliver(deliveries, transport)
             try:
-                await until_one_ends(*work, self._watch(coordinator, live, report), inform, _until_ended(coordinator))
+                await until_one_ends(*work, self._watch(coordinator, live, report), *inform, _until_ended(coordinator))
                 report(final=True)
                 if coordinator.ended:
                     await transport.send(coordinator.request)
@@ -245,8 +268,6 @@ class Server:
             for name in coordinator.members:
                 (coordinator.revoke if name in revoked else coordinator.readmit)(name)
             coordinator.expire(coordinator.members.keys() - _usable_sites(self.authority) - revoked)
-            members = coordinator.members.items()
-            await transport.propose(name for name, member in members if member.sizes is None and name not in revoked)
             if (jump := clock.jump()) is not None:
                 coordinator.note("warning", "", jump)
             if broker is not None and not broker.is_held():
@@ -293,7 +314,8 @@ async def keep_broker(
         resources.enter_context(broker.held_open())
         authority.renew_certificates()
         page = StatusPage.of(authority, lambda: link is not None and link.connected)
-        listeners = resources.enter_context(hosted(page.routes(), *server_listeners(authority, page_port)))
+        routes = [*page.routes(), *join_routes(authority, log)]
+        listeners = resources.enter_context(hosted(routes, *server_listeners(authority, page_port)))
         pages = page_addresses(authority, listeners)
         if not existing:
             _use(broker, resources, start=True)
@@ -302,13 +324,15 @@ async def keep_broker(
         connection = ServerLink(url, authority.client_context, lambda *_: None, log, leases)
         link = await resources.enter_async_context(connection)
 
+        deliveries = Deliveries(authority.folder, log)
+
         def live() -> Status:
             sites = {}
             for name in sorted(_usable_sites(authority)):
                 contact = connection.seen.get(name)
                 sites[name] = contact_status(contact, math.inf if contact is None else time.monotonic() - contact.at)
-            state = {"running": True, "connected": connection.connected, "broker": url}
-            return {**state, "sites": sites, "pages": pages}
+            state = {"running": True, "connected": connection.connected, "broker": url, "pages": pages}
+            return {**state, "sites": sites, "decisions": deliveries.all_decisions()}
 
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
         if metrics is not None:
@@ -317,6 +341,9 @@ async def keep_broker(
         on_start(pages)
         announcements = asyncio.create_task(announce(lambda: journals(authority.folder), connection.publish))
         resources.push_async_callback(cancel, announcements)
+        deliveries.on_roster = partial(begin, authority)
+        delivering = asyncio.create_task(deliver(deliveries, connection))
+        resources.push_async_callback(cancel, delivering)
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
@@ -327,6 +354,25 @@ async def keep_broker(
             write_status(authority.folder, live())
             notifier.update(lambda: alarms_of(authority, []))
             await asyncio.sleep(CHECK_EVERY)
+
+
+async def deliver(deliveries: Deliveries, link: ServerLink) -> None:
+    """Deliver proposals to connected sites, and take their replies, until cancelled."""
+
+    async def take(site: str, reply: ProposalReply) -> None:
+        for subject, message in deliveries.take(site, reply):
+            await link.publish(subject, message)
+
+    link.on_reply, refresh_at = take, 0.0
+    while True:
+        now = time.monotonic()
+        if now >= refresh_at:
+            await asyncio.to_thread(deliveries.refresh)
+            refresh_at = now + REFRESH_SECONDS
+        connected = {name for name, contact in link.seen.items() if now - contact.at < SILENT_AFTER}
+        for subject, message in deliveries.due(connected):
+            await link.publish(subject, message)
+        await asyncio.sleep(DELIVER_EVERY)
 
 
 IN_JOURNAL = ("changes", "events", "stalls")

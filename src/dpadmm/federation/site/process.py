@@ -1,7 +1,8 @@
 """The long-running process of a site: connects to the broker and answers the studies that its owner accepted.
 
-It opens no port except, on request, one for metrics. A message can only make it answer or refuse a round. The only
-program that it runs is the owner's notification command, which receives public values and no rows.
+It opens no port except, on request, one for metrics. A message can only make it answer or refuse a round, or store a
+proposed study for its owner. The only program that it runs is the owner's notification command, which receives public
+values and no rows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from dpadmm.errors import DPADMMError, StudyError
@@ -22,10 +24,11 @@ from dpadmm.federation.health import Status, now_text, site_alarms, site_samples
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
 from dpadmm.federation.notify import Notifier, StudyNotice
-from dpadmm.federation.protocol import SERVER, SILENT_AFTER
+from dpadmm.federation.protocol import SERVER, SILENT_AFTER, ProposalReply, ReplyCode
 from dpadmm.federation.site.decisions import Decision, decisions
 from dpadmm.federation.site.lease import Lease
 from dpadmm.federation.site.lifecycle import Participation, participation
+from dpadmm.federation.site.proposals import MAX_PROPOSALS, clear_decided, proposals, replies, store_proposal
 from dpadmm.federation.site.responder import Responder, refusal_of
 from dpadmm.federation.transport.link import SiteLink, until_one_ends
 from dpadmm.sites.site import Site
@@ -35,9 +38,6 @@ CHECK_EVERY = 1.0
 
 RENEW_EVERY = 10.0
 """Seconds between attempts to use a renewed certificate, which the broker may not have loaded yet."""
-
-MAX_PROPOSALS = 100
-"""Limit of reported proposals, so that a server cannot fill the log."""
 
 LOG = "site.log"
 
@@ -64,8 +64,12 @@ class SiteProcess:
         self._used_certificate = ""
         """The certificate of the current connection."""
         self._renew_at = 0.0
-        self._proposed: set[str] | None = None
-        """Proposed studies without a decision; None before the decisions are read."""
+        self._replies: dict[str, ProposalReply] | None = None
+        """The reply for each study of this site; None before the decisions are read."""
+        self._wanted: set[str] = set()
+        """Proposed studies whose document was requested."""
+        self._proposed: dict[str, str] = {}
+        """Names of the proposed studies without a decision, by hash."""
         self._notifier = Notifier(site.notify, self._folder, log, role="site", site=self._identity.name)
         self._last_message: dict[str, datetime] = {}
         """Time of the last message of each study."""
@@ -84,7 +88,7 @@ class SiteProcess:
         self._responder.open()
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="responder")
         link = SiteLink(identity.name, identity.url, self._context, self._log, self._lease, identity.server_names)
-        link.on_proposal = self._take_proposal
+        link.on_proposal = partial(self._take_proposal, link)
         try:
             async with link:
                 tasks = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._report_status(link)
@@ -128,7 +132,7 @@ class SiteProcess:
             if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
                 self._log.info("no accepted study yet; to accept one: dpadmm site accept STUDY")
             first = False
-            self._proposed = set() if self._proposed is None else self._proposed
+            await self._report_replies(link)
             for hash, decision in self._decided.items():
                 if decision.kind != "declined":  # requests of a study that was left are refused
                     await link.follow(hash)
@@ -145,13 +149,45 @@ class SiteProcess:
             await self._use_renewed(link)
             await asyncio.sleep(CHECK_EVERY)
 
-    def _take_proposal(self, study: str) -> None:
-        """Store a proposed study that has no decision yet."""
-        if self._proposed is None or study in self._decided or study in self._proposed:
+    async def _report_replies(self, link: SiteLink) -> None:
+        """Send the owner's new decisions and offers to the server."""
+        replies, before = await asyncio.to_thread(self._read_replies), self._replies
+        for hash, reply in replies.items() if before is not None else ():
+            if before is not None and before.get(hash) != reply:
+                await link.reply(reply)
+        self._replies = replies
+
+    def _read_replies(self) -> dict[str, ProposalReply]:
+        clear_decided(self._folder)
+        replies_now = replies(self._folder, self._decided)
+        pending = {hash for hash, reply in replies_now.items() if reply.code is ReplyCode.RECEIVED}
+        if pending != self._proposed.keys():
+            with suppress(DPADMMError):
+                names = {proposal.study.hash: proposal.study.name for proposal in proposals(self._folder)}
+                self._proposed = {hash: name for hash, name in names.items() if hash in pending}
+        return replies_now
+
+    async def _take_proposal(self, link: SiteLink, study: str, text: bytes | None) -> None:
+        """Reply to a proposed study. Its document is stored if it was requested."""
+        if self._replies is None:
             return
-        if len(self._proposed) < MAX_PROPOSALS:
-            self._proposed.add(study)
-            self._log.info("%s: study proposed; ask the study coordinators for its file", study[:12])
+        if (reply := self._replies.get(study)) is not None:
+            await link.reply(reply)
+        elif text is None:
+            if len(self._wanted) < MAX_PROPOSALS:
+                self._wanted.add(study)
+                await link.reply(ProposalReply(study, ReplyCode.WANTED))
+        elif study in self._wanted:
+            self._wanted.discard(study)
+            try:
+                stored = await asyncio.to_thread(store_proposal, self._folder, study, text)
+            except (DPADMMError, OSError) as problem:  # such as another version of dpadmm, or a full disk
+                self._log_once(f"{study[:12]}: proposal refused: {problem}")
+                return
+            self._replies[study] = ProposalReply(study, ReplyCode.RECEIVED)
+            self._proposed[study] = stored.name
+            self._log.info("%s: study %r proposed; next: dpadmm site review %s", study[:12], stored.name, study[:12])
+            await link.reply(self._replies[study])
 
     async def _use_renewed(self, link: SiteLink) -> None:
         """Switch to a renewed certificate while the old one is still valid, without an interruption."""
@@ -253,8 +289,8 @@ class SiteProcess:
 
     def _notices(self) -> Iterator[StudyNotice]:
         """Yield the state of each study, for notifications."""
-        for hash in (self._proposed or set()) - self._decided.keys():
-            yield StudyNotice("study-proposed", hash, None)
+        for hash, name in list(self._proposed.items()):
+            yield StudyNotice("study-proposed", hash, name)
         for study in self._latest["studies"]:
             about = study["hash"], study["name"]
             match Participation(study["state"]):
