@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import escape
 from importlib.resources import files
@@ -11,12 +12,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from dpadmm.parameters.fields import for_json
+
 TYPES = {"css": "text/css", "js": "text/javascript"}
 
 
 def document(name: str, status: int = 200, **values: str) -> Response:
     """Return an HTML page; {{name}} is replaced with the value of that name."""
     return HTMLResponse(re.sub(r"\{\{(\w+)\}\}", lambda match: escape(values[match[1]]), _text(name)), status)
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    text = json.dumps(for_json(value), allow_nan=False, separators=(",", ":"))
+    return Response(text, status, media_type="application/json")
 
 
 def static_routes() -> list[BaseRoute]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +15,9 @@ from dpadmm.federation.health import Sample, Status
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.web.hosting import Certificate, Listener
 from dpadmm.federation.web.metrics import metrics_response
-from dpadmm.federation.web.pages import document, static_routes
+from dpadmm.federation.web.pages import document, json_response, static_routes
 from dpadmm.federation.web.server_data import ServerData
 from dpadmm.federation.web.sessions import LOGIN_NEEDED, Sessions
-from dpadmm.parameters.fields import for_json
 
 
 class StatusPage:
@@ -76,15 +74,9 @@ class StatusPage:
         return PlainTextResponse("ok\n") if self._is_healthy() else PlainTextResponse("not connected\n", 503)
 
     def _metrics(self, request: Request) -> Response:
-        if not self._sessions.secret(request) and not self._sessions.has_metrics_token(request):
-            text = "Send the token in web/metrics-token: Authorization: Bearer TOKEN.\n"
-            return PlainTextResponse(text, 401, headers={"WWW-Authenticate": "Bearer"})
+        if (refusal := self._sessions.refuse_metrics(request)) is not None:
+            return refusal
         return metrics_response(self._samples())
-
-
-def json_response(value: object) -> Response:
-    text = json.dumps(for_json(value), allow_nan=False, separators=(",", ":"))
-    return Response(text, media_type="application/json")
 
 
 def server_listeners(authority: Authority, page_port: int | None) -> list[Listener]:

@@ -16,7 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from dpadmm.federation.identity.private_files import check_unchanged_by_others, make_private_folder, write_private
@@ -87,9 +87,14 @@ class Sessions:
         same_origin = request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
         return same_origin and bool(self.secret(request)) and compare_digest(given, self.csrf_token(request).encode())
 
-    def has_metrics_token(self, request: Request) -> bool:
+    def refuse_metrics(self, request: Request) -> Response | None:
+        """Return the refusal of a request for metrics that has neither a session nor the token, else None."""
         given = request.headers.get("authorization", "").encode()
-        return compare_digest(given, f"Bearer {metrics_token(self._folder)}".encode())
+        expected = f"Bearer {metrics_token(self._folder)}".encode()
+        if self.secret(request) or compare_digest(given, expected):
+            return None
+        text = "Send the token in web/metrics-token: Authorization: Bearer TOKEN.\n"
+        return PlainTextResponse(text, 401, headers={"WWW-Authenticate": "Bearer"})
 
     async def _login(self, request: Request) -> Response:
         code = (await read_body(request, MAX_FORM)).decode("ascii", "replace").removeprefix("code=")

@@ -123,19 +123,6 @@ function showTimes() { // what goes on between two messages
   }
 }
 
-// ---- alarms, with what to do
-function showAlarms() {
-  const { alarms } = page.whole;
-  find("alarms").hidden = !alarms.length;
-  find("alarm-rows").replaceChildren(...alarms.map(alarm => {
-    const level = LEVELS.has(alarm.level) ? alarm.level : "warning", sign = make("span", `sign ${level}`, LEVELS.get(level));
-    sign.setAttribute("aria-hidden", "true");
-    const head = make("p", "text", make("b", "", `${capitalised(level)}, ${alarm.code}:`), ` ${alarm.text}`);
-    const todo = make("p", "todo", alarm.command ? `${alarm.action}:` : `${alarm.action}.`);
-    return make("li", level, sign, make("div", "", head, ...(alarm.action ? [todo] : []), ...(alarm.command ? [make("code", "command", alarm.command)] : [])));
-  }));
-}
-
 // ---- all studies of this server
 function showStudies() {
   const { studies } = page.whole;
@@ -312,7 +299,7 @@ function update(text) {
   mergeSites();
   showLine(); showRun(); showSites(); showEvents(); showTimes();
   const alarms = JSON.stringify(whole.alarms);
-  if (alarms !== page.alarms) { page.alarms = alarms; showAlarms(); }
+  if (alarms !== page.alarms) { page.alarms = alarms; showAlarmList(whole.alarms); }
   const studies = JSON.stringify([whole.studies, page.run?.study.hash]);
   if (studies !== page.studies) { page.studies = studies; showStudies(); }
 }

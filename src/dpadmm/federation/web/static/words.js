@@ -80,6 +80,18 @@ function make(tag, className, ...inside) {
   return node;
 }
 
+// Alarms, with what to do.
+function showAlarmList(alarms) {
+  find("alarms").hidden = !alarms.length;
+  find("alarm-rows").replaceChildren(...alarms.map(alarm => {
+    const level = LEVELS.has(alarm.level) ? alarm.level : "warning", sign = make("span", `sign ${level}`, LEVELS.get(level));
+    sign.setAttribute("aria-hidden", "true");
+    const head = make("p", "text", make("b", "", `${capitalised(level)}, ${alarm.code}:`), ` ${alarm.text}`);
+    const todo = make("p", "todo", alarm.command ? `${alarm.action}:` : `${alarm.action}.`);
+    return make("li", level, sign, make("div", "", head, ...(alarm.action ? [todo] : []), ...(alarm.command ? [make("code", "command", alarm.command)] : [])));
+  }));
+}
+
 // Ends the session at the server, then shows the login page.
 function logOutWith(button) {
   button.addEventListener("click", async () => {
