@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -64,9 +66,17 @@ def ask(page, path, *, method="GET", host=None, headers=None, body=None):
         return answer.status, answer.headers, answer.read().decode()
 
 
-def log_in(page):
+def log_in(page, code=None):
     """The cookie of a new session."""
-    code = new_link(page.folder).removeprefix("login#")
+    code = code or new_link(page.folder).removeprefix("login#")
     status, headers, _ = ask(page, "/login", method="POST", body=f"code={code}")
     assert status == 303
     return {"Cookie": headers["Set-Cookie"].partition(";")[0]}
+
+
+def visitor(printed):
+    """The path of a page -> its JSON, in a session of the link that a command printed."""
+    found = re.search(r"http://127\.0\.0\.1:(\d+)/login#(\S+)", printed)
+    page = OpenPage(int(found[1]), Path())
+    cookie = log_in(page, found[2])
+    return lambda path: json.loads(ask(page, path, headers=cookie)[2])

@@ -42,6 +42,9 @@ SNAPSHOT_SECONDS, FOLDER_SECONDS = 0.25, 2.0
 MAX_EVENTS, MAX_POINTS = 200, 2000
 """Limits of events and of points of the curve that a page receives."""
 
+CONNECTION_STATES = ("connected", "silent", "revoked", "expired", "unknown")
+"""States of a site outside of a study that runs (docs/reference/states.md)."""
+
 T = TypeVar("T")
 
 

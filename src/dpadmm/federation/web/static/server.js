@@ -52,8 +52,10 @@ function showEmpty() { // no study yet: who is connected, and what to do next
 function showRun() {
   const { run } = page, { server } = page.whole;
   put(find("host"), run ? server.host : "");
-  for (const name of ["parts", "hash-line", "bar", "chart-panel", "events", "about", "rounds-figure", "left-figure", "deadline-figure", "spent-figure"]) find(name).hidden = !run;
+  for (const name of ["parts", "hash-line", "bar", "chart-panel", "events", "about", "rounds-figure", "spent-figure"]) find(name).hidden = !run;
   find("next").hidden = Boolean(run);
+  const isOver = !run || ["finished", "ended", "stopped", "interrupted", "proposed"].includes(run.state);
+  for (const name of ["left-figure", "deadline-figure"]) find(name).hidden = isOver;
   put(find("present-label"), run?.served ? "Sites present" : "Sites connected");
   if (!run) return showEmpty();
   const { study } = run, done = run.rounds_done, total = study.n_rounds;
@@ -72,7 +74,7 @@ function showRun() {
   put(find("present"), run.served ? `${here()} of ${run.sites.length}` : `${connected()} of ${merged.length}`);
   put(find("pace"), isNumber(run.median_seconds) ? perMinute(run.median_seconds) : "");
   put(find("needed"), run.served && isNumber(run.quorum) ? `${run.quorum} needed` : "");
-  put(find("spent"), fixed(Math.max(0, ...run.sites.map(site => site.epsilon ?? 0))));
+  put(find("spent"), roundedUp(Math.max(0, ...run.sites.map(site => site.epsilon ?? 0))));
   put(find("planned"), `of ${number(study.epsilon)} planned`);
   const title = run.state === "running" ? `${done}/${total}` : run.state;
   if (document.title !== `${title} · ${study.name}`) document.title = `${title} · ${study.name}`;
@@ -139,7 +141,7 @@ function showStudies() {
     mark(state, "data-state", each.state);
     const present = isNumber(each.sites_present) ? each.sites_present : "–";
     return make("tr", "", name, state, make("td", "", `${each.rounds_done} of ${each.n_rounds}`),
-      make("td", "", `${isNumber(each.epsilon) ? fixed(each.epsilon) : "–"} of ${number(each.planned_epsilon)}`), make("td", "", `${present} of ${each.n_sites}`),
+      make("td", "", `${roundedUp(each.epsilon)} of ${number(each.planned_epsilon)}`), make("td", "", `${present} of ${each.n_sites}`),
       make("td", "", date(each.begun_at)), make("td", "", date(each.last_round_at)));
   }));
 }
@@ -175,8 +177,8 @@ function showSites() {
     mark(row.code, "title", site.code ?? "");
     if (row.state.className !== `state ${known}`) row.state.className = `state ${known}`;
     put(row.answered, site.inStudy ? `${site.answered} of ${run.study.n_rounds}` : run ? "not in this study" : "–");
-    put(row.spent, site.inStudy ? fixed(site.epsilon) : "");
-    const alone = isNumber(site.epsilon_if_others_collude) ? `; ${fixed(site.epsilon_if_others_collude)} alone` : "";
+    put(row.spent, site.inStudy ? roundedUp(site.epsilon) : "");
+    const alone = isNumber(site.epsilon_if_others_collude) ? `; ${roundedUp(site.epsilon_if_others_collude)} alone` : "";
     put(row.planned, site.inStudy ? `of ${number(planned)}${alone}` : "");
     row.fill.parentElement.hidden = !site.inStudy;
     row.fill.style.width = isNumber(site.epsilon) && planned > 0 ? `${Math.min(100, 100 * site.epsilon / planned)}%` : "0";
@@ -193,7 +195,7 @@ function showSites() {
   find("main").classList.toggle("alone", !run);
   for (const kind of ["all", ...SITE_STATES.keys()]) {
     const count = tally.get(kind) ?? 0, chip = siteChips.get(kind);
-    chip.node.hidden = count === 0 && kind !== "all" && kind !== (run ? "present" : "connected") && page.onlySites !== kind;
+    chip.node.hidden = count === 0 && kind !== "all" && kind !== (run?.served ? "present" : "connected") && page.onlySites !== kind;
     put(chip.count, count);
   }
   filterSites();

@@ -23,19 +23,19 @@ function showSite({ site, alarms, problems }) {
 
 function showBudget(budget) {
   put(find("delta"), number(budget.delta));
-  put(find("spent"), `ε ${fixed(budget.spent)}`);
-  put(find("promised"), `ε ${fixed(budget.promised)}`);
-  put(find("left"), `ε ${fixed(budget.left)}`);
+  put(find("spent"), `ε ${roundedUp(budget.spent)}`);
+  put(find("promised"), `ε ${roundedUp(budget.promised)}`);
+  put(find("left"), `ε ${roundedDown(budget.left)}`);
   put(find("limit"), `ε ${number(budget.limit)}`);
   const { spent, reserved } = budget.shares, percent = share => `${Math.round(100 * share)}%`;
   find("share-spent").style.width = percent(Math.min(1, spent));
   find("share-reserved").style.width = percent(Math.min(1 - Math.min(1, spent), reserved));
   mark(find("shares"), "aria-label", `Shares of the budget: ${percent(spent)} spent, ${percent(reserved)} reserved, ${percent(Math.max(0, 1 - spent - reserved))} left`);
-  if (!changed("history", budget.history)) return;
   chart.update(budget.history, Date.now());
-  mark(find("history"), "aria-label", `Budget over time, now ε ${fixed(budget.spent)} spent and ε ${fixed(budget.promised)} spent or reserved of ${number(budget.limit)}`);
+  if (!changed("history", budget.history)) return;
+  mark(find("history"), "aria-label", `Budget over time, now ε ${roundedUp(budget.spent)} spent and ε ${roundedUp(budget.promised)} spent or reserved of ${number(budget.limit)}`);
   find("history-rows").replaceChildren(...budget.history.slice(-50).reverse().map(([at, ...values]) =>
-    make("tr", "", make("td", "", date(at, { seconds: true })), ...values.map(value => make("td", "", fixed(value))))));
+    make("tr", "", make("td", "", date(at, { seconds: true })), ...values.map(value => make("td", "", roundedUp(value))))));
 }
 
 function button(words, name, run, strong = false) {
@@ -51,7 +51,7 @@ function showProposals(proposals) {
   find("no-proposals").hidden = proposals.length > 0;
   find("proposal-rows").replaceChildren(...proposals.map(each => {
     const head = make("h3", "", each.name), about = make("p", "note", `${each.method}, ${each.n_rounds} rounds, proposed ${date(each.at)}, hash `, make("code", "", each.hash.slice(0, 12)));
-    const cost = make("p", "", `Costs ε ${fixed(each.epsilon)} of your budget. `, make("span", "note", each.releases));
+    const cost = make("p", "", `Costs ε ${roundedUp(each.epsilon)} of your budget. `, make("span", "note", each.releases));
     const parts = [head, about, cost];
     if (each.obstacles.length) parts.push(make("p", "refused", `Not within your limits: ${each.obstacles.join("; ")}.`));
     const row = make("p", "buttons");
@@ -75,7 +75,7 @@ function showStudies(studies) {
     const fill = make("span"), meter = make("span", "meter", fill);
     fill.style.width = each.planned_epsilon > 0 ? `${Math.min(100, 100 * each.epsilon / each.planned_epsilon)}%` : "0";
     const cost = each.planned_epsilon === null ? make("p", "note", "Nothing was reserved.")
-      : make("p", "", `${each.rounds} of ${each.n_rounds} rounds, ε ${fixed(each.epsilon)} of ${fixed(each.planned_epsilon)}`, meter);
+      : make("p", "", `${each.rounds} of ${each.n_rounds} rounds, ε ${roundedUp(each.epsilon)} of ${roundedUp(each.planned_epsilon)}`, meter);
     const row = make("p", "buttons");
     if (each.actions.includes("accept")) row.append(button("Accept", each.name, () => decide(each, "accept")));
     if (each.actions.includes("leave")) row.append(button("Leave", each.name, () => decide(each, "leave")));

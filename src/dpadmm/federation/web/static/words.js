@@ -13,9 +13,9 @@ function number(value, digits = 3) {
   return (shown === "1" ? "" : shown + " × ") + "10" + raised(Number(power));
 }
 
-function fixed(value) { // as many places for every site, so that columns stand still
-  return isNumber(value) ? (Math.abs(value) < 100 ? value.toFixed(3) : number(value)) : "–";
-}
+// As many places for every site, so that columns stand still. A cost is rounded up, and what is left is rounded down.
+function roundedUp(value) { return isNumber(value) ? (Math.abs(value) < 100 ? (Math.ceil(value * 1000 - 1e-6) / 1000).toFixed(3) : number(value)) : "–"; }
+function roundedDown(value) { return isNumber(value) ? (Math.abs(value) < 100 ? (Math.floor(value * 1000 + 1e-6) / 1000).toFixed(3) : number(value)) : "–"; }
 
 function duration(seconds) {
   if (!isNumber(seconds)) return "–";
