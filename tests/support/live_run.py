@@ -1,4 +1,4 @@
-"""A simulated run: snapshots for the live page, with the headline of the server."""
+"""A simulated run: snapshots for the status page, with the headline of the server."""
 
 from __future__ import annotations
 
