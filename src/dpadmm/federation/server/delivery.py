@@ -208,6 +208,17 @@ def drafts(folder: Path) -> list[Path]:
     return sorted((folder / "studies").glob(f"*/{DRAFT}"))
 
 
+def open_drafts(folder: Path) -> list[dict[str, Any]]:
+    """Return the drafts that wait for offers: name, hash, members, and the sites that offered a key."""
+    found = []
+    for path in drafts(folder):
+        draft = read_draft(path)
+        if draft.final is None:
+            about = {"name": draft.study.name, "hash": draft.study.hash, "members": list(draft.members)}
+            found.append(about | {"offers": sorted(offered_keys(path.parent))})
+    return found
+
+
 def read_draft(path: Path) -> Draft:
     try:
         table: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))

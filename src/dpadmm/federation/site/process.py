@@ -122,7 +122,7 @@ class SiteProcess:
         while True:
             await loop.run_in_executor(pool, self._apply_decisions)
             if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
-                self._log.info("no accepted study yet; to accept one: dpadmm site accept STUDY")
+                self._log.info("no accepted study yet; proposed studies: dpadmm site studies")
             first = False
             await self._report_replies(link)
             for hash, decision in self._decided.items():
