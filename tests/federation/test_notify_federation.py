@@ -66,7 +66,7 @@ def test_events_of_a_study_and_a_program_that_hangs(tmp_path: Path) -> None:
         wait_for(lambda: events(hub, "alarm-cleared", code="site-silent"))
         wait_for(lambda: events(a, "study-accepted", study_name="small"))
         all.accept("b")
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
 
         (pid,) = map(int, (c / "pids").read_text().split())
         assert is_running(pid), "its first event is still not handled, and all rounds are over"

@@ -1,4 +1,4 @@
-"""A live page of a run that is only told, and visits to it over real sockets."""
+"""A live page of a simulated run, and requests to it over real sockets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(page, path, *, method="GET", host=None, headers=None):
 
 
 def raw(page, request):
-    """Everything that is answered to these bytes."""
+    """Return the whole answer to these bytes."""
     with closing(socket.create_connection(("127.0.0.1", page.port), timeout=10)) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))

@@ -72,7 +72,7 @@ def check(
     reached.
     """
     from dpadmm.cli import site_reports
-    from dpadmm.cli.study import counts_of, show_survey
+    from dpadmm.cli.owner_report import counts_of, survey_rendering
     from dpadmm.federation.site.connection import check_connections, reachable
 
     if connection:
@@ -94,7 +94,7 @@ def check(
     if survey is None:
         return echo("Cells were not counted: the table has no named columns.")
     echo(study.name, style="bold")
-    show_survey(study, survey)
+    show(survey_rendering(study, survey))
     return echo(*(f"Warning: {problem}" for problem in survey.problems))
 
 
