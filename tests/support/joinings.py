@@ -20,7 +20,7 @@ STUDY = """\
 format = "dpadmm-study/2"
 name = "{name}"
 allow_missed_rounds = true
-quorum = 2
+quorum = {quorum}
 deadline = 5
 {more}
 [label]
@@ -39,7 +39,7 @@ epsilon = {epsilon}
 delta = 1e-5
 {privacy}
 """
-MASKED = {"more": "max_rows_per_site = 100", "privacy": 'aggregation = "secure"\nmin_honest_sites = 2'}
+MASKED = {"quorum": "3", "more": "max_rows_per_site = 100", "privacy": 'aggregation = "secure"\nmin_honest_sites = 2'}
 
 
 class Joining:
@@ -111,7 +111,8 @@ class Joining:
 
     def propose(self, name: str = "small", *, rounds: int = 20, epsilon: float = 0.5, **more: str) -> Path:
         path = self.folder / f"{name}.toml"
-        path.write_text(STUDY.format(name=name, rounds=rounds, epsilon=epsilon, **{"more": "", "privacy": "", **more}))
+        values = {"more": "", "privacy": "", "quorum": "2", **more}
+        path.write_text(STUDY.format(name=name, rounds=rounds, epsilon=epsilon, **values))
         self.ask("server", "propose", path, "--folder", self.hub)
         return path
 
