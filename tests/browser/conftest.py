@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from axe_rules import axe
 from browsers import browser
 from page_visits import page, run
 
-__all__ = ["browser", "left_empty", "page", "run"]
+__all__ = ["axe", "browser", "left_empty", "page", "run"]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -137,15 +136,31 @@ def _install_certificates(authority: Authority, files: list[Path]) -> None:
 
 
 @server_app.command("start")
-def start(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text", metrics: Metrics = None) -> None:
-    """Keep the broker running until stopped, so that sites stay connected between studies.
+def start(
+    folder: Folder = HERE,
+    port: Port = None,
+    page: bool = Option(True, "--page/--no-page", help="Also serve the status page on this machine without TLS."),
+    page_port: int | None = Option(
+        None, help="Port of the status page on this machine.", metavar="PORT", show_default="the one after web_port"
+    ),
+    log_form: LogForm = "text",
+    metrics: Metrics = None,
+) -> None:
+    """Keep the broker and the web application running until stopped, so that sites stay connected between studies.
 
-    Without it, dpadmm server run starts a broker that stops with the last study.
+    The web application has the status page, health and metrics. Without this command, dpadmm server run starts a
+    broker that stops with the last study.
     """
     from dpadmm.federation.server.process import keep_broker
 
+    authority = _authority(folder)
+    own_port = (authority.settings.web_port + 1 if page_port is None else page_port) if page else None
+
+    def on_start(pages: list[str]) -> None:
+        show(Rendering(next_steps=_links(authority, pages)))
+
     try:
-        work = keep_broker(_authority(folder), _log(log_form), port=port, metrics=metrics)
+        work = keep_broker(authority, _log(log_form), port=port, page_port=own_port, metrics=metrics, on_start=on_start)
         asyncio.run(until_signal(work, ""))
     except InterruptedRunError:
         echo("Stopped. If a study is running, it keeps the broker until its end.")
@@ -387,8 +402,8 @@ def run(
         show_default="from the server's settings",
     ),
     port: Port = None,
-    page: bool = Option(True, "--page/--no-page", help="Serve a live page on this machine only."),
-    page_port: int = Option(0, help="Port of the live page; 0 for any free port.", metavar="PORT"),
+    page: bool = Option(True, "--page/--no-page", help="Serve the status page, unless dpadmm server start does."),
+    page_port: int = Option(0, help="Port of the status page; 0 for any free port.", metavar="PORT"),
     start_wait: float | None = Option(
         None,
         min=1.0,
@@ -414,9 +429,9 @@ def run(
         journal = begin(authority, read_study(study), None)
     else:
         journal = _journal(folder, study, unfinished=True)
-    wait = START_WAIT if start_wait is None else start_wait
-    server = Server(authority, journal, _log(log_form), broker, port, wait, start_wait is not None, metrics)
-    _run(server, page_port if page else None)
+    wait, own_page = START_WAIT if start_wait is None else start_wait, page_port if page else None
+    server = Server(authority, journal, _log(log_form), broker, port, wait, start_wait is not None, own_page, metrics)
+    _run(server)
 
 
 @server_app.command("end")
@@ -449,15 +464,18 @@ def status(
     as_json: AsJson = False,
     health: Health = False,
     live: Live = False,
+    link: bool = Option(False, "--link", help="Print a new one-time link to the status page."),
 ) -> None:
     """Show the progress of a study, its sites, their privacy loss, and alarms.
 
     If there are several studies, show one line for each.
     """
     from dpadmm.cli.server_status import status_rendering
-    from dpadmm.federation.server.status import alarms_of, journals, status_of
+    from dpadmm.federation.server.status import alarms_of, journals, page_addresses, status_of
 
     authority = _authority(folder)
+    if link:
+        return show(Rendering(next_steps=_links(authority, page_addresses(folder))))
     seen = [status_of(authority, each) for each in ([_journal(folder, study)] if study else journals(folder))]
     if health or live:
         if study is None:  # not those that were stopped on purpose
@@ -556,25 +574,29 @@ def _log(form: str) -> logging.Logger:
     return make_log("server", terminal=True, as_json=form == "json")
 
 
-def _run(server: Server, page_port: int | None) -> None:
-    """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
+def _links(authority: Authority, pages: list[str]) -> list[str]:
+    """Return a new one-time link to the status page, at each of its addresses."""
+    from dpadmm.federation.web.sessions import new_link
+
+    path = new_link(authority.folder)
+    lines = [f"{'On this machine' if page.startswith('http:') else 'From elsewhere'}: {page}{path}" for page in pages]
+    return ["Status page (one-time link, valid for one hour):", *lines]
+
+
+def _run(server: Server) -> None:
+    """Run a study to its end, with a progress bar."""
     from dpadmm.cli.server_status import study_rendering
     from dpadmm.federation.health import command_line
-    from dpadmm.federation.server.page import Page
-    from dpadmm.federation.server.process import page_snapshot
 
     which = server.journal.parent.name, "--folder", server.authority.folder
-    with ExitStack() as resources, progress_bar(quiet=False) as bar:
+    with progress_bar(quiet=False) as bar:
 
         def on_start(run: Coordinator) -> None:
             seen = run.snapshot()
             names = ", ".join(site["name"] for site in seen["sites"])
             waiting = [] if seen["rounds_done"] else [Paragraph("Waiting for the sites ...")]
             rounds = Paragraph(f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
-            lines = [seen["study"]["hash"]]
-            if page_port is not None:
-                page = resources.enter_context(Page(page_snapshot(server), port=page_port))
-                lines.append(f"Live page, on this machine only: {page.url}")
+            lines = [seen["study"]["hash"], *(_links(server.authority, server.pages) if server.pages else [])]
             show(Rendering(title=seen["study"]["name"], body=[rounds, *waiting], next_steps=lines))
             follow_rounds(run, bar, seen["study"]["n_rounds"])
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -259,13 +260,15 @@ def leave(
 def run(
     site_file: SiteOption = HERE,
     quiet: bool = Option(False, "--quiet", help="Log to the log file only."),
+    page: bool = Option(False, "--page/--no-page", help="Serve the owner's page, on this machine only."),
+    page_port: int = Option(0, help="Port of the owner's page; 0 for any free port.", metavar="PORT"),
     log_form: LogForm = "text",
     metrics: Metrics = None,
 ) -> None:
     """Run the site: answer accepted studies until stopped.
 
-    The site connects to the broker and opens no port except --metrics. It applies new decisions while running. It can
-    be killed at any time and resumes when restarted.
+    The site connects to the broker and opens no port except those of --page and --metrics. It applies new decisions
+    while running. It can be killed at any time and resumes when restarted.
     """
     from dpadmm.federation.logs import make_log
     from dpadmm.federation.site.process import LOG, SiteProcess
@@ -276,7 +279,7 @@ def run(
     folder = site.path.parent
     log = make_log(f"agent.{folder}", terminal=not quiet, file=folder / LOG, as_json=log_form == "json")
     with _without_pandas():
-        asyncio.run(_until_signal(SiteProcess(site, log), metrics))
+        asyncio.run(_until_signal(SiteProcess(site, log), folder, metrics, page_port if page else None))
     log.info("stopped")
 
 
@@ -297,26 +300,45 @@ def _without_pandas() -> Iterator[None]:
         del sys.modules["pandas"]
 
 
-async def _until_signal(process: SiteProcess, metrics: str | None) -> None:
+async def _until_signal(process: SiteProcess, folder: Path, metrics: str | None, page_port: int | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await process.run(stop, metrics=metrics)
+    await process.run(stop, metrics=metrics, page_port=page_port, on_start=partial(_show_link, folder))
 
 
 @site_app.command("status")
-def status(site_file: SiteOption = HERE, as_json: AsJson = False, health: Health = False, live: Live = False) -> None:
+def status(
+    site_file: SiteOption = HERE,
+    as_json: AsJson = False,
+    health: Health = False,
+    live: Live = False,
+    link: bool = Option(False, "--link", help="Print a new one-time link to the owner's page."),
+) -> None:
     """Show whether the site is running and connected, its open studies, and alarms."""
     from dpadmm.cli.site_reports import status_rendering
-    from dpadmm.federation.health import STATUS, read_status, site_alarms
+    from dpadmm.federation.health import STATUS, is_live, read_status, site_alarms
 
     folder = read_site(site_path(site_file)).path.parent
     seen = read_status(folder / STATUS)
+    if link:
+        if seen is None or not is_live(seen) or not seen["pages"]:
+            raise StudyError("no page is running; to start it: dpadmm site run --page")
+        return _show_link(folder, seen["pages"])
     alarms = site_alarms(seen, folder)
     if health or live:
         return exit_with_health(alarms, only_live=live)
     rendering = status_rendering(seen).extend(next_steps=[alarm.line for alarm in alarms], data=alarms_json(alarms))
     return show(rendering, as_json=as_json)
+
+
+def _show_link(folder: Path, pages: list[str]) -> None:
+    """Print a new one-time link to the owner's page, if there is one."""
+    if pages:
+        from dpadmm.federation.web.sessions import new_link  # a site without a page does not load the web framework
+
+        lines = ["Page, on this machine only (one-time link, valid for one hour):"]
+        show(Rendering(next_steps=[*lines, *(f"{page}{new_link(folder)}" for page in pages)]))
 
 
 @site_app.command("install")

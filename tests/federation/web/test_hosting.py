@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 from brokers import free_port
@@ -112,6 +112,23 @@ def test_a_silent_client_is_disconnected_and_does_not_delay_the_end(monkeypatch)
         began = time.monotonic()
     assert time.monotonic() - began < hosting.CLOSE_SECONDS + 1.5
     silent.close()
+
+
+def test_a_crowd_that_says_nothing_keeps_nobody_out(monkeypatch):
+    """Of the silent connections the oldest is closed; one with a request is not."""
+    monkeypatch.setattr(hosting, "MAX_SILENT", 3)
+    with hosted(ROUTES, Listener("127.0.0.1", 0)) as (listener,), ExitStack() as held:
+
+        def connect():
+            return held.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=5))
+
+        working = connect()
+        working.sendall(b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
+        time.sleep(0.1)
+        silent = [connect() for _ in range(5)]
+        assert [connection.recv(1) for connection in silent[:2]] == [b"", b""]
+        assert ask(listener.port, "/nothing")[0] == 404
+        assert working.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
 def test_one_client_too_many_is_told_so(monkeypatch):

@@ -11,13 +11,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from logging import Logger, getLevelNamesMapping
 from pathlib import Path
-from typing import TypeVar
 
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import (
@@ -29,12 +28,9 @@ from dpadmm.federation.health import (
     Status,
     contact_status,
     is_live,
-    metrics_server,
     now_text,
     read_status,
-    server_alarms,
     server_samples,
-    study_alarms,
     study_samples,
     write_status,
 )
@@ -48,17 +44,16 @@ from dpadmm.federation.server.delivery import REFRESH_SECONDS, Deliveries
 from dpadmm.federation.server.endings import announce
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.leases import Leases
-from dpadmm.federation.server.status import alarms_of, certificates_of, journal_of, journals, overview
+from dpadmm.federation.server.status import alarms_of, journal_of, journals
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import NatsTransport, ServerLink, cancel, until_one_ends
-from dpadmm.federation.web.hosting import Certificate, Listener, hosted
-from dpadmm.federation.web.server_app import server_routes
+from dpadmm.federation.web.hosting import Listener, hosted
+from dpadmm.federation.web.metrics import served_metrics
+from dpadmm.federation.web.server_app import StatusPage, page_addresses, server_listeners
 from dpadmm.sites.addresses import check_urls
 from dpadmm.studies.study import Study
 from dpadmm.training.train import prior_from
-
-T = TypeVar("T")
 
 CHECK_EVERY = 1.0
 """Seconds between checks of the approved sites and of the broker."""
@@ -143,8 +138,12 @@ class Server:
     """Seconds to wait for all sites at the start. Afterwards the quorum is enough."""
     gives_up: bool = False
     """Whether to raise ``ServiceUnavailableError`` if the quorum has not accepted by then, instead of waiting."""
+    page_port: int | None = None
+    """Port of the status page on this machine; 0 for any, None for no page. ``server start`` has a page already."""
     metrics: str | None = None
     """Port, or address and port, of the metrics page."""
+    pages: list[str] = field(default_factory=list)
+    """Addresses of the status page, once ``on_start`` was called."""
     status: Callable[[], Status] = dict
     """Returns the status of the study; available once ``on_start`` was called."""
 
@@ -163,10 +162,13 @@ class Server:
             transport = NatsTransport(coordinator.study.hash, url, context, self.log, leases)
             await resources.enter_async_context(transport)
             coordinator.seen = transport.seen
-            live = _live_status(coordinator, transport)
+            live = self._live_status(coordinator, transport)
             resources.callback(lambda: write_status(self.journal.parent, live() | {"running": False}))
             self.status = lambda: coordinator.snapshot() | {"live": _connection(transport) | {"at": now_text()}}
-            resources.enter_context(metrics_server(self.metrics, self._samples))
+            resources.enter_context(self._page(transport, live))
+            if self.metrics is not None:
+                resources.enter_context(served_metrics(self.metrics, self._samples))
+            write_status(self.journal.parent, live())
             on_start(coordinator)
             work = run_rounds(coordinator, transport), self._check_sites(coordinator, broker, transport)
             deliveries = Deliveries(self.authority.folder, self.log, only=self.journal)
@@ -183,6 +185,36 @@ class Server:
                 coordinator.stopped = str(problem)
                 raise
             return coordinator
+
+    @contextmanager
+    def _page(self, transport: NatsTransport, live: Callable[[], Status]) -> Iterator[None]:
+        """Serve the status page on this machine until open pages have shown the end of the study.
+
+        If ``server start`` is running, it has the page. No site can join a study that is already proposed, so nothing
+        else of the web application is needed here.
+        """
+        keeper = read_status(self.authority.folder / STATUS, ServerStatus)
+        if keeper is not None and is_live(keeper):
+            self.pages = keeper.get("pages", [])
+            yield
+        elif self.page_port is None:
+            yield
+        else:
+            page = StatusPage.of(self.authority, lambda: transport.connected)
+            with hosted(page.routes(), Listener("127.0.0.1", self.page_port, setting="--page-port")) as (listener,):
+                self.pages = [f"{listener.url}/"]
+                try:
+                    yield
+                finally:
+                    write_status(self.journal.parent, live())
+                    page.wait_for_last_look()
+
+    def _live_status(self, coordinator: Coordinator, transport: NatsTransport) -> Callable[[], Status]:
+        def live() -> Status:
+            snapshot = {key: value for key, value in coordinator.snapshot().items() if key not in IN_JOURNAL}
+            return {**_connection(transport), "snapshot": snapshot, "pages": self.pages}
+
+        return live
 
     @property
     def _existing(self) -> str:
@@ -250,11 +282,18 @@ async def _until_ended(coordinator: Coordinator) -> None:
 
 
 async def keep_broker(
-    authority: Authority, log: Logger, *, port: int | None = None, metrics: str | None = None
+    authority: Authority,
+    log: Logger,
+    *,
+    port: int | None = None,
+    page_port: int | None = None,
+    metrics: str | None = None,
+    on_start: Callable[[list[str]], None] = lambda pages: None,
 ) -> None:
     """Run the broker and the web application until this is cancelled, so that sites stay connected between studies.
 
-    If server.toml names existing brokers, only the web application runs here.
+    If server.toml names existing brokers, only the web application runs here. ``page_port`` is the port of the status
+    page on this machine; ``on_start`` receives the addresses of the page.
     """
 
     repeats = RepeatLog(log)
@@ -269,53 +308,52 @@ async def keep_broker(
     if existing and port is not None:
         raise StudyError("--port is the port of the built-in broker, but server.toml names existing brokers")
     broker, clock = Broker(authority, port=port), Clock()
+    link: ServerLink | None = None
     async with AsyncExitStack() as resources:
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.held_open())
         authority.renew_certificates()
-        resources.enter_context(
-            hosted([*server_routes(authority), *join_routes(authority, log)], web_listener(authority))
-        )
+        page = StatusPage.of(authority, lambda: link is not None and link.connected)
+        routes = [*page.routes(), *join_routes(authority, log)]
+        listeners = resources.enter_context(hosted(routes, *server_listeners(authority, page_port)))
+        pages = page_addresses(authority, listeners)
         if not existing:
             _use(broker, resources, start=True)
         url = existing or broker.url
         leases = resources.enter_context(Leases(authority.folder, note_counted))
-        link = ServerLink(url, authority.client_context, lambda *_: None, log, leases)
-        await resources.enter_async_context(link)
+        connection = ServerLink(url, authority.client_context, lambda *_: None, log, leases)
+        link = await resources.enter_async_context(connection)
 
         deliveries = Deliveries(authority.folder, log)
 
         def live() -> Status:
             sites = {}
             for name in sorted(_usable_sites(authority)):
-                contact = link.seen.get(name)
+                contact = connection.seen.get(name)
                 sites[name] = contact_status(contact, math.inf if contact is None else time.monotonic() - contact.at)
-            return {"running": True, "connected": link.connected, "broker": url, "sites": sites} | {
-                "decisions": deliveries.all_decisions()
-            }
+            state = {"running": True, "connected": connection.connected, "broker": url, "pages": pages}
+            return {**state, "sites": sites, "decisions": deliveries.all_decisions()}
 
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
-        resources.enter_context(metrics_server(metrics, lambda: server_samples(live(), authority.folder)))
-        announcements = asyncio.create_task(announce(lambda: journals(authority.folder), link.publish))
+        if metrics is not None:
+            resources.enter_context(served_metrics(metrics, lambda: server_samples(live(), authority.folder)))
+        write_status(authority.folder, live())
+        on_start(pages)
+        announcements = asyncio.create_task(announce(lambda: journals(authority.folder), connection.publish))
         resources.push_async_callback(cancel, announcements)
         deliveries.on_roster = partial(begin, authority)
-        delivering = asyncio.create_task(deliver(deliveries, link))
+        delivering = asyncio.create_task(deliver(deliveries, connection))
         resources.push_async_callback(cancel, delivering)
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
-            if not existing:
+            if existing:
+                await asyncio.to_thread(authority.renew_certificates)
+            else:
                 await _keep_alive(broker, note, note_counted)
             write_status(authority.folder, live())
             notifier.update(lambda: alarms_of(authority, []))
             await asyncio.sleep(CHECK_EVERY)
-
-
-def web_listener(authority: Authority) -> Listener:
-    """Return where the web application of a server listens."""
-    settings = authority.settings
-    certificate = Certificate.of_server(authority)
-    return Listener(settings.listen, settings.web_port, certificate, "web_port in server.toml")
 
 
 async def deliver(deliveries: Deliveries, link: ServerLink) -> None:
@@ -341,14 +379,6 @@ IN_JOURNAL = ("changes", "events", "stalls")
 """Parts of a snapshot that the status file omits."""
 
 
-def _live_status(coordinator: Coordinator, transport: NatsTransport) -> Callable[[], Status]:
-    def live() -> Status:
-        snapshot = {key: value for key, value in coordinator.snapshot().items() if key not in IN_JOURNAL}
-        return _connection(transport) | {"snapshot": snapshot}
-
-    return live
-
-
 def _notices(coordinator: Coordinator) -> Iterator[StudyNotice]:
     """Yield the state of the study, at each site and as a whole, for notifications."""
     about = coordinator.study.hash, coordinator.study.name
@@ -367,35 +397,6 @@ def _notices(coordinator: Coordinator) -> Iterator[StudyNotice]:
 
 def _connection(transport: NatsTransport) -> Status:
     return {"running": True, "connected": transport.connected, "broker": transport.url}
-
-
-def cached_for(seconds: float, read: Callable[[], list[T]]) -> Callable[[], list[T]]:
-    """Return a function that calls ``read`` at most once in ``seconds``. After an error it returns the last list."""
-    cached, due = list[T](), 0.0
-
-    def latest() -> list[T]:
-        nonlocal cached, due
-        if time.monotonic() >= due:
-            with suppress(DPADMMError, OSError):
-                cached = read()
-            due = time.monotonic() + seconds
-        return cached
-
-    return latest
-
-
-def page_snapshot(server: Server) -> Callable[[], Status]:
-    """Return a function that builds the data of the live page: the study, all studies of the folder, and alarms."""
-    authority = server.authority
-    studies = cached_for(5.0, lambda: overview(authority.folder))
-    folder_alarms = cached_for(5.0, lambda: list(server_alarms(authority.folder, certificates_of(authority))))
-
-    def snapshot() -> Status:
-        status = server.status()
-        alarms = [*study_alarms(status, authority.folder), *folder_alarms()]
-        return status | {"studies": studies(), "alarms": [alarm._asdict() for alarm in alarms]}
-
-    return snapshot
 
 
 Note = Callable[[str, str, str], None]

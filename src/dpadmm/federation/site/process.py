@@ -1,8 +1,8 @@
 """The long-running process of a site: connects to the broker and answers the studies that its owner accepted.
 
-It opens no port except, on request, one for metrics. A message can only make it answer or refuse a round, or store a
-proposed study for its owner. The only program that it runs is the owner's notification command, which receives public
-values and no rows.
+It opens no port except, on request, one for metrics and one on this machine for its owner's page. A message can only
+make it answer or refuse a round, or store a proposed study for its owner. The only program that it runs is the owner's
+notification command, which receives public values and no rows.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.health import Status, metrics_server, now_text, site_alarms, site_samples, write_status
+from dpadmm.federation.health import Status, now_text, site_alarms, site_samples, write_status
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
 from dpadmm.federation.logs import RepeatLog
@@ -62,6 +62,8 @@ class SiteProcess:
         self._network_fingerprint: tuple[tuple[str, int, int], ...] = ()
         self._connection = False, now_text()
         """Whether the site is connected, and the time of the last change."""
+        self._pages: list[str] = []
+        """Addresses of the owner's page."""
         self._used_certificate = ""
         """The certificate of the current connection."""
         self._renew_at = 0.0
@@ -76,17 +78,27 @@ class SiteProcess:
         self._last_message: dict[str, datetime] = {}
         """Time of the last message of each study."""
 
-    async def run(self, stop: asyncio.Event, *, metrics: str | None = None) -> None:
+    async def run(
+        self,
+        stop: asyncio.Event,
+        *,
+        metrics: str | None = None,
+        page_port: int | None = None,
+        on_start: Callable[[list[str]], None] = lambda pages: None,
+    ) -> None:
         """Serve until ``stop`` is set.
 
-        Raises ``RefusalError`` if another process holds the ledger. ``metrics`` is a port for Prometheus.
+        Raises ``RefusalError`` if another process holds the ledger. ``metrics`` is a port for Prometheus, and
+        ``page_port`` the port of the owner's page on this machine, 0 for any. ``on_start`` receives its address.
         """
         for path in (self._folder, self._site.path) if self._site.notify is not None else ():
             check_unchanged_by_others(path)  # site.toml names a program to run
         with self._notifier:
-            await self._run(stop, metrics)
+            await self._run(stop, metrics, page_port, on_start)
 
-    async def _run(self, stop: asyncio.Event, metrics: str | None) -> None:
+    async def _run(
+        self, stop: asyncio.Event, metrics: str | None, page_port: int | None, on_start: Callable[[list[str]], None]
+    ) -> None:
         self._responder.open()
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="responder")
         link = SiteLink(identity.name, identity.url, self._context, self._log, self._lease, identity.server_names)
@@ -95,12 +107,31 @@ class SiteProcess:
             async with link:
                 tasks = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._report_status(link)
                 self._latest = self._status(link) | {"at": now_text()}
-                with metrics_server(metrics, lambda: site_samples(self._latest, self._folder)):
+                with ExitStack() as resources:
+                    self._serve(resources, metrics, page_port)
+                    write_status(self._folder, self._latest)
+                    on_start(self._pages)
                     await until_one_ends(stop.wait(), *tasks)  # the tasks end only with an error
         finally:
             pool.shutdown(wait=True)
             self._responder.close()
             write_status(self._folder, self._status(None))
+
+    def _serve(self, resources: ExitStack, metrics: str | None, page_port: int | None) -> None:
+        """Serve metrics and page on request. A site without them does not load the web framework."""
+        if metrics is not None:
+            from dpadmm.federation.web.metrics import served_metrics
+
+            resources.enter_context(served_metrics(metrics, lambda: site_samples(self._latest, self._folder)))
+        if page_port is not None:
+            from dpadmm.federation.web.hosting import Listener, hosted
+            from dpadmm.federation.web.site_app import SitePage
+
+            page = SitePage(self._site, lambda: self._latest)
+            here = Listener("127.0.0.1", page_port, setting="--page-port")
+            (listener,) = resources.enter_context(hosted(page.routes(), here))
+            self._pages = [f"{listener.url}/"]
+            self._latest |= {"pages": self._pages}
 
     def _read_identity(self) -> Identity:
         return site_identity(self._folder, self._site.addresses)
@@ -258,6 +289,7 @@ class SiteProcess:
             "contested": self._lease.contested,
             "site": self._identity.name,
             "broker": self._identity.url if link is None else link.url,
+            "pages": self._pages if link is not None else [],
             "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
             "problems": sorted(set(self._problems)),
             "studies": [

@@ -20,7 +20,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -34,8 +34,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dpadmm.errors import StudyError
 from dpadmm.federation.identity.authority import Authority
 
-MAX_CONNECTIONS = 200
-"""Maximum number of connections at a time. Further requests get status 503."""
+MAX_CONNECTIONS, MAX_SILENT = 200, 100
+"""Limits of connections. Beyond the first, requests get status 503. Of those that have not sent a request, only the
+latest ones stay open, so that a crowd of them keeps nobody out."""
 
 HANDSHAKE_SECONDS, REQUEST_SECONDS = 5.0, 10.0
 """Seconds in which a client must complete the TLS handshake, and then send its first request."""
@@ -163,7 +164,7 @@ class _Server(uvicorn.Server):
         self._context = None if certificate is None else _tls_context(certificate)
         self._loaded = _fingerprint(certificate)
         config = uvicorn.Config(
-            app, loop="asyncio", http=_Protocol, ws="none", lifespan="off", log_config=None, log_level="critical",
+            app, loop="asyncio", http=H11Protocol, ws="none", lifespan="off", log_config=None, log_level="critical",
             access_log=False, server_header=False, headers=[("Server", "dpadmm")], limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=CLOSE_SECONDS, callback_notify=self._renew, timeout_notify=RELOAD_SECONDS,
         )  # fmt: skip
@@ -172,7 +173,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. Unlike the parent, limit the time of a TLS handshake."""
         loop = asyncio.get_running_loop()
-        protocol = partial(_Protocol, self.config, self.server_state, {})
+        silent = dict[_Protocol, None]()
+        protocol = partial(_Protocol, silent, self.config, self.server_state, {})
         seconds = None if self._context is None else HANDSHAKE_SECONDS
         server = await loop.create_server(
             protocol, sock=self._socket, ssl=self._context, backlog=BACKLOG, ssl_handshake_timeout=seconds
@@ -215,17 +217,27 @@ def _fingerprint(certificate: Certificate | None) -> tuple[tuple[int, int], ...]
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 that closes a connection whose first request does not arrive in time."""
+    """HTTP/1.1 that closes connections whose first request does not arrive in time, or of which there are too many."""
+
+    def __init__(self, silent: dict[_Protocol, None], *about: Any) -> None:
+        super().__init__(*about)
+        self._silent = silent
+        """All connections without a request, oldest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._limit = self.loop.call_later(REQUEST_SECONDS, self._close_if_silent)
+        self._silent[self] = None
+        if len(self._silent) > MAX_SILENT:
+            next(iter(self._silent))._close_if_silent()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.cancel()
+        self._silent.pop(self, None)
         super().connection_lost(exc)
 
     def _close_if_silent(self) -> None:
+        self._silent.pop(self, None)
         cycle: object = self.cycle  # None until the first header is complete
         if cycle is None:
             self.transport.close()

@@ -1,17 +1,12 @@
-// The page: it asks for the run, and puts everything it is told in its place.
-const KEY = "dpadmm-token";
-const token = (() => {
-  const given = new URLSearchParams(location.search).get("token") ?? "";
-  try { sessionStorage.setItem(KEY, given); } catch { /* kept in memory alone */ }
-  history.replaceState(null, "", location.pathname + location.hash);
-  return given;
-})();
-const at = path => `${path}?token=${encodeURIComponent(token)}`;
+"use strict";
+// The status page of a server: it requests a snapshot twice a second and shows what changed.
+const wanted = new URLSearchParams(location.search).get("study") ?? "";
+const address = wanted ? `snapshot?study=${encodeURIComponent(wanted)}` : "snapshot";
 
 const chart = new Chart(find("plot"), {
   readout: find("readout"), summary: find("chart-summary"), details: find("values"), rows: find("values-rows"),
 });
-const page = { run: null, text: "", receivedAt: 0, ahead: 0, refused: false, onlySites: "all", onlyEvents: "all", screen: null };
+const page = { whole: null, run: null, text: "", receivedAt: 0, ahead: 0, refused: false, onlySites: "all", onlyEvents: "all", screen: null };
 const rows = new Map(), eventRows = new Map(), siteChips = new Map(), wasState = new Map();
 
 // ---- speaking: changes of state, gathered so that a busy run does not chatter
@@ -27,11 +22,43 @@ function say(words, list = toSay) {
 }
 
 // ---- the run
-const all = () => page.run.sites ?? [];
-const here = () => all().filter(site => site.state === "present").length;
+let merged = []; // the study's sites, then the others
+const here = () => merged.filter(site => site.inStudy && site.state === "present").length;
+const connected = () => merged.filter(site => ["present", "late", "missing", "connected"].includes(site.state)).length;
+
+function mergeSites() { // who is connected is known from the study while it runs, else from the server
+  const { study, sites } = page.whole, links = new Map(sites.map(site => [site.name, site]));
+  const members = (study?.sites ?? []).map(site => {
+    const link = links.get(site.name);
+    return { ...site, inStudy: true, ...(study.served ? {} : { state: link?.state ?? "unknown", last_seen: link?.last_seen ?? site.last_seen }) };
+  });
+  const names = new Set(members.map(site => site.name));
+  merged = [...members, ...sites.filter(site => !names.has(site.name)).map(site => ({ ...site, inStudy: false }))];
+}
+
+function showEmpty() { // no study yet: who is connected, and what to do next
+  const { server, sites } = page.whole;
+  put(find("name"), server.host);
+  put(find("state-words"), sites.length ? "No study yet" : "No site yet");
+  put(find("state-sign"), "◌");
+  put(find("since"), "");
+  const [words, command] = sites.length ? ["To propose one to the sites", "dpadmm server propose STUDY"] : ["To invite a site", "dpadmm server invite NAME"];
+  find("next").replaceChildren(`${words}: `, make("code", "", command));
+  put(find("present"), sites.length ? `${connected()} of ${sites.length}` : "–");
+  put(find("needed"), "");
+  document.title = `dpadmm server · ${server.host}`;
+}
 
 function showRun() {
-  const { run } = page, { study } = run, done = run.rounds_done, total = study.n_rounds;
+  const { run } = page, { server } = page.whole;
+  put(find("host"), run ? server.host : "");
+  for (const name of ["parts", "hash-line", "bar", "chart-panel", "events", "about", "rounds-figure", "spent-figure"]) find(name).hidden = !run;
+  find("next").hidden = Boolean(run);
+  const isOver = !run || ["finished", "ended", "stopped", "interrupted", "proposed"].includes(run.state);
+  for (const name of ["left-figure", "deadline-figure"]) find(name).hidden = isOver;
+  put(find("present-label"), run?.served ? "Sites present" : "Sites connected");
+  if (!run) return showEmpty();
+  const { study } = run, done = run.rounds_done, total = study.n_rounds;
   put(find("name"), study.name);
   put(find("hash"), String(study.hash).slice(0, page.screen ? undefined : 12));
   mark(find("hash"), "title", study.hash);
@@ -44,9 +71,11 @@ function showRun() {
   mark(find("bar"), "aria-valuetext", `${done} of ${total}`);
   find("bar-fill").style.width = `${Math.min(100, 100 * done / Math.max(1, total))}%`;
   put(find("rounds"), `${done} of ${total}`);
-  put(find("present"), `${here()} of ${all().length}`);
-  put(find("pace"), isNumber(run.median_seconds) ? `${pace(run.median_seconds)} per round` : "");
-  put(find("needed"), isNumber(run.quorum) ? `${run.quorum} needed` : "");
+  put(find("present"), run.served ? `${here()} of ${run.sites.length}` : `${connected()} of ${merged.length}`);
+  put(find("pace"), isNumber(run.median_seconds) ? perMinute(run.median_seconds) : "");
+  put(find("needed"), run.served && isNumber(run.quorum) ? `${run.quorum} needed` : "");
+  put(find("spent"), roundedUp(Math.max(0, ...run.sites.map(site => site.epsilon ?? 0))));
+  put(find("planned"), `of ${number(study.epsilon)} planned`);
   const title = run.state === "running" ? `${done}/${total}` : run.state;
   if (document.title !== `${title} · ${study.name}`) document.title = `${title} · ${study.name}`;
   if (wasState.get("run") !== run.state) {
@@ -58,14 +87,14 @@ function showRun() {
   facts([
     ["Method", study.method], ["Loss", study.loss], ["Parameters", isNumber(d) && isNumber(p) ? (p > 1 ? `${d} × ${p}` : d) : "–"], ["Rounds", total],
     ["Planned ε", number(study.epsilon)], ["δ", number(study.delta)], ["Noise multiplier", study.noise],
-    ["Quorum", `${run.quorum} of ${all().length}`],
+    ["Quorum", `${run.quorum} of ${run.sites.length}`],
     ["Median round", pace(run.median_seconds)], ["Began", date(run.begun_at)], ["Last round", date(run.last_round_at)],
     ...(isNumber(run.min_honest_sites) ? summed(run) : []),
   ]);
 }
 
 function summed(run) { // secure aggregation
-  const members = all().filter(site => site.member).map(site => site.name);
+  const members = run.sites.filter(site => site.member).map(site => site.name);
   return [
     ["Planned ε alone, if all others collude", number(run.study.epsilon_if_others_collude)], ["Honest sites in every round, at least", run.min_honest_sites],
     ["Members of the round", members.length ? members.join(", ") : "–"],
@@ -81,8 +110,7 @@ function facts(pairs) {
 }
 
 function showTimes() { // what goes on between two messages
-  const { run } = page;
-  if (!run) return;
+  const run = page.run ?? {};
   const gone = (performance.now() - page.receivedAt) / 1000;
   const left = base => (isNumber(base) ? Math.max(0, base - gone) : null);
   if (["live", "alarm"].includes(find("line").dataset.line)) { // nothing is counted down that may long have changed
@@ -91,31 +119,20 @@ function showTimes() { // what goes on between two messages
     put(find("ends"), isNumber(rest) ? `until ${date(Date.now() + page.ahead + rest * 1000)}` : "");
     put(find("deadline"), duration(left(run.deadline_in)));
   }
-  for (const site of all()) {
+  for (const site of merged) {
     const row = rows.get(site.name);
     if (row) put(row.seen, ago(site.last_seen, Date.now() + page.ahead));
   }
 }
 
-// ---- alarms, with what to do
-function showAlarms() {
-  const alarms = page.run.alarms ?? [];
-  find("alarms").hidden = !alarms.length;
-  find("alarm-rows").replaceChildren(...alarms.map(alarm => {
-    const level = LEVELS.has(alarm.level) ? alarm.level : "warning", sign = make("span", `sign ${level}`, LEVELS.get(level));
-    sign.setAttribute("aria-hidden", "true");
-    const head = make("p", "text", make("b", "", `${capitalised(level)}, ${alarm.code}:`), ` ${alarm.text}`);
-    const todo = make("p", "todo", alarm.command ? `${alarm.action}:` : `${alarm.action}.`);
-    return make("li", level, sign, make("div", "", head, ...(alarm.action ? [todo] : []), ...(alarm.command ? [make("code", "command", alarm.command)] : [])));
-  }));
-}
-
 // ---- all studies of this server
 function showStudies() {
-  const studies = page.run.studies ?? [];
+  const { studies } = page.whole;
   find("studies").hidden = studies.length < 2;
   find("study-rows").replaceChildren(...studies.map(each => {
-    const own = each.hash === page.run.study.hash, name = make("th", "", own ? `${each.name} (this page)` : String(each.name));
+    const own = each.hash === page.run?.study.hash, name = make("th", "");
+    if (own) name.append(`${each.name} (shown here)`);
+    else { const link = make("a", "", String(each.name)); link.href = `?study=${encodeURIComponent(each.hash.slice(0, 16))}`; name.append(link); }
     name.scope = "row";
     name.title = each.hash;
     const sign = make("span", "sign", RUN_SIGNS.get(each.state) ?? "–");
@@ -123,7 +140,8 @@ function showStudies() {
     const state = make("td", "state", sign, ` ${each.state}`);
     mark(state, "data-state", each.state);
     const present = isNumber(each.sites_present) ? each.sites_present : "–";
-    return make("tr", "", name, state, make("td", "", `${each.rounds_done} of ${each.n_rounds}`), make("td", "", `${present} of ${each.n_sites}`),
+    return make("tr", "", name, state, make("td", "", `${each.rounds_done} of ${each.n_rounds}`),
+      make("td", "", `${roundedUp(each.epsilon)} of ${number(each.planned_epsilon)}`), make("td", "", `${present} of ${each.n_sites}`),
       make("td", "", date(each.begun_at)), make("td", "", date(each.last_round_at)));
   }));
 }
@@ -145,10 +163,10 @@ function newRow(name) {
 }
 
 function showSites() {
-  const { run } = page, body = find("site-rows"), planned = run.study.epsilon, tally = new Map([["all", 0]]);
-  const names = new Set(all().map(site => site.name));
+  const { run } = page, body = find("site-rows"), planned = run?.study.epsilon, tally = new Map([["all", 0]]);
+  const names = new Set(merged.map(site => site.name));
   for (const [name, row] of rows) if (!names.has(name)) { row.node.remove(); rows.delete(name); wasState.delete(`site ${name}`); }
-  all().forEach((site, i) => {
+  merged.forEach((site, i) => {
     let row = rows.get(site.name);
     if (!row) rows.set(site.name, row = newRow(site.name));
     if (body.children[i] !== row.node) body.insertBefore(row.node, body.children[i] ?? null);
@@ -158,10 +176,11 @@ function showSites() {
     put(row.code, site.code ?? "");
     mark(row.code, "title", site.code ?? "");
     if (row.state.className !== `state ${known}`) row.state.className = `state ${known}`;
-    put(row.answered, `${site.answered} of ${run.study.n_rounds}`);
-    put(row.spent, fixed(site.epsilon));
-    const alone = isNumber(site.epsilon_if_others_collude) ? `; ${fixed(site.epsilon_if_others_collude)} alone` : "";
-    put(row.planned, `of ${number(planned)}${alone}`);
+    put(row.answered, site.inStudy ? `${site.answered} of ${run.study.n_rounds}` : run ? "not in this study" : "–");
+    put(row.spent, site.inStudy ? roundedUp(site.epsilon) : "");
+    const alone = isNumber(site.epsilon_if_others_collude) ? `; ${roundedUp(site.epsilon_if_others_collude)} alone` : "";
+    put(row.planned, site.inStudy ? `of ${number(planned)}${alone}` : "");
+    row.fill.parentElement.hidden = !site.inStudy;
     row.fill.style.width = isNumber(site.epsilon) && planned > 0 ? `${Math.min(100, 100 * site.epsilon / planned)}%` : "0";
     mark(row.seenCell, "title", site.last_seen ?? "");
     tally.set("all", tally.get("all") + 1);
@@ -171,11 +190,12 @@ function showSites() {
     if (before !== undefined && before !== site.state) say(`${site.name} is ${words}.`, ofSites);
     wasState.set(`site ${site.name}`, site.state);
   });
-  find("no-sites").hidden = all().length > 0;
-  find("main").classList.toggle("few", all().length <= 6);
+  find("no-sites").hidden = merged.length > 0;
+  find("main").classList.toggle("few", merged.length <= 6);
+  find("main").classList.toggle("alone", !run);
   for (const kind of ["all", ...SITE_STATES.keys()]) {
     const count = tally.get(kind) ?? 0, chip = siteChips.get(kind);
-    chip.node.hidden = count === 0 && kind !== "all" && kind !== "present" && page.onlySites !== kind;
+    chip.node.hidden = count === 0 && kind !== "all" && kind !== (run?.served ? "present" : "connected") && page.onlySites !== kind;
     put(chip.count, count);
   }
   filterSites();
@@ -199,7 +219,7 @@ for (const kind of ["all", ...SITE_STATES.keys()]) {
 
 // ---- events
 function showEvents() {
-  const list = find("event-rows"), events = page.run.events ?? [], now = new Set(events.map(event => event.seq));
+  const list = find("event-rows"), events = page.run?.events ?? [], now = new Set(events.map(event => event.seq));
   for (const [seq, row] of eventRows) if (!now.has(seq)) { row.node.remove(); eventRows.delete(seq); }
   for (const event of events) {
     if (eventRows.has(event.seq)) continue;
@@ -275,27 +295,29 @@ function line(kind, words, notice = "") {
 
 function update(text) {
   if (text === page.text) return showLine();
-  const { at: sent, snapshot } = JSON.parse(text);
-  Object.assign(page, { text, run: snapshot, receivedAt: performance.now(), ahead: sent * 1000 - Date.now() });
-  put(find("as-of"), date(sent * 1000, { seconds: true }));
+  const whole = JSON.parse(text);
+  Object.assign(page, { text, whole, run: whole.study, receivedAt: performance.now(), ahead: whole.at * 1000 - Date.now() });
+  put(find("as-of"), date(whole.at * 1000, { seconds: true }));
+  mergeSites();
   showLine(); showRun(); showSites(); showEvents(); showTimes();
-  const alarms = JSON.stringify(snapshot.alarms);
-  if (alarms !== page.alarms) { page.alarms = alarms; showAlarms(); }
-  const studies = JSON.stringify(snapshot.studies);
+  const alarms = JSON.stringify(whole.alarms);
+  if (alarms !== page.alarms) { page.alarms = alarms; showAlarmList(whole.alarms); }
+  const studies = JSON.stringify([whole.studies, page.run?.study.hash]);
   if (studies !== page.studies) { page.studies = studies; showStudies(); }
 }
 
 function showLine() {
-  if (page.run.failing) line("alarm", capitalised(page.run.state));
+  if (page.run?.failing) line("alarm", capitalised(page.run.state));
+  else if (page.whole.server.running && !page.whole.server.connected) line("alarm", "Broker not connected");
   else line("live", "Live");
 }
 
 // Asks twice a second; what comes late counts as lost, and is asked for again.
 async function poll() {
   try {
-    const answer = await fetch(at("/live"), { signal: AbortSignal.timeout(10000) });
+    const answer = await fetch(address, { signal: AbortSignal.timeout(10000) });
     page.refused = answer.status === 403;
-    if (page.refused) line("refused", "Token refused", "The server has a new token. Open the address that it printed.");
+    if (page.refused) line("refused", "Logged out", "This session has ended. Print a new link: dpadmm server status --link");
     else if (answer.ok) update(await answer.text());
     else line("lost", "No update", "The server cannot report its state now. This page shows the last known state.");
   } catch {
@@ -304,5 +326,6 @@ async function poll() {
   }
   setTimeout(poll, page.refused ? 3000 : 500);
 }
+logOutWith(find("logout"));
 poll();
 setInterval(showTimes, 500);

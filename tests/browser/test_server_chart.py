@@ -1,4 +1,4 @@
-"""The live page's chart: read by keyboard, inside its frame, whatever the values."""
+"""The server's page's chart: read by keyboard, inside its frame, whatever the values."""
 
 from __future__ import annotations
 

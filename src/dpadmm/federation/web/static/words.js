@@ -1,3 +1,4 @@
+"use strict";
 // Numbers, times and states in words, and putting them on the page as text (never as markup).
 const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 const raised = n => (n < 0 ? "⁻" : "") + [...String(Math.abs(n))].map(digit => SUPERSCRIPT[digit]).join("");
@@ -12,9 +13,9 @@ function number(value, digits = 3) {
   return (shown === "1" ? "" : shown + " × ") + "10" + raised(Number(power));
 }
 
-function fixed(value) { // as many places for every site, so that columns stand still
-  return isNumber(value) ? (Math.abs(value) < 100 ? value.toFixed(3) : number(value)) : "–";
-}
+// As many places for every site, so that columns stand still. A cost is rounded up, and what is left is rounded down.
+function roundedUp(value) { return isNumber(value) ? (Math.abs(value) < 100 ? (Math.ceil(value * 1000 - 1e-6) / 1000).toFixed(3) : number(value)) : "–"; }
+function roundedDown(value) { return isNumber(value) ? (Math.abs(value) < 100 ? (Math.floor(value * 1000 + 1e-6) / 1000).toFixed(3) : number(value)) : "–"; }
 
 function duration(seconds) {
   if (!isNumber(seconds)) return "–";
@@ -28,6 +29,12 @@ function duration(seconds) {
 function pace(seconds) {
   if (!isNumber(seconds)) return "–";
   return seconds < 1 ? `${number(seconds * 1000, 2)} ms` : seconds < 60 ? `${number(seconds, 2)} s` : duration(seconds);
+}
+
+function perMinute(seconds) { // of one round
+  if (!isNumber(seconds) || seconds <= 0) return "";
+  const rate = 60 / seconds;
+  return `${rate < 10 ? number(rate, 2) : Math.round(rate).toLocaleString("en-GB")} per minute`;
 }
 
 function ago(iso, now) {
@@ -51,7 +58,8 @@ function date(iso, { seconds = false } = {}) { // in this browser's time zone
 const capitalised = word => `${word.slice(0, 1).toUpperCase()}${word.slice(1)}`;
 
 const SITE_STATES = new Map([
-  ["present", "✓"], ["late", "◐"], ["missing", "○"], ["connected", "◔"], ["silent", "–"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"],
+  ["present", "✓"], ["late", "◐"], ["missing", "○"], ["connected", "◔"], ["silent", "–"], ["refused", "✗"], ["excluded", "⊗"], ["revoked", "⊘"], ["expired", "⊘"],
+  ["unknown", "?"],
 ]);
 const RUN_SIGNS = new Map([["proposed", "◌"], ["waiting", "◌"], ["running", "▶"], ["stalled", "▲"], ["finished", "✓"], ["stopped", "■"], ["interrupted", "■"], ["ended", "■"]]);
 const LEVELS = new Map([["info", "·"], ["warning", "▲"], ["error", "✗"]]);
@@ -71,3 +79,24 @@ function make(tag, className, ...inside) {
   node.append(...inside); // strings become text nodes
   return node;
 }
+
+// Alarms, with what to do.
+function showAlarmList(alarms) {
+  find("alarms").hidden = !alarms.length;
+  find("alarm-rows").replaceChildren(...alarms.map(alarm => {
+    const level = LEVELS.has(alarm.level) ? alarm.level : "warning", sign = make("span", `sign ${level}`, LEVELS.get(level));
+    sign.setAttribute("aria-hidden", "true");
+    const head = make("p", "text", make("b", "", `${capitalised(level)}, ${alarm.code}:`), ` ${alarm.text}`);
+    const todo = make("p", "todo", alarm.command ? `${alarm.action}:` : `${alarm.action}.`);
+    return make("li", level, sign, make("div", "", head, ...(alarm.action ? [todo] : []), ...(alarm.command ? [make("code", "command", alarm.command)] : [])));
+  }));
+}
+
+// Ends the session at the server, then shows the login page.
+function logOutWith(button) {
+  button.addEventListener("click", async () => {
+    await fetch("logout", { method: "POST", headers: { "X-CSRF-Token": csrfToken } }).catch(() => null);
+    location.assign("login");
+  });
+}
+const csrfToken = document.querySelector("meta[name=csrf]").content;

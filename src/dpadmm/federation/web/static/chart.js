@@ -1,3 +1,4 @@
+"use strict";
 // The curve: value over round, logarithmic; drawn at the size it is shown, read by keyboard, mouse and finger.
 class Chart {
   constructor(box, { readout, summary, details, rows }) {

@@ -1,14 +1,13 @@
-"""The live page in a real browser: a run to its end, a line that breaks, strings that are not ours."""
+"""The server's page in a real browser: login, a run to its end, a line that breaks, strings that are not ours."""
 
 from __future__ import annotations
 
 import pytest
+from axe_rules import violations
 from contrast import CONTRAST
 from live_run import LiveRun
 from page_views import seconds, show, sites, text, wait
-from page_visits import TOKEN
-
-from dpadmm.federation.server.page import Page
+from page_visits import serving
 
 SHIFTS = """
 window.shifted = [];
@@ -56,13 +55,14 @@ def test_a_run_from_waiting_to_finished(browser, page, run):
     run.turn(4, "refused", code="budget-cap")
     run.play(50)
     wait(browser, text("state-words"), "Finished: 100 of 100 rounds")
-    assert sites(browser)["site-03"] == ["✓ present", "90 of 100", "0.947 of 1", "just now"]
+    assert sites(browser)["site-03"] == ["✓ present", "90 of 100", "0.948 of 1", "just now"]
     assert sites(browser)["site-05"][0] == "✗ refused budget-cap"
-    assert browser.js(text("left")) == "–"
+    assert not browser.js("document.getElementById('left-figure').checkVisibility()")
     assert browser.js("document.title") == "finished · Income above 50,000"
     assert browser.js("shifted") == []
     assert browser.problems() == []
-    assert {address.split("?")[0] for address in browser.requests()} == {f"http://127.0.0.1:{page.port}/live"}
+    own = {address.removeprefix(page.home).partition("/")[0] for address in browser.requests()}
+    assert own == {"login", "", "static", "snapshot"}
 
 
 def test_a_stall_is_the_headline_with_its_alarms_and_without_a_time_left(browser, page, run):
@@ -106,7 +106,7 @@ def test_a_stalled_run_fits_and_reads(browser, dark, width):
     run.arrive()
     run.play(40)
     run.stall(0, 1, 2, 3, 4, 5)
-    with Page(run) as page:
+    with serving(run) as page:
         browser.open(page.url, width=width, dark=dark)
         wait(browser, text("line-words"), "Stalled")
         assert browser.js(text("state-words")).endswith("site-05 silent, 1 more")
@@ -128,7 +128,7 @@ def test_page_fits_and_is_readable(browser, dark, width):
     run.sites[6]["name"] = "a" * 40
     run.say("x" * 300, "error")
     run.play(640)
-    with Page(run) as page:
+    with serving(run) as page:
         show(browser, page, width=width, dark=dark)
         assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
         assert browser.js("[...document.querySelectorAll('.scroll')].every(b => b.scrollWidth <= b.clientWidth)")
@@ -141,7 +141,7 @@ def test_secure_aggregation_has_members_aborted_rounds_and_both_epsilons(browser
     run = LiveRun(n_sites=3, min_honest_sites=2)
     pairs = "[...document.querySelectorAll('#facts div')].map(fact => [...fact.children].map(cell => cell.textContent))"
     facts = f"Object.fromEntries({pairs})"
-    with Page(run) as page:
+    with serving(run) as page:
         show(browser, page, width=width)
         assert browser.js(facts)["Aborted rounds"] == "none"
         run.arrive()
@@ -173,47 +173,117 @@ def test_strings_of_others_are_text(browser, page, run):
     assert browser.js("document.querySelectorAll('#site-rows tr')[1].cells[1].textContent").endswith(evil)
     assert evil in browser.js("[...document.querySelectorAll('#event-rows .text')].map(node => node.textContent)")
     assert browser.js("document.images.length") == 0
-    assert browser.js("document.scripts.length") == 1
+    assert browser.js("[...document.scripts].every(script => script.src)")
     assert not browser.js("document.title").startswith("broken")
     # and if the page itself were wrong, the browser would not follow
     with pytest.raises(AssertionError, match="TrustedHTML"):
         browser.js("document.body.innerHTML = '<b>markup</b>'")
 
 
-def test_the_token_leaves_the_address_and_survives_a_reload(browser, page):
+def test_the_code_leaves_the_address_and_the_session_survives_a_reload(browser, page):
     show(browser, page)
-    home = f"http://127.0.0.1:{page.port}/"
-    assert browser.js("location.href") == home
+    assert browser.js("location.href") == page.home
     browser.js("window.old = true; setTimeout(() => location.reload())")
     wait(browser, "!window.old && document.getElementById('line-words')?.textContent", "Live")
-    assert browser.js("location.href") == home
-    assert TOKEN not in browser.js("document.documentElement.outerHTML")
+    assert browser.js("location.href") == page.home
+    assert browser.js("document.cookie") == ""  # scripts cannot read it
 
 
-def test_without_a_token_it_says_what_to_do_and_tries_a_wrong_one_once(browser, page):
+def test_a_used_link_and_no_link_say_what_to_do(browser, page):
+    used = page.url
+    browser.open(used, width=390)
+    wait(browser, text("line-words"), "Live")
+    browser.open("about:blank", width=390)
+    browser.open(used, width=390)
+    wait(browser, "document.querySelector('.command')?.textContent", "dpadmm server status --link")
+    assert "was used before or has expired" in browser.js("document.body.innerText")
+    browser.open(page.home, width=390)  # the session of the first visit continues
+    wait(browser, text("line-words"), "Live")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_logging_out_shows_the_login_page(browser, axe, page, width, dark):
+    show(browser, page, width=width, dark=dark)
+    browser.js("document.getElementById('logout').click()")
+    wait(browser, "location.pathname", "/login")
+    wait(browser, "document.querySelector('h1')?.textContent", "dpadmm: log in")
+    assert violations(browser, axe) == []
+    assert browser.js(CONTRAST) == []
+    assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
+    browser.open(page.home, width=width, dark=dark)
+    assert browser.js("document.querySelector('.command').textContent") == "dpadmm server status --link"
+
+
+def states_of_a_server():
+    empty, joined, stalled, finished = LiveRun(n_sites=0, has_study=False), *(LiveRun(n_sites=8) for _ in range(3))
+    for run in (joined, stalled, finished):
+        run.arrive()
+    joined.has_study = False
+    stalled.play(40)
+    stalled.stall(0, 1, 2, 3)
+    stalled.others = OTHERS
+    finished.play(100)
+    return {"empty": empty, "joined": joined, "stalled": stalled, "finished": finished}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("state", ["empty", "joined", "stalled", "finished"])
+def test_every_state_fits_reads_and_has_no_violation(browser, axe, state, width, dark):
+    with serving(states_of_a_server()[state]) as page:
+        browser.open(page.url, width=width, dark=dark)
+        wait(browser, text("state-words") + " !== 'Connecting to the server'")
+        browser.js("scrollTo(0, document.body.scrollHeight)")
+        assert violations(browser, axe) == []
+        assert browser.js(CONTRAST) == []
+        assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
+        assert browser.problems() == []
+
+
+def test_an_empty_server_says_what_to_do_next(browser):
+    run = LiveRun(n_sites=2, has_study=False)
+    with serving(run) as page:
+        show(browser, page)
+        assert browser.js(text("next")) == "To propose one to the sites: dpadmm server propose STUDY"
+        assert sites(browser)["site-01"][:2] == ["– silent", "–"]
+        run.sites[0].update(state="connected", last_seen=None)
+        wait(browser, text("present"), "1 of 2")
+        run.has_study = True
+        wait(browser, text("state-words"), "Waiting for sites: 0 of 2 present, 1 needed")
+        assert not browser.js("document.getElementById('next').checkVisibility()")
+
+
+def test_a_site_outside_the_study_and_one_of_a_study_that_does_not_run(browser, page, run):
+    run.arrive()
+    run.play(100)
+    run.more_sites = [{"name": "z", "state": "revoked", "last_seen": None}]
     show(browser, page)
-    browser.js("sessionStorage.setItem('dpadmm-token', 'wrong')")
-    browser.open(f"http://127.0.0.1:{page.port}/", width=390)
-    wait(browser, "location.search", "?token=wrong")
-    wait(browser, "document.querySelector('h1')?.textContent", "The token is missing or wrong")
-    assert browser.js("sessionStorage.length") == 0
+    assert sites(browser)["z"][:3] == ["⊘ revoked", "not in this study", ""]
+    told = run()
+    told["study"]["served"] = False
+    told["sites"][0]["state"] = "silent"
+    with serving(lambda requested: told) as other:
+        show(browser, other)
+        shown = sites(browser)
+        assert (shown["site-01"][0], shown["site-02"][0]) == ("– silent", "◔ connected")
+        assert shown["site-01"][1:3] == ["100 of 100", "0.999 of 1"]
+        assert browser.js(text("present")) == "9 of 11"
 
 
-def test_it_comes_back_after_a_restart(browser, run):
+def test_it_comes_back_after_a_restart(browser, run, tmp_path):
     run.arrive()
     run.play(10)
-    page = Page(run, token=TOKEN)
-    page.start()
-    show(browser, page)
-    page.close()
+    with serving(run, tmp_path) as page:
+        show(browser, page)
     wait(browser, text("line-words"), "Connection lost")
     assert browser.js("document.getElementById('lost').checkVisibility()")
     assert browser.js(text("rounds")) == "10 of 100"
-    browser.js("page.heard -= 60_000; showTimes()")  # a minute later
+    browser.js("page.receivedAt -= 60_000; showTimes()")  # a minute later
     assert browser.js(text("deadline")) in seconds(17, 27)  # no countdown without news
     wait(browser, text("spoken") + ".includes('Connection lost.')")
     run.play(5)
-    with Page(run, port=page.port, token=TOKEN):
+    with serving(run, tmp_path, port=page.port):
         wait(browser, text("line-words"), "Live")
         assert browser.js(text("rounds")) == "15 of 100"
         assert not browser.js("document.getElementById('lost').checkVisibility()")
@@ -221,17 +291,19 @@ def test_it_comes_back_after_a_restart(browser, run):
         wait(browser, text("state-words"), "Finished: 100 of 100 rounds")
     wait(browser, text("line-words"), "Ended")  # a run that is done needs no alarm
     assert "has stopped" in browser.js(text("lost"))
-    with Page(run, port=page.port):
-        wait(browser, text("line-words"), "Token refused")
+    for session in (tmp_path / "web" / "sessions").iterdir():
+        session.unlink()
+    with serving(run, tmp_path, port=page.port):
+        wait(browser, text("line-words"), "Logged out")
 
 
 def test_a_state_that_cannot_be_read_keeps_the_last(browser, run):
     state = {"broken": False}
 
-    def snapshot():
+    def snapshot(requested):
         return run() if not state["broken"] else 1 / 0
 
-    with Page(snapshot) as page:
+    with serving(snapshot) as page:
         show(browser, page)
         state["broken"] = True
         wait(browser, text("line-words"), "No update")
@@ -271,7 +343,7 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser, page, ru
         reached.append(
             browser.js("document.activeElement.id || document.activeElement.innerText.split('\\n')[0].trim()")
         )
-    for part in ("copy", "plot", "All 10", "Values as a table", "What the states mean"):
+    for part in ("copy", "plot", "All 10", "Values as a table", "What the states mean", "logout"):
         assert part in reached
 
 
@@ -282,6 +354,8 @@ OTHERS = [
         "state": "finished",
         "rounds_done": 200,
         "n_rounds": 200,
+        "epsilon": 0.98,
+        "planned_epsilon": 1.0,
         "sites_present": None,
         "n_sites": 5,
         "seconds_left": None,
@@ -294,6 +368,8 @@ OTHERS = [
         "state": "stalled",
         "rounds_done": 17,
         "n_rounds": 300,
+        "epsilon": None,
+        "planned_epsilon": 2.0,
         "sites_present": 1,
         "n_sites": 4,
         "seconds_left": None,
@@ -311,12 +387,13 @@ def test_several_studies_of_an_aggregator_are_listed_with_their_dates(browser, p
     wait(browser, "document.getElementById('studies').hidden", False)
     cells = "[...document.querySelectorAll('#study-rows tr')].map(row => [...row.cells].map(cell => cell.textContent))"
     own, readmission, stay = browser.js(cells)
-    assert own[:4] == ["Income above 50,000 (this page)", "◌ waiting", "0 of 100", "10 of 10"]
-    assert readmission[:4] == ["Readmission", "✓ finished", "200 of 200", "– of 5"]
-    assert readmission[4].startswith("2 Nov 2025, ")
-    assert readmission[5].startswith("3 Nov 2025, ")
-    assert stay[:4] == ["<b>Stay</b>", "▲ stalled", "17 of 300", "1 of 4"]
-    assert stay[5] == "–"
+    assert own[:5] == ["Income above 50,000 (shown here)", "◌ waiting", "0 of 100", "0.000 of 1", "10 of 10"]
+    assert readmission[:5] == ["Readmission", "✓ finished", "200 of 200", "0.980 of 1", "– of 5"]
+    assert readmission[5].startswith("2 Nov 2025, ")
+    assert readmission[6].startswith("3 Nov 2025, ")
+    assert stay[:5] == ["<b>Stay</b>", "▲ stalled", "17 of 300", "– of 2", "1 of 4"]
+    assert stay[6] == "–"
+    assert browser.js("document.querySelector('#study-rows a').getAttribute('href')") == f"?study={'ab' * 8}"
     for width in (390, 1440):
         show(browser, page, width=width)
         wide = "document.documentElement.scrollWidth <= innerWidth && [...document.querySelectorAll('.studies td')]"
@@ -339,7 +416,7 @@ def test_three_sites_leave_no_half_of_the_screen_empty(browser):
     run = LiveRun(n_sites=3)
     run.arrive()
     run.play(40)
-    with Page(run, token=TOKEN) as page:
+    with serving(run) as page:
         show(browser, page)
         height = "document.querySelector('.{}').getBoundingClientRect().height"
         tall = {name: browser.js(height.format(name)) for name in ("chart", "sites", "events", "about")}
@@ -364,8 +441,8 @@ def test_paper_shows_everything(browser, page, run):
     shown = "[...document.querySelectorAll('{}')].filter(each => each.checkVisibility()).length"
     assert browser.js(shown.format("#event-rows li")) == len(run.events)
     wait(browser, shown.format("#values-rows tr"), 25)
-    assert browser.js(shown.format(".words dd")) == 8
-    assert browser.js(text("hash")) == run()["study"]["hash"]
+    assert browser.js(shown.format(".words dd")) == 10
+    assert browser.js(text("hash")) == run()["study"]["study"]["hash"]
     inside = (
         "[...document.querySelectorAll('.scroll, .values')].every(each => each.scrollHeight <= each.clientHeight + 1)"
     )
