@@ -79,7 +79,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
     "logo": {
-        "text": "dpadmm",
+        "text": f"dpadmm {__version__} (alpha)",
         "alt_text": "dpadmm, to the start",
         "image_light": "_static/logo.svg",
         "image_dark": "_static/logo-dark.svg",
@@ -90,7 +90,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
     "show_toc_level": 2,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 8,
 }
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True

@@ -117,7 +117,7 @@ def test_a_stalled_run_fits_and_reads(browser, dark, width):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 1440])
-def test_it_fits_and_reads(browser, dark, width):
+def test_page_fits_and_is_readable(browser, dark, width):
     run = LiveRun(n_sites=50, n_rounds=1000)
     run.arrive()
     run.turn(1, "late")

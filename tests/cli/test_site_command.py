@@ -163,7 +163,7 @@ def test_install_writes_a_systemd_unit(cli, site_file, monkeypatch):
 
 
 def test_studies_lists_every_decision(cli, begun, study_file, tmp_path):
-    assert "No decisions yet." in cli("site", "studies", "--site", begun).succeeded().out
+    assert "No studies yet." in cli("site", "studies", "--site", begun).succeeded().out
     cli("site", "accept", study_file, "--site", begun).succeeded()
     other = tmp_path / "other.toml"
     other.write_text(STUDY.replace("repayment", "another"))

@@ -43,9 +43,9 @@ def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(t
         all.begin()
         all.start()
         all.serve()
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         with chdir(tmp_path):
-            cli(*printed(all.said, "export")).succeeded()
+            cli(*printed(all.output, "export")).succeeded()
         assert (tmp_path / "MODEL.dpadmm").exists()
 
         second = small_study(rounds, name="second one")
@@ -75,7 +75,7 @@ def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(t
         resumed.kill()
         resumed.wait()
         all.serve()  # dpadmm server run --folder: the only study that is not finished
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         assert status_of(all.authority, path)["headline"] == f"Finished: {rounds} of {rounds} rounds"
         none = cli("server", "run", *folder)
         assert (none.code, none.err.count("\n")) == (2, 1)

@@ -111,7 +111,7 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 await asyncio.to_thread(within, 60.0, lambda: status()["healthy"])
                 assert command("server", "status", "--health", *folder)[0] == 0
                 assert "dpadmm_alarm{" not in scraped(metrics).replace('code="disk-small"', "")
-                told = [json.loads(line) for line in all.said.splitlines() if line.startswith("{")]
+                told = [json.loads(line) for line in all.output.splitlines() if line.startswith("{")]
                 for name in NAMES:
                     start, end = [each for each in told if re.match(rf"{name}: .*stall", each["text"])]
                     assert start["level"] == "error"

@@ -51,7 +51,7 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
         all.aggregator.send_signal(signal.SIGSTOP)
         in_memory = memory_of(all.aggregator.pid)
         all.aggregator.send_signal(signal.SIGCONT)
-        assert all.finished(120) == 0, all.said
+        assert all.finished(120) == 0, all.output
         found = all.check()
         assert found is not None
         on_disk = b"".join(path.read_bytes() for path in (tmp_path / "aggregator").rglob("*") if path.is_file())

@@ -114,7 +114,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
         for csr, usage in (("broker", SERVER), ("server", CLIENT)):
             (tmp_path / "signed.pem").write_bytes(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage))
             assert cli("server", "init", hub.folder, "--certificate", tmp_path / "signed.pem").code == 0
-        assert all.finished(120) == 0, all.said
+        assert all.finished(120) == 0, all.output
         for name in NAMES:
             assert "with the renewed certificate" in all.log(name)
             assert "lost the connection" not in all.log(name)

@@ -54,7 +54,7 @@ def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(
             all.after_round(done + 20)
             cluster.start(i)
             wait_for(lambda i=i: cluster.log(i).count("Route connection created") >= 2)  # type: ignore[misc]
-        assert all.finished(180) == 0, all.said
+        assert all.finished(180) == 0, all.output
         assert answered(all) == dict.fromkeys(NAMES, ROUNDS)
         for port in cluster.ports:
             for name in NAMES:
@@ -81,7 +81,7 @@ def test_a_whole_study_by_websocket_and_by_tls_through_an_http_proxy(tmp_path: P
         all.serve()
         all.after_round(50)
         proxy.cut_all()
-        assert all.finished(180) == 0, all.said
+        assert all.finished(180) == 0, all.output
         assert answered(all) == dict.fromkeys(NAMES, 150)
         assert set(proxy.asked) == {f"{host}:{port}" for port in (authority.settings.port, web, 1)}
         assert proxy.asked.count(f"{host}:{web}") >= 4

@@ -68,7 +68,7 @@ def test_a_study_whose_sites_reach_the_broker_through_a_relay(tmp_path: Path, cl
         all.start()
         all.all_connected()
         all.serve()
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         for name in NAMES:
             assert f"connected to {url}" in all.log(name)
         assert there.connections >= 4, "the check and three agents"

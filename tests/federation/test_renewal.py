@@ -55,7 +55,7 @@ def test_sites_that_renew_in_time_are_not_interrupted_and_one_that_does_not_is_w
         assert all.aggregator.poll() is None, "it waits for c"
         assert "c: certificate expired; it cannot connect" in all.events()
         joined(authority, tmp_path / "c", "c")
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         for name in "ab":
             assert "lost the connection" not in all.log(name)
         assert not [alarm for alarm in alarms_of(authority, []) if alarm.code == "certificate"]

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """A simulated run: snapshots for the status page, with the headline of the server."""
+=======
+"""A simulated run that produces snapshots for the live page."""
+>>>>>>> join
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ HASH = "0123456789abcdef" * 4
 
 @dataclass
 class LiveRun:
-    """Calling it gives a snapshot; what happens is played by the other methods."""
+    """Call it for a snapshot. The other methods simulate events."""
 
     n_sites: int = 10
     n_rounds: int = 100
@@ -58,7 +62,7 @@ class LiveRun:
         self.say(f"all {self.n_sites} sites are here")
 
     def play(self, rounds: int) -> None:
-        """So many rounds more, answered by whoever is present; the last one ends the run."""
+        """Simulate more rounds, answered by all present sites. The last round ends the run."""
         with self.lock:
             self._play(rounds)
 
@@ -77,7 +81,7 @@ class LiveRun:
             self.say("the study is finished")
 
     def stall(self, *indices: int) -> None:
-        """The open round stalls: these sites are silent."""
+        """Let the open round stall because these sites do not answer."""
         with self.lock:
             for index in indices:
                 self.sites[index].update(state="silent", last_seen=_now(95))
@@ -109,7 +113,7 @@ class LiveRun:
             self.state, self.since, self.stalled, self.alarms = "running", None, [], []
 
     def turn(self, index: int, state: str, *, code: str | None = None, ago: float = 0.0) -> None:
-        """A site changes its state."""
+        """Change the state of a site."""
         site = self.sites[index]
         site.update(state=state, code=code, last_seen=_now(ago))
         self.say(f"{site['name']} is {state}", "info" if state == "present" else "warning")
@@ -135,7 +139,7 @@ class LiveRun:
 
     def __call__(self, requested: str = "") -> dict[str, Any]:
         with self.lock:
-            study = self._told() if self.has_study else None
+            study = self._snapshot() if self.has_study else None
             return {
                 "server": {"host": "study.example.org", "running": True, "connected": True},
                 "sites": [*map(_link, self.sites), *self.more_sites],
@@ -144,19 +148,19 @@ class LiveRun:
                 "study": study,
             }
 
-    def _told(self) -> dict[str, Any]:
+    def _snapshot(self) -> dict[str, Any]:
         self.asked += 1
-        told = self._plain()
+        snapshot = self._plain()
         if self.min_honest_sites is None:
-            return told
-        for i, site in enumerate(told["sites"]):  # secure aggregation
+            return snapshot
+        for i, site in enumerate(snapshot["sites"]):  # secure aggregation
             site.update(epsilon_if_others_collude=2.4 * site["epsilon"], member=i != 1)
-        told["study"]["epsilon_if_others_collude"] = 2.4
-        aborted_rounds = [
+        snapshot["study"]["epsilon_if_others_collude"] = 2.4
+        rounds = [
             {"round": 3, "reason": "missing", "sites": ["site-02"]},
             {"round": 7, "reason": "garbled", "sites": []},
         ]
-        return told | {"min_honest_sites": self.min_honest_sites, "aborted_rounds": aborted_rounds[: self.done // 3]}
+        return snapshot | {"min_honest_sites": self.min_honest_sites, "aborted_rounds": rounds[: self.done // 3]}
 
     def _plain(self) -> dict[str, Any]:
         running = self.state == "running"

@@ -124,7 +124,7 @@ def installation() -> dict[str, Any]:
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processors": len(os.sched_getaffinity(0)),
         "threads": {name: os.environ[name] for name in THREADS if os.environ.get(name)} or "not limited",
         "blas": _blas(),
         "packages": {each.package: each.installed or "missing" for each in wanted if each.extra is None},

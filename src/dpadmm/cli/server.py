@@ -168,7 +168,7 @@ def start(
 
 @server_app.command("invite")
 def invite(
-    name: str = Argument(..., help="Name of the site.", show_default=False, metavar="NAME"),
+    names: list[str] = Argument(..., help="Names of sites.", show_default=False, metavar="NAME..."),
     folder: Folder = HERE,
     days: int | None = Option(
         None,
@@ -195,30 +195,38 @@ def invite(
     """Print a join token, one line to send to the owner of a site. It is secret until it is used.
 
     Only the first site that uses it can join, under this name. A new token replaces the one before. It also renews the
-    certificate of a site that has joined.
+    certificate of a site that has joined. With several names, each line has a name and its token.
     """
     if manual is None and (output is not None or fingerprint is not None):
         raise StudyError("--output and --fingerprint belong to --manual FILE")
     if revoke and (manual is not None or days is not None):
         raise StudyError("--revoke cannot be combined with --manual or --days")
+    if manual is not None and len(names) != 1:
+        raise StudyError("--manual FILE is for one site")
     authority = _authority(folder)
     if revoke:
-        authority.withdraw_token(name)
-        return echo(f"Withdrawn: the join token of {name}.")
+        for name in names:
+            authority.withdraw_token(name)
+        return echo(f"Withdrawn: the join token of {', '.join(names)}.")
     if manual is not None:
-        return _sign_request(authority, name, manual, output, fingerprint, days)
-    return _print_token(authority, name, days)
+        return _sign_request(authority, names[0], manual, output, fingerprint, days)
+    return _print_tokens(authority, names, days)
 
 
-def _print_token(authority: Authority, name: str, days: int | None) -> None:
-    """Print a new join token to stdout, and all else to stderr."""
+def _print_tokens(authority: Authority, names: list[str], days: int | None) -> None:
+    """Print new join tokens to stdout, and all else to stderr."""
     from dpadmm.federation.identity.tokens import TOKEN_DAYS
+    from dpadmm.federation.protocol import check_name
 
-    token = authority.create_token(name, days=TOKEN_DAYS if days is None else days)
-    typer.echo(token.text)
+    for name in names:
+        check_name(name)
+    tokens = [authority.create_token(name, days=TOKEN_DAYS if days is None else days) for name in names]
+    for token in tokens:
+        typer.echo(token.text if len(tokens) == 1 else f"{token.name} {token.text}")
+    until = f"valid until {tokens[0].expires:%Y-%m-%d %H:%M} UTC, for one site"
     lines = [
-        f"This join token for {name} is valid until {token.expires:%Y-%m-%d %H:%M} UTC, for one site. Send it to the "
-        "owner over a channel that you trust: whoever uses it first joins as this site.",
+        f"{'A' if len(tokens) > 1 else 'This'} join token is {until}. Send it to the owner over a channel that you "
+        "trust: whoever uses it first joins as this site.",
         "At the site: dpadmm site join TOKEN",
     ]
     if read_running(authority) is None:

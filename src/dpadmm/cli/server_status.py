@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpadmm.federation.health import STATUS, Alarm, ServerStatus, command_line, is_live, read_status
+from dpadmm.federation.server.delivery import open_drafts
 from dpadmm.federation.server.status import SHORT_HASH, overview
 from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Row, Table
 
@@ -18,6 +19,10 @@ MAX_STALLS_SHOWN = 10
 """Latest stalls that are shown. JSON has all stalls of a snapshot."""
 LAST_ROUND_STATES = {"present": "answered", "missing": "missed", "unseen": "never answered"}
 """Names of states of sites when no server runs the study."""
+
+
+OWNERS = {"received": "undecided", "accepted": "accepted", "declined": "declined"}
+"""What owners replied to the proposal of a study."""
 
 
 def sites_rendering(authority: Authority) -> Rendering:
@@ -60,10 +65,13 @@ def sites_rendering(authority: Authority) -> Rendering:
 def status_rendering(folder: Path, seen: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> Rendering:
     """Return the state of the broker, of one study in detail or of several in one line each, and the alarms."""
     broker = read_status(folder / STATUS, ServerStatus)
-    data = {"broker": broker and broker | {"running": is_live(broker)}}
+    data: dict[str, Any] = {"broker": broker and broker | {"running": is_live(broker)}}
     lines = (
         [] if broker is None else [f"Broker ({'running' if is_live(broker) else 'not running'}): {broker['broker']}"]
     )
+    waiting = open_drafts(folder)
+    data["drafts"] = waiting
+    lines += [_draft_line(draft) for draft in waiting]
     alarm_lines = [alarm.line for alarm in alarms]
     if len(seen) == 1:
         study = study_rendering(seen[0])
@@ -80,6 +88,12 @@ def status_rendering(folder: Path, seen: Sequence[Mapping[str, Any]], alarms: Se
         next_steps=[*lines, f"Details of one study: {example}", *alarm_lines],
         data={"state": "several", "studies": seen, **data},
     )
+
+
+def _draft_line(draft: Mapping[str, Any]) -> str:
+    waiting = ", ".join(site for site in draft["members"] if site not in draft["offers"])
+    offered = ", ".join(draft["offers"]) or "none"
+    return f"Draft {draft['name']!r} ({draft['hash'][:SHORT_HASH]}): offered keys: {offered}; waiting for {waiting}"
 
 
 def overview_table(studies: Sequence[Mapping[str, Any]]) -> Table:
@@ -129,8 +143,10 @@ def study_rendering(seen: Mapping[str, Any]) -> Rendering:
 
 def _sites_table(seen: Mapping[str, Any]) -> Table:
     served, masked = seen.get("served") is not False, "min_honest_sites" in seen
+    deciding = seen["rounds_done"] == 0
     columns = [
         Column("", "site"),
+        *([Column("", "owner")] if deciding else []),
         Column("", "state" if served else "last round"),
         Column("", "rows"),
         Column("", "rounds answered"),
@@ -143,7 +159,8 @@ def _sites_table(seen: Mapping[str, Any]) -> Table:
         state += f" ({site['code']})" if site["code"] else ""
         n_rows = Cell(text="") if site["rows"] is None else site["rows"]
         losses = (site["epsilon"], *([site["epsilon_if_others_collude"]] if masked else []))
-        rows.append((site["name"], state, n_rows, site["answered"], *losses))
+        owner = [OWNERS.get(site.get("decision"), "unknown")] if deciding else []
+        rows.append((site["name"], *owner, state, n_rows, site["answered"], *losses))
     return Table(columns, rows)
 
 

@@ -33,7 +33,7 @@ from dpadmm.cli.site_budget import HERE, SiteOption, chosen_study, open_site, si
 from dpadmm.errors import RefusalError, StudyError
 from dpadmm.federation.site import decisions
 from dpadmm.federation.site.proposals import clear_decided, find_study, offers, withdraw_offer, write_offer
-from dpadmm.rendering import Rendering
+from dpadmm.rendering import Paragraph, Rendering
 from dpadmm.sites.accounts import broken_promises
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.reading import read_study
@@ -73,7 +73,7 @@ def check(
     reached.
     """
     from dpadmm.cli import site_reports
-    from dpadmm.cli.study import counts_of, show_survey
+    from dpadmm.cli.owner_report import counts_of, survey_rendering
     from dpadmm.federation.site.connection import check_connections, reachable
 
     if connection:
@@ -95,7 +95,7 @@ def check(
     if survey is None:
         return echo("Cells were not counted: the table has no named columns.")
     echo(study.name, style="bold")
-    show_survey(study, survey)
+    show(survey_rendering(study, survey))
     return echo(*(f"Warning: {problem}" for problem in survey.problems))
 
 
@@ -170,7 +170,7 @@ def accept(
     _check_hash(study, chosen, expected, needed=study.terms.masking is not None)
     known = study.hash in read_ledger(site.ledger).accounts
     state = decisions.accept(site, study)
-    clear_decided(site.path.parent)
+    clear_decided(site.path.parent, study)
     return show(accepted_rendering(study, site, state, known=known), as_json=as_json)
 
 
@@ -212,6 +212,11 @@ def _check_hash(study: Study, chosen: str, expected: str | None, *, needed: bool
     if expected is not None and "".join(expected.split()).lower() != study.hash:
         raise StudyError(f"{chosen}: the hash differs from --hash; the other owners have another study")
     if expected is None and needed:
+        if os.isatty(0):
+            sites = ", ".join(entry.name for entry in study.roster)
+            show(Rendering(title=study.name, body=[Paragraph(f"Sites: {sites}.")], next_steps=[study.hash]))
+            if typer.confirm("Have you compared this hash with the other owners, not through the server?"):
+                return
         raise StudyError(
             f"{chosen}: secure aggregation needs --hash HASH; compare the hash (dpadmm site review) with the other "
             "owners, not through the server"

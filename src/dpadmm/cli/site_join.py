@@ -151,6 +151,11 @@ def _settings(path: Path, given: dict[str, Any], token: JoinToken) -> tuple[Site
             f"{path}: there is no such file; give --table and, if a column is to be predicted, --label, or write the "
             "file, or run the command in a terminal"
         )
+    if not os.isatty(0) and not given.keys() & {"person", "rows_per_person"}:
+        raise StudyError(
+            "give --person COLUMN, which identifies a person, or --rows-per-person N, your guarantee that no person "
+            "has more rows"
+        )
     settings = SiteSettings(**given) if not os.isatty(0) else _ask(given, token)
     text = settings.text(path.parent)
     return site_from(tomllib.loads(text), path), text
@@ -174,23 +179,21 @@ def _ask(given: dict[str, Any], token: JoinToken) -> SiteSettings:
         echo("The column to predict. It is not used as a feature. Empty: only statistics, no models.")
         answers["label"] = _asked("Label", "", lambda text: _column(text, columns)) or None
     if "person" not in answers and columns:
-        echo("The column that identifies a person, if a person may have several rows. Empty: each row is one person.")
+        echo("The column that identifies a person. Empty: there is none.")
         others = [name for name in columns if name != answers.get("label")]
         answers["person"] = _asked("Person column", "", lambda text: _column(text, others)) or None
+    charged = "The maximum number of rows of one person. All of them are charged."
+    if not answers.get("person"):
+        charged += " You guarantee it: without a person column, the program cannot check it."
     limits: list[tuple[str, str, Callable[[str], Any], str]] = [
-        (
-            "rows_per_person",
-            "Rows per person",
-            int,
-            "The maximum number of rows of one person. All of them are charged.",
-        ),
+        ("rows_per_person", "Rows per person", int, charged),
         ("epsilon", "Limit of ε", float, "The total privacy loss of any one person, over all studies."),
         ("delta", "δ", float, "Should be well below 1 / number of persons."),
         ("max_rounds", "Rounds per study", int, "Studies with more rounds are refused."),
         ("min_rows", "Minimum number of rows", int, "If the table has fewer rows, no study is answered."),
     ]
     for name, question, kind, explanation in limits:
-        if name in answers or (name == "rows_per_person" and not answers.get("person")):
+        if name in answers:
             continue
         echo(explanation)
         answers[name] = _asked(question, str(getattr(DEFAULTS, name)), kind)

@@ -124,6 +124,8 @@ class ServerStatus(TypedDict):
     broker: str
     snapshot: NotRequired[dict[str, Any]]
     sites: NotRequired[dict[str, Any]]
+    decisions: NotRequired[dict[str, dict[str, str]]]
+    """The last reply of each site to each open proposal, by the hash of the study."""
     pages: NotRequired[list[str]]
     """Addresses of the status page, which need a one-time link."""
 

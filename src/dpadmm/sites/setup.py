@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from dpadmm.data.reader import column_names, has_named_columns, open_batches
 from dpadmm.errors import DataError, StudyError
 from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.sites.site import Site, counted
@@ -61,6 +60,8 @@ def _quoted(text: str) -> str:
 
 def columns_of(table: Path) -> list[str]:
     """Return the columns of a table, none for an archive. Raise ``DataError`` if it cannot be read."""
+    from dpadmm.data.reader import column_names, has_named_columns  # loads pyarrow
+
     if not has_named_columns(table) and table.exists() and table.suffix == ".npz":
         return []
     return column_names(table)
@@ -94,6 +95,8 @@ def table_problems(site: Site) -> tuple[Persons | None, list[str], list[str]]:
 def _label_problems(table: Path, label: str) -> list[str]:
     """Return the problems of the label column: no value, or only one."""
     import pyarrow.compute as pc
+
+    from dpadmm.data.reader import open_batches
 
     values, n_rows = set[object](), 0
     for batch in open_batches(table, [label]):

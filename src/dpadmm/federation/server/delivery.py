@@ -183,7 +183,7 @@ class Deliveries:
         try:
             study = with_offers(proposal.study, keys)
             self.on_roster(study, tuple(sorted(keys)))
-            write_draft(proposal.draft / DRAFT, Draft(proposal.study, proposal.members, final=study.hash))
+            write_draft(proposal.draft / DRAFT, ProposedDraft(proposal.study, proposal.members, final=study.hash))
         except (DPADMMError, OSError) as problem:
             self._repeats.write(WARNING, f"the roster of {proposal.study.name!r} is not complete: {problem}")
             return
@@ -195,7 +195,7 @@ class Deliveries:
 
 
 @dataclass(frozen=True)
-class Draft:
+class ProposedDraft:
     """A proposed draft of a study with secure aggregation, and its sites."""
 
     study: Study
@@ -208,20 +208,31 @@ def drafts(folder: Path) -> list[Path]:
     return sorted((folder / "studies").glob(f"*/{DRAFT}"))
 
 
-def read_draft(path: Path) -> Draft:
+def open_drafts(folder: Path) -> list[dict[str, Any]]:
+    """Return the drafts that wait for offers: name, hash, members, and the sites that offered a key."""
+    found = []
+    for path in drafts(folder):
+        draft = read_draft(path)
+        if draft.final is None:
+            about = {"name": draft.study.name, "hash": draft.study.hash, "members": list(draft.members)}
+            found.append(about | {"offers": sorted(offered_keys(path.parent))})
+    return found
+
+
+def read_draft(path: Path) -> ProposedDraft:
     try:
         table: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if table["format"] != DRAFT_FORMAT:
             raise ValueError("unknown format")
         members, final = tuple(map(str, table["members"])), table["final"]
-        return Draft(study_from(table["study"], str(path)), members, None if final is None else str(final))
+        return ProposedDraft(study_from(table["study"], str(path)), members, None if final is None else str(final))
     except DPADMMError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as problem:
         raise StudyError(f"{path}: not the draft of a study ({problem}); propose it again") from None
 
 
-def write_draft(path: Path, draft: Draft) -> None:
+def write_draft(path: Path, draft: ProposedDraft) -> None:
     make_private_folder(path.parent)
     table = {
         "format": DRAFT_FORMAT, "at": now_text(), "members": list(draft.members), "final": draft.final,
@@ -237,7 +248,7 @@ def propose_draft(folder: Path, study: Study, members: tuple[str, ...]) -> Path:
     if final is not None and journal_of(folder, final).exists():
         text = f"the roster of this draft is complete: its study is {final[:SHORT_HASH]}"
         raise StudyError(f"{text}; for other sites, change the name of the draft")
-    write_draft(path, Draft(study, members))
+    write_draft(path, ProposedDraft(study, members))
     return path
 
 

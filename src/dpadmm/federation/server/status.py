@@ -51,6 +51,11 @@ def status_of(authority: Authority, journal: Path) -> Status:
     elif _is_proposed(status["state"], status["rounds_done"]):
         status |= {"state": str(StudyState.PROPOSED), "failing": False}
         status |= {"headline": headline(status)}
+    if not served:
+        broker = read_status(authority.folder / STATUS, ServerStatus)
+        replies = broker.get("decisions", {}) if broker is not None and is_live(broker) else {}
+        for site in status["sites"]:
+            site["decision"] = replies.get(status["study"]["hash"], {}).get(site["name"])
     for site in status["sites"]:
         site["certificate_days_left"] = days_left(expires[site["name"]]) if site["name"] in expires else None
     return status | {"served": served, "live": live}

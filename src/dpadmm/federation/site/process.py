@@ -23,6 +23,7 @@ from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import Status, now_text, site_alarms, site_samples, write_status
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice
 from dpadmm.federation.protocol import SERVER, SILENT_AFTER, ProposalReply, ReplyCode
 from dpadmm.federation.site.decisions import Decision, decisions
@@ -68,8 +69,9 @@ class SiteProcess:
         self._renew_at = 0.0
         self._replies: dict[str, ProposalReply] | None = None
         """The reply for each study of this site; None before the decisions are read."""
-        self._wanted: set[str] = set()
-        """Proposed studies whose document was requested."""
+        self._wanted: dict[str, None] = {}
+        """Proposed studies whose document was requested, the latest ones."""
+        self._repeats = RepeatLog(log)
         self._proposed: dict[str, str] = {}
         """Names of the proposed studies without a decision, by hash."""
         self._notifier = Notifier(site.notify, self._folder, log, role="site", site=self._identity.name)
@@ -153,7 +155,7 @@ class SiteProcess:
         while True:
             await loop.run_in_executor(pool, self._apply_decisions)
             if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
-                self._log.info("no accepted study yet; to accept one: dpadmm site accept STUDY")
+                self._log.info("no accepted study yet; proposed studies: dpadmm site studies")
             first = False
             await self._report_replies(link)
             for hash, decision in self._decided.items():
@@ -197,15 +199,16 @@ class SiteProcess:
         if (reply := self._replies.get(study)) is not None:
             await link.reply(reply)
         elif text is None:
-            if len(self._wanted) < MAX_PROPOSALS:
-                self._wanted.add(study)
-                await link.reply(ProposalReply(study, ReplyCode.WANTED))
+            self._wanted[study] = None
+            if len(self._wanted) > MAX_PROPOSALS:
+                del self._wanted[next(iter(self._wanted))]
+            await link.reply(ProposalReply(study, ReplyCode.WANTED))
         elif study in self._wanted:
-            self._wanted.discard(study)
+            del self._wanted[study]
             try:
                 stored = await asyncio.to_thread(store_proposal, self._folder, study, text)
             except (DPADMMError, OSError) as problem:  # such as another version of dpadmm, or a full disk
-                self._log_once(f"{study[:12]}: proposal refused: {problem}")
+                self._repeats.write(logging.WARNING, f"proposal refused: {problem}", study[:12])
                 return
             self._replies[study] = ProposalReply(study, ReplyCode.RECEIVED)
             self._proposed[study] = stored.name

@@ -84,10 +84,20 @@ def _proposal(path: Path) -> Proposal:
         raise DataError(f"{path}: not a proposed study ({problem}); delete the file") from None
 
 
-def clear_decided(folder: Path) -> None:
-    """Delete the files of proposals that have a decision, which contains the study."""
+def clear_decided(folder: Path, accepted: Study | None = None) -> None:
+    """Delete the files of proposals that have a decision, which contains the study.
+
+    The draft of an accepted study with secure aggregation, and the offer for it, are deleted too.
+    """
+    done = {path.stem for path in (folder / "studies").glob("*.json")}
+    if accepted is not None:
+        keys = {entry.key for entry in accepted.roster}
+        for draft, key in offers(folder).items():
+            if key in keys:
+                withdraw_offer(folder, draft)
+                done.add(draft)
     for path in (folder / "proposals").glob("*.json"):
-        if (folder / "studies" / path.name).exists():
+        if path.stem in done:
             with suppress(OSError):
                 path.unlink()
 

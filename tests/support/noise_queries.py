@@ -1,4 +1,4 @@
-"""Questions that methods put to the noise sources."""
+"""Queries of methods to noise sources."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.problem import Rows
 
 
-def gradient_question(
+def gradient_query(
     rows: Rows, loss: Loss, points: Floats, z: Floats, round: int, active: Integers | None = None
 ) -> CohortQuery:
-    """Every agent's gradient at its point."""
+    """Return the query for every agent's gradient at its point."""
     return CohortQuery(rows, Gradient(loss, rows.n_features), points, z, round, active)

@@ -1,4 +1,4 @@
-"""Made-up results of the paper's experiments: the numbers that a rule reads, and nothing else."""
+"""Synthetic results of the paper's experiments: only the numbers that a rule reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Value = float | Callable[[int], float]
 def runs(
     experiment: str, method: str, level: Value = 1.0, *, seeds: Sequence[int] = SEEDS, **columns: Any
 ) -> list[dict[str, Any]]:
-    """Lines of one setting: every measure is ``level`` (or a function of the round), but for ``columns``."""
+    """Return lines of one setting. Every measure is ``level`` (or a function of the round), except ``columns``."""
     lines = []
     budget = {"round_epsilon": 0.1} if method in PRIVATE and "epsilon" not in columns else {}
     name = f"{experiment} {method} {sorted(columns.items(), key=str)}"
@@ -36,15 +36,15 @@ def runs(
     return lines
 
 
-def made_up(*groups: list[dict[str, Any]], data: dict[str, Any] | None = None) -> Results:
-    """Results of these lines, each in its experiment."""
+def results_of(*groups: list[dict[str, Any]], data: dict[str, Any] | None = None) -> Results:
+    """Return results of these lines, each in its experiment."""
     lines = [line for group in groups for line in group]
     experiments: dict[str, dict[str, Any]] = {}
     for line in lines:
         about = experiments.setdefault(line["experiment"], {"title": line["experiment"], "cells": []})
         if line["cell"] not in about["cells"]:
             about["cells"].append(line["cell"])
-    known = [{name: value for name, value in line.items() if name in SCHEMA.names} for line in lines]
+    rows = [{name: value for name, value in line.items() if name in SCHEMA.names} for line in lines]
     meta = {"data": data or {"name": "made up", "rows": 1, "features": 1}}
-    frame = to_frame(pa.Table.from_pylist(known, schema=SCHEMA))
+    frame = to_frame(pa.Table.from_pylist(rows, schema=SCHEMA))
     return Results(frame, {"title": "", "experiments": experiments}, meta)
