@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """A simulated run: snapshots for the status page, with the headline of the server."""
-=======
-"""A simulated run that produces snapshots for the live page."""
->>>>>>> join
 
 from __future__ import annotations
 
