@@ -211,9 +211,9 @@ def test_revoked_site_raises_an_alarm_until_it_is_approved_again(tmp_path: Path,
         wait_for(lambda: "warning site-revoked" in ask("server", "status", *folder)[1])
         all.agents["a"].end()
         shutil.rmtree(tmp_path / "a" / "network")
-        ask("site", "join", "--request", "a", *site_of(all, "a"))
+        ask("site", "join", "--manual", "a", *site_of(all, "a"))
         request, invitation = tmp_path / "a" / "network" / "request.json", tmp_path / "again.json"
-        assert ask("server", "invite", "a", "--request", request, *folder, "-o", invitation)[0] == 0
+        assert ask("server", "invite", "a", "--manual", request, *folder, "-o", invitation)[0] == 0
         assert ask("site", "join", "--invitation", invitation, *site_of(all, "a"), "--yes")[0] == 0
         all.start("a")
         wait_for(lambda: "a: included again" in all.events())

@@ -67,7 +67,7 @@ def test_a_study_does_not_begin_without_its_quorum_and_says_who_is_missing_and_w
         said = " ".join(all.output.split())
         assert "starting a broker until the last study ends" in said
         assert "the study did not start: 1 of 5 sites connected within 8 seconds, 4 needed." in said
-        assert "unasked: connected, but no answer; has its owner accepted the study?" in said
+        assert "unasked: connected; its owner has not decided about the study" in said
         assert "never: silent, never connected" in said
         assert "refusing: refused; see the site's log" in said
         assert "gone: silent since" in said

@@ -1,4 +1,4 @@
-"""A simulated run that produces snapshots for the live page."""
+"""A simulated run: snapshots for the status page, with the headline of the server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from threading import RLock
 from typing import Any
 
 from dpadmm.federation.states import FAILURES, headline
+from dpadmm.federation.web.server_data import thinned
 
 HASH = "0123456789abcdef" * 4
 
@@ -32,6 +33,9 @@ class LiveRun:
     since: str | None = None
     stalled: list[str] = field(default_factory=list)
     alarms: list[dict[str, Any]] = field(default_factory=list)
+    has_study: bool = True
+    more_sites: list[dict[str, Any]] = field(default_factory=list)
+    """Sites that are not in the study."""
     lock: Any = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -126,11 +130,19 @@ class LiveRun:
             "n_rounds": self.n_rounds,
         }
         own |= {"sites_present": here, "n_sites": self.n_sites, "begun_at": self.begun_at, "last_round_at": None}
-        return [own | {"seconds_left": None}, *self.others]
+        spent = max(site["epsilon"] for site in self.sites)
+        return [own | {"seconds_left": None, "epsilon": spent, "planned_epsilon": 1.0}, *self.others]
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, requested: str = "") -> dict[str, Any]:
         with self.lock:
-            return self._snapshot()
+            study = self._snapshot() if self.has_study else None
+            return {
+                "server": {"host": "study.example.org", "running": True, "connected": True},
+                "sites": [*map(_link, self.sites), *self.more_sites],
+                "studies": self.studies() if self.has_study else [],
+                "alarms": list(self.alarms),
+                "study": study,
+            }
 
     def _snapshot(self) -> dict[str, Any]:
         self.asked += 1
@@ -166,7 +178,7 @@ class LiveRun:
             "error": None,
             "since": self.since,
             "stalled": list(self.stalled),
-            "alarms": list(self.alarms),
+            "served": True,
             "round": self.done + 1,
             "rounds_done": self.done,
             "deadline_in": 27.0 if running else None,
@@ -176,11 +188,15 @@ class LiveRun:
             "sites": [dict(site) for site in self.sites],
             "begun_at": self.begun_at,
             "last_round_at": self.last_round_at,
-            "studies": self.studies(),
-            "changes": self.changes(),
+            "changes": thinned(self.changes()),
             "events": list(self.events[-200:]),
         }
         return status | {"headline": headline(status)}
+
+
+def _link(site: dict[str, Any]) -> dict[str, Any]:
+    here = site["state"] in ("present", "late", "missing", "connected")
+    return {"name": site["name"], "state": "connected" if here else "silent", "last_seen": site["last_seen"]}
 
 
 def _now(ago: float = 0.0) -> str:

@@ -1,4 +1,4 @@
-"""Contents of the live page in a browser."""
+"""What the server's page shows in a browser."""
 
 from __future__ import annotations
 
@@ -36,5 +36,6 @@ def sites(browser):
 
 
 def show(browser, page, *, width=1440, dark=False):
+    """Open the page, with a new link unless this browser has a session, as a reload does."""
     browser.open(page.url, width=width, dark=dark)
     wait(browser, text("line-words"), "Live")

@@ -124,9 +124,9 @@ _REPLACED: dict[str, dict[str, str]] = {
     "agent": {
         "": "site",
         **{name: f"site {name}" for name in ("check", "review", "leave", "join", "run", "status")},
-        "init": "site join --request",
-        "begin": "site join --request",
-        "request": "site join --request",
+        "init": "site join --manual",
+        "begin": "site join --manual",
+        "request": "site join --manual",
         "enrol": "site accept",
         "offer": "site accept",
         "health": "site status --health",
