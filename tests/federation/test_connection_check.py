@@ -149,7 +149,7 @@ def test_a_certificate_that_expired_is_told_without_asking(tmp_path: Path) -> No
         broker.stop()
     assert name == "certificate"
     assert "the certificate of this site expired at" in text
-    assert "send network/request.json to the study coordinators again" in text
+    assert "ask the study coordinators for a join token" in text
 
 
 def listens(port: int) -> bool:
