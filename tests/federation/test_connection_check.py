@@ -147,7 +147,7 @@ def test_expired_certificate_is_reported_without_connecting(tmp_path: Path) -> N
         broker.stop()
     assert name == "certificate"
     assert "the certificate of this site expired at" in text
-    assert "send network/request.json to the study coordinators again" in text
+    assert "ask the study coordinators for a join token" in text
 
 
 def listens(port: int) -> bool:

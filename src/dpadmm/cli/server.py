@@ -113,8 +113,9 @@ def init(
         lines += ["Have your CA sign these requests, as a server and as a client, and install the certificates:"]
         lines += [f"  {folder / name}" for name in ("broker.csr", "server.csr")]
         lines += [f"  dpadmm server init {folder} --certificate FILE --certificate FILE"]
-    lines += ["Fingerprint of the authority, which sites compare when they join:", authority.fingerprint]
+    lines += ["Fingerprint of the authority, for sites that join without a token:", authority.fingerprint]
     lines += [f"Next: dpadmm server start --folder {folder}"]
+    lines += [f"For each site: dpadmm server invite NAME --folder {folder}"]
     return show(Rendering(next_steps=lines))
 
 
@@ -226,7 +227,7 @@ def _print_tokens(authority: Authority, names: list[str], days: int | None) -> N
     until = f"valid until {tokens[0].expires:%Y-%m-%d %H:%M} UTC, for one site"
     lines = [
         f"{'A' if len(tokens) > 1 else 'This'} join token is {until}. Send it to the owner over a channel that you "
-        "trust: whoever uses it first joins as this site.",
+        "trust: its first user joins as this site.",
         "At the site: dpadmm site join TOKEN",
     ]
     if read_running(authority) is None:

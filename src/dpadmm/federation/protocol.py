@@ -244,7 +244,7 @@ REPLIES = "dpadmm.proposal.up"
 
 
 class ReplyCode(IntEnum):
-    """What became of a proposed study at a site. It never depends on rows or on limits."""
+    """The state of a proposed study at a site. It never depends on rows or on limits."""
 
     WANTED = 1
     """The site does not have the study yet."""

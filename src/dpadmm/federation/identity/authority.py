@@ -334,7 +334,7 @@ class Authority:
             at = "" if token.used_at is None else f" at {token.used_at:%Y-%m-%d %H:%M} UTC"
             raise TokenRefusedError(
                 "used",
-                f"the join token was used{at}, with another key: if that was not you, tell the study coordinators now; "
+                f"the join token was used{at}, with another key: if that was not you, call the study coordinators now; "
                 "else ask them for a new one",
             )
         if any(item.revoked and item.fingerprint == request.fingerprint for item in record.certificates):

@@ -308,13 +308,13 @@ def site_identity(folder: Path, addresses: Sequence[str] = ()) -> Identity:
     """
     network = folder / "network"
     if not (network / "invitation.json").exists():
-        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm site join --invitation FILE")
+        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm site join TOKEN")
     for path in (network, network / "invitation.json", network / "ca.pem", network / "certificate.pem"):
         private_files.check_unchanged_by_others(path)
     invitation = read_invitation(network / "invitation.json")
     pems = (invitation.ca_pem.encode("ascii"), invitation.certificate_pem.encode("ascii"))
     if (read_short(network / "ca.pem"), read_short(network / "certificate.pem")) != pems:
-        text = "the files do not match the invitation: run dpadmm site join --invitation FILE again"
+        text = "the files do not match the invitation: join again with dpadmm site join TOKEN"
         raise StudyError(f"{network}: {text}")
     if certificates.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
@@ -348,9 +348,9 @@ def _own_key(network: Path) -> certificates.Key:
     check_private(network / "key.pem")
     key = certificates.read_key(read_short(network / "key.pem"))
     if key is None:
-        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm site join --manual NAME")
+        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm site join")
     return key
 
 
 def _start_over(folder: Path) -> str:
-    return f"to start over, move {folder / 'network'} away and run dpadmm site join --manual NAME"
+    return f"to start over, move {folder / 'network'} away and run dpadmm site join TOKEN"

@@ -53,7 +53,7 @@ Messages = list[tuple[str, bytes]]
 
 @dataclass
 class OpenProposal:
-    """A study that waits for decisions of its sites, or a draft that waits for their offers."""
+    """A study without decisions of all its sites, or a draft without all their offers."""
 
     study: Study
     members: tuple[str, ...]

@@ -143,8 +143,7 @@ class SiteProcess:
             identity.check_dates()
         except StudyError as problem:
             raise DPADMMError(
-                f"{problem}. To renew it, send network/request.json to the study coordinators again, and join with the "
-                "new invitation"
+                f"{problem}. To renew it, ask the study coordinators for a join token: dpadmm site join TOKEN"
             ) from None
         context = identity.client_context()
         self._used_certificate = identity.invitation.certificate_pem
