@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from dpadmm.studies.reading import read_study
     from dpadmm.studies.settings import Settings, Training
     from dpadmm.studies.study import Study
+    from dpadmm.training.plan import plan
+    from dpadmm.training.release import describe, evaluate
     from dpadmm.training.simulate import simulate
     from dpadmm.training.train import train
 
@@ -112,8 +114,10 @@ __all__ = [
     "Training",
     "affordable_rounds",
     "by_group",
+    "describe",
     "encode_labels",
     "equal",
+    "evaluate",
     "exact_delta",
     "exact_epsilon",
     "holdout",
@@ -124,6 +128,7 @@ __all__ = [
     "minimizer",
     "paper_epsilon",
     "paper_noise_multiplier",
+    "plan",
     "read_study",
     "read_table",
     "simulate",
@@ -185,6 +190,8 @@ _LAZY_IMPORTS = {
     "dpadmm.studies.reading": ("read_study",),
     "dpadmm.studies.study": ("Study",),
     "dpadmm.models.run": ("Result",),
+    "dpadmm.training.plan": ("plan",),
+    "dpadmm.training.release": ("describe", "evaluate"),
     "dpadmm.training.simulate": ("simulate",),
     "dpadmm.training.train": ("train",),
 }

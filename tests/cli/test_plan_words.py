@@ -12,7 +12,7 @@ from looping import case
 from printed import printed
 
 from dpadmm.cli.console import show
-from dpadmm.cli.plan import other_rounds
+from dpadmm.training.plan import other_rounds
 from dpadmm.planning.costs import costs_of
 from dpadmm.planning.forecast import ForecastGrid, ScenarioForecast, Value
 from dpadmm.planning.intervals import Intervals

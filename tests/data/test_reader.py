@@ -110,7 +110,7 @@ def test_a_file_that_is_no_table_gets_one_sentence(tmp_path_factory: pytest.Temp
         ),
         ("age,sex,age,y\n1,f,1,yes\n", "column 'age' occurs more than once"),
         ("age,sex\n1,f\n", "the study's label 'y' is no column of .*; it has no unused column"),
-        ("age,sex,y\n1,f\n", "cannot be read as CSV: .*Expected 3 columns, got 2"),
+        ("age,sex,y\n1,f\n", "row 1 has 2 cells instead of 3: is a separator or a quotation mark missing"),
         ('age,sex,"y\n1,f,yes\n', "is a quotation mark open"),
         (b"", "is empty"),
         ("age,sex,y\n", "has no rows"),
@@ -135,16 +135,16 @@ def test_a_cell_that_is_no_number_is_found_by_its_row_and_not_quoted(kind: str, 
         pa.csv.write_csv(table, path)
     else:
         pa.parquet.write_table(table, path)
-    with pytest.raises(DPADMMError, match="column 'age': the cell in row 300,001 should be a number") as refused:
+    with pytest.raises(DPADMMError, match=r"column 'age': the cells in 2 rows \(300,001, 300,002\) should be numbers") as refused:
         encode_table(path, Schema((Number("age", (0, 1)),)), None)
     assert "obese" not in str(refused.value)
     (problem,) = survey_table(path, Schema((Number("age", (0, 1)),))).problems
-    assert "the cell in row 300,001" in problem
+    assert "the cells in 2 rows (300,001, 300,002)" in problem
     assert "obese" not in problem
 
 
 def test_a_row_of_another_length_is_not_quoted(tmp_path: Path) -> None:
-    with pytest.raises(DPADMMError, match="Expected 3 columns, got 2 in a row") as refused:
+    with pytest.raises(DPADMMError, match="row 1 has 2 cells instead of 3") as refused:
         features(csv_file(tmp_path, "age,sex,y\n1,secret\n"))
     assert "secret" not in str(refused.value)
 

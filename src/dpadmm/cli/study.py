@@ -29,6 +29,7 @@ from dpadmm.errors import DataError, StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import parameters
 from dpadmm.parameters.suggestions import first_of
+from dpadmm.rendering import Rendering
 from dpadmm.studies.checks import study_notes, study_warnings
 from dpadmm.studies.reading import Confirmation, confirmations, read_study, study_problems, table_parameters
 from dpadmm.studies.rendering import describe_aggregation
@@ -269,7 +270,11 @@ def check(
     else:
         if study and survey and survey.rows:
             show_survey(study, survey)
-        _show_problems(problems, place="the table" if survey else "the study")
+        if survey and survey.details:
+            from dpadmm.data.problems import problems_table
+
+            console.show(Rendering(body=[problems_table(survey.details, values=True)]))
+        _show_problems([each for each in problems if not survey or each not in survey.problems], place="the study")
         echo(*(f"Warning: {each}." for each in warnings))
         echo(*(f"Note: {each}." for each in notes))
         if study and not problems:

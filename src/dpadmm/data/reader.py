@@ -231,6 +231,24 @@ class CsvFile(TableSource):
     def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         self.location = self.path = path
         self._given = dialect or Dialect()
+        self._skips_ragged_rows, self.n_skipped = False, 0
+
+    def without_ragged_rows(self) -> CsvFile:
+        """Return the same file, in which rows with a wrong number of cells are skipped."""
+        file = CsvFile(self.path, self._given)
+        file._skips_ragged_rows = True
+        return file
+
+    def _skip(self, row: object) -> str:
+        self.n_skipped += 1
+        return "skip"
+
+    def ragged_rows(self) -> dict[int, int]:
+        """Return the number of cells of each row, from 1, that has another number than the first line. Slow."""
+        names, dialect, _ = self._header
+        with io.TextIOWrapper(_open(self.path), dialect.encoding, errors="replace", newline="") as text:
+            rows = (row for row in csv.reader(text, delimiter=dialect.separator or ",") if row)
+            return {number: len(row) for number, row in enumerate(rows) if number and len(row) != len(names)}
 
     def column_names(self) -> list[str]:
         return without_index(self._header.names)
@@ -251,7 +269,10 @@ class CsvFile(TableSource):
         block_bytes = min(MAX_BLOCK_BYTES, BLOCK_BYTES * max(1, header_bytes // WIDE_HEADER))
         options = pa.csv.ReadOptions(block_size=block_bytes, encoding="utf8" if dialect.is_utf8 else dialect.encoding)
         # Without newlines_in_values, a line break in quotes would depend on where a block ends
-        parse = pa.csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True)
+        skip = self._skip if self._skips_ragged_rows else None
+        parse = pa.csv.ParseOptions(
+            delimiter=dialect.separator, newlines_in_values=True, invalid_row_handler=skip
+        )
         compression = "gzip" if path.suffix.lower() == ".gz" else None
         try:
             with (

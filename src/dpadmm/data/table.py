@@ -21,7 +21,8 @@ from dpadmm.data.encoder import Encoder, Report, Tally
 from dpadmm.data.labels import LabelColumns, any_issue
 from dpadmm.data.reader import Table, TableSource, ahead, column_names, open_batches, open_table, table_format
 from dpadmm.data.schema import Label, Number, Plain, Schema
-from dpadmm.errors import DataError
+from dpadmm.data.survey import all_problems
+from dpadmm.errors import DataError, DPADMMError
 from dpadmm.losses.base import Task
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.clipping import clip_rows, with_intercept
@@ -90,7 +91,7 @@ def encode_table(
     Raises
     ------
     DataError
-        If the table cannot be read, lacks a column, or has an invalid cell.
+        If the table cannot be read, lacks a column, or has invalid cells. The error lists all problems.
     """
     if is_archive(table):
         return _encode_archive(Path(table), schema, label, by, intercept=intercept)
@@ -117,12 +118,17 @@ def encode_table(
         values = growing(np.float64, 1, memory_bytes // 4)
         row_weights = growing(np.float64, 1, memory_bytes // 4)
         groups = growing(np.int32, 1, MEMORY_BYTES)
-        for batch in stack.enter_context(closing(ahead(_encoded_batches(source, encoder, labels, owners)))):
-            for array, block in zip(features, batch.features, strict=True):
-                array.append(block)
-            for array, column in ((values, batch.labels), (row_weights, batch.row_weights), (groups, batch.owners)):
-                if column is not None:
-                    array.append(column)
+        try:
+            for batch in stack.enter_context(closing(ahead(_encoded_batches(source, encoder, labels, owners)))):
+                for array, block in zip(features, batch.features, strict=True):
+                    array.append(block)
+                for array, column in ((values, batch.labels), (row_weights, batch.row_weights), (groups, batch.owners)):
+                    if column is not None:
+                        array.append(column)
+        except DPADMMError as error:
+            if invalid_as_missing:
+                raise
+            raise all_problems(error, source, schema, label, by=by) from None
         if not encoder.report.rows:
             raise DataError(f"{source.location} has no rows")
         ranks, names = owners.sorted() if owners else (None, ())

@@ -6,7 +6,6 @@ They are the rows of a public table, or synthetic rows generated from the schema
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ from scipy.special import expit, softmax
 from dpadmm.data.encoder import Encoder, Tally
 from dpadmm.data.labels import LabelColumns
 from dpadmm.data.leakage import LeakyColumn, leaky_columns
+from dpadmm.data.reader import Table, open_table
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError, StudyError
@@ -115,7 +115,7 @@ class Scenario:
         return sum(map(len, self.folds[0]))
 
 
-def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Scenario:
+def public_scenario(study: Study, table: Table, *, repeats: int, seed: int) -> Scenario:
     """Return the rows of a public table in folds: no repeat is tested on its training rows.
 
     With as many repeats as folds, every public row is tested once. Classes have similar shares in all folds.
@@ -129,7 +129,7 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
     n = len(encoded.labels)
     if n < MIN_FORECAST_ROWS:
         raise DataError(
-            f"{table} has {n} rows, too few for a forecast; it needs at least {MIN_FORECAST_ROWS} "
+            f"{open_table(table).location} has {n} rows, too few for a forecast; it needs at least {MIN_FORECAST_ROWS} "
             "(use --no-public for synthetic rows)"
         )
     _need_two_of_every_class(study.problem, encoded.labels)
