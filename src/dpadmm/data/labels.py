@@ -152,6 +152,7 @@ def issue_message(label: Label, kind: Issue | Literal["other case"]) -> tuple[st
 
 ACTION = "correct the cells or leave the rows out"
 DROP_HINT = "or set drop_missing_labels = true under [label]"
+"""What a study can do about missing labels."""
 
 
 def checked_labels(label: Label, cells: Any, exposures: Any = None) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +47,19 @@ class LeakyColumn:
         )
 
 
-def leaky_columns(
-    table: Table, columns: Collection[str], label: str, *, numbers: Collection[str], n_rows: int
-) -> list[LeakyColumn]:
+Sample: TypeAlias = dict[str, NDArray[Any]]
+"""Cells of some rows: numbers (NaN if missing), and codes of text (−1 if missing)."""
+
+
+def sample_cells(table: Table, columns: Collection[str], *, numbers: Collection[str], n_rows: int) -> Sample:
+    """Return the cells of at most 100,000 rows. ``numbers`` are read as numbers, others as text."""
+    room = min(MAX_ROWS, MAX_CELLS // (len(columns) + 1))
+    return _sampled(table, list(columns), frozenset(numbers), every=-(-n_rows // max(room, 1)))
+
+
+def leaky_columns(cells: Sample, columns: Collection[str], label: str, *, numbers: Collection[str]) -> list[LeakyColumn]:
     """Return the columns that alone determine the label. ``numbers`` are compared as numbers, others as text."""
     wanted = [name for name in columns if name != label]
-    room = min(MAX_ROWS, MAX_CELLS // (len(wanted) + 1))
-    cells = _sampled(table, [*wanted, label], frozenset(numbers), every=-(-n_rows // max(room, 1)))
     labels = cells[label]
     has_label = np.isfinite(labels) if label in numbers else labels >= 0
     labels, n = labels[has_label], int(np.count_nonzero(has_label))
@@ -72,8 +78,8 @@ def leaky_columns(
     return [column for column in candidates if n - column.n_correct <= max_errors]
 
 
-def _sampled(table: Table, names: list[str], numbers: frozenset[str], *, every: int) -> dict[str, NDArray[Any]]:
-    """Return every k-th row: numbers (NaN if missing), and codes of text (−1 if missing)."""
+def _sampled(table: Table, names: list[str], numbers: frozenset[str], *, every: int) -> Sample:
+    """Return every k-th row."""
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     codes: dict[str, dict[str, int]] = {name: {} for name in names}
     first_row = 0

@@ -14,7 +14,7 @@ from scipy.special import expit, softmax
 
 from dpadmm.data.encoder import Encoder, Tally
 from dpadmm.data.labels import LabelColumns
-from dpadmm.data.leakage import LeakyColumn, leaky_columns
+from dpadmm.data.leakage import LeakyColumn, leaky_columns, sample_cells
 from dpadmm.data.reader import Table, open_table
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.data.table import encode_table
@@ -142,7 +142,8 @@ def public_scenario(study: Study, table: Table, *, repeats: int, seed: int) -> S
     numbers = [each.name for each in study.schema.columns if isinstance(each, Number)]
     numbers += [study.label.column] if study.label.classes is None else []
     names = [each.name for each in study.schema.columns]
-    leaky = leaky_columns(table, names, study.label.column, numbers=numbers, n_rows=n)
+    cells = sample_cells(table, [*names, study.label.column], numbers=numbers, n_rows=n)
+    leaky = leaky_columns(cells, names, study.label.column, numbers=numbers)
     priors = tuple(prior_of(study.problem, train.fitted().rows()) for train, _ in folds)
     return Scenario("public rows", tuple(folds), priors, tuple(leaky))
 

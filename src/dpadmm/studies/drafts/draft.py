@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from dpadmm.data.schema_file import ASK
@@ -31,6 +30,21 @@ class DraftColumn:
 
 
 @dataclass(frozen=True)
+class Question:
+    """An ambiguous column: what the table shows, and the kind that the draft assumes."""
+
+    column: str
+    text: str
+    assumed: str
+    is_label: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The possible kinds."""
+        return ("classes", "counts", "number") if self.is_label else ("category", "number")
+
+
+@dataclass(frozen=True)
 class Draft:
     """Columns and label of a draft; ``confirm`` is true if their values were inferred from the data.
 
@@ -44,6 +58,12 @@ class Draft:
     comments: tuple[str, ...] = ()
     public_rows: PublicRows | None = None
     not_public: str = ""
+    loss: str = ""
+    """Name of the loss; empty for the usual one of the label."""
+    row_norm: float | None = None
+    questions: tuple[Question, ...] = ()
+    notes: tuple[str, ...] = ()
+    """How the table was read."""
 
     def __post_init__(self) -> None:
         if not any(column.about for column in self.columns):
@@ -62,9 +82,9 @@ class Draft:
         return replace(self, public_rows=None, not_public="they are synthetic")
 
 
-def check_name(name: str, path: Path) -> None:
+def check_name(name: str, where: object) -> None:
     """Raise DataError if a study file cannot represent this column name."""
     if not name.strip() or not name.isprintable() or len(name) > 200:
         raise DataError(
-            f"{path}: a column name must be printable text of at most 200 characters, not {name[:40]!r}; rename it"
+            f"{where}: a column name must be printable text of at most 200 characters, not {name[:40]!r}; rename it"
         )

@@ -34,7 +34,7 @@ def study_text(draft: Draft, name: str, folder: Path = Path()) -> str:
 
     Names and values round-trip through TOML.
     """
-    lines = [*_head(draft, name), "", "[label]", *(line for note in draft.comments for line in _commented(note))]
+    lines = [*_head(draft, name), *_row_norm(draft), "", "[label]", *(line for note in draft.comments for line in _commented(note))]
     lines += _entries(draft.label, confirm=draft.confirm)
     lines += [*_columns(draft.columns, confirm=draft.confirm), "", *_public_rows(draft, folder), *_training(draft)]
     text = "\n".join(lines) + "\n"
@@ -160,6 +160,12 @@ def _head(draft: Draft, name: str) -> Iterator[str]:
     yield f"name = {_quoted(name)}"
 
 
+def _row_norm(draft: Draft) -> Iterator[str]:
+    if draft.row_norm is not None:
+        yield "# Rows with a larger norm are clipped to it. Chosen so that few rows of the table are clipped."
+        yield f"row_norm = {_value(draft.row_norm)}"
+
+
 def _entries(about: Mapping[str, Any], *, confirm: bool) -> Iterator[str]:
     for key, value in about.items():
         note = "  # negative first" if key == "classes" and len(value) == 2 else NOTES.get(key, "")
@@ -203,7 +209,7 @@ def _public_rows(draft: Draft, folder: Path) -> Iterator[str]:
 def _training(draft: Draft) -> Iterator[str]:
     """Yield the template's training tables, with the loss for this label, and defaults as comments."""
     template = files("dpadmm.studies").joinpath("templates", "study.toml").read_text(encoding="utf-8")
-    loss = {0: "squared", 2: "logistic"}.get(len(draft.label.get("classes", ())), "softmax")
+    loss = draft.loss or {0: "squared", 2: "logistic"}.get(len(draft.label.get("classes", ())), "softmax")
     section = re.sub(r'(?m)^name = "logistic".*', f'name = "{loss}"', template[template.index("[method]") :].rstrip())
     tables = tomllib.loads(section)
     yield "# Uncomment a line to change a default."
