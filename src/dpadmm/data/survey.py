@@ -64,6 +64,7 @@ class Survey(Report):
                     f"column {column.name!r}: {unknown[column.name] / self.rows:.0%} of the cells are none "
                     "of its values: other spellings?"
                 )
+        yield from self.nearly_constant()
         for name in clamped.keys() - {column.name for column in schema.sources}:
             yield f"weights {name!r}: {clamped[name] / self.rows:.0%} are above their bound and clamped to it"
 
@@ -121,7 +122,7 @@ def survey_table(table: Table, schema: Schema, label: Label | None = None, *, by
                     readable.remove(name)
             if encoder is not None and not found:
                 encoder.encode_blocks(batch)
-                survey.clipped = encoder.report.clipped
+                survey.clipped, survey.spreads = encoder.report.clipped, encoder.report.spreads
             survey.rows += batch.num_rows
     except DPADMMError as error:
         is_broken = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,17 @@ class EncodedTable:
     owners: Sequence[str]
     report: Report
     row_weights: Floats | None = None
+    unlabelled: NDArray[np.bool_] | None = None
+    """Rows of zeros without a label, if the study accepts them (``drop_missing_labels``) and there are any."""
+
+    def labelled(self) -> EncodedTable:
+        """Return the rows with a label: for public tables only, because the number of rows reveals the others."""
+        if self.unlabelled is None:
+            return self
+        kept = np.flatnonzero(~self.unlabelled)
+        groups, weights = (None if each is None else each[kept] for each in (self.groups, self.row_weights))
+        report = replace(self.report, rows=len(kept))
+        return EncodedTable(self.features[kept], self.labels[kept], groups, self.owners, report, weights)
 
 
 class EncodedBatch(NamedTuple):
@@ -53,6 +64,7 @@ class EncodedBatch(NamedTuple):
     labels: Floats | None
     row_weights: Floats | None
     owners: NDArray[np.int32] | None
+    unlabelled: NDArray[np.bool_] | None
 
 
 def encode_table(
@@ -117,7 +129,7 @@ def encode_table(
         ]
         values = growing(np.float64, 1, memory_bytes // 4)
         row_weights = growing(np.float64, 1, memory_bytes // 4)
-        groups = growing(np.int32, 1, MEMORY_BYTES)
+        groups, unlabelled = growing(np.int32, 1, MEMORY_BYTES), list[NDArray[np.bool_]]()
         try:
             for batch in stack.enter_context(closing(ahead(_encoded_batches(source, encoder, labels, owners)))):
                 for array, block in zip(features, batch.features, strict=True):
@@ -125,6 +137,8 @@ def encode_table(
                 for array, column in ((values, batch.labels), (row_weights, batch.row_weights), (groups, batch.owners)):
                     if column is not None:
                         array.append(column)
+                if batch.unlabelled is not None:
+                    unlabelled.append(batch.unlabelled)
         except DPADMMError as error:
             if invalid_as_missing:
                 raise
@@ -140,6 +154,7 @@ def encode_table(
             names,
             encoder.report,
             row_weights.finish().reshape(-1) if label is not None and label.weighted else None,
+            np.concatenate(unlabelled) if any(each.any() for each in unlabelled) else None,
         )
 
 
@@ -162,18 +177,19 @@ def _encoded_batches(
     for batch in batches:
         first_row = encoder.report.rows
         try:
-            values, row_weights, bad = None, None, None
+            values, row_weights, bad, unlabelled = None, None, None, None
             if labels is not None:
                 values, row_weights, issues = labels.encode(batch, tally)
                 if not encoder.invalid_as_missing:
                     labels.check(issues, batch.column(labels.label.column))
                 bad = any_issue(issues, batch.num_rows)
+                unlabelled = issues["missing"] if labels.label.drop_missing_labels else None
                 encoder.report.label.unknown += int(np.count_nonzero(bad))
             blocks = encoder.encode_blocks(batch)
             if bad is not None:  # zeros in the constant column too, so that the row has no gradient at any point
                 blocks[0][bad] = 0.0
             groups = None if owners is None else owners.numbers_of(batch.column(owners.by))
-            yield EncodedBatch(blocks, values, row_weights, groups)
+            yield EncodedBatch(blocks, values, row_weights, groups, unlabelled)
         except DataError as error:
             raise with_location(error, source.location, first_row, batch.num_rows) from None
 

@@ -95,6 +95,8 @@ class Scenario:
     folds: tuple[tuple[Pool, Pool], ...]
     priors: tuple[Prior, ...] = ()
     leaky_columns: tuple[LeakyColumn, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Warnings about the columns of a public table."""
 
     @property
     def has_public_rows(self) -> bool:
@@ -125,7 +127,7 @@ def public_scenario(study: Study, table: Table, *, repeats: int, seed: int) -> S
             "a forecast from a public table requires a study with [columns] and [label]; without --public, synthetic "
             "rows are used"
         )
-    encoded = encode_table(table, study.schema, study.label, intercept=study.training.intercept)
+    encoded = encode_table(table, study.schema, study.label, intercept=study.training.intercept).labelled()
     n = len(encoded.labels)
     if n < MIN_FORECAST_ROWS:
         raise DataError(
@@ -145,7 +147,7 @@ def public_scenario(study: Study, table: Table, *, repeats: int, seed: int) -> S
     cells = sample_cells(table, [*names, study.label.column], numbers=numbers, n_rows=n)
     leaky = leaky_columns(cells, names, study.label.column, numbers=numbers)
     priors = tuple(prior_of(study.problem, train.fitted().rows()) for train, _ in folds)
-    return Scenario("public rows", tuple(folds), priors, tuple(leaky))
+    return Scenario("public rows", tuple(folds), priors, tuple(leaky), tuple(encoded.report.nearly_constant()))
 
 
 def _need_two_of_every_class(problem: Problem, labels: Floats) -> None:

@@ -126,7 +126,7 @@ def plan(
         goal=wanted,
         public=None if table is None else Path(str(open_table(table).location)),
         repeats=repeats,
-        warnings=(*leakage_warnings(scenarios[0].leaky_columns), *warnings),
+        warnings=(*leakage_warnings(scenarios[0].leaky_columns), *scenarios[0].warnings, *warnings),
         alternatives=_forecast_alternatives(study, scenarios, sizes, compared, seed=seed, finished=finished),
         uses_statistics=statistics is not None,
         intervals=forecast_intervals(study, scenarios, sizes, seed=seed) if study.training.has_inference else None,

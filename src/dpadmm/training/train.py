@@ -152,10 +152,10 @@ def prior_from(study: Study, public: Table, *, private: Table = None) -> Prior:
             f"{files[1]} is also the public table, whose rows are not protected; train on other rows, or ignore "
             "the public rows: --no-public (in Python public=False)"
         )
-    table = encode(study, public)
+    table = encode(study, public).labelled()
     if private is not None and None in files and _has_same_rows(study, table, private):
         raise DataError(
-            f"the private table has the same rows as the public table, whose rows are not protected; train on other "
+            "the private table has the same rows as the public table, whose rows are not protected; train on other "
             "rows, or pass public=False"
         )
     return prior_of(study.problem, make_rows(table.features, table.labels, row_weights=table.row_weights))
