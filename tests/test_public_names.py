@@ -50,6 +50,7 @@ NAMES = [
     "affordable_rounds",
     "by_group",
     "describe",
+    "draft_study",
     "encode_labels",
     "equal",
     "evaluate",

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from dpadmm.models.file import load_model
     from dpadmm.models.model import Model
     from dpadmm.models.run import Result
+    from dpadmm.planning.drafting import draft_study
     from dpadmm.queries.problem import Problem, Rows, make_rows
     from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
     from dpadmm.studies.reading import read_study
@@ -115,6 +116,7 @@ __all__ = [
     "affordable_rounds",
     "by_group",
     "describe",
+    "draft_study",
     "encode_labels",
     "equal",
     "evaluate",
@@ -184,6 +186,7 @@ _LAZY_IMPORTS = {
     ),
     "dpadmm.accounting.budget": ("BudgetAccountant",),
     "dpadmm.accounting.report": ("PrivacyReport",),
+    "dpadmm.planning.drafting": ("draft_study",),
     "dpadmm.queries.problem": ("Problem", "Rows", "make_rows"),
     "dpadmm.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
     "dpadmm.studies.settings": ("Settings", "Training"),

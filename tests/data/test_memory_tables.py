@@ -97,7 +97,10 @@ def test_a_survey_reads_tables_in_memory(tmp_path: Path) -> None:
             "a table must be the path of a file, a data frame, an Arrow table or a mapping of .* not a list",
         ),
         (pd.DataFrame({"age": [1]}), "the table has no column 'sex'"),
-        (pd.DataFrame([[1, 2]], columns=["age", "age"]), "the table has 2 problems:\n  column 'age' occurs more than once"),
+        (
+            pd.DataFrame([[1, 2]], columns=["age", "age"]),
+            "the table has 2 problems:\n  column 'age' occurs more than once",
+        ),
         ({"age": [1, "a"], "sex": ["f", "m"]}, "column 'age' mixes types"),
         ({"age": [1, 2], "sex": ["f"]}, "the table: its columns have different numbers of rows"),
         ({"age": [], "sex": []}, "the table has no rows"),

@@ -135,7 +135,9 @@ def test_a_cell_that_is_no_number_is_found_by_its_row_and_not_quoted(kind: str, 
         pa.csv.write_csv(table, path)
     else:
         pa.parquet.write_table(table, path)
-    with pytest.raises(DPADMMError, match=r"column 'age': the cells in 2 rows \(300,001, 300,002\) should be numbers") as refused:
+    with pytest.raises(
+        DPADMMError, match=r"column 'age': the cells in 2 rows \(300,001, 300,002\) should be numbers"
+    ) as refused:
         encode_table(path, Schema((Number("age", (0, 1)),)), None)
     assert "obese" not in str(refused.value)
     (problem,) = survey_table(path, Schema((Number("age", (0, 1)),))).problems

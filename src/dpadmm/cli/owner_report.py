@@ -25,12 +25,16 @@ def warnings(report: Report, table: AnyTable) -> list[str]:
         "unknown": "not among the study's values; check its spelling",
     }
     counts = {kind: report.frequent_issues(kind) for kind in hints}
-    return line_warnings(table, report.rows) + report.nearly_constant() + [
-        f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {hint}"
-        for name in report.columns
-        for kind, hint in hints.items()
-        if name in counts[kind]
-    ]
+    return (
+        line_warnings(table, report.rows)
+        + report.nearly_constant()
+        + [
+            f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {hint}"
+            for name in report.columns
+            for kind, hint in hints.items()
+            if name in counts[kind]
+        ]
+    )
 
 
 def to_dict(report: Report, table: AnyTable) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def _describe_draft(draft: Draft) -> list[str]:
             "Training is initialised from these rows if you confirm that they are public. If they are not, delete "
             "[public_rows] from the file."
         )
-    if not draft.confirm:
+    if not draft.is_inferred:
         return [*lines, "Choose the model and the privacy budget, then check the study:"]
     return [
         *lines,

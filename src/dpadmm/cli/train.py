@@ -106,7 +106,8 @@ def train(
         },
     )
     if public_table is not None and prior is not None:
-        text = f"Initialised from {prior.n_rows:,} public rows of {Path(str(public_table)).name}, down-weighted where the private"
+        source = Path(str(public_table)).name
+        text = f"Initialised from {prior.n_rows:,} public rows of {source}, down-weighted where the private"
         public_rows = {"file": str(public_table), "rows": prior.n_rows}
         rendering = rendering.extend(
             notes=[f"{text} data disagree. They do not affect ε."], data={"public_rows": public_rows}

@@ -38,9 +38,10 @@ def read_table(
     """Read features, labels and owners from a file whose columns are all numeric, without a study.
 
     In a table with named columns (``.csv``, ``.tsv``, ``.xlsx``, ``.ods``, ``.parquet``, ``.arrow``, ``.feather``, a
-    folder, or a ``.toml`` file for a database), all columns except ``label`` and ``by`` are numeric features. An ``.npz`` archive has the
-    arrays ``features`` and ``labels``, and optionally ``groups`` with the owners. A sparse matrix is stored as
-    ``data``, ``indices``, ``indptr`` and ``shape`` instead of ``features``, as by scipy.sparse.save_npz.
+    folder, or a ``.toml`` file for a database), all columns except ``label`` and ``by`` are numeric features. An
+    ``.npz`` archive has the arrays ``features`` and ``labels``, and optionally ``groups`` with the owners. A sparse
+    matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` instead of ``features``, as by
+    scipy.sparse.save_npz.
 
     Parameters
     ----------

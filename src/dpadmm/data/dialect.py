@@ -35,7 +35,7 @@ class Dialect:
 
     def __post_init__(self) -> None:
         separator, decimal = self.separator, self.decimal
-        if separator is not None and (len(separator) != 1 or separator.isalnum() or separator in "\"\r\n. "):
+        if separator is not None and (len(separator) != 1 or separator.isalnum() or separator in '"\r\n. '):
             names = ", ".join(("comma", "semicolon", "tab", "bar"))
             raise DataError(f"--separator must be {names} or one other character, not {separator!r:.40}")
         if decimal not in (None, ".", ","):

@@ -91,8 +91,8 @@ class Report:
 def nearly_constant_text(std: float) -> str:
     """Return the end of the warning for a column that is nearly constant."""
     return (
-        f"is nearly constant after scaling (standard deviation {std:.1g}, where bounds are −1 and 1), so the noise hides "
-        "it: choose narrower bounds, a smaller scale, or transform = log; or check its units"
+        f"is nearly constant after scaling (standard deviation {std:.1g}, where bounds are −1 and 1), so the noise "
+        "hides it: choose narrower bounds, a smaller scale, or transform = log; or check its units"
     )
 
 

@@ -57,7 +57,9 @@ def sample_cells(table: Table, columns: Collection[str], *, numbers: Collection[
     return _sampled(table, list(columns), frozenset(numbers), every=-(-n_rows // max(room, 1)))
 
 
-def leaky_columns(cells: Sample, columns: Collection[str], label: str, *, numbers: Collection[str]) -> list[LeakyColumn]:
+def leaky_columns(
+    cells: Sample, columns: Collection[str], label: str, *, numbers: Collection[str]
+) -> list[LeakyColumn]:
     """Return the columns that alone determine the label. ``numbers`` are compared as numbers, others as text."""
     wanted = [name for name in columns if name != label]
     labels = cells[label]

@@ -270,9 +270,7 @@ class CsvFile(TableSource):
         options = pa.csv.ReadOptions(block_size=block_bytes, encoding="utf8" if dialect.is_utf8 else dialect.encoding)
         # Without newlines_in_values, a line break in quotes would depend on where a block ends
         skip = self._skip if self._skips_ragged_rows else None
-        parse = pa.csv.ParseOptions(
-            delimiter=dialect.separator, newlines_in_values=True, invalid_row_handler=skip
-        )
+        parse = pa.csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True, invalid_row_handler=skip)
         compression = "gzip" if path.suffix.lower() == ".gz" else None
         try:
             with (

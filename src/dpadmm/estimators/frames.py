@@ -86,7 +86,9 @@ def encode_frame(estimator: Any, schema: Schema, X: Any, *y: Any, reset: bool = 
     missing = np.array([value is None or value != value for value in labels.tolist()])
     if missing.any():
         first = ", ".join(str(row + 1) for row in np.flatnonzero(missing)[:3])
-        raise DataError(f"y is missing in {missing.sum():,} rows ({first}{', …' * (missing.sum() > 3)}); drop these rows")
+        raise DataError(
+            f"y is missing in {missing.sum():,} rows ({first}{', …' * (missing.sum() > 3)}); drop these rows"
+        )
     check_consistent_length(labels, np.empty(rows.shape[0]))
     if rows.shape[0] < options.get("ensure_min_samples", 1):
         raise DataError(f"X has {rows.shape[0]} row; at least {options['ensure_min_samples']} are needed")

@@ -18,7 +18,8 @@ from scipy.special import softmax
 from dpadmm.data.cells import RowError, as_numbers
 from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.labels import LabelColumns, checked_labels
-from dpadmm.data.reader import Table, TableSource, column_names, open_table
+from dpadmm.data.reader import Table as AnyTable
+from dpadmm.data.reader import TableSource, column_names, open_table
 from dpadmm.data.schema import Label
 from dpadmm.errors import DataError
 from dpadmm.losses import LOSSES, Poisson
@@ -169,7 +170,7 @@ class Evaluation(Renderable):
         return Table(columns, [(line, *counts) for line, counts in zip(lines, self.confusion.tolist(), strict=True)])
 
 
-def evaluate(model: Model, data: Table, *, label: str | None = None) -> Evaluation:
+def evaluate(model: Model, data: AnyTable, *, label: str | None = None) -> Evaluation:
     """Evaluate a model on a table with labels.
 
     This is the Python form of ``dpadmm evaluate``.

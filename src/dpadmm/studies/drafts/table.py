@@ -1,8 +1,9 @@
 """Drafts of studies from a public or dummy table. All inferred values must be confirmed.
 
 Columns become numbers, categories or booleans. Numbers get bounds rounded outwards, with mean and standard deviation as
-center and scale, those of the logarithm for skewed amounts. Rare values of a category are grouped. Useless and invalid columns are left out, with the reason as a comment. Ambiguous columns, such as
-whole numbers that may be amounts or codes, get a question as a comment.
+center and scale, those of the logarithm for skewed amounts. Rare values of a category are grouped. Useless and invalid
+columns are left out, with the reason as a comment. Ambiguous columns, such as whole numbers that may be amounts or
+codes, get a question as a comment.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ def draft_from_table(table: Table, label: str, answers: Answers | None = None) -
         tuple(columns),
         about,
         Path(str(where)).name,
-        confirm=True,
+        is_inferred=True,
         comments=notes,
         loss=loss,
         row_norm=row_norm,
@@ -463,8 +464,8 @@ def _infer_label(
         text = f"label {name!r} has whole numbers from {seen.numbers[0].low:.0f} to {seen.numbers[0].high:.0f}"
         if kind is None:
             notes.append(
-                "drafted as counts (loss poisson), because these are whole numbers with a long tail. If not, draft with "
-                "--label-kind number or classes"
+                "drafted as counts (loss poisson), because these are whole numbers with a long tail. If not, draft "
+                "with --label-kind number or classes"
             )
         questions = [] if kind else [Question(name, f"{text} with a long tail", "counts", is_label=True)]
         return {"column": name, "bounds": (0, high)}, tuple(notes), "poisson", questions
@@ -559,9 +560,7 @@ def _is_readable(kind: Any) -> bool:
 def _check_commas(name: str, seen: CellSummary, where: object) -> None:
     odd = seen.no_number or ""
     if _COMMA.fullmatch(odd) and all(_COMMA.fullmatch(x) or _WHOLE.fullmatch(x) for x in seen.counts):
-        raise DataError(
-            f"{where}: column {name!r} holds {odd!r}{comma_hint(odd)}; read the file with --decimal ,"
-        )
+        raise DataError(f"{where}: column {name!r} holds {odd!r}{comma_hint(odd)}; read the file with --decimal ,")
 
 
 def _check_values(name: str, values: tuple[str, ...], where: object) -> None:
