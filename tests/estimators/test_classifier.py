@@ -504,7 +504,7 @@ def test_defaults_are_a_promise() -> None:
     shared = {
         "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "center": None, "scale": None,
         "l1_ratio": 0.0, "fit_intercept": True, "method": "auto", "max_iter": None, "rho": 0.1, "random_state": None,
-        "accountant": None, "n_agents": None, "aggregation": "plain", "min_honest_sites": None, "inference": False,
+        "accountant": None, "study": None, "n_agents": None, "aggregation": "plain", "min_honest_sites": None, "inference": False,
         "weight_max": None,
     }  # fmt: skip
     classifier = {"C": 1.0, "classes": None, "loss": "logistic", "weight_radius": 30.0, "class_weight": None}

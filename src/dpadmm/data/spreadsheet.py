@@ -33,7 +33,7 @@ def read_sheet(path: Path) -> Sheet:
     try:
         workbook = calamine.CalamineWorkbook.from_path(str(path))
         sheets = {name: workbook.get_sheet_by_name(name) for name in workbook.sheet_names}
-        sheets = {name: sheet for name, sheet in sheets.items() if sheet.total_height}
+        sheets = {name: sheet for name, sheet in sheets.items() if sheet.start is not None}
         name = next(iter(sheets), None)
         rows = [] if name is None else sheets[name].to_python(skip_empty_area=True)
     except (calamine.CalamineError, OSError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from dpadmm.data.schema_file import ASK
@@ -124,7 +125,7 @@ class Draft(Renderable):
         """Return a table of the columns with their inferred values, and one of those left out."""
         headings = (Column("column", "column", wrap=False), Column("kind", "kind", wrap=False))
         used = [
-            (column.name, column.about["kind"], _values(column.about), column.comment)
+            (column.name, column.about["kind"], _values(column.about), shorten(column.comment, MAX_NOTE))
             for column in self.columns
             if column.about
         ]
@@ -147,6 +148,9 @@ class Draft(Renderable):
         """Return the draft of a table with synthetic rows, which are no public rows."""
         return replace(self, public_rows=None, not_public="they are synthetic")
 
+
+MAX_NOTE = 200
+"""Characters of a comment in a table."""
 
 CONFIRM = (
     "All values were inferred from the table. They must be public knowledge, never taken from private rows. Review "
