@@ -336,7 +336,7 @@ def test_check_tells_every_problem_of_a_table(cli, study_file, tmp_path):
     said = text_of(answer)
     for words in (
         "column problem rows rows cells",
-        "income no such column: did you mean – 'Income'?",
+        "income no such column: did you mean 'Income'? –",
         "purpose occurs more than once –",
         "age not a number; decimals are written with 1 1 '4,5' a point",
         "repaid missing 1 2",

@@ -112,7 +112,7 @@ def forms(folder: Path) -> dict[str, Any]:
     frame.set_index(pd.Index(range(5, N + 5))).to_csv(folder / "pandas.csv")
     write_ods(folder / "t.ods")
     with duckdb.connect(str(folder / "t.duckdb")) as connection:
-        numbered = table.append_column("k", pa.array(range(N)))
+        connection.register("numbered", table.append_column("k", pa.array(range(N))))
         connection.sql("CREATE TABLE t AS SELECT * FROM numbered")
     (folder / "t.toml").write_text('database = "t.duckdb"\ntable = "t"\norder_by = "k"\n')
     return {

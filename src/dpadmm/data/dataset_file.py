@@ -16,7 +16,8 @@ from dpadmm.data.archive import ARCHIVE, check_file, read_archive
 from dpadmm.data.cells import NotANumberError, as_numbers
 from dpadmm.data.database import check_not_an_address, format_hint
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
-from dpadmm.data.reader import ARROW, DATABASE, SHEETS, column_names, open_batches, repeated, table_format
+from dpadmm.data.reader import ARROW, DATABASE, column_names, open_batches, repeated, table_format
+from dpadmm.data.spreadsheet import SHEETS
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.atomic import StrPath, expanded
 from dpadmm.losses.base import Task

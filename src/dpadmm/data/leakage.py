@@ -85,7 +85,7 @@ def _sampled(table: Table, names: list[str], numbers: frozenset[str], *, every: 
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     codes: dict[str, dict[str, int]] = {name: {} for name in names}
     first_row = 0
-    for batch in open_batches(table, names):
+    for batch in open_batches(table, names, numbers=numbers, invalid_as_missing=True):
         rows = batch.slice(-first_row % every)
         for name in names:
             values = (

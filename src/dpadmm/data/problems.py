@@ -52,7 +52,7 @@ class Locations:
 class ColumnProblem:
     """A problem of a column. ``text`` is the full sentence, without cells.
 
-    ``short`` says what is wrong, for a table. ``locations`` is None if the problem is that of the whole column.
+    ``short`` is the problem in a few words, for a table. ``locations`` is None for a problem of the whole column.
     """
 
     column: str

@@ -100,6 +100,8 @@ def survey_table(table: Table, schema: Schema, label: Label | None = None, *, by
         else:
             readable.append(name)
     survey.columns = {name: Tally() for name in readable if name in columns or (label and name == label.weight)}
+    numeric = frozenset(name for name, each in columns.items() if isinstance(each, Number | Plain))
+    numeric |= frozenset() if labels is None else labels.numeric
     owners, is_broken = Locations(), False
 
     def count(name: str, cells: Any) -> None:
@@ -112,7 +114,7 @@ def survey_table(table: Table, schema: Schema, label: Label | None = None, *, by
             owners.add(codes[places] == -2, survey.rows)
 
     try:
-        for batch in open_batches(source, readable):
+        for batch in open_batches(source, readable, numbers=numeric, invalid_as_missing=True):
             for name in list(readable):
                 try:
                     count(name, batch.column(name))

@@ -52,7 +52,8 @@ class EncodedTable:
         if self.unlabelled is None:
             return self
         kept = np.flatnonzero(~self.unlabelled)
-        groups, weights = (None if each is None else each[kept] for each in (self.groups, self.row_weights))
+        groups = None if self.groups is None else self.groups[kept]
+        weights = None if self.row_weights is None else self.row_weights[kept]
         report = replace(self.report, rows=len(kept))
         return EncodedTable(self.features[kept], self.labels[kept], groups, self.owners, report, weights)
 

@@ -410,7 +410,8 @@ class _Search(NamedTuple):
     own: Any
 
     def is_same(self, other: _Search | None) -> bool:
-        return other is not None and self.own is not None and self.own() is not None and self.own() is other.own()
+        own = None if self.own is None else self.own()
+        return own is not None and other is not None and other.own is not None and other.own() is own
 
 
 _WARNED: dict[str, Any] = {"search": None, "messages": set()}
@@ -425,7 +426,7 @@ def _current_search() -> _Search | None:
     frames = [frame for frame, _ in walk_stack(sys._getframe()) if _is_of_search(frame)]
     if not frames:
         return None
-    own = frames[-1].f_locals.get("routed_params")
+    own = next((each for each in (frame.f_locals.get("routed_params") for frame in frames[::-1]) if each), None)
     return _Search(None if own is None else weakref.ref(own))
 
 

@@ -124,7 +124,7 @@ def nearly_constant(encoding: Encoding, X: Any, names: Sequence[str] | None) -> 
         return []
     rows = np.asarray(X[:MAX_CHECKED_ROWS], dtype=float)
     spread = ((np.clip(rows, encoding.low, encoding.high) - encoding.centre) / encoding.half).std(axis=0)
-    small = [j for j in np.flatnonzero(is_scaled & (spread < MIN_SPREAD)) if len(np.unique(rows[:100, j])) > 2]
+    small = [j for j in np.flatnonzero(is_scaled & (spread < MIN_SPREAD)).tolist() if len(np.unique(rows[:100, j])) > 2]
     return [
         f"{f'feature {j + 1}' if names is None else f'column {names[j]!r}'} {nearly_constant_text(float(spread[j]))}"
         for j in small

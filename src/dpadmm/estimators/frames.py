@@ -31,7 +31,7 @@ class StudyEncoding(Encoding):
     """The encoding of rows that are already encoded by a study: nothing is scaled."""
 
     def rows(self, features: Any) -> Features:
-        return features  # type: ignore[no-any-return]  # of ``encode_frame``
+        return features
 
 
 def study_encoding(schema: Schema) -> StudyEncoding:
@@ -86,9 +86,8 @@ def encode_frame(estimator: Any, schema: Schema, X: Any, *y: Any, reset: bool = 
     missing = np.array([value is None or value != value for value in labels.tolist()])
     if missing.any():
         first = ", ".join(str(row + 1) for row in np.flatnonzero(missing)[:3])
-        raise DataError(
-            f"y is missing in {missing.sum():,} rows ({first}{', …' * (missing.sum() > 3)}); drop these rows"
-        )
+        more = ", …" if np.count_nonzero(missing) > 3 else ""
+        raise DataError(f"y is missing in {np.count_nonzero(missing):,} rows ({first}{more}); leave these rows out")
     check_consistent_length(labels, np.empty(rows.shape[0]))
     if rows.shape[0] < options.get("ensure_min_samples", 1):
         raise DataError(f"X has {rows.shape[0]} row; at least {options['ensure_min_samples']} are needed")

@@ -190,7 +190,7 @@ class Model(Renderable):
         """
         if is_table(rows):
             scorer = Scorer(self)
-            scores = [scorer.scores(batch) for batch in open_batches(rows, scorer.columns)]
+            scores = [scorer.scores(batch) for batch in open_batches(rows, scorer.columns, numbers=scorer.numbers)]
             if not scores:
                 raise DataError("the table has no rows")
             return np.concatenate(scores)

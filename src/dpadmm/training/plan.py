@@ -111,7 +111,11 @@ def plan(
     if table is not None:
         scenarios = [public_scenario(study, table, repeats=repeats, seed=seed)]
     else:
-        counts = load_description(Path(statistics)) if isinstance(statistics, str | Path) else statistics
+        counts = (
+            statistics
+            if statistics is None or isinstance(statistics, Description)
+            else load_description(Path(statistics))
+        )
         scenarios = synthetic_scenarios(study, int(sizes.sum()), repeats=repeats, seed=seed, statistics=counts)
     compared = alternatives(given, sizes, own)
     finished = started(n_runs(scenarios, grid, len(compared)))

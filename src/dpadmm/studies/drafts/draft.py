@@ -88,7 +88,7 @@ class Draft(Renderable):
     def confirm(
         self, *, epsilon: float = 1.0, delta: float = 1e-5, name: str | None = None, allow: Sequence[str] = ()
     ) -> Study:
-        """Return the study: a statement that all values of the draft are public knowledge.
+        """Return the study. The caller confirms that all values of the draft are public knowledge.
 
         Parameters
         ----------
@@ -135,8 +135,9 @@ class Draft(Renderable):
         omitted = [(column.name, column.comment) for column in self.columns if column.about is None]
         if omitted:
             body.append(Table((Column("", "left out", wrap=False), Column("", "reason")), omitted))
-        facts = [self.loss and f"loss {self.loss}", self.row_norm and f"row_norm {self.row_norm:g}"]
-        body += [Paragraph(f"Chosen from the table: {', '.join(filter(None, facts))}.")] if any(facts) else []
+        chosen = [f"loss {self.loss}"] if self.loss else []
+        chosen += [] if self.row_norm is None else [f"row_norm {self.row_norm:g}"]
+        body += [Paragraph(f"Chosen from the table: {', '.join(chosen)}.")] if chosen else []
         return Rendering(
             title=f"Draft from {self.source}",
             body=body,

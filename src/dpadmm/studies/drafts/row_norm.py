@@ -9,7 +9,7 @@ import numpy as np
 
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.reader import Table, open_batches
-from dpadmm.data.schema import ROW_NORMS
+from dpadmm.data.schema import ROW_NORMS, Number
 from dpadmm.data.schema_file import schema_from
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
@@ -41,7 +41,10 @@ def choose_row_norm(table: Table, columns: Sequence[DraftColumn], label: str) ->
     if schema.bounded:
         return None
     norms: list[Floats] = []
-    for batch in open_batches(table, [column.name for column in schema.columns]):
+    numbers = frozenset(column.name for column in schema.columns if isinstance(column, Number))
+    for batch in open_batches(
+        table, [column.name for column in schema.columns], numbers=numbers, invalid_as_missing=True
+    ):
         norms.append(row_norms(encoder.encode(batch)) * HUGE * usual)
         if encoder.report.rows >= MAX_ROWS:
             break

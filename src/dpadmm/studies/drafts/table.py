@@ -115,7 +115,7 @@ _SIGNS = ("<", "", ">")
 
 @dataclass(frozen=True)
 class Answers:
-    """What a person says about columns whose meaning a table does not show."""
+    """Kinds of columns that a table alone does not determine, as given by a person."""
 
     categories: tuple[str, ...] = ()
     """Columns of whole numbers that are codes."""
@@ -173,7 +173,8 @@ def draft_from_table(table: Table, label: str, answers: Answers | None = None) -
     readable = [name for name, kind in types.items() if _is_readable(kind)]
     for name in names:
         seen[name].is_temporal = pa.types.is_temporal(types[name])
-    for batch in open_batches(source, readable):
+    floats = frozenset(name for name, kind in types.items() if pa.types.is_floating(kind))  # text would be inexact
+    for batch in open_batches(source, readable, numbers=floats):
         for name in readable:
             seen[name].add(batch.column(name), name)
     if not any(cells.rows for cells in seen.values()):

@@ -59,7 +59,7 @@ def default_name(draft: Draft) -> str:
 def confirmed_study(
     draft: Draft, name: str | None, *, epsilon: float, delta: float, allow: Collection[str] = ()
 ) -> Study:
-    """Return the study of a draft whose values are all public. ``allow`` answers the questions of columns."""
+    """Return the study of a draft whose values are all public. ``allow``: columns known before the outcome."""
     table = tomllib.loads(study_text(draft, name or default_name(draft), Path()))
     columns = table["columns"]
     for each in allow:
