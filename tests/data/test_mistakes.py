@@ -106,8 +106,9 @@ FRAMES: list[tuple[str, Any, str]] = [
     ),
     (
         "mixed types",
-        frame(age=["5", 5.0] * (N // 2)),
-        "column 'age' mixes types, or its values are not numbers or text",
+        frame(age=pd.Series([5.0, "5", None, "old"] * (N // 4), dtype=object)),
+        "the table: column 'age': the cells in 15 rows (4, 8, 12, …) should be numbers and are not; correct them, or "
+        "leave them empty if numbers are missing",
     ),
     (
         "an array instead of a frame",

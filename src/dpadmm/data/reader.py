@@ -552,7 +552,21 @@ class MemoryTable(TableSource):
                 return cells
             return pa.chunked_array(cells) if isinstance(cells, ArrowStream) else pa.array(cells, from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise DataError(f"column {name!r} mixes types, or its values are not numbers or text") from None
+            try:
+                return pa.array([_as_text(cell) for cell in cells], pa.string())
+            except TypeError:
+                raise DataError(f"column {name!r} has values that are neither numbers nor text") from None
+
+
+def _as_text(cell: Any) -> str | None:
+    """Return a cell of a column with several types as a CSV has it. Raise TypeError if it is no number or text."""
+    if cell is None or cell != cell:
+        return None
+    if isinstance(cell, bool | np.bool_):
+        return "true" if cell else "false"
+    if not isinstance(cell, str | int | float | np.integer | np.floating):
+        raise TypeError
+    return str(cell)
 
 
 def _check_exact(name: str, numbers: Any) -> None:
