@@ -170,7 +170,10 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         (lambda: DPADMMClassifier(study=draft).fit(X, Y), "the values of the draft are not confirmed"),
         (lambda: DPADMMClassifier(study=tmp_path / "no.toml").fit(X, Y), "no.toml: there is no such file"),
         (lambda: DPADMMClassifier(study=CLASSES).fit(bad, Y), "column 'age'"),
-        (lambda: DPADMMClassifier(study=CLASSES).fit(X, np.arange(N) % 2), "y has numbers, but the classes of the study are no, yes"),
+        (
+            lambda: DPADMMClassifier(study=CLASSES).fit(X, np.arange(N) % 2),
+            "y has numbers, but the classes of the study are no, yes",
+        ),
         (
             lambda: DPADMMClassifier(study=Study(name="x", features=("age",), training={"epsilon": 1.0})).fit(X, Y),
             r"study has no \[columns\] and \[label\]",

@@ -63,12 +63,12 @@ class ColumnProblem:
 
 def problems_table(problems: Sequence[ColumnProblem], *, values: bool = False) -> Table:
     """Return one table of problems by column. ``values``: with cells, which only the owner of the table may see."""
-    columns = [Column("column", "column", wrap=False), Column("problem", "problem"), Column("rows", "rows", ",d")]
-    columns += [Column("first", "first rows", wrap=False), *([Column("values", "cells")] if values else [])]
+    columns = [Column("", "column", wrap=False), Column("", "problem"), Column("", "rows", ",d")]
+    columns += [Column("", "first rows", wrap=False), *([Column("", "cells")] if values else [])]
     rows = []
     for each in problems:
         found = each.locations or Locations()
         first = ", ".join(f"{row:,}" for row in found.first)
         cells = [", ".join(map(repr, found.values))] if values else []
         rows.append((each.column, each.short, found.rows or None, first, *cells))
-    return Table(columns, rows, key="problems")
+    return Table(columns, rows)

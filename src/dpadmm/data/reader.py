@@ -138,6 +138,12 @@ def open_table(table: Table, dialect: Dialect | None = None) -> TableSource:
     )
 
 
+def reading_notes(table: Table) -> list[str]:
+    """Return notes about how a table is read; none for an archive of arrays."""
+    path = path_of(table)
+    return open_table(table).notes() if path is None or has_named_columns(path) else []
+
+
 def is_table(rows: object) -> bool:
     """Return whether rows in memory have named columns: a data frame, an Arrow table, or a mapping of columns."""
     return isinstance(rows, Mapping | DataFrame | ArrowStream)
