@@ -111,7 +111,7 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
 @pytest.mark.parametrize(("mu", "n_rounds"), [(1.0, 17), (0.5, 5), (100.0, 40), (3.0, 2)])
 def test_pgd_equals_its_definition_up_to_a_rotation(loss: Loss, mu: float, n_rounds: int) -> None:
-    """The definition uses a matrix and the code two vectors. They differ by a rotation, which does not affect the model."""
+    """The definition uses a matrix, the code two vectors. They differ by a rotation, without effect on the model."""
     rows = cohort(loss, sizes=(400, 400, 400), seed=2)
     method = made(rows, loss, n_rounds, noise_multiplier=math.sqrt(n_rounds) / mu)
     outcome = train(method, method.problem, rows, n_rounds=n_rounds, noise=Noiseless())
