@@ -15,7 +15,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ["PYTHONPATH"] = str(HERE / "data")
 os.environ.update(NO_COLOR="1", COLUMNS="80", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
 
-# What every notebook runs first, in a profile of its own
+# Code that every notebook runs first, in a separate profile
 _profile = HERE / "_build" / "ipython"
 (_profile / "profile_default" / "startup").mkdir(parents=True, exist_ok=True)
 copyfile(HERE / "_ext" / "notebook_start.py", _profile / "profile_default" / "startup" / "notebook_start.py")

@@ -17,7 +17,7 @@ from looping import case
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "docs" / "explanation" / "threat-model.md"
-HEADING = "## What is promised"
+HEADING = "## Guarantees"
 _CELLS = re.compile(r"(?<!\\)\|")
 _NAMED = re.compile(r"`(tests/[^`\s:]*)((?:::[^`\s:]+)*)`")
 
@@ -102,7 +102,7 @@ def test_conditions_of_the_filter_theorem_name_existing_tests() -> None:
 
 def test_all_claims_are_checked() -> None:
     text = MODEL.read_text(encoding="utf-8")
-    part = text[text.index(HEADING) :].split("\n## What is not promised")[0]
+    part = text[text.index(HEADING) :].split("\n## Limits")[0]
     lines = [line for line in part.splitlines() if line.startswith("|")]
     heads = sum(line.startswith("|---") for line in lines)
     assert len(claims(text)) == len(lines) - 2 * heads >= 13
@@ -150,7 +150,7 @@ def test_threat_model_without_claims_is_reported() -> None:
 
 
 def _table(last: str) -> str:
-    head = f"# T\n\n{HEADING} to a person\n| promise | how | test |\n|---|---|---|\n"
+    head = f"# T\n\n{HEADING} for a person\n| guarantee | mechanism | test |\n|---|---|---|\n"
     return f"{head}| fine | so | `{HERE}` |\n| nothing leaks | a \\| b | {last} |\n"
 
 

@@ -1,4 +1,4 @@
-"""One real browser for all tests here, and a live page for it to show."""
+"""One real browser for all tests here, and a page for it to show."""
 
 from __future__ import annotations
 

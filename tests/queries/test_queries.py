@@ -44,7 +44,7 @@ from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.newton import CURVATURE, SHARES, NewtonQuery
 from dpadmm.queries.preconditioned_gradient import MAX_PARAMETER, PreconditionedGradient
-from dpadmm.queries.preconditioner import WIDEST, Preconditioner
+from dpadmm.queries.preconditioner import MAX_DIRECTION_FEATURES, Preconditioner
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
 from dpadmm.regularizers import L2
@@ -612,13 +612,13 @@ def test_preconditioned_gradient_accepts_parameters_in_range() -> None:
 
 def test_wide_rows_allow_diagonal_preconditioners_only() -> None:
     """A direction would make sparse rows dense and use rows times features of an agent's disk."""
-    assert WIDEST == 2000
-    for d in (WIDEST, WIDEST + 1):
+    assert MAX_DIRECTION_FEATURES == 2000
+    for d in (MAX_DIRECTION_FEATURES, MAX_DIRECTION_FEATURES + 1):
         statistic = PreconditionedGradient(Logistic(), d)
         asked = np.concatenate([np.full(d, 3.0), np.zeros(d), np.ones(d)])
         assert statistic.accepts(asked)
         asked[d + 5] = 1e-300
-        assert statistic.accepts(asked) == (d == WIDEST)
+        assert statistic.accepts(asked) == (d == MAX_DIRECTION_FEATURES)
 
 
 def test_unknown_statistic_error_lists_the_known_ones() -> None:

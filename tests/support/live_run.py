@@ -1,4 +1,4 @@
-"""A simulated run that produces snapshots for the live page."""
+"""A simulated run: snapshots for the status page, with the headline of the server."""
 
 from __future__ import annotations
 

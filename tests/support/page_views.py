@@ -1,4 +1,4 @@
-"""Contents of the live page in a browser."""
+"""What the server's page shows in a browser."""
 
 from __future__ import annotations
 

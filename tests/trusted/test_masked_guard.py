@@ -130,7 +130,7 @@ def test_answered_round_refuses_other_members_and_requests(guard: Guard) -> None
     for asked, members in ((request, ALL), (request, bitmap_of([0, 1, 2, 3], N)), (other, FEW), ("0" * 64, FEW)):
         assert refusal(guard.mask, HASH, 1, asked, members).code == "round-forked"
     assert ledger_records(guard) == before
-    assert not guard._prepared
+    assert not guard._pending
 
 
 def test_prepared_answer_is_used_once(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,12 +163,12 @@ def test_crash_between_prepare_and_mask_leads_to_fresh_noise(folder: Path) -> No
     for _ in range(2):
         with site(folder) as guard:
             request = guard.prepare(HASH, 1, POINT)
-            seen.append(guard._prepared[HASH].numbers)
+            seen.append(guard._pending[HASH].numbers)
     with site(folder) as guard:
         assert refusal(guard.mask, HASH, 1, request, ALL).code == "round-not-ready"
         assert not guard._ledger.status().spent
         assert guard.prepare(HASH, 1, POINT) == request
-        assert guard._prepared[HASH].numbers not in seen
+        assert guard._pending[HASH].numbers not in seen
         guard.mask(HASH, 1, request, ALL)
     assert len(set(seen)) == 2
 
@@ -181,9 +181,9 @@ def test_mask_requires_the_prepared_request_of_the_same_round_and_study(guard: G
     assert request != foreign
     for study, round, asked in ((HASH, 2, request), (HASH, 1, foreign), (other.hash, 1, request), (HASH, 1, "0" * 64)):
         assert refusal(guard.mask, study, round, asked, ALL).code == "round-not-ready"
-    numbers = guard._prepared[HASH].numbers
+    numbers = guard._pending[HASH].numbers
     assert guard.prepare(HASH, 1, POINT) == request
-    assert guard._prepared[HASH].numbers == numbers  # the same request draws no new noise
+    assert guard._pending[HASH].numbers == numbers  # the same request draws no new noise
     assert not guard._ledger.status().spent
     guard.mask(HASH, 1, request, ALL)
     guard.mask(other.hash, 1, foreign, ALL)

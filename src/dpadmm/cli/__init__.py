@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
-from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError, StudyError
+from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError, StudyError, TableError
 from dpadmm.parameters.text import printable
 
 USER_ERROR, INCONCLUSIVE, TRY_LATER, INTERRUPTED = 2, 3, 75, 130
@@ -260,7 +260,7 @@ class _NoPandas(MetaPathFinder):
 
 
 def start() -> None:
-    """Run a command of ``dpadmm`` in a process of its own: the entry point of the console script."""
+    """Run a command of ``dpadmm`` in a separate process: the entry point of the console script."""
     sys.meta_path.insert(0, _NoPandas())
     main()
 
@@ -286,6 +286,12 @@ def run_app(app: typer.Typer) -> None:
         _fail("interrupted", INTERRUPTED)
     except typer.TyperException as error:
         _fail(error.format_message(), USER_ERROR)
+    except TableError as error:
+        if len(error.problems) > 1:
+            from dpadmm.cli.console import show_problems
+
+            show_problems(error)
+        _fail(error.summary, USER_ERROR)
     except (DPADMMError, OSError) as error:
         _fail(format_error(error), TRY_LATER if _is_transient(error) else USER_ERROR)
     except ModuleNotFoundError as error:

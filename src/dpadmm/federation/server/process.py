@@ -35,7 +35,6 @@ from dpadmm.federation.health import (
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.identity.join_service import join_routes
 from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
 from dpadmm.federation.protocol import SILENT_AFTER, ProposalReply
@@ -48,9 +47,6 @@ from dpadmm.federation.server.status import alarms_of, journal_of, journals
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import NatsTransport, ServerLink, cancel, until_one_ends
-from dpadmm.federation.web.hosting import Listener, hosted
-from dpadmm.federation.web.metrics import served_metrics
-from dpadmm.federation.web.server_app import StatusPage, page_addresses, server_listeners
 from dpadmm.sites.addresses import check_urls
 from dpadmm.studies.study import Study
 from dpadmm.training.train import prior_from
@@ -167,6 +163,8 @@ class Server:
             self.status = lambda: coordinator.snapshot() | {"live": _connection(transport) | {"at": now_text()}}
             resources.enter_context(self._page(transport, live))
             if self.metrics is not None:
+                from dpadmm.federation.web.metrics import served_metrics  # a run without it loads no web framework
+
                 resources.enter_context(served_metrics(self.metrics, self._samples))
             write_status(self.journal.parent, live())
             on_start(coordinator)
@@ -200,6 +198,9 @@ class Server:
         elif self.page_port is None:
             yield
         else:
+            from dpadmm.federation.web.hosting import Listener, hosted
+            from dpadmm.federation.web.server_app import StatusPage
+
             page = StatusPage.of(self.authority, lambda: transport.connected)
             with hosted(page.routes(), Listener("127.0.0.1", self.page_port, setting="--page-port")) as (listener,):
                 self.pages = [f"{listener.url}/"]
@@ -295,6 +296,10 @@ async def keep_broker(
     If server.toml names existing brokers, only the web application runs here. ``page_port`` is the port of the status
     page on this machine; ``on_start`` receives the addresses of the page.
     """
+    from dpadmm.federation.identity.join_service import join_routes
+    from dpadmm.federation.web.hosting import hosted
+    from dpadmm.federation.web.metrics import served_metrics
+    from dpadmm.federation.web.server_app import StatusPage, page_addresses, server_listeners
 
     repeats = RepeatLog(log)
 

@@ -78,7 +78,7 @@ class Listener:
     address: str
     port: int
     certificate: Certificate | None = None
-    """Without it, the application speaks HTTP."""
+    """Without it, the application serves HTTP."""
     setting: str = ""
     """Where the port is set, for the error message."""
 

@@ -68,7 +68,7 @@ class Sessions:
         ]
 
     def login_page(self, sentence: str, status: int = 200) -> Response:
-        """Return the page that exchanges the link's code for a session, or says how to get a link."""
+        """Return the page that exchanges the link's code for a session, or explains how to get a link."""
         state = "refused" if sentence else "ready"
         return document("login.html", status, sentence=sentence or LOGIN_NEEDED, command=self._command, state=state)
 
