@@ -25,6 +25,7 @@ from dpadmm.federation.server.process import begin
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import connect
 from dpadmm.federation.transport.transports import proxy_for
+from dpadmm.federation.web.server_data import ServerData
 
 ROUNDS = 400
 
@@ -45,6 +46,9 @@ def test_no_round_is_lost_when_cluster_servers_are_killed(tmp_path: Path) -> Non
         all.accept()
         all.start()
         all.all_connected()
+        all.keep_broker()  # the web application, with the brokers of the cluster
+        page = ServerData(authority)
+        wait_for(lambda: [site["state"] for site in page.snapshot()["sites"]] == ["connected"] * 3)
         begin(authority, all.study, list(NAMES))
         all.serve()
         for i in range(3):
@@ -181,7 +185,7 @@ def test_addresses_of_a_server(tmp_path: Path, cli) -> None:
     words = ("--host", "a.example.org", "--broker", brokers[0], "--broker", brokers[1])
     assert cli("server", "init", cluster, *words).code == 0
     assert Authority.open(cluster).url == ",".join(brokers)
-    refused = cli("server", "start", "--folder", cluster, columns=300)
+    refused = cli("server", "start", "--port", 4333, "--folder", cluster, columns=300)
     assert (refused.code, "names existing brokers" in refused.err) == (2, True)
     for wrong, text in (
         (("--websocket-port", 4222), "must differ from port"),
