@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from dpadmm import simulate
-from dpadmm.baselines import METHOD_TITLES, AdmmGraph
+from dpadmm.baselines import AdmmGraph
 from dpadmm.data import Dataset
 from dpadmm.data.datasets.adult import load_adult
-from dpadmm.figures.style import kinds, new_figure, save_figure
 
 RESULTS = Path("runs/private_admm/results.jsonl")
 FIGURES = Path("docs/explanation/private-admm-figures")
@@ -93,15 +92,23 @@ def jobs() -> Iterator[dict[str, Any]]:
             for entry in METHODS:
                 yield {"experiment": "methods", "entry": entry, "epsilon": epsilon, "split": split}
         yield {"experiment": "methods", "entry": "centralized", "epsilon": None, "split": split}
-        if split <= GRAPH_SPLITS:
+        if split == 1:
             for graph in GRAPHS:
-                for epsilon in (EPSILONS[-1], None):
-                    yield {"experiment": "graphs", "entry": graph, "epsilon": epsilon, "split": split}
+                yield {"experiment": "graphs", "entry": graph, "epsilon": None, "split": split}
+    for split in range(1, GRAPH_SPLITS + 1):
+        for graph in GRAPHS:
+            yield {"experiment": "graphs", "entry": graph, "epsilon": EPSILONS[-1], "split": split}
 
 
 def run_one(job: dict[str, Any], data: Dataset) -> dict[str, Any]:
     """Return the measures of one run."""
-    settings: dict[str, Any] = {"n_agents": N_AGENTS, "delta": DELTA, "alpha": ALPHA, "seed": job["split"], "test_rows": 5222}
+    settings: dict[str, Any] = {
+        "n_agents": N_AGENTS,
+        "delta": DELTA,
+        "alpha": ALPHA,
+        "seed": job["split"],
+        "test_rows": 5222,
+    }
     if job["experiment"] == "graphs":
         settings |= {"method": {"name": "admm_graph", "graph": job["entry"]}, "metrics_every": 2, "n_rounds": N_ROUNDS}
         settings |= {"epsilon": job["epsilon"]} if job["epsilon"] else {"noise_multiplier": QUIET}

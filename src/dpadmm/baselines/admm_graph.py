@@ -54,8 +54,8 @@ class AdmmGraph(AdmmPvp):
     degree: Annotated[Count, "Number of neighbours in a regular graph."] = 4
     graph_seed: Annotated[Count, "Seed of a regular graph."] = 1
     edges: Annotated[str | None, "Edge list such as 1-2,2-3,1-3, with agents from 1; replaces graph."] = None
-    mixing: csr_array = prepared()
-    """``v = mixing · w̃``: (n, n)."""
+    mixing: csr_array | None = prepared()
+    """``v = mixing · w̃``: (n, n). None for a star, where v is the mean."""
     degrees: Integers = prepared()
 
     name: ClassVar[str] = "admm_graph"
@@ -68,7 +68,7 @@ class AdmmGraph(AdmmPvp):
 
     def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
         n = sizes.n_agents
-        degrees, mixing = np.ones(n, dtype=np.int64), csr_array(np.full((n, n), 1.0 / n))
+        degrees, mixing = np.ones(n, dtype=np.int64), None
         if n == 1:
             raise StudyError(f"{self.name}: a graph needs at least 2 agents; use admm_pvp")
         if self.edges is not None or self.graph != "star":
@@ -95,8 +95,7 @@ class AdmmGraph(AdmmPvp):
         if len(ends) and ends.max() >= n:
             raise StudyError(f"{self.name}: edges names agent {ends.max() + 1}, but there are {n} agents")
         both = np.concatenate([ends, ends[:, ::-1]])
-        adjacency = csr_array((np.ones(len(both)), (both[:, 0], both[:, 1])), shape=(n, n))
-        if connected_components(adjacency, directed=False)[0] > 1:
+        if not is_connected(edges, n):
             raise StudyError(f"{self.name}: the graph is not connected, so agents cannot agree; add edges")
         degrees = np.bincount(both[:, 0], minlength=n)
         mean = csr_array((0.5 / degrees[both[:, 0]], (both[:, 0], both[:, 1])), shape=(n, n))
@@ -106,8 +105,7 @@ class AdmmGraph(AdmmPvp):
     @property
     def messages(self) -> int:
         """Number of messages per round: one per agent and neighbour; with an aggregator, two per agent."""
-        is_star = self.edges is None and self.graph == "star"
-        return 2 * len(self.degrees) if is_star else int(self.degrees.sum())
+        return 2 * len(self.degrees) if self.mixing is None else int(self.degrees.sum())
 
     @property
     def penalties(self) -> Floats:
@@ -135,6 +133,8 @@ class AdmmGraph(AdmmPvp):
     def aggregate(self, result: RoundResult) -> Floats:
         """Return v_i of every agent, which it computes from its neighbours' messages: (n, d, p)."""
         uploads = np.asarray(result.uploads)
+        if self.mixing is None:
+            return np.broadcast_to(super().aggregate(result), uploads.shape)
         return np.asarray(self.mixing @ uploads.reshape(len(uploads), -1)).reshape(uploads.shape)
 
     def model(self, consensus: Floats) -> Floats:
@@ -164,19 +164,32 @@ def regular_edges(n: int, degree: int, seed: int) -> Edges:
             f"admm_graph: there is no connected graph of {n} agents with degree {degree}; "
             "n·degree must be even, and degree at least 2 and below n"
         )
+    circle = {(i, (i + k) % n) for i in range(n) for k in range(1, degree // 2 + 1)}
+    chords = {(i, i + n // 2) for i in range(n // 2)} if degree % 2 else set()
+    edges = [(min(e), max(e)) for e in circle | chords]
     rng = np.random.default_rng([seed, 5])
-    while True:  # a random matching of d half-edges per agent; swaps remove loops and double edges
-        ends = rng.permutation(np.repeat(np.arange(n), degree)).reshape(-1, 2)
-        for _ in range(100 * len(ends)):
-            ends = np.sort(ends, axis=1)
-            _, first = np.unique(ends @ np.array([n, 1]), return_index=True)
-            bad = np.setdiff1d(np.arange(len(ends)), first[ends[first, 0] != ends[first, 1]])
-            if not len(bad):
-                break
-            one, other = bad[0], rng.integers(len(ends))
-            ends[one, 1], ends[other, 1] = ends[other, 1], ends[one, 1]
-        else:
-            continue
-        adjacency = csr_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(n, n))
-        if connected_components(adjacency, directed=False)[0] == 1:
-            return [(int(i), int(j)) for i, j in ends]
+    for _ in range(1000):
+        edges = swap_ends(sorted(edges), rng)
+        if is_connected(edges, n):
+            return edges
+    raise StudyError(f"admm_graph: no connected graph found for graph_seed = {seed}; use another")
+
+
+def swap_ends(edges: Edges, rng: np.random.Generator) -> Edges:
+    """Return a graph with the same degrees: ten times as many random swaps of two edges' ends as there are edges."""
+    present = set(edges)
+    for one, other, flip in rng.integers(0, [len(edges), len(edges), 2], size=(10 * len(edges), 3)).tolist():
+        (a, b), (c, d) = edges[one], edges[other][:: 1 - 2 * flip]
+        new = (min(a, d), max(a, d)), (min(c, b), max(c, b))
+        if a != d and c != b and new[0] != new[1] and not present & set(new):
+            present -= {edges[one], edges[other]}
+            present |= set(new)
+            edges[one], edges[other] = new
+    return sorted(edges)
+
+
+def is_connected(edges: Edges, n: int) -> bool:
+    """Return whether all agents are connected."""
+    ends = np.array(edges, dtype=np.int64).reshape(-1, 2)
+    adjacency = csr_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(n, n))
+    return bool(connected_components(adjacency, directed=False)[0] == 1)
