@@ -149,6 +149,7 @@ def test_releases_of_other_agents_do_not_change_with_ones_rows():
         ({"edges": "1-2,0-1"}, "edges must be pairs of agents such as 1-2,2-3, not '0-1'"),
         ({"edges": "1-2,3-3"}, "edges has 3-3, an edge from an agent to itself; remove it"),
         ({"edges": " , "}, "edges is empty; list pairs of agents such as 1-2,2-3, or use graph"),
+        ({"edges": "ring"}, "edges must be text like [0-9, -]+, not 'ring'"),
     ],
 )
 def test_bad_parameters_are_named(options, message):

@@ -93,5 +93,5 @@ def test_an_attack_finds_at_most_all_steps():
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5])
 def test_a_bad_number_of_steps_is_named(steps):
-    with pytest.raises(StudyError, match="^admm_local_steps: local_steps must be a whole number of at least 1, not "):
+    with pytest.raises(StudyError, match=r"^admm_local_steps: local_steps must be a whole number of at least 1, not "):
         AdmmLocalSteps(local_steps=steps)

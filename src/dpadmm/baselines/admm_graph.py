@@ -9,6 +9,7 @@ from math import isqrt
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
+from msgspec import Meta
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
@@ -23,6 +24,7 @@ from dpadmm.parameters.fields import Count
 from dpadmm.queries.problem import Problem, Sizes
 
 GraphName = Literal["ring", "grid", "regular", "star", "complete"]
+EdgeList = Annotated[str, Meta(pattern="^[0-9, -]+$")]
 Edges = list[tuple[int, int]]
 
 
@@ -53,7 +55,7 @@ class AdmmGraph(AdmmPvp):
     graph: Annotated[GraphName, "ring, grid (as square as possible), regular (random), star, or complete."] = "ring"
     degree: Annotated[Count, "Number of neighbours in a regular graph."] = 4
     graph_seed: Annotated[Count, "Seed of a regular graph."] = 1
-    edges: Annotated[str | None, "Edge list such as 1-2,2-3,1-3, with agents from 1; replaces graph."] = None
+    edges: Annotated[EdgeList | None, "Edge list such as 1-2,2-3,1-3, with agents from 1; replaces graph."] = None
     mixing: csr_array | None = prepared()
     """``v = mixing · w̃``: (n, n). None for a star, where v is the mean."""
     degrees: Integers = prepared()

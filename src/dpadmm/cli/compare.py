@@ -58,8 +58,8 @@ def compare(
         COMPARED,
         "--methods",
         "-m",
-        help="Comma-separated list: auto, dp_admm, admm, admm_pvp, admm_dvp, dp_sgd, output_perturbation, "
-        "objective_perturbation. The non-private optimum is always added.",
+        help=f"Comma-separated list: {', '.join(name for name in ALL_METHODS if name != 'centralized')}. The non-private "
+        "optimum is always added.",
     ),
     epsilon: str | None = Option(
         None, "--epsilon", "-e", help="Total ε, the same for all methods; one or several: 0.5,1"
