@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from dpadmm import simulate
-from dpadmm.baselines import AdmmGraph
+from dpadmm.baselines import METHOD_TITLES, ONE_MODEL, AdmmGraph
 from dpadmm.data import Dataset
 from dpadmm.data.datasets.adult import load_adult
+from dpadmm.figures.style import GREY, kinds, new_figure, save_figure, steps
+from dpadmm.matrices.arrays import Floats
 
 RESULTS = Path("runs/private_admm/results.jsonl")
 FIGURES = Path("docs/explanation/private-admm-figures")
@@ -175,8 +178,8 @@ def report() -> None:
     print(claims_table(methods))
     print(graphs_table(graphs))
     FIGURES.mkdir(parents=True, exist_ok=True)
-    save_figure(methods_figure(methods), FIGURES / "methods", formats=("png",))
-    save_figure(graphs_figure(graphs), FIGURES / "graphs", formats=("png",))
+    save_figure(methods_figure(methods), FIGURES / "methods", kinds=("png",))
+    save_figure(graphs_figure(graphs), FIGURES / "graphs", kinds=("png",))
 
 
 def complete_splits(lines: list[dict[str, Any]]) -> list[int]:
