@@ -26,7 +26,6 @@ class AdmmFixedPoint(AdmmPvp):
 
     **Privacy.** A row moves x_i by at most ``Δ = (2c1/m + 2·tol)/(ρ + λc/n)``, as in Algorithm 3, and u_i by 2λΔ. Noise
     of scale zΔ on x_i is noise of scale 2λzΔ on u_i, so a round is a Gaussian release with multiplier z for every λ.
-    The paper's bound of the movement has no strong convexity in the denominator.
 
     **Adversary.** The guarantee is against everyone who sees all messages, including the aggregator. An adversary who
     sees only the model at the end is weaker, and the paper gives smaller bounds for it by amplification by iteration.

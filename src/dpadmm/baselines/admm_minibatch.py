@@ -30,8 +30,8 @@ class AdmmMinibatch(DpAdmm):
     sample, the release is ``(1−q)N(g, s²I) + qN(g + v/(q m_i), s²I)``, with the gradient v of the row or of its
     replacement, ``‖v‖ ≤ c1``. The worst pair is v and v' opposite with norm c1: in units of the sensitivity,
     ``(1−q)N(0, z²) + qN(½, z²)`` against ``(1−q)N(0, z²) + qN(−½, z²)``. dp_accounting composes its privacy loss
-    distribution (``SampledRelease``; proof in ``docs/explanation/proofs.md``). Amplification for *add or remove*
-    neighbours, which libraries often report, is another and smaller number: there a row has no replacement.
+    distribution (``SampledRelease``; proof in ``docs/explanation/proofs.md``). The ε for neighbours that *add or
+    remove* a row, as in many libraries, is another and smaller number: there a row has no replacement.
     The state of an agent, w̃_i and γ_i, is public, so it adds nothing.
 
     **Step sizes.** The theorems use ``E‖h − f'‖² = dp(zΔ)²``. The noise of a sample is ``dp(zΔ/q)²``, and sampling adds
