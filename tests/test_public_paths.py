@@ -60,8 +60,8 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
         value = getattr(dpadmm, name)
         if isclass(value):
             yield name, value.__init__
-            members = {each: getattr(value, each) for each in dir(value) if not each.startswith("_")}
-            yield from ((f"{name}.{each}", member) for each, member in members.items() if callable(member))
+            members = {item: getattr(value, item) for item in dir(value) if not item.startswith("_")}
+            yield from ((f"{name}.{attribute}", member) for attribute, member in members.items() if callable(member))
         elif isfunction(value):
             yield name, value
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")):
@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def calls(folder: Path, given: Callable[[str], StrPath]) -> dict[tuple[str, str], Callable[[], object]]:
-    """A call with a path for each path argument; ``given`` makes the path of a file's name."""
+    """Return a call for each path argument. ``given`` converts a file name to a path."""
     study, table = folder / "study.toml", folder / "t.csv"
     model = dpadmm.load_model(folder / "m.dpadmm")
     read_site = import_module("dpadmm.sites.site").read_site
@@ -139,11 +139,13 @@ def test_every_path_argument_accepts_each_kind_of_path(folder: Path, kind: Calla
             call()
 
 
-def test_path_arguments_are_annotated_with_the_alias() -> None:
-    assert {each: found for each, found in path_arguments().items() if not re.search(r"StrPath|\bTable\b", found)} == {}
+def test_path_arguments_use_the_alias() -> None:
+    assert {
+        argument: found for argument, found in path_arguments().items() if not re.search(r"StrPath|\bTable\b", found)
+    } == {}
 
 
-def test_messages_show_the_path_itself(folder: Path) -> None:
+def test_messages_contain_the_path(folder: Path) -> None:
     for call, name in [
         (dpadmm.load_model, "none.dpadmm"),
         (dpadmm.read_study, "none.toml"),

@@ -194,7 +194,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     assert "nor are the public rows (dummy.csv)" in shown
     waiting = cli("study", "check", path)
     assert waiting.out == ""
-    groups = "the label, 1 numbers, 1 categories, the public rows"
+    groups = "the label, 1 number, 1 category, the public rows"
     assert f"4 unconfirmed values ({groups}) (dpadmm study confirm {path})" in waiting.err
     found = cli("study", "check", path, "--json").json
     names = ["repaid", "age", "ward", "dummy.csv"]
@@ -353,7 +353,7 @@ def test_check_notes_that_public_rows_do_not_influence_estimates_with_intervals(
     assert cli("study", "check", path, "--json").succeeded().json["notes"] == []
     path.write_text(re.sub("(?m)^# inference = .*", "inference = true", path.read_text()))
     said = text_of(cli("study", "check", path).succeeded())
-    assert "Note: with inference, the public rows are only the starting point and do not affect the estimate." in said
+    assert "With inference, the public rows are only the starting point and do not affect the estimate." in said
     assert "Warning" not in said
 
 

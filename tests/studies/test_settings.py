@@ -262,7 +262,7 @@ def test_an_own_loss_is_checked_when_it_is_given() -> None:
     for loss, words in (
         (Bare(), "loss Bare has no task; a loss needs name, task"),
         (Wrong(), "loss Wrong: NumPy cannot run its formula .IndexError"),
-        (NotANumber(), "loss NotANumber: its formula gives nan"),
+        (NotANumber(), "loss NotANumber: its formula returns nan"),
         (Huber, r"loss must be a name or an object, such as Huber\(\)"),
     ):
         with pytest.raises(StudyError, match=words):

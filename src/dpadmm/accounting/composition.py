@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
-from scipy.special import erf, gammaln, log_ndtr
+import scipy  # submodules load on first use
 
 from dpadmm.accounting.events import (
     AnyRelease,
@@ -201,10 +201,11 @@ def argmin_renyi(mu: float, curvature_ratio: float, s: Floats) -> Floats:
     det, half_normal = math.log1p(beta), mu * math.sqrt(2.0 / math.pi)
     mean = min(beta * (beta / (1.0 + beta)), half_normal + det)
     with np.errstate(over="ignore"):
-        exponent = s * det + (s * mu) ** 2 / 2.0
+        x = s * mu
+        exponent = s * det + x**2 / 2.0
         # ln(2 Φ(x)), to full precision at both ends
         log_moment = exponent + np.where(
-            s * mu < 1.0, np.log1p(erf(s * mu / math.sqrt(2.0))), math.log(2.0) + log_ndtr(s * mu)
+            x < 1.0, np.log1p(scipy.special.erf(x / math.sqrt(2.0))), math.log(2.0) + scipy.special.log_ndtr(x)
         )
         near = np.expm1(np.minimum(log_moment, 30.0)) - s * (half_normal + det - mean)
         # Above e³⁰ the subtracted term is negligible, and omitting it is safe
@@ -230,6 +231,7 @@ def pure_composition(epsilon: float, count: int, delta: float) -> float:
     """
     k = np.arange(count, -1.0, -1.0)
     log_miss = -math.log1p(math.exp(-epsilon)) - epsilon
+    gammaln = scipy.special.gammaln
     log_ways = gammaln(count + 1.0) - gammaln(k + 1.0) - gammaln(count - k + 1.0)
     log_probability = log_ways + k * (log_miss + epsilon) + (count - k) * log_miss
     above = np.logaddexp.accumulate(log_probability)

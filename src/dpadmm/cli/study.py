@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from typer import Argument, Option
@@ -20,15 +20,15 @@ from dpadmm.cli.console import (
     StudyFile,
     check_new,
     echo,
-    echo_json,
     echo_path,
-    show_table,
     write,
 )
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import parameters
 from dpadmm.parameters.suggestions import first_of
+from dpadmm.rendering import Block, Column, Paragraph, Rendering, Table
+from dpadmm.rendering.formats import plural
 from dpadmm.studies.checks import study_notes, study_warnings
 from dpadmm.studies.reading import Confirmation, confirmations, read_study, study_problems, table_parameters
 from dpadmm.studies.rendering import describe_aggregation
@@ -36,13 +36,12 @@ from dpadmm.studies.settings import CHOICES
 from dpadmm.studies.study import TABLES, Study
 
 if TYPE_CHECKING:
-    from dpadmm.data.survey import Survey
     from dpadmm.studies.drafts import Draft
 
 study_app = typer.Typer(help="Create, check and inspect study files.", no_args_is_help=True)
 
 CONFIRM = "Would these values be public for any data set? Edit any that are not, then confirm:"
-GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories", "public-rows": "the public rows"}
+GROUPS = ("label", "numbers", "categories", "public-rows")
 _PROBLEM = re.compile(
     rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*CHOICES, *TABLES))}|provenance|public_rows|study): (.+)"
 )
@@ -262,26 +261,33 @@ def check(
             problems += _public_rows_problems(study)
         else:
             warnings.append("the public rows are missing on this machine; train and the server need them")
-    if as_json:
-        to_confirm = [each._asdict() for each in unconfirmed]
-        result = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings, "notes": notes}
-        echo_json({**result, "table": counts_of(survey) if survey else None})
-    else:
-        if study and survey and survey.rows:
-            show_survey(study, survey)
-        _show_problems(problems, place="the table" if survey else "the study")
-        echo(*(f"Warning: {each}." for each in warnings))
-        echo(*(f"Note: {each}." for each in notes))
-        if study and not problems:
-            n_columns = len(study.schema.columns if study.schema else study.features)
-            echo(*describe_aggregation(study))
-            echo(f"No problems found: {n_columns} columns, {len(study.features)} features. Study hash:")
-            echo_path(study.hash)
-    counts = problems if len(problems) < 2 else [f"{len(problems)} problems"]
+    rendering, counts = Rendering(), None
+    if study and survey:
+        from dpadmm.cli import owner_report  # slow: imports readers of tables
+
+        counts = owner_report.counts_of(survey)
+        rendering = owner_report.survey_rendering(study, survey) if survey.rows else rendering
+    rendering = rendering.extend(
+        *_problem_table(problems, place="the table" if survey else "the study"),
+        notes=[f"{text[0].upper()}{text[1:]}." for text in notes],
+        warnings=[f"{text}." for text in warnings],
+        data={
+            "problems": problems,
+            "to_confirm": [each._asdict() for each in unconfirmed],
+            "table": counts,
+        },
+    )
+    if study and not problems:
+        n_columns = len(study.schema.columns if study.schema else study.features)
+        text = f"No problems found: {n_columns} columns, {len(study.features)} features. Study hash:"
+        rendering = rendering.extend(*map(Paragraph, describe_aggregation(study)), next_steps=[study.hash])
+        rendering = replace(rendering, verdict=Paragraph(text))
+    console.show(rendering, as_json=as_json)
+    texts = problems if len(problems) < 2 else [f"{len(problems)} problems"]
     if unconfirmed:
-        counts = [*counts, f"{_count_by_group(unconfirmed)} (dpadmm study confirm {study_file})"]
-    if counts:
-        raise StudyError(f"{study_file}: {'; '.join(counts)}")
+        texts = [*texts, f"{_count_by_group(unconfirmed)} (dpadmm study confirm {study_file})"]
+    if texts:
+        raise StudyError(f"{study_file}: {'; '.join(texts)}")
 
 
 def _public_rows_problems(study: Study) -> list[str]:
@@ -328,70 +334,43 @@ def confirm(
     if chosen:
         text = confirmed_text(study_file.read_bytes().decode(), {each.place for each in chosen})
         write(study_file.resolve(), text.encode())
-    _show_pairs(("confirmed", "values"), [(_title(each), each.values) for each in chosen])
     left = [each for each in unconfirmed if each not in chosen]
-    if not chosen:
-        echo("These values are already confirmed.")
-    echo(f"{_count_by_group(left)}." if left else "All values confirmed. Next:")
-    echo_path(f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
+    texts = [*([] if chosen else ["These values are already confirmed."])]
+    texts.append(f"{_count_by_group(left)}." if left else "All values confirmed. Next:")
+    step = f"  dpadmm study {'confirm' if left else 'check'} {study_file}"
+    body: list[Block] = [*_value_table("confirmed", chosen), *map(Paragraph, texts)]
+    console.show(Rendering(body=body, next_steps=[step]))
 
 
 def _show_unconfirmed(unconfirmed: Sequence[Confirmation], study_file: Path) -> None:
     """List the unconfirmed values and the commands that confirm them."""
-    _show_pairs(("unconfirmed", "values"), [(_title(each), each.values) for each in unconfirmed])
-    if not unconfirmed:
-        echo("All values confirmed.")
-        return
-    echo(CONFIRM)
-    counts = {group: sum(each.group == group for each in unconfirmed) for group in GROUPS}
-    echo_path(*(f"  dpadmm study confirm {study_file} --{group}" for group in (*filter(counts.get, GROUPS), "all")))
+    groups = dict.fromkeys(group for group in GROUPS if any(each.group == group for each in unconfirmed))
+    steps = [f"  dpadmm study confirm {study_file} --{group}" for group in (*groups, "all")] if groups else []
+    text = CONFIRM if unconfirmed else "All values confirmed."
+    console.show(Rendering(body=[*_value_table("unconfirmed", unconfirmed), Paragraph(text)], next_steps=steps))
 
 
 def _count_by_group(unconfirmed: Sequence[Confirmation]) -> str:
     """Return the number of unconfirmed values, by group."""
-    counts = {words: sum(each.group == group for each in unconfirmed) for group, words in GROUPS.items()}
-    by_group = ", ".join(words if words.startswith("the ") else f"{n} {words}" for words, n in counts.items() if n)
-    return f"{len(unconfirmed)} unconfirmed value{'s' * (len(unconfirmed) > 1)} ({by_group})"
+    counts = {group: sum(each.group == group for each in unconfirmed) for group in GROUPS}
+    nouns = {"numbers": plural(counts["numbers"], "number"), "label": "the label", "public-rows": "the public rows"}
+    nouns["categories"] = "1 category" if counts["categories"] == 1 else f"{counts['categories']} categories"
+    by_group = ", ".join(nouns[group] for group in GROUPS if counts[group])
+    return f"{plural(len(unconfirmed), 'unconfirmed value')} ({by_group})"
 
 
-def _title(value: Confirmation) -> str:
+def _value_table(title: str, values: Sequence[Confirmation]) -> list[Table]:
+    """Return a table of values; none without values."""
     kinds = {"label": " (label)", "public-rows": " (public rows)"}
-    return f"{value.name}{kinds.get(value.group, '')}"
+    rows = [(f"{each.name}{kinds.get(each.group, '')}", each.values) for each in values]
+    return [Table([Column("", title), Column("", "values")], rows)] if rows else []
 
 
-def _show_problems(problems: Sequence[str], *, place: str) -> None:
-    """List problems by place. A problem without a place of its own is listed under ``place``."""
+def _problem_table(problems: Sequence[str], *, place: str) -> list[Table]:
+    """Return a table of problems by place; none without problems. The default place is ``place``."""
     matches = [(_PROBLEM.fullmatch(problem), problem) for problem in problems]
-    _show_pairs(("where", "problem"), [match.groups() if match else (place, text) for match, text in matches])
-
-
-def _show_pairs(headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
-    if rows:
-        show_table(headings, rows, left=(0, 1), fold=(0, 1), first_width=28)
-
-
-def show_survey(study: Study, survey: Survey) -> None:
-    """Show counts by column and warnings, for the owner of the table only."""
-    from dpadmm.cli import owner_report
-    from dpadmm.data.schema import plain_schema
-
-    echo(f"{survey.rows:,} rows. These counts are for the data owner only; do not share them.")
-    columns = survey.columns | ({f"{study.label.column} (label)": survey.label} if study.label else {})
-    changed = owner_report.show_counts(columns, survey.rows)
-    label = ["the label"] if study.label and not any(vars(survey.label).values()) else []
-    unchanged = len(columns) - changed - len(label)
-    other = " other" if unchanged < len(survey.columns) else ""
-    names = [f"{unchanged}{other} column{'s' * (unchanged > 1)}"] if unchanged else []
-    if names or label:
-        echo(f"No clamped, unknown or missing cells in {' and '.join([*names, *label])}.")
-    echo(*owner_report.describe_clipping(survey))
-    echo(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
-
-
-def counts_of(survey: Survey) -> dict[str, Any]:
-    """Return the counts of :func:`show_survey` for JSON."""
-    columns = {name: asdict(tally) for name, tally in survey.columns.items()}
-    return {"rows": survey.rows, "clipped": survey.clipped, "columns": columns, "label": asdict(survey.label)}
+    rows = [match.groups() if match else (place, text) for match, text in matches]
+    return [Table([Column("", "where"), Column("", "problem")], rows)] if rows else []
 
 
 @study_app.command("schema")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
+import scipy  # submodules load on first use
 
 from dpadmm.data.cells import RowError, as_numbers
 from dpadmm.data.encoder import Report, Tally
@@ -273,7 +273,7 @@ def mean_auc(codes: Integers, scores: Floats) -> float | None:
     """Return the AUC, or with several classes the mean AUC of each against the rest. None if a class is absent."""
     if scores.shape[1] == 1:
         return auc(codes == 1, scores[:, 0])
-    probabilities = softmax(scores, axis=1)  # comparable between rows of different norms
+    probabilities = scipy.special.softmax(scores, axis=1)  # comparable between rows of different norms
     by_class = [auc(codes == k, probabilities[:, k]) for k in range(scores.shape[1])]
     return None if None in by_class else float(np.mean([value for value in by_class if value is not None]))
 

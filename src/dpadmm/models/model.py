@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import scipy  # submodules load on first use
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
 
 from dpadmm.data.cells import as_numbers, with_location
 from dpadmm.data.encoder import Encoder
@@ -290,8 +290,8 @@ class Model(Renderable):
     def probabilities(self, scores: Floats) -> Floats:
         """Convert scores (n_rows, n_outputs) of logistic or softmax loss to probabilities (n_rows, n_classes)."""
         if self.task == "multiclass":
-            return np.asarray(softmax(scores, axis=1))
-        positive = expit(scores[:, 0])
+            return np.asarray(scipy.special.softmax(scores, axis=1))
+        positive = scipy.special.expit(scores[:, 0])
         return np.column_stack([1.0 - positive, positive])
 
     def save(self, path: StrPath) -> Path:

@@ -158,6 +158,15 @@ def _head(draft: Draft, name: str) -> Iterator[str]:
     yield "# Check it with: dpadmm study check FILE"
     yield f'format = "{FORMAT}"'
     yield f"name = {_quoted(name)}"
+    yield from ("", *MISSED_ROUNDS)
+
+
+MISSED_ROUNDS = (
+    "# Studies across sites: whether sites may miss rounds. A missed round is not charged.",
+    "# allow_missed_rounds = true",
+    "# quorum = 3             # minimum number of answers per round; default: all sites",
+    "# deadline = 60          # seconds after which a round closes if the quorum has answered",
+)
 
 
 def _entries(about: Mapping[str, Any], *, confirm: bool) -> Iterator[str]:
