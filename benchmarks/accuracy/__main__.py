@@ -11,8 +11,9 @@ from benchmarks.accuracy import suite as accuracy
 from benchmarks.accuracy.page import page
 from benchmarks.accuracy.suite import CONTENDERS, Line
 from dpadmm.cli import run_app
-from dpadmm.cli.console import AsJson, echo, echo_json, echo_path, show_table
+from dpadmm.cli.console import AsJson, echo, echo_json, show
 from dpadmm.errors import DataError, StudyError
+from dpadmm.rendering import Column, Paragraph, Rendering, Table
 from dpadmm.training.run_folder import write_text
 from reproduction.__main__ import RESULTS, Restart, Scheduler, Workers, run_with_progress
 
@@ -84,18 +85,18 @@ def _show(lines: Sequence[Line], folder: Path, *, as_json: bool) -> None:
         cells = [{**vars(each.place), "best": each.best, "gap": each.gap, "error": each.error} for each in lost]
         echo_json({"cells": len(found), "behind": cells, "files": [str(path) for path in files]})
         return
-    echo(
-        f"auto is behind the best of the rest by more than one standard error in {len(lost)} of {len(found)} cells",
-    )
-    if lost:
-        rows = []
-        for each in lost[:20]:
-            place = f"{each.place.set}, {each.place.agents} agents, ε = {each.place.epsilon:g}"
-            best = f"{100 * each.theirs:.2f} {CONTENDERS[each.best].title}"
-            rows.append((place, f"{100 * each.mine:.2f}", best, f"{100 * each.gap:.2f} ± {100 * each.error:.2f}"))
-        show_table(("", "auto", "best of the rest", "behind by"), rows)
-    for path in files:
-        echo_path(str(path))
+    text = f"auto is behind the best of the rest by more than one standard error in {len(lost)} of {len(found)} cells"
+    rows = []
+    for each in lost:
+        place = f"{each.place.set}, {each.place.agents} agents, ε = {each.place.epsilon:g}"
+        best = f"{100 * each.theirs:.2f} {CONTENDERS[each.best].title}"
+        rows.append((place, f"{100 * each.mine:.2f}", best, f"{100 * each.gap:.2f} ± {100 * each.error:.2f}"))
+    columns = [
+        Column("", ""),
+        *(Column("", title, align="right") for title in ("auto", "best of the rest", "behind by")),
+    ]
+    table = [Table(columns, rows, max_rows=20)] if rows else []
+    show(Rendering(body=[Paragraph(text), *table], next_steps=[str(path) for path in files]))
 
 
 if __name__ == "__main__":

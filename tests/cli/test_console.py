@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dpadmm.cli.console import echo, echo_path, rounded_down, rounded_up
+from dpadmm.cli.console import echo, echo_path
+from dpadmm.rendering.formats import rounded_down, rounded_up
 
 
 @pytest.mark.parametrize("function", [echo, echo_path])

@@ -69,13 +69,13 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
             )
             for renewing in (False, True):
                 if not renewing:
-                    assert cli("site", "join", "--request", name, "--site", site.path).code == 0
+                    assert cli("site", "join", "--manual", name, "--site", site.path).code == 0
                 csr = (tmp_path / name / "network" / "request.csr").read_bytes()
                 (tmp_path / "signed.pem").write_bytes(ca.sign(csr, x509.RFC822Name(f"{name}@clinic.example")))
                 words = (
                     "site",
                     "join",
-                    "--request",
+                    "--manual",
                     name,
                     "--site",
                     site.path,
@@ -89,7 +89,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
                     "server",
                     "invite",
                     name,
-                    "--request",
+                    "--manual",
                     request,
                     "--folder",
                     hub.folder,
@@ -114,7 +114,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
         for csr, usage in (("broker", SERVER), ("server", CLIENT)):
             (tmp_path / "signed.pem").write_bytes(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage))
             assert cli("server", "init", hub.folder, "--certificate", tmp_path / "signed.pem").code == 0
-        assert all.finished(120) == 0, all.said
+        assert all.finished(120) == 0, all.output
         for name in NAMES:
             assert "with the renewed certificate" in all.log(name)
             assert "lost the connection" not in all.log(name)
@@ -189,7 +189,7 @@ def test_which_sites_are_approved(tmp_path: Path, hub: Authority, ca: OwnCa) -> 
         make_request(tmp_path / "a", "a", ca.sign(csr_of(tmp_path / "b", "b"), mail))
     approve("a", mail, host, usage=BOTH)
     approve("b", host)
-    assert {each.user for each in hub.users()} == {"north@clinic.example", "north.clinic.example"}
+    assert {user.user for user in hub.users()} == {"north@clinic.example", "north.clinic.example"}
     with pytest.raises(StudyError, match=r"the name north@clinic.example in the certificate is that of a"):
         approve("c", mail)
     hub.revoke("a")
@@ -215,7 +215,7 @@ def test_the_broker_knows_sites_by_their_names_and_closes_revoked_ones(
             await a.say("dpadmm.alive.up.b", b"not mine")
             await boss.settled()
             assert [data for _, data in boss.heard] == [b"mine"]
-            assert any("permissions violation" in each.lower() for each in a.refused)
+            assert any("permissions violation" in item.lower() for item in a.refused)
             with pytest.raises((nats.errors.Error, ssl.SSLError, OSError)):
                 async with connected(site_identity(stranger)):
                     pass

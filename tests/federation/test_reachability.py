@@ -1,4 +1,4 @@
-"""Getting through to a broker: clusters whose servers die, WebSocket, HTTP proxies; real servers and processes."""
+"""Reaching a broker: clusters with failing servers, WebSocket, HTTP proxies; real servers and processes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from dpadmm.federation.server.process import begin
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import connect
 from dpadmm.federation.transport.transports import proxy_for
+from dpadmm.federation.web.server_data import ServerData
 
 ROUNDS = 400
 
@@ -34,7 +35,7 @@ def answered(all: Federation) -> dict[str, int]:
         return {name: len(rounds) for name, rounds in journal.answered().items()}
 
 
-def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(tmp_path: Path) -> None:
+def test_no_round_is_lost_when_cluster_servers_are_killed(tmp_path: Path) -> None:
     """The study waits for all sites in every round."""
     cluster = Cluster(tmp_path / "cluster")
     cluster.authority = authority = Authority.create(
@@ -45,6 +46,9 @@ def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(
         all.accept()
         all.start()
         all.all_connected()
+        all.keep_broker()  # the web application, with the brokers of the cluster
+        page = ServerData(authority)
+        wait_for(lambda: [site["state"] for site in page.snapshot()["sites"]] == ["connected"] * 3)
         begin(authority, all.study, list(NAMES))
         all.serve()
         for i in range(3):
@@ -54,7 +58,7 @@ def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(
             all.after_round(done + 20)
             cluster.start(i)
             wait_for(lambda i=i: cluster.log(i).count("Route connection created") >= 2)  # type: ignore[misc]
-        assert all.finished(180) == 0, all.said
+        assert all.finished(180) == 0, all.output
         assert answered(all) == dict.fromkeys(NAMES, ROUNDS)
         for port in cluster.ports:
             for name in NAMES:
@@ -62,8 +66,8 @@ def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(
         all.check()
 
 
-def test_a_whole_study_by_websocket_and_by_tls_through_an_http_proxy(tmp_path: Path) -> None:
-    """The name of the broker means something to the proxy only, and the proxy wants a password."""
+def test_study_over_websocket_and_tls_through_an_http_proxy(tmp_path: Path) -> None:
+    """Only the proxy can resolve the broker's name, and it requires a password."""
     web, host = free_port(), "study.example.org"
     authority = Authority.create(
         tmp_path / "hub", hosts=[host], port=free_port(), listen="127.0.0.1", websocket_port=web
@@ -81,7 +85,7 @@ def test_a_whole_study_by_websocket_and_by_tls_through_an_http_proxy(tmp_path: P
         all.serve()
         all.after_round(50)
         proxy.cut_all()
-        assert all.finished(180) == 0, all.said
+        assert all.finished(180) == 0, all.output
         assert answered(all) == dict.fromkeys(NAMES, 150)
         assert set(proxy.asked) == {f"{host}:{port}" for port in (authority.settings.port, web, 1)}
         assert proxy.asked.count(f"{host}:{web}") >= 4
@@ -92,7 +96,7 @@ def test_a_whole_study_by_websocket_and_by_tls_through_an_http_proxy(tmp_path: P
         all.check()
 
 
-def test_websocket_admits_nobody_else_and_allows_nothing_else(tmp_path: Path) -> None:
+def test_websocket_has_the_same_access_rules(tmp_path: Path) -> None:
     web = free_port()
     authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), websocket_port=web)
     site = joined(authority, tmp_path / "a", "a")
@@ -122,12 +126,12 @@ def test_websocket_admits_nobody_else_and_allows_nothing_else(tmp_path: Path) ->
         big = bytes(range(256)) * 2**14  # 4 MB
         await client.publish("dpadmm.x.up.b", b"not mine")
         await client.publish("dpadmm.x.up.a", big)
-        for each in (client, boss, client, boss):
-            await each.flush()
+        for item in (client, boss, client, boss):
+            await item.flush()
         await client.close()
         await boss.close()
         assert heard == [big]
-        assert ["permissions violation" in each.lower() for each in errors] == [True]
+        assert ["permissions violation" in error.lower() for error in errors] == [True]
 
     broker = Broker(authority)
     broker.start()
@@ -137,7 +141,7 @@ def test_websocket_admits_nobody_else_and_allows_nothing_else(tmp_path: Path) ->
         broker.stop()
 
 
-def test_which_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_of_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -158,7 +162,7 @@ def test_which_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
             proxy_for("tls://elsewhere.example.com:4222")
 
 
-def test_a_port_for_websocket_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_used_websocket_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         web = int(taken.getsockname()[1])
         authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), websocket_port=web)
@@ -166,7 +170,7 @@ def test_a_port_for_websocket_that_is_taken_is_named(tmp_path: Path) -> None:
             Broker(authority).start()
 
 
-def test_addresses_of_a_hub(tmp_path: Path, cli) -> None:
+def test_addresses_of_a_server(tmp_path: Path, cli) -> None:
     hub = tmp_path / "hub"
     words = ("--host", "study.example.org", "--websocket-port", 443)
     assert (
@@ -181,7 +185,7 @@ def test_addresses_of_a_hub(tmp_path: Path, cli) -> None:
     words = ("--host", "a.example.org", "--broker", brokers[0], "--broker", brokers[1])
     assert cli("server", "init", cluster, *words).code == 0
     assert Authority.open(cluster).url == ",".join(brokers)
-    refused = cli("server", "start", "--folder", cluster, columns=300)
+    refused = cli("server", "start", "--port", 4333, "--folder", cluster, columns=300)
     assert (refused.code, "names existing brokers" in refused.err) == (2, True)
     for wrong, text in (
         (("--websocket-port", 4222), "must differ from port"),

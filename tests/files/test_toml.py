@@ -6,7 +6,7 @@ import pytest
 from looping import case
 
 from dpadmm import StudyError
-from dpadmm.files.toml import MOST_BYTES, read_toml
+from dpadmm.files.toml import MAX_BYTES, read_toml
 
 
 def test_a_table_with_line_ends_of_windows(tmp_path):
@@ -17,9 +17,9 @@ def test_a_table_with_line_ends_of_windows(tmp_path):
 
 def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     path = tmp_path / "a.toml"
-    path.write_bytes(b"#" * MOST_BYTES)
+    path.write_bytes(b"#" * MAX_BYTES)
     assert read_toml(path) == {}
-    path.write_bytes(b"[" * (MOST_BYTES + 1))  # parsed, it would be brackets that are too deep
+    path.write_bytes(b"[" * (MAX_BYTES + 1))  # nested too deeply if it were parsed
     with pytest.raises(StudyError, match="larger than 4 MB"):
         read_toml(path)
 

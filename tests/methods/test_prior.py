@@ -1,4 +1,4 @@
-"""Public rows as a prior: a plain model of them, weighed against the noise, at no cost in privacy."""
+"""Public rows as a prior: a model of them, weighted against the noise, at no privacy cost."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ TASKS = {"binary": LOSSES[0], "multiclass": LOSSES[1], "regression": LOSSES[2]}
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_it_is_the_model_that_scikit_learn_finds(loss: Loss) -> None:
-    """With the first penalty after which a lighter one is no better on rows unseen; the study's own has no say."""
+def test_prior_equals_scikit_learns_model(loss: Loss) -> None:
+    """Its penalty is the first after which a smaller one is no better on held-out rows.
+
+    The study's penalty is not used.
+    """
     for scale in (1.0, 0.05):  # shorter rows need larger weights
         rows = cohort(loss, sizes=(300,))
         features, labels = scale * rows.features[rows.order], rows.labels
@@ -59,13 +62,13 @@ def test_it_is_the_model_that_scikit_learn_finds(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_sparse_rows_say_the_same(loss: Loss) -> None:
+def test_sparse_rows_give_the_same_prior(loss: Loss) -> None:
     rows, problem = cohort(loss, sizes=(100,)), Problem(loss, L2(), 0.0)
     features = rows.features[rows.order]
     dense = prior_of(problem, make_rows(features, rows.labels))
     sparse = prior_of(problem, make_rows(csr_array(features), rows.labels))
-    for each in fields(dense):
-        np.testing.assert_allclose(getattr(sparse, each.name), getattr(dense, each.name), rtol=1e-6, atol=1e-9)
+    for field in fields(dense):
+        np.testing.assert_allclose(getattr(sparse, field.name), getattr(dense, field.name), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("loss", LOSSES[:2])
@@ -82,7 +85,7 @@ def test_rows_of_every_class_are_needed(loss: Loss) -> None:
 
 @dataclass(frozen=True)
 class World:
-    """3,000 private rows of three agents, public rows of the same kind, and 4,000 others to test on."""
+    """3,000 private rows of three agents, public rows of the same distribution, and 4,000 test rows."""
 
     problem: Problem
     private: Rows
@@ -121,14 +124,14 @@ class World:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("epsilon", "n_public"), [(0.3, 150), (0.3, 1000), (1.0, 1000), (5.0, 150)])
-def test_public_rows_of_the_same_kind_do_not_hurt(task: str, epsilon: float, n_public: int) -> None:
-    """Better than the private run alone where there is much noise, and as good as the public model at least, nearly."""
+def test_public_rows_of_the_same_distribution_do_not_hurt(task: str, epsilon: float, n_public: int) -> None:
+    """Better than the private run alone with much noise, and nearly as good as the public model at least."""
     found = []
     for seed in range(4):
         world = World.of(task, n_public, seed)
         runs = world.trained(epsilon), world.trained(epsilon, world.public)
         public = prior_of(world.problem, world.public).weights
-        found.append([world.loss(each) for each in (*(each.weights for each in runs), public)])
+        found.append([world.loss(entry) for entry in (*(item.weights for item in runs), public)])
     without, together, alone = np.mean(found, axis=0)
     assert together <= 1.005 * without
     assert together <= 1.04 * alone
@@ -139,29 +142,29 @@ def test_public_rows_of_the_same_kind_do_not_hurt(task: str, epsilon: float, n_p
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_where_noise_hides_everything_the_public_model_is_left(task: str) -> None:
+def test_public_model_remains_under_extreme_noise(task: str) -> None:
     found = []
     for seed in range(6):
         world = World.of(task, 60, seed)
         features, labels = world.private.features[:90], world.private.labels[:90]
         few = replace(world, private=make_rows(features, labels, offsets=np.arange(0, 91, 30)))
         public = prior_of(world.problem, world.public).weights
-        found.append([world.loss(each) for each in (few.trained(0.3, world.public).weights, public)])
+        found.append([world.loss(item) for item in (few.trained(0.3, world.public).weights, public)])
     together, alone = np.mean(found, axis=0)
     assert together < 1.03 * alone
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("epsilon", [1.0, 5.0])
-def test_public_rows_with_labels_turned_around_are_not_believed(task: str, epsilon: float) -> None:
-    """The first gradient is larger than rows of the same kind would make it, so that private rows count more."""
+def test_public_rows_with_flipped_labels_are_down_weighted(task: str, epsilon: float) -> None:
+    """The first gradient is larger than expected for rows of the same distribution, so private rows get more weight."""
     found, aggregation = [], []
     for seed in range(4):
         world = World.of(task, 150, seed)
         without, same, turned = (world.trained(epsilon, rows) for rows in (None, world.public, world.turned))
         wrong = prior_of(world.problem, world.turned).weights
-        found.append([world.loss(each) for each in (without.weights, turned.weights, wrong)])
-        states = [PublicState.unpacked(each.outcome.broadcast, wrong.shape) for each in (without, same, turned)]
+        found.append([world.loss(item) for item in (without.weights, turned.weights, wrong)])
+        states = [PublicState.unpacked(item.outcome.broadcast, wrong.shape) for item in (without, same, turned)]
         assert states[0].prior_weight == 0.0
         aggregation.append(states[2].prior_weight / states[1].prior_weight)
     assert max(aggregation) < 0.5
@@ -170,19 +173,19 @@ def test_public_rows_with_labels_turned_around_are_not_believed(task: str, epsil
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_even_with_much_noise_turned_labels_leave_a_model_that_is_better_than_none(task: str) -> None:
+def test_flipped_labels_with_much_noise_still_give_a_useful_model(task: str) -> None:
     found = []
     for seed in range(4):
         world = World.of(task, 150, seed)
         misled = world.trained(0.3, world.turned)
-        found.append([world.loss(each) for each in (misled.weights, np.zeros_like(misled.weights))])
+        found.append([world.loss(item) for item in (misled.weights, np.zeros_like(misled.weights))])
     misled_loss, nothing = np.mean(found, axis=0)
     assert misled_loss < 0.75 * nothing
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
-def test_public_rows_whose_labels_say_nothing_cost_little(task: str) -> None:
-    """Dummy rows: also where private rows say nothing, a model that is not believed must not be what is left."""
+def test_public_rows_with_random_labels_cost_little(task: str) -> None:
+    """Dummy rows: if private rows are uninformative too, the model must not be a down-weighted prior."""
     found = []
     for seed in range(4):
         world = World.of(task, 150, seed)
@@ -198,8 +201,8 @@ def test_public_rows_whose_labels_say_nothing_cost_little(task: str) -> None:
 
 @pytest.mark.parametrize("method", ["auto", "dp_admm"])
 @pytest.mark.parametrize("exact", [False, True])
-def test_it_costs_nothing(method: str, exact: bool) -> None:
-    """The plan, the noise and the report are those of the same run without public rows."""
+def test_prior_has_no_privacy_cost(method: str, exact: bool) -> None:
+    """Plan, noise and report equal those of the run without public rows."""
     world = World.of("binary", 100, 1)
     plain, started = (world.trained(1.0, rows, method=method, exact=exact) for rows in (None, world.public))
     assert started.privacy.to_dict() == plain.privacy.to_dict()

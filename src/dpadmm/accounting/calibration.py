@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import cast
 
 import numpy as np
+import scipy  # submodules load on first use
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from dpadmm.accounting.composition import total_epsilon
 from dpadmm.accounting.events import SampledRelease
@@ -122,7 +122,7 @@ def mu_from_epsilon(epsilon: Number, delta: Number | float) -> Number:
         return np.asarray(log_delta(start, spread(start)) <= target)
 
     # δ ≤ Φ(−a), and for a < 0 also δ ≥ Φ(−a) − Φ(a) = 1 − 2Φ(a): the root lies between these
-    low, high = ndtri(0.5 * (1.0 - leak)) - 1.0, np.maximum(0.0, -ndtri(leak)) + 1.0
+    low, high = scipy.special.ndtri(0.5 * (1.0 - leak)) - 1.0, np.maximum(0.0, -scipy.special.ndtri(leak)) + 1.0
     return cast(Number, unwrapped(np.asarray(spread(smallest_true(holds, low, high)) / ROUND_UP**4)))
 
 

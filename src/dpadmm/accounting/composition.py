@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
-from scipy.special import erf, gammaln, log_ndtr
+import scipy  # submodules load on first use
 
 from dpadmm.accounting.events import (
     AnyRelease,
@@ -57,9 +57,10 @@ def total_epsilon(release: AnyRelease, count: int, delta: float) -> float:
 def tally_epsilon(tally: Tally, delta: float) -> float:
     """Return the total ε at δ of releases that may differ; 0 for none, inf without noise.
 
-    Composition of Gaussian releases is exact for any noise multipliers. Each other mechanism is composed separately.
-    The totals are added by basic composition with equal shares of δ, which holds for rounds in any order (concurrent
-    composition: Vadhan and Zhang 2023).
+    Composition of Gaussian releases is exact for any noise multipliers. Rényi bounds of perturbed objectives are added
+    order by order, also if their noise or curvature changes between rounds. Each other mechanism is composed
+    separately. The totals are added by basic composition with equal shares of δ, which holds for rounds in any order
+    (concurrent composition: Vadhan and Zhang 2023).
 
     Examples
     --------
@@ -69,12 +70,14 @@ def tally_epsilon(tally: Tally, delta: float) -> float:
     """
     require_delta(delta)
     gaussian = tuple((release, n) for release, n in tally if n and isinstance(release, Release))
-    others = [(release, n) for release, n in tally if n and not isinstance(release, Release)]
-    n_parts = len(others) + bool(gaussian)
+    objective = tuple((release, n) for release, n in tally if n and isinstance(release, ObjectiveRelease))
+    others = [(release, n) for release, n in tally if n and not isinstance(release, Release | ObjectiveRelease)]
+    n_parts = len(others) + bool(gaussian) + bool(objective)
     if n_parts == 0:
         return 0.0
     share = delta / n_parts
     total = exact_epsilon(tally_mu(gaussian), share) if gaussian else 0.0
+    total += objective_epsilon(objective, share) if objective else 0.0
     total += sum(total_epsilon(each, n, share) for each, n in others)
     return total if n_parts == 1 else total * ROUND_UP
 
@@ -121,7 +124,7 @@ def _total(release: AnyRelease, count: int, delta: float) -> float:
             return unsampled
         return min(unsampled, sampled_epsilon(release, count, delta - slack))
     if isinstance(release, ObjectiveRelease):
-        return epsilon_from_renyi(count * objective_renyi(release, 1.0 + ORDERS), 1.0 + ORDERS, delta)
+        return objective_epsilon(((release, count),), delta)
     if isinstance(release, PureRelease):
         return pure_composition(release.epsilon, count, delta)
     if isinstance(release, UnpricedRelease):
@@ -185,16 +188,24 @@ def objective_renyi(release: ObjectiveRelease, orders: Floats) -> Floats:
         return cost + np.asarray(orders, float) / 2.0 / rounding / rounding
 
 
+def objective_epsilon(releases: tuple[tuple[ObjectiveRelease, int], ...], delta: float) -> float:
+    """Return the total ε of perturbed objectives. Rényi divergences of adaptive releases add up at every order."""
+    orders = 1.0 + ORDERS
+    divergences = sum((n * objective_renyi(release, orders) for release, n in releases), np.zeros(len(orders)))
+    return epsilon_from_renyi(divergences, orders, delta)
+
+
 def argmin_renyi(mu: float, curvature_ratio: float, s: Floats) -> Floats:
     """Return the bound at orders ``1 + s`` for an exact minimiser; ``mu = 0`` leaves only the cost of the curvature."""
     beta = curvature_ratio
     det, half_normal = math.log1p(beta), mu * math.sqrt(2.0 / math.pi)
     mean = min(beta * (beta / (1.0 + beta)), half_normal + det)
     with np.errstate(over="ignore"):
-        exponent = s * det + (s * mu) ** 2 / 2.0
+        x = s * mu
+        exponent = s * det + x**2 / 2.0
         # ln(2 Φ(x)), to full precision at both ends
         log_moment = exponent + np.where(
-            s * mu < 1.0, np.log1p(erf(s * mu / math.sqrt(2.0))), math.log(2.0) + log_ndtr(s * mu)
+            x < 1.0, np.log1p(scipy.special.erf(x / math.sqrt(2.0))), math.log(2.0) + scipy.special.log_ndtr(x)
         )
         near = np.expm1(np.minimum(log_moment, 30.0)) - s * (half_normal + det - mean)
         # Above e³⁰ the subtracted term is negligible, and omitting it is safe
@@ -220,6 +231,7 @@ def pure_composition(epsilon: float, count: int, delta: float) -> float:
     """
     k = np.arange(count, -1.0, -1.0)
     log_miss = -math.log1p(math.exp(-epsilon)) - epsilon
+    gammaln = scipy.special.gammaln
     log_ways = gammaln(count + 1.0) - gammaln(k + 1.0) - gammaln(count - k + 1.0)
     log_probability = log_ways + k * (log_miss + epsilon) + (count - k) * log_miss
     above = np.logaddexp.accumulate(log_probability)

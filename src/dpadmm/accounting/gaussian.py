@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
+import scipy  # submodules load on first use
 from numpy.typing import NDArray
-from scipy.special import erfcx, ndtr, ndtri
 
 from dpadmm.accounting.events import Release
 from dpadmm.errors import StudyError
@@ -121,7 +121,7 @@ def exact_epsilon(mu: Number, delta: Number | float) -> Number:
 
     none = np.zeros_like(within)
     # δ(ε) ≤ Φ(−a) with a = ε/μ − μ/2, so a = |Φ⁻¹(δ)| is enough
-    ratio = smallest_true(holds, none, within / 2.0 + np.abs(ndtri(leak[inside])) + 1.0)
+    ratio = smallest_true(holds, none, within / 2.0 + np.abs(scipy.special.ndtri(leak[inside])) + 1.0)
     with np.errstate(over="ignore"):
         out[inside] = np.where(holds(none), 0.0, within * ratio * ROUND_UP)
     return cast(Number, unwrapped(out))
@@ -141,13 +141,13 @@ def log_delta(start: Floats, mu: Floats) -> Floats:
         log_density = -0.5 * start * start - _LOG_SQRT_2PI
         right = log_density + np.log(np.where(mu < 0.5, narrow, wide))
         # For a < 0 the ratio R(a) overflows, but δ = 1 − Φ(a) − φ(a)·R(b) does not cancel
-        rest = ndtr(start) + np.exp(log_density) * beyond
+        rest = scipy.special.ndtr(start) + np.exp(log_density) * beyond
         left = np.log1p(-np.minimum(rest, 1.0))
     return np.asarray(np.where((start < 0.0) & (mu >= 0.5), left, right))
 
 
 def _mills(x: Floats) -> Floats:
-    return np.asarray(math.sqrt(math.pi / 2.0) * erfcx(x / math.sqrt(2.0)))
+    return np.asarray(math.sqrt(math.pi / 2.0) * scipy.special.erfcx(x / math.sqrt(2.0)))
 
 
 def _mills_slope(x: Floats) -> Floats:

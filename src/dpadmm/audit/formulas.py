@@ -49,7 +49,7 @@ def gradient(features: Floats, labels: Floats, point: Floats) -> Floats:
 
 
 def preconditioned_gradient(features: Floats, labels: Floats, parameters: Floats) -> Floats:
-    """The same of rows ``(I − qqᵀ/(r(r + 1)))·(s∘a_j)``, ``r = √(1 + ‖q‖²)``, for the parameters s, q and w: (d,)."""
+    """The same for rows ``(I − qqᵀ/(r(r + 1)))·(s∘a_j)``, ``r = √(1 + ‖q‖²)``, for the parameters s, q and w: (d,)."""
     scale, direction, point = np.split(parameters, 3)
     root = math.sqrt(1.0 + float(direction @ direction))
     matrix = np.diag(scale) - np.outer(direction, direction * scale) / (root * (root + 1.0))

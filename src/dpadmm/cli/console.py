@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import textwrap
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,31 +17,37 @@ from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 from typer import Argument, Option
 
 from dpadmm.cli import InterruptedRunError as InterruptedRunError
-from dpadmm.errors import StudyError
+from dpadmm.errors import StudyError, TableError
 from dpadmm.files.atomic import atomic_file
 from dpadmm.parameters.text import printable
-from dpadmm.rendering import Cell, Column, Facts, Paragraph, Renderable, Rendering
-from dpadmm.rendering import Table as RenderedTable
-from dpadmm.rendering.formats import epsilon_text as epsilon_text
-from dpadmm.rendering.formats import mean_text
-from dpadmm.rendering.formats import number_range as number_range
-from dpadmm.rendering.formats import rounded_down as rounded_down
-from dpadmm.rendering.formats import rounded_up as rounded_up
+from dpadmm.rendering import Cell, Column, Facts, Paragraph, Renderable, Rendering, Table
 
 if TYPE_CHECKING:
-    from dpadmm.accounting.report import PrivacyReport
     from dpadmm.engine.loop import Observer, RoundView
     from dpadmm.federation.health import Alarm
-    from dpadmm.planning.costs import Costs
 
+Separator = Annotated[
+    str | None,
+    Option("--separator", help="Separator of a .csv or .tsv: , ; | or tab.", metavar="MARK", show_default="detected"),
+]
+Decimal = Annotated[
+    str | None,
+    Option("--decimal", help="Decimal mark of a .csv or .tsv: . or ,", metavar="MARK", show_default="detected"),
+]
+Encoding = Annotated[
+    str | None,
+    Option(
+        "--encoding", help="Encoding of a .csv or .tsv, such as cp1252.", metavar="NAME", show_default="UTF-8 or UTF-16"
+    ),
+]
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="Study file (TOML).", metavar="STUDY")]
-TABLE_KINDS = ".csv, .tsv (also .gz), .parquet, .arrow, a folder of these, or a .toml file for a database"
+TABLE_KINDS = ".csv, .tsv (also .gz), .xlsx, .ods, .parquet, .arrow, a folder of these, or a .toml file for a database"
 TableFile = Annotated[Path, Option("--data", "-d", help=f"Table: {TABLE_KINDS}.", metavar="TABLE")]
 LogForm = Annotated[Literal["text", "json"], Option("--log", help="Format of log lines.")]
 Metrics = Annotated[
@@ -52,17 +59,15 @@ Live = Annotated[bool, Option("--live", help="Like --health, but check only that
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
 NoPublic = Annotated[bool, Option("--no-public", help="Ignore the study's public rows.")]
 
-NAMES = {
-    "train_loss_global": "training loss, global model",
-    "train_loss_local": "training loss, local models",
-    "train_error_global": "training error, global model",
-    "test_loss_global": "test loss, global model",
-    "test_error_global": "test error, global model",
-    "test_error_local": "test error, local models",
-    "augmented_objective": "augmented objective (sum over agents)",
-    "seconds": "seconds in rounds",
-}
-"""Labels of measures, in display order."""
+
+def opened_table(path: Path, separator: str | None, decimal: str | None, encoding: str | None) -> Any:
+    """Return a table with the dialect that options give, or the path without options."""
+    if separator is None and decimal is None and encoding is None:
+        return path
+    from dpadmm.data.dialect import Dialect
+    from dpadmm.data.reader import open_table
+
+    return open_table(path, Dialect.of(separator, decimal, encoding))
 
 
 def chosen_public(public: Path | None, no_public: bool) -> Path | Literal[False] | None:
@@ -187,53 +192,26 @@ def privacy_report_path(output: Path) -> Path:
     return output.with_name(f"{output.name.removesuffix('.json').removesuffix('.dpadmm')}.privacy.json")
 
 
-WEIGHTS = "docs/how-to/weights.md"
-"""The page on class weights."""
-
-Row = Sequence[str | Text]
-"""Cells of a table: ``str`` for any text, ``Text`` for a cell with a style or several lines."""
-
-
-def _plain_text(text: str | Text, style: str = "") -> Text:
+def _plain_text(text: str, style: str = "") -> Text:
     """Return text for a terminal: markup is not interpreted, control and format characters are escaped.
 
     All output of commands passes through this function or through JSON, because it may contain names from untrusted
-    files. Only a ``Text`` keeps its line breaks.
+    files.
     """
-    if isinstance(text, str):
-        return Text(printable(text), style)
-    lines = text.plain.split("\n")
-    return text if all(map(str.isprintable, lines)) else Text("\n".join(map(printable, lines)), text.style)
-
-
-def show_table(
-    headings: Row, rows: Iterable[Row], *, left: Container[int] = (0,), fold: Container[int] = (),
-    whole: Container[int] = (), first_width: int | None = None, **layout: Any,
-) -> None:  # fmt: skip
-    """Print a table. An empty row starts a section.
-
-    Columns ``left`` are left-aligned, ``fold`` wrap within words, and ``whole`` do not wrap. The first column has
-    at most ``first_width`` characters.
-    """
-    for name in ("title", "caption"):
-        if layout.get(name):
-            layout[name] = _plain_text(layout[name], f"table.{name}")
-    out = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, "caption_justify": "left", **layout})
-    for i, heading in enumerate(headings):
-        justify: Any = "left" if i in left else "right"
-        overflow: Any = "fold" if i in fold else "ellipsis"
-        out.add_column(_plain_text(heading), justify=justify, overflow=overflow, no_wrap=i in whole)
-    out.columns[0].max_width = first_width
-    for row in rows:
-        if row:
-            out.add_row(*map(_plain_text, row))
-        else:
-            out.add_section()
-    Console().print(out)
+    return Text(printable(text), style)
 
 
 STYLES = {"bold": "bold", "dim": "dim", "good": "bold green", "warning": "bold yellow", "bad": "bold red"}
 """Styles of a rendering on a terminal."""
+
+
+def show_problems(error: TableError) -> None:
+    """Print one table of all problems of a table to standard error, without cells."""
+    from dpadmm.data.problems import problems_table
+
+    table = problems_table(error.problems)
+    with redirect_stdout(sys.stderr):
+        _print_table(table.columns, table.shown_rows(), table.alignments)
 
 
 def show(result: Rendering | Renderable, *, as_json: bool = False, quiet: bool = False) -> None:
@@ -254,7 +232,7 @@ def show(result: Rendering | Renderable, *, as_json: bool = False, quiet: bool =
             case Facts():
                 columns = [Column("", "")] * 3
                 _print_table(columns, block.shown_rows(), ["left"] * 3, title=block.title, min_width=label_width)
-            case RenderedTable():
+            case Table():
                 shown = [column for column in block.columns if column.title is not None]
                 _print_table(
                     shown, block.shown_rows(), block.alignments, title=block.title, caption=block.caption or None
@@ -281,9 +259,9 @@ def _print_table(
 ) -> None:
     """Print a table; without headings as an indented list. The first column has at least ``min_width`` characters."""
     if any(column.title for column in columns):
-        out, indent = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left"), 0
+        out, indent = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left"), 0
     else:
-        out, indent = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False), 2
+        out, indent = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False), 2
     if title:
         echo(title, style="bold")
     if caption:
@@ -332,18 +310,3 @@ def check_free(*paths: Path, overwrite: bool) -> None:
         folder = next(parent for parent in path.parents if parent.exists())
         if not folder.is_dir():
             raise StudyError(f"cannot write {path}: {folder} is not a folder")
-
-
-def mean_and_spread(name: str, values: Sequence[float], *, is_rate: bool) -> str:
-    """Return ``0.4312 ± 0.0067``, in percent for error rates."""
-    return mean_text(values, is_rate=is_rate and "error" in name)
-
-
-def aggregation_rows(report: PrivacyReport | Costs) -> list[Row]:
-    """Return the honest agents that secure aggregation assumes, and ε if all others collude."""
-    if report.min_honest_sites is None:
-        return []
-    return [
-        (f"  with at least {report.min_honest_sites} honest agents", ""),
-        ("  if all others collude", rounded_up(report.epsilon_if_others_collude)),
-    ]

@@ -10,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from dpadmm.cli.console import echo, epsilon_text, progress_bar, show
+from dpadmm.cli.console import echo, progress_bar, show
 from dpadmm.errors import StudyError
 from dpadmm.rendering import Cell, Fact, Facts, Paragraph, Rendering
+from dpadmm.rendering.formats import epsilon_text
 
 if TYPE_CHECKING:
     from dpadmm.federation.demo import Summary

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from dpadmm.cli import console
 from dpadmm.data.encoder import Report, Tally
-from dpadmm.data.reader import line_warnings
+from dpadmm.data.reader import Table as AnyTable
+from dpadmm.data.reader import line_warnings, reading_notes
+from dpadmm.data.schema import plain_schema
+from dpadmm.data.survey import Survey
 from dpadmm.rendering import Column, Paragraph, Rendering, Table
+
+if TYPE_CHECKING:
+    from dpadmm.studies.study import Study
 
 OWNER_ONLY = (
     "For the owner of the table only: the counts of clamped, unknown and missing cells and of clipped rows carry no "
@@ -18,36 +23,65 @@ OWNER_ONLY = (
 MAX_COLUMNS_SHOWN = 20
 
 
-def warnings(report: Report, path: Path) -> list[str]:
+def warnings(report: Report, table: AnyTable) -> list[str]:
     """Return warnings on columns with many clamped or unknown cells, and on lines of the file that are not rows."""
     hints = {
         "clamped": "clamped to the bounds; check that its units match the study",
         "unknown": "not among the study's values; check its spelling",
     }
     counts = {kind: report.frequent_issues(kind) for kind in hints}
-    return line_warnings(path, report.rows) + [
-        f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {hint}"
-        for name in report.columns
-        for kind, hint in hints.items()
-        if name in counts[kind]
-    ]
+    return (
+        line_warnings(table, report.rows)
+        + report.nearly_constant()
+        + [
+            f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {hint}"
+            for name in report.columns
+            for kind, hint in hints.items()
+            if name in counts[kind]
+        ]
+    )
 
 
-def to_dict(report: Report, path: Path) -> dict[str, Any]:
-    columns = {name: dict(vars(tally)) for name, tally in report.columns.items()}
-    counts = {"rows": report.rows, "clipped": report.clipped, "columns": columns}
-    return {"note": OWNER_ONLY, **counts, "warnings": warnings(report, path)}
+def counts_of(report: Report) -> dict[str, Any]:
+    """Return the counts as JSON values."""
+    columns = {name: asdict(tally) for name, tally in report.columns.items()}
+    label = {"label": asdict(report.label)} if isinstance(report, Survey) else {}
+    return {"rows": report.rows, "clipped": report.clipped, "columns": columns, **label}
 
 
-def describe(report: Report, path: Path) -> Rendering:
-    """Return columns with changed cells, clipped rows and warnings."""
+def to_dict(report: Report, table: AnyTable) -> dict[str, Any]:
+    """Return the counts and warnings as JSON values."""
+    return {"note": OWNER_ONLY, **counts_of(report), "warnings": warnings(report, table)}
+
+
+def describe(report: Report, data: AnyTable) -> Rendering:
+    """Return how the table was read, columns with changed cells, clipped rows and warnings."""
     table = counts_table(report.columns, report.rows)
     clipping = describe_clipping(report)
     return Rendering(
         body=[*([table] if table else []), *map(Paragraph, clipping)],
-        notes=[OWNER_ONLY] if table or clipping else [],
-        warnings=warnings(report, path),
-        data={"owner_only": to_dict(report, path)},
+        notes=[*reading_notes(data), *([OWNER_ONLY] if table or clipping else [])],
+        warnings=warnings(report, data),
+        data={"owner_only": to_dict(report, data)},
+    )
+
+
+def survey_rendering(study: Study, survey: Survey) -> Rendering:
+    """Return the counts of a table by column, and warnings."""
+    columns = survey.columns | ({f"{study.label.column} (label)": survey.label} if study.label else {})
+    table = counts_table(columns, survey.rows)
+    names = ["the label"] if study.label and not any(vars(survey.label).values()) else []
+    unchanged = len(columns) - (len(table.rows) if table else 0) - len(names)
+    other = " other" if unchanged < len(survey.columns) else ""
+    names = ([f"{unchanged}{other} column{'s' * (unchanged > 1)}"] if unchanged else []) + names
+    return Rendering(
+        body=[
+            Paragraph(f"{survey.rows:,} rows. These counts are for the data owner only; do not share them."),
+            *([table] if table else []),
+            *([Paragraph(f"No clamped, unknown or missing cells in {' and '.join(names)}.")] if names else []),
+            *map(Paragraph, describe_clipping(survey)),
+        ],
+        warnings=list(survey.warnings(study.schema or plain_schema(study.features))),
     )
 
 
@@ -57,8 +91,7 @@ def describe_clipping(report: Report) -> list[str]:
         return []
     return [
         f"Clipped {report.clipped:,} of {report.rows:,} rows ({report.clipped / report.rows:.1%}) to the study's "
-        "row_norm. Clipping scales down all values of a row, so the model fits these rows less well. A larger row_norm "
-        "clips fewer rows but adds more noise."
+        "row_norm, which scales down all values of a row."
     ]
 
 
@@ -78,11 +111,3 @@ def counts_table(columns: Mapping[str, Tally], rows: int) -> Table | None:
         caption=f"and {more} more columns; use --json for all" if more > 0 else "",
         max_rows=MAX_COLUMNS_SHOWN,
     )
-
-
-def show_counts(columns: Mapping[str, Tally], rows: int) -> int:
-    """Show a table of the columns with changed cells, and return their number."""
-    table = counts_table(columns, rows)
-    if table is not None:
-        console.show(Rendering(body=[table]))
-    return len(table.rows) if table is not None else 0

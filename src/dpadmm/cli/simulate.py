@@ -13,9 +13,10 @@ from typing import Any
 
 from typer import Option
 
+from dpadmm.accounting.report import PrivacyReport
 from dpadmm.baselines import ALL_METHODS
 from dpadmm.cli import console, simulate_options
-from dpadmm.cli.console import AsJson, echo_json, mean_and_spread, number_range
+from dpadmm.cli.console import AsJson, InterruptedRunError, echo_json
 from dpadmm.cli.simulate_options import ASSIGNMENTS, RUN_OPTIONS, from_toml, merge_settings, numbers, read_assignments
 from dpadmm.data import Dataset
 from dpadmm.engine.noise import fresh_seed
@@ -23,12 +24,25 @@ from dpadmm.errors import DivergenceError, StudyError
 from dpadmm.methods.prior import Prior
 from dpadmm.models.run import Result
 from dpadmm.rendering import Column, Paragraph, Rendering, Row, Table
+from dpadmm.rendering.formats import epsilon_text, mean_text, number_range, rounded_up
 from dpadmm.studies.settings import BUDGETS, Settings, settings_from
 from dpadmm.studies.study import Study
 from dpadmm.training import run_folder
 from dpadmm.training.preparation import prepare
 from dpadmm.training.run_folder import end_values, finished, measures
 from dpadmm.training.simulate import run_prepared, settings_fixed_by, settings_of
+
+MEASURES = {
+    "train_loss_global": "training loss, global model",
+    "train_loss_local": "training loss, local models",
+    "train_error_global": "training error, global model",
+    "test_loss_global": "test loss, global model",
+    "test_error_global": "test error, global model",
+    "test_error_local": "test error, local models",
+    "augmented_objective": "augmented objective (sum over agents)",
+    "seconds": "seconds in rounds",
+}
+"""Labels of measures, in display order."""
 
 
 def simulate(
@@ -86,7 +100,7 @@ def simulate(
     if interrupted:
         done = list(results.values())[-1].outcome.rounds
         where = f"; what was done is in {folder}" if folder else ""
-        raise console.InterruptedRunError(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
+        raise InterruptedRunError(f"interrupted in run {len(results)} of {repeats} after {done} rounds{where}")
 
 
 simulate_options.add_options(simulate, simulate_options.parameters())
@@ -164,7 +178,7 @@ def _draw(folder: Path, results: Mapping[str, Result]) -> None:
         from dpadmm.figures.style import save_figure
 
         first = results["1"]
-        epsilon = f", ε = {console.epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
+        epsilon = f", ε = {epsilon_text(first.privacy.epsilon)}" if first.privacy.private else ""
         save_figure(convergence_figure({first.settings.method.name + epsilon: traces}), folder / "convergence")
 
 
@@ -178,8 +192,11 @@ def _rendering(dataset: Dataset, results: Mapping[str, Result], notes: Sequence[
     is_rate, ends = problem.loss.task in ("binary", "multiclass"), end_values(runs)
     error = "half deviance" if problem.loss.task == "count" else "RMS error"
     measured = [
-        (title if is_rate else title.replace("error", error), mean_and_spread(name, ends[name], is_rate=is_rate))
-        for name, title in console.NAMES.items()
+        (
+            title if is_rate else title.replace("error", error),
+            mean_text(ends[name], is_rate=is_rate and "error" in name),
+        )
+        for name, title in MEASURES.items()
         if name in ends
     ]
     is_private = all(run.privacy.private for run in runs)
@@ -210,11 +227,21 @@ def _privacy_rows(runs: Sequence[Result]) -> list[Row]:
     accountant = "exact" if has_paper else report.accountant
     rows: list[Row] = [
         (f"total ε{' of each run' if len(runs) > 1 else ''}, {accountant}", number_range(report.epsilon_by_agent)),
-        *console.aggregation_rows(report),
+        *_aggregation_rows(report),
     ]
     if has_paper:
-        rows.append(("total ε, paper's moments bound", console.epsilon_text(report.paper_epsilon)))
+        rows.append(("total ε, paper's moments bound", epsilon_text(report.paper_epsilon)))
     rows.append(("δ", f"{report.delta:g}"))
     if not any(map(math.isnan, report.noise_multiplier)):
         rows.append(("noise multiplier z", number_range(report.noise_multiplier)))
     return rows
+
+
+def _aggregation_rows(report: PrivacyReport) -> list[Row]:
+    """Return the honest agents that secure aggregation assumes, and ε if all others collude."""
+    if report.min_honest_sites is None:
+        return []
+    return [
+        (f"  with at least {report.min_honest_sites} honest agents", ""),
+        ("  if all others collude", rounded_up(report.epsilon_if_others_collude)),
+    ]

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from dpadmm.cli.console import show_table
+from dpadmm.cli.console import show
 from dpadmm.data import Dataset, read_table
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.methods.prior import Prior
 from dpadmm.parameters.fields import Parameter, choices, raise_problems
 from dpadmm.parameters.fields import parameters as parameters_of
+from dpadmm.rendering import Column, Rendering, Table
 from dpadmm.studies.reading import read_study
 from dpadmm.studies.settings import CHOICES, PRIVACY, Settings, name_problems, nest
 from dpadmm.studies.study import Study
@@ -166,7 +167,8 @@ def show_parameters(assignments: Sequence[str], given: Mapping[str, Any]) -> boo
             for name, cls in classes.items()
             for own in parameters_of(cls)
         ]
-        show_table((what, "parameter", "default", ""), rows, left=range(4), fold=(3,), whole=(0, 1, 2))
+        names = [Column("", title, align="left", wrap=False) for title in (what, "parameter", "default")]
+        show(Rendering(body=[Table([*names, Column("", "")], rows)]))
     return bool(asked)
 
 

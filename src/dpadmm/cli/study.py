@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,22 @@ from dpadmm.cli import console
 from dpadmm.cli.console import (
     TABLE_KINDS,
     AsJson,
+    Decimal,
+    Encoding,
+    Separator,
     StudyFile,
     check_new,
     echo,
-    echo_json,
     echo_path,
-    show_table,
+    opened_table,
     write,
 )
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.toml import read_toml
 from dpadmm.parameters.fields import parameters
 from dpadmm.parameters.suggestions import first_of
+from dpadmm.rendering import Block, Column, Paragraph, Rendering, Table
+from dpadmm.rendering.formats import plural
 from dpadmm.studies.checks import study_notes, study_warnings
 from dpadmm.studies.reading import Confirmation, confirmations, read_study, study_problems, table_parameters
 from dpadmm.studies.rendering import describe_aggregation
@@ -36,13 +41,13 @@ from dpadmm.studies.settings import CHOICES
 from dpadmm.studies.study import TABLES, Study
 
 if TYPE_CHECKING:
-    from dpadmm.data.survey import Survey
     from dpadmm.studies.drafts import Draft
+    from dpadmm.studies.drafts.table import Answers
 
 study_app = typer.Typer(help="Create, check and inspect study files.", no_args_is_help=True)
 
 CONFIRM = "Would these values be public for any data set? Edit any that are not, then confirm:"
-GROUPS = {"label": "the label", "numbers": "numbers", "categories": "categories", "public-rows": "the public rows"}
+GROUPS = ("label", "numbers", "categories", "public-rows")
 _PROBLEM = re.compile(
     rf"(column '[^']*'|the label '[^']*'|label|{'|'.join((*CHOICES, *TABLES))}|provenance|public_rows|study): (.+)"
 )
@@ -73,6 +78,18 @@ def new(
     kind: str = Option("training", metavar="KIND", help="training, or statistics (with --from-dictionary)."),
     by: str | None = Option(None, metavar="COLUMN", help="Column that identifies the owner of each row; omitted."),
     name: str | None = Option(None, metavar="TEXT", help="Name of the study."),
+    categories: str | None = Option(
+        None, help="Columns of whole numbers that are codes, separated by commas.", metavar="COLUMNS"
+    ),
+    numbers: str | None = Option(
+        None, help="Columns of whole numbers that are amounts, separated by commas.", metavar="COLUMNS"
+    ),
+    label_kind: str | None = Option(
+        None, "--label-kind", help="Kind of label: classes, counts or number.", metavar="KIND", show_default="inferred"
+    ),
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     dummy: bool = Option(False, "--dummy", help="TABLE has synthetic rows; do not use them for initialisation."),
     aggregation: str = Option("plain", metavar="MODE", help="plain, or secure: only the sum of releases is visible."),
     min_honest_sites: int | None = Option(
@@ -108,7 +125,11 @@ def new(
     check_new(file)
     text, summary, next_command = template("study"), ["Edit it for your data, then inspect it:"], "show"
     if given:
-        draft = _drafted(from_table, dictionary, statistics, label)
+        table = None if from_table is None else opened_table(from_table, separator, decimal, encoding)
+        kinds = (_listed(categories), _listed(numbers), label_kind)
+        if from_table is None and any(kinds):
+            raise StudyError("--categories, --numbers and --label-kind require --from TABLE")
+        draft = _drafted(table, dictionary, statistics, label, kinds)
         draft = draft if by is None else draft.without(by)
         draft = draft.without_public_rows() if dummy else draft
         text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
@@ -179,11 +200,24 @@ def _secure_aggregation(
     )
 
 
-def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path | None, label: str | None) -> Draft:
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Return the names in a list separated by commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _drafted(
+    from_table: Any,
+    dictionary: Path | None,
+    statistics: Path | None,
+    label: str | None,
+    kinds: tuple[tuple[str, ...], tuple[str, ...], str | None],
+) -> Draft:
     """Return a draft from a table, a dictionary or private statistics."""
-    from dpadmm.data.reader import column_names
+    from dpadmm.data.reader import column_names, open_table
     from dpadmm.parameters.suggestions import listed
+    from dpadmm.planning.drafting import with_forecast_row_norm
     from dpadmm.studies.drafts import draft_from_dictionary, draft_from_table
+    from dpadmm.studies.drafts.table import Answers
 
     if dictionary is not None:
         return draft_from_dictionary(dictionary, label)
@@ -196,11 +230,33 @@ def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path 
                 f"--label is required: name the column to predict; {statistics} has {listed(description.columns)}"
             )
         return draft_from_statistics(description, label)
-    assert from_table is not None
+    source = open_table(from_table)
     if label is None:
-        names = listed(column_names(from_table))
-        raise StudyError(f"--label is required: name the column to predict; {from_table} has {names}")
-    return draft_from_table(from_table, label)
+        names = listed(column_names(source))
+        raise StudyError(f"--label is required: name the column to predict; {source.location} has {names}")
+    answers = Answers(kinds[0], kinds[1], kinds[2])  # type: ignore[arg-type]  # checked by the draft
+    draft = draft_from_table(source, label, answers)
+    if draft.questions and sys.stdin.isatty():
+        draft = draft_from_table(source, label, _ask(draft, answers))
+    return with_forecast_row_norm(draft, source)
+
+
+def _ask(draft: Draft, answers: Answers) -> Answers:
+    """Ask on the terminal what ambiguous columns are."""
+    found = {"category": list(answers.categories), "number": list(answers.numbers)}
+    label_kind = answers.label_kind
+    for question in draft.questions:
+        echo(f"{question.text[0].upper()}{question.text[1:]}.", err=True)
+        choice = typer.prompt(
+            f"Is it {' or '.join(question.choices)}?", default=question.assumed, err=True, type=str
+        ).strip()
+        if choice not in question.choices:
+            raise StudyError(f"column {question.column!r}: answer {' or '.join(question.choices)}, not {choice!r:.40}")
+        if question.is_label:
+            label_kind = choice
+        else:
+            found[choice].append(question.column)
+    return replace(answers, categories=tuple(found["category"]), numbers=tuple(found["number"]), label_kind=label_kind)
 
 
 def _describe_draft(draft: Draft) -> list[str]:
@@ -208,7 +264,7 @@ def _describe_draft(draft: Draft) -> list[str]:
     omitted = [column for column in draft.columns if column.about is None]
     used = len(draft.columns) - len(omitted)
     columns = "1 column" if used == 1 else f"{used} columns"
-    lines = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
+    lines = [f"{columns} and the label {draft.label['column']!r} from {draft.source}.", *draft.notes]
     if omitted:
         reasons = [f"{column.name!r} ({column.comment.partition(';')[0]})" for column in omitted]
         lines.append(f"Omitted: {first_of(reasons, 8, between='; ')}.")
@@ -226,7 +282,7 @@ def _describe_draft(draft: Draft) -> list[str]:
             "Training is initialised from these rows if you confirm that they are public. If they are not, delete "
             "[public_rows] from the file."
         )
-    if not draft.confirm:
+    if not draft.is_inferred:
         return [*lines, "Choose the model and the privacy budget, then check the study:"]
     return [
         *lines,
@@ -239,6 +295,9 @@ def _describe_draft(draft: Draft) -> list[str]:
 def check(
     study_file: StudyFile,
     data: Path | None = Option(None, metavar="TABLE", help="Also check your table against the study."),
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Validate a study file and list unconfirmed values. Exit code 2 if there are any problems.
@@ -247,13 +306,16 @@ def check(
     These counts carry no noise. Run it on the owner's machine and do not share them.
     """
     document = read_toml(study_file)
-    problems, unconfirmed, survey = study_problems(document), confirmations(document), None
+    problems, unconfirmed, survey, how = study_problems(document), confirmations(document), None, list[str]()
     study = None if problems or unconfirmed else read_study(study_file)
     if study and data is not None:
+        from dpadmm.data.reader import open_table
         from dpadmm.data.schema import plain_schema
         from dpadmm.data.survey import survey_table
 
-        survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
+        table = opened_table(data, separator, decimal, encoding)
+        survey = survey_table(table, study.schema or plain_schema(study.features), study.label)
+        how = open_table(table).notes()
         problems = [*survey.problems]
     warnings = study_warnings(study, survey.rows if survey else None) if study else []
     notes = study_notes(study) if study else []
@@ -262,26 +324,38 @@ def check(
             problems += _public_rows_problems(study)
         else:
             warnings.append("the public rows are missing on this machine; train and the server need them")
-    if as_json:
-        to_confirm = [each._asdict() for each in unconfirmed]
-        result = {"problems": problems, "to_confirm": to_confirm, "warnings": warnings, "notes": notes}
-        echo_json({**result, "table": counts_of(survey) if survey else None})
-    else:
-        if study and survey and survey.rows:
-            show_survey(study, survey)
-        _show_problems(problems, place="the table" if survey else "the study")
-        echo(*(f"Warning: {each}." for each in warnings))
-        echo(*(f"Note: {each}." for each in notes))
-        if study and not problems:
-            n_columns = len(study.schema.columns if study.schema else study.features)
-            echo(*describe_aggregation(study))
-            echo(f"No problems found: {n_columns} columns, {len(study.features)} features. Study hash:")
-            echo_path(study.hash)
-    counts = problems if len(problems) < 2 else [f"{len(problems)} problems"]
+    rendering, counts = Rendering(), None
+    if study and survey:
+        from dpadmm.cli import owner_report  # slow: imports readers of tables
+
+        counts = owner_report.counts_of(survey)
+        rendering = owner_report.survey_rendering(study, survey) if survey.rows else rendering
+    if survey and survey.details:
+        from dpadmm.data.problems import problems_table
+
+        rendering = rendering.extend(problems_table(survey.details, values=True))
+    of_study = [each for each in problems if not survey or each not in survey.problems]
+    rendering = rendering.extend(
+        *_problem_table(of_study, place="the study"),
+        notes=[*how, *(f"{text[0].upper()}{text[1:]}." for text in notes)],
+        warnings=[f"{text}." for text in warnings],
+        data={
+            "problems": problems,
+            "to_confirm": [each._asdict() for each in unconfirmed],
+            "table": counts,
+        },
+    )
+    if study and not problems:
+        n_columns = len(study.schema.columns if study.schema else study.features)
+        text = f"No problems found: {n_columns} columns, {len(study.features)} features. Study hash:"
+        rendering = rendering.extend(*map(Paragraph, describe_aggregation(study)), next_steps=[study.hash])
+        rendering = replace(rendering, verdict=Paragraph(text))
+    console.show(rendering, as_json=as_json)
+    texts = problems if len(problems) < 2 else [f"{len(problems)} problems"]
     if unconfirmed:
-        counts = [*counts, f"{_count_by_group(unconfirmed)} (dpadmm study confirm {study_file})"]
-    if counts:
-        raise StudyError(f"{study_file}: {'; '.join(counts)}")
+        texts = [*texts, f"{_count_by_group(unconfirmed)} (dpadmm study confirm {study_file})"]
+    if texts:
+        raise StudyError(f"{study_file}: {'; '.join(texts)}")
 
 
 def _public_rows_problems(study: Study) -> list[str]:
@@ -328,70 +402,43 @@ def confirm(
     if chosen:
         text = confirmed_text(study_file.read_bytes().decode(), {each.place for each in chosen})
         write(study_file.resolve(), text.encode())
-    _show_pairs(("confirmed", "values"), [(_title(each), each.values) for each in chosen])
     left = [each for each in unconfirmed if each not in chosen]
-    if not chosen:
-        echo("These values are already confirmed.")
-    echo(f"{_count_by_group(left)}." if left else "All values confirmed. Next:")
-    echo_path(f"  dpadmm study {'confirm' if left else 'check'} {study_file}")
+    texts = [*([] if chosen else ["These values are already confirmed."])]
+    texts.append(f"{_count_by_group(left)}." if left else "All values confirmed. Next:")
+    step = f"  dpadmm study {'confirm' if left else 'check'} {study_file}"
+    body: list[Block] = [*_value_table("confirmed", chosen), *map(Paragraph, texts)]
+    console.show(Rendering(body=body, next_steps=[step]))
 
 
 def _show_unconfirmed(unconfirmed: Sequence[Confirmation], study_file: Path) -> None:
     """List the unconfirmed values and the commands that confirm them."""
-    _show_pairs(("unconfirmed", "values"), [(_title(each), each.values) for each in unconfirmed])
-    if not unconfirmed:
-        echo("All values confirmed.")
-        return
-    echo(CONFIRM)
-    counts = {group: sum(each.group == group for each in unconfirmed) for group in GROUPS}
-    echo_path(*(f"  dpadmm study confirm {study_file} --{group}" for group in (*filter(counts.get, GROUPS), "all")))
+    groups = dict.fromkeys(group for group in GROUPS if any(each.group == group for each in unconfirmed))
+    steps = [f"  dpadmm study confirm {study_file} --{group}" for group in (*groups, "all")] if groups else []
+    text = CONFIRM if unconfirmed else "All values confirmed."
+    console.show(Rendering(body=[*_value_table("unconfirmed", unconfirmed), Paragraph(text)], next_steps=steps))
 
 
 def _count_by_group(unconfirmed: Sequence[Confirmation]) -> str:
     """Return the number of unconfirmed values, by group."""
-    counts = {words: sum(each.group == group for each in unconfirmed) for group, words in GROUPS.items()}
-    by_group = ", ".join(words if words.startswith("the ") else f"{n} {words}" for words, n in counts.items() if n)
-    return f"{len(unconfirmed)} unconfirmed value{'s' * (len(unconfirmed) > 1)} ({by_group})"
+    counts = {group: sum(each.group == group for each in unconfirmed) for group in GROUPS}
+    nouns = {"numbers": plural(counts["numbers"], "number"), "label": "the label", "public-rows": "the public rows"}
+    nouns["categories"] = "1 category" if counts["categories"] == 1 else f"{counts['categories']} categories"
+    by_group = ", ".join(nouns[group] for group in GROUPS if counts[group])
+    return f"{plural(len(unconfirmed), 'unconfirmed value')} ({by_group})"
 
 
-def _title(value: Confirmation) -> str:
+def _value_table(title: str, values: Sequence[Confirmation]) -> list[Table]:
+    """Return a table of values; none without values."""
     kinds = {"label": " (label)", "public-rows": " (public rows)"}
-    return f"{value.name}{kinds.get(value.group, '')}"
+    rows = [(f"{each.name}{kinds.get(each.group, '')}", each.values) for each in values]
+    return [Table([Column("", title), Column("", "values")], rows)] if rows else []
 
 
-def _show_problems(problems: Sequence[str], *, place: str) -> None:
-    """List problems by place. A problem without a place of its own is listed under ``place``."""
+def _problem_table(problems: Sequence[str], *, place: str) -> list[Table]:
+    """Return a table of problems by place; none without problems. The default place is ``place``."""
     matches = [(_PROBLEM.fullmatch(problem), problem) for problem in problems]
-    _show_pairs(("where", "problem"), [match.groups() if match else (place, text) for match, text in matches])
-
-
-def _show_pairs(headings: tuple[str, str], rows: Sequence[Sequence[str]]) -> None:
-    if rows:
-        show_table(headings, rows, left=(0, 1), fold=(0, 1), first_width=28)
-
-
-def show_survey(study: Study, survey: Survey) -> None:
-    """Show counts by column and warnings, for the owner of the table only."""
-    from dpadmm.cli import owner_report
-    from dpadmm.data.schema import plain_schema
-
-    echo(f"{survey.rows:,} rows. These counts are for the data owner only; do not share them.")
-    columns = survey.columns | ({f"{study.label.column} (label)": survey.label} if study.label else {})
-    changed = owner_report.show_counts(columns, survey.rows)
-    label = ["the label"] if study.label and not any(vars(survey.label).values()) else []
-    unchanged = len(columns) - changed - len(label)
-    other = " other" if unchanged < len(survey.columns) else ""
-    names = [f"{unchanged}{other} column{'s' * (unchanged > 1)}"] if unchanged else []
-    if names or label:
-        echo(f"No clamped, unknown or missing cells in {' and '.join([*names, *label])}.")
-    echo(*owner_report.describe_clipping(survey))
-    echo(*(f"Warning: {each}" for each in survey.warnings(study.schema or plain_schema(study.features))))
-
-
-def counts_of(survey: Survey) -> dict[str, Any]:
-    """Return the counts of :func:`show_survey` for JSON."""
-    columns = {name: asdict(tally) for name, tally in survey.columns.items()}
-    return {"rows": survey.rows, "clipped": survey.clipped, "columns": columns, "label": asdict(survey.label)}
+    rows = [match.groups() if match else (place, text) for match, text in matches]
+    return [Table([Column("", "where"), Column("", "problem")], rows)] if rows else []
 
 
 @study_app.command("schema")

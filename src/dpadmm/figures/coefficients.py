@@ -1,4 +1,4 @@
-"""The figure of ``dpadmm explain``: coefficients and their intervals."""
+"""Figure of ``dpadmm explain``: coefficients with intervals."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def comparison_figure(groups: Groups, *, regression: bool = False) -> Figure:
 
 
 def _of_agents(rows: Sequence[ComparisonRow], n_agents: int) -> Sequence[ComparisonRow]:
-    """The rows with a number of agents; all rows of a method without noise that ran for another number only."""
+    """Return the rows with a number of agents; all rows if a method without noise ran for another number only."""
     same = [row for row in rows if row.n_agents == n_agents]
     return same if same or any(row.budget is not None for row in rows) else rows
 
@@ -80,21 +80,21 @@ def _values(row: ComparisonRow, measure: str) -> np.ndarray:
 
 
 def _mean_std(rows: Sequence[ComparisonRow], measure: str) -> tuple[float, float, int]:
-    """Mean, standard deviation and number of finite values; NaN if there are none."""
+    """Return mean, standard deviation and number of finite values; NaN if there are none."""
     numbers = np.concatenate([_values(row, measure) for row in rows]) if rows else np.zeros(0)
     numbers = numbers[np.isfinite(numbers)]
     return (float(numbers.mean()), float(spread(numbers)), numbers.size) if numbers.size else (np.nan, np.nan, 0)
 
 
 def _far_apart(rows: Sequence[ComparisonRow], measure: str) -> bool:
-    """Whether one mean is so large that the others could not be distinguished on a linear scale."""
+    """Return whether one mean is so large that the others could not be distinguished on a linear scale."""
     means = np.array([_mean_std([row], measure)[0] for row in rows])
     means = means[np.isfinite(means)]
     return bool(means.size) and bool(means.min() > 0.0) and bool(means.max() > MIN_LOG_RATIO * means.min())
 
 
 def _lines(axes: Axes, groups: Groups, measure: str, budget: str | None) -> None:
-    """One line per group against the budget, or against the number of agents without one."""
+    """Draw one line per group by budget, or by number of agents without a budget."""
     looks = kinds(list(groups))
     by_x = {label: _by_x(rows, budget) for label, rows in groups.items()}
     points = sorted({x for rows in by_x.values() for x in rows})

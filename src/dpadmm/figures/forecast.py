@@ -1,4 +1,4 @@
-"""The figure of ``dpadmm plan``: the forecast against ε, a line for every number of rounds."""
+"""Figure of ``dpadmm plan``: the forecast by ε, one line per number of rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def forecast_figure(plan: Plan, *, title: str) -> Picture:
-    """A panel for every scenario: the judged measure, between the lines between which everything lies."""
+    """Draw the measure of the goal in each scenario, with a model without noise and a constant prediction."""
     forecasts, verdicts, measure = plan.forecasts, plan.recommendations, plan.measure_title
     several = len(forecasts) > 1
     figure = new_figure(4.2 * len(forecasts) if several else 7.6, 4.9)

@@ -1,4 +1,4 @@
-"""The figure of ``dpadmm audit``: error rates of the attack, compared with the promised limit."""
+"""Figure of ``dpadmm audit``: error rates of the attack, compared with the guaranteed limit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ ALPHA, BETA = "world 0 taken for 1 (share of trials)", "world 1 taken for 0 (sha
 def roc_figure(
     scores: tuple[Floats, Floats], *, mu: float, proven: float, threshold: float, confidence: float, title: str
 ) -> Picture:
-    """Errors of an attacker for every threshold, linear and logarithmic.
+    """Draw the error rates of an attacker at all thresholds, on linear and logarithmic axes.
 
-    ``scores`` are those of world 0 and of world 1, large scores indicate world 1; ``mu`` was promised, and
-    ``proven`` is the lower limit that the audit found with the ``threshold`` that it fixed beforehand;
-    ``confidence`` is that of the limits of each rate.
+    Parameters
+    ----------
+    scores : pair of arrays
+        Scores in world 0 and in world 1. Large scores indicate world 1.
+    mu, proven : float
+        The guaranteed μ, and its lower bound from the errors at ``threshold``, which was fixed before the audit.
+    confidence : float
+        Confidence of the limits of each rate.
     """
     cuts = np.quantile(np.concatenate(scores), np.linspace(0.0, 1.0, 401))
     rates, low, high = _rates(scores, cuts, confidence)
@@ -30,7 +35,7 @@ def roc_figure(
     left, right = figure.subplots(1, 2)
     axis = np.concatenate([np.geomspace(1e-5, 0.02, 60), np.linspace(0.02, 1.0, 200)])
     looks = kinds(["seen", "promised", "proven"])
-    # the outline of the band between the two limits
+    # outline of the band between the limits
     band = [np.maximum(np.concatenate([a, b[::-1]]), 1e-9) for a, b in zip(low, high, strict=True)]
     for axes in (left, right):
         axes.fill(*band, color=looks["seen"].color, alpha=0.2, linewidth=0,
@@ -70,7 +75,7 @@ def roc_figure(
 
 
 def _rates(scores: tuple[Floats, Floats], cuts: Floats, confidence: float) -> tuple[Points, Points, Points]:
-    """Rates of both errors at each threshold, and their lower and upper limits (Clopper–Pearson)."""
+    """Return the rates of both errors at each threshold, and their lower and upper limits (Clopper–Pearson)."""
     zero, one = (np.sort(each) for each in scores)
     wrong = (len(zero) - np.searchsorted(zero, cuts, side="right"), np.searchsorted(one, cuts, side="right"))
     rates, low, high = [], [], []

@@ -1,4 +1,4 @@
-"""The style of figures: dark to light with markers and dashes, so that they work in grey too."""
+"""Style of figures: colors from dark to light with markers and dashes, readable in grey."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES: tuple[Dash, ...] = (
     "-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 1))
 )  # fmt: skip
-# each lighter than the one before it
+# from dark to light
 _METHODS = ("#0b1f4b", "#7a1f5c", "#b5432a", "#2f8a57", "#d98e2b", "#79a9d6", "#8a8a8a", "#c9a0c9")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean and standard deviation over the seeds, by ``x``."""
+    """Mean and standard deviation over seeds, at each ``x``."""
 
     x: Floats
     mean: Floats
@@ -43,7 +43,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """A finished figure: file name, heading, and a caption that also serves as alternative text."""
+    """A figure with its file name, its heading, and a caption that is also its alternative text."""
 
     name: str
     title: str
@@ -59,13 +59,13 @@ class Look:
 
 
 def steps(count: int) -> list[Look]:
-    """Looks of an ordered series, dark to light."""
+    """Return the looks of an ordered series, from dark to light."""
     colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.82, max(count, 2)))
     return [_look(i, tuple(colors[i])) for i in range(count)]
 
 
 def kinds(labels: list[str]) -> dict[str, Look]:
-    """Looks of things without an order, such as methods, by label."""
+    """Return the looks of unordered series, such as methods, by label."""
     return {label: _look(i, _METHODS[i % len(_METHODS)]) for i, label in enumerate(labels)}
 
 
@@ -74,14 +74,14 @@ def _look(i: int, color: Any) -> Look:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that keeps its labels inside."""
+    """Return an empty figure whose labels stay inside."""
     return Figure(figsize=(width, height), layout="constrained", dpi=200)
 
 
 def draw(
     axes: Axes, curve: Curve, look: Look, *, label: str | None = None, band: bool = True, hollow: bool = False
 ) -> None:
-    """One line with its markers and a band of ± one standard deviation."""
+    """Draw a line with markers and a band of ± one standard deviation."""
     if not len(curve):
         return
     face, edge, width = ("white", look.color, 1.0) if hollow else (look.color, "black", 0.5)
@@ -96,13 +96,13 @@ def draw(
 
 
 def floor(axes: Axes, value: float, label: str | None = None) -> None:
-    """The non-private optimum as a horizontal line."""
+    """Draw the non-private optimum as a horizontal line."""
     if np.isfinite(value):
         axes.axhline(value, color="black", linestyle=(0, (1, 2)), linewidth=1.3, label=label)
 
 
 def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "", percent: bool = False) -> None:
-    """Titles, units, a light grid, and no box."""
+    """Set titles and units, draw a light grid, and remove the box."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
@@ -114,7 +114,7 @@ def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "", percent: boo
 
 
 def at_values(axes: Axes, values: list[float]) -> None:
-    """A logarithmic x axis that names exactly the values measured."""
+    """Set a logarithmic x axis with ticks at exactly these values."""
     axes.set_xscale("log")
     axes.set_xticks(values)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
@@ -123,7 +123,7 @@ def at_values(axes: Axes, values: list[float]) -> None:
 
 
 def logarithmic(*axes: XAxis | YAxis) -> None:
-    """Logarithmic axes with plain numbers."""
+    """Set logarithmic axes with plain numbers."""
     for each in axes:
         each.axes.set(**{f"{each.axis_name}scale": "log"})
         low, high = each.get_view_interval()
@@ -133,7 +133,7 @@ def logarithmic(*axes: XAxis | YAxis) -> None:
 
 
 def power(value: float) -> str:
-    """A number for an axis: 0.05, 100, or 10⁻⁵ for small powers of ten.
+    """Return a number for an axis: 0.05, 100, or 10⁻⁵ for small powers of ten.
 
     Examples
     --------
@@ -147,11 +147,12 @@ def power(value: float) -> str:
 
 
 def plain_text(name: str) -> str:
-    return name.replace("$", r"\$")  # no formulas
+    """Escape a name, so that matplotlib does not read it as a formula."""
+    return name.replace("$", r"\$")
 
 
 def legend(figure: Figure, axes: Axes, *, columns: int = 6) -> None:
-    """One legend below all panels, from the lines of one of them."""
+    """Draw one legend below all panels, from the lines of one panel."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         rows = -(-len(labels) // columns)
@@ -162,12 +163,12 @@ def legend(figure: Figure, axes: Axes, *, columns: int = 6) -> None:
 
 
 def save_figure(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write ``stem.png`` and ``stem.svg``, or only some ``kinds`` of them."""
+    """Write ``stem.png`` and ``stem.svg``, or the given ``kinds``. Return the paths."""
     paths = [stem.with_suffix(f".{kind}") for kind in kinds]
     with matplotlib.rc_context({"svg.hashsalt": "dpadmm", "svg.fonttype": "none"}):
         for path in paths:
             undated = {"Date": None} if path.suffix == ".svg" else None
             with atomic_file(path) as out:
                 figure.savefig(out, format=path.suffix[1:], metadata=undated)
-            figure.set_layout_engine("none")  # laid out once, it need not be again
+            figure.set_layout_engine("none")  # keep the layout for the next file
     return paths

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and paths that begin with ``~``."""
+"""Write files atomically, and expand paths that begin with ``~``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ StrPath: TypeAlias = str | os.PathLike[str]
 
 @contextmanager
 def atomic_file(path: Path, *, mode: int = 0o666, replace: bool = True, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a temporary neighbour of ``path`` for writing and move it there at the end; folders are made.
+    """Open a temporary file next to ``path`` for writing, and move it to ``path`` at the end. Creates folders.
 
-    Whatever stops the writing, ``path`` is either what it was before or the whole new file. Without ``replace``
-    a file that is there already is an error. What is not ``durable`` may be lost if the machine stops.
+    After an interruption, ``path`` is either unchanged or the complete new file.
+
+    Parameters
+    ----------
+    replace : bool
+        Whether an existing file is replaced. Otherwise it is an error.
+    durable : bool
+        Whether the file survives a crash of the machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -39,7 +45,7 @@ def atomic_file(path: Path, *, mode: int = 0o666, replace: bool = True, durable:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names of new files durable."""
+    """Make new names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -48,12 +54,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def expanded(path: StrPath, where: str = "") -> Path:
-    """A path that a user wrote, with ``~`` and ``~user`` as the home folder; ``where`` is where it stands."""
-    written = Path(path)
+    """Return a path with ``~`` and ``~user`` expanded. Errors start with ``where``, the location of the path."""
+    given = Path(path)
     try:
-        return written.expanduser()
+        return given.expanduser()
     except (RuntimeError, ValueError):
         raise StudyError(
-            f"{where}{': ' if where else ''}the path {str(written)!r} begins with {written.parts[0]!r}, "
+            f"{where}{': ' if where else ''}the path {str(given)!r} begins with {given.parts[0]!r}, "
             "which is no home folder on this machine; write the path in full, from /"
         ) from None

@@ -1,12 +1,11 @@
-"""One pass over the rows: scores, slopes, clipping and the gradient, for a whole cohort at once.
+"""Sums over rows for a cohort: scores, slopes, clipped gradients.
 
-The work is cut into *blocks*: consecutive rows of one agent. How an agent is cut depends on its own rows
-only, and a block's sum and the sum of its blocks are always taken in the same order. So the result is the
-same to the last bit for any number of threads, and for an agent alone as for the same agent in a cohort.
+The rows of an agent are split into *blocks* of consecutive rows. The blocks of an agent depend on its own rows only,
+and all sums have a fixed order. The result therefore has the same bits for any number of threads, and for an agent
+alone or in a cohort.
 
-Within a block, a few rows at a time (they stay in the first-level cache) go through: scores, slopes by the
-loss's own compiled formula, clipping to c1, and the sum.
-``reference_gradient`` is its plain NumPy twin, which also serves where numba is not installed: a site needs none.
+Compiled code processes a block in batches that fit into the cache: scores, slopes by the compiled formula of the loss,
+clipping to c1, and the sum. Small cohorts, and installations without numba, use NumPy (``plain.py``).
 """
 
 from __future__ import annotations
@@ -28,26 +27,23 @@ if TYPE_CHECKING:
     from dpadmm.queries.problem import Rows
 
 ENTRIES_PER_BLOCK = 2**17
-"""An agent with more feature entries than this is cut into several blocks."""
+"""Feature entries of an agent above which its rows are split into several blocks."""
 
 MIN_COMPILED_ENTRIES = 10**6
-"""Cohorts with fewer stored entries are summed in NumPy, in at most about 10 ms."""
+"""Stored entries of a cohort below which NumPy is used. It takes at most about 10 ms."""
 
 MAX_NUMPY_ENTRIES = 2**23
-"""``guarded_sums`` sums agents of up to this many feature entries, ``m·d``, without the compiler."""
+"""Feature entries ``m·d`` of an agent up to which ``guarded_sums`` uses NumPy."""
 
 compilation_listeners: list[Callable[[], object]] = []
-"""Called when the compiler starts; compiled functions in its cache are loaded without it."""
-
-# --- cutting -----------------------------------------------------------------------------------------------
-
+"""Functions to call when the compiler starts. Functions in its cache need no compilation."""
 
 Blocks = tuple[Integers, Integers, Integers]
 """Agent, first row and last row + 1 of every block."""
 
 
 def cut_blocks(offsets: Integers, entries: Integers, n_features: int, size: int | None = None) -> Blocks:
-    """Cut every agent's rows into blocks of about equal work: (agent, start, stop) of each block.
+    """Return blocks of about equal work: agent, first row and last row + 1 of each block.
 
     Parameters
     ----------
@@ -56,9 +52,9 @@ def cut_blocks(offsets: Integers, entries: Integers, n_features: int, size: int 
     entries : (n_agents,)
         Stored feature entries of every agent.
     n_features : int
-        A block is never smaller than 16 gradients, so that the partial sums stay small compared with the rows.
+        A block has at least as many entries as 16 gradients, so that the partial sums need little memory.
     size : int, optional
-        Entries of a block.
+        Entries of a block. Default: ``ENTRIES_PER_BLOCK``.
 
     Examples
     --------
@@ -69,12 +65,9 @@ def cut_blocks(offsets: Integers, entries: Integers, n_features: int, size: int 
     size, rows = max(size or ENTRIES_PER_BLOCK, 16 * n_features), np.diff(offsets)
     counts = np.maximum(np.minimum(-(-entries // size), rows), 1)
     agent = np.repeat(np.arange(len(rows)), counts)
-    place, first, n, of = np.arange(len(agent)), offsets[:-1][agent], rows[agent], counts[agent]
-    place -= np.repeat(np.cumsum(counts) - counts, counts)  # of a block among its agent's
-    return agent, first + n * place // of, first + n * (place + 1) // of
-
-
-# --- the functions others call -----------------------------------------------------------------------------
+    first, n, n_blocks = offsets[:-1][agent], rows[agent], counts[agent]
+    position = np.arange(len(agent)) - np.repeat(np.cumsum(counts) - counts, counts)  # among the agent's blocks
+    return agent, first + n * position // n_blocks, first + n * (position + 1) // n_blocks
 
 
 def gradient(
@@ -85,11 +78,10 @@ def gradient(
     *,
     bound: float | None = None,
 ) -> Floats:
-    """Every agent's mean row gradient at its own point: (n, d, p) -> (n, d, p).
+    """Return the mean clipped gradient of every agent at its own point: (n, d, p) -> (n, d, p).
 
-    ``g_i = (1/m_i) Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, points_i), bound)``, where the bound is the loss's c1 unless the
-    caller, who then may not release the result, gives another; ω is the row's weight, from 0 to 1, and 1 where rows
-    have none. Agents not in ``active`` get zeros.
+    ``g_i = (1/m_i) Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, points_i), bound)``. The default bound is c1 of the loss; results with
+    another bound must not be released. ω_ij is the weight of the row, 0 to 1. Agents not in ``active`` get zeros.
     """
     total = gradient_sums(rows, points, loss, active, bound=bound)
     total /= np.maximum(rows.n_rows, 1)[:, None, None]
@@ -99,7 +91,7 @@ def gradient(
 def gradient_sums(
     rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float | None = None
 ) -> Floats:
-    """The same without the division by m_i."""
+    """Return the sums of :func:`gradient`, without the division by m_i."""
     bound = loss.lipschitz if bound is None else bound
     if is_small(rows):
         return plain.cohort_sums(rows, points, loss, active, bound)
@@ -121,32 +113,32 @@ def gradient_sums(
 
 
 def weighted_gradient(rows: Rows, point: Floats, loss: Loss, weights: Floats, *, bound: float) -> Floats:
-    """``Σ_i (weights_i/m_i) Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, point), bound)``: (d, p) and (n,) -> (d, p).
+    """Return ``Σ_i (weights_i/m_i) Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, point), bound)``: (d, p) and (n,) -> (d, p).
 
-    One pass whose cost does not depend on how many agents there are. It is the weighted sum of what ``gradient``
-    gives, but for rounding: its sums are taken in another order.
+    The cost does not depend on the number of agents. The result is the weighted sum of :func:`gradient` up to
+    rounding, because the sums have another order.
     """
-    each = weights / np.maximum(rows.n_rows, 1)
-    alike = bool(np.all(each == each[0]))
+    by_agent = weights / np.maximum(rows.n_rows, 1)
+    is_uniform = bool(np.all(by_agent == by_agent[0]))
     factors = rows.row_weights
-    if not alike:
-        factors = np.repeat(each, rows.n_rows) * (1.0 if factors is None else factors)
+    if not is_uniform:
+        factors = np.repeat(by_agent, rows.n_rows) * (1.0 if factors is None else factors)
     if is_small(rows):
         factors = np.ones(len(rows.labels)) if factors is None else factors
-        return plain.weighted_cohort_sum(rows, point, loss, factors, bound) * (each[0] if alike else 1.0)
+        return plain.weighted_cohort_sum(rows, point, loss, factors, bound) * (by_agent[0] if is_uniform else 1.0)
     sums = _block_sums(rows, rows.even_blocks, point[None], loss, bound, factors)
     if sums is None:
         points = np.broadcast_to(point, (rows.n_agents, *point.shape))
         return np.asarray(np.tensordot(weights, reference_gradient(rows, points, loss, bound=bound), 1))
-    return np.asarray(sums.sum(axis=0) * (each[0] if alike else 1.0))
+    return np.asarray(sums.sum(axis=0) * (by_agent[0] if is_uniform else 1.0))
 
 
 def _block_sums(
     rows: Rows, blocks: Blocks, points: Floats, loss: Loss, bound: float, factors: Floats | None = None
 ) -> Floats | None:
-    """Sums of clipped gradients over the rows of every block, times the rows' factors if any: (blocks, d, p).
+    """Return the sums of clipped gradients of every block, times the factors of the rows if any: (blocks, d, p).
 
-    None where there is no compiler, or the loss's formula cannot be compiled.
+    None if the compiler is missing or cannot compile the formula of the loss.
     """
     if not can_compile():
         return None
@@ -157,24 +149,25 @@ def _block_sums(
     if slopes_of is None:
         return None
     if not (points.flags.c_contiguous and points.flags.writeable and points.dtype == np.float64):
-        points = np.array(points, np.float64, order="C")  # for other arrays all would be compiled again
+        points = np.array(points, np.float64, order="C")  # each other layout would be compiled separately
     sums = np.empty((len(blocks[0]), *points.shape[1:]))
     parameters = np.array(loss.parameters, dtype=float) if loss.parameters else _NOTHING
-    about = (rows.labels, rows.norms, _NOTHING if factors is None else factors, bound, slopes_of.address, parameters)
+    factors = _NOTHING if factors is None else factors
+    slope_arguments = (rows.labels, rows.norms, factors, bound, slopes_of.address, parameters)
     kind, arrays = layout(rows.features)
     n_threads = compiled.numba.get_num_threads()
-    for some, part in _portions(rows, blocks, sums):
-        compiled.GRADIENTS[kind](*arrays, rows.order, about, some, n_threads, points, part)
+    for portion, part in _portions(rows, blocks, sums):
+        compiled.GRADIENTS[kind](*arrays, rows.order, slope_arguments, portion, n_threads, points, part)
     return sums
 
 
 def scores(rows: Rows, points: Floats) -> Floats:
-    """``a_ijᵀ points_i`` of every row, in the cohort's order: (n, d, p) -> (rows, p)."""
+    """Return ``a_ijᵀ points_i`` of every row, in the order of the cohort: (n, d, p) -> (rows, p)."""
     if is_small(rows):
         return plain.cohort_scores(rows, points)
     if not can_compile():
-        own = zip(rows.offsets[:-1], rows.offsets[1:], points, strict=True)
-        return np.concatenate([products(rows.features[rows.order[a:b]], point) for a, b, point in own])
+        agents = zip(rows.offsets[:-1], rows.offsets[1:], points, strict=True)
+        return np.concatenate([products(rows.features[rows.order[a:b]], point) for a, b, point in agents])
     from dpadmm.kernels import passes as compiled
 
     blocks = rows.blocks
@@ -183,23 +176,23 @@ def scores(rows: Rows, points: Floats) -> Floats:
     weights = _by_output(points)
     out = np.empty((weights.shape[1], len(rows.labels)))
     kind, arrays = layout(rows.features)
-    for some, _ in _portions(rows, blocks, blocks[0]):
-        compiled.SCORES[kind](*arrays, rows.order, some, weights, out)
+    for portion, _ in _portions(rows, blocks, blocks[0]):
+        compiled.SCORES[kind](*arrays, rows.order, portion, weights, out)
     return np.ascontiguousarray(out.T)
 
 
 def is_small(rows: Rows) -> bool:
-    """Whether NumPy sums these rows. The first use of a compiled kernel takes about ten seconds."""
+    """Return whether to use NumPy. The first use of a compiled kernel takes about ten seconds."""
     return rows.n_entries < MIN_COMPILED_ENTRIES and not rows.in_file
 
 
 def can_compile() -> bool:
-    """Whether the compiler is installed. A site can do without it."""
+    """Return whether the compiler is installed. Sites do not need it."""
     return find_spec("numba") is not None
 
 
 def _by_output(points: Floats) -> Floats:
-    """(n, d, p) -> (n, p, d), writable: for arrays that cannot be written to, all would be compiled again."""
+    """Return points (n, d, p) as a writable array (n, p, d); each other layout would be compiled separately."""
     n, d, p = points.shape
     if p == 1 and points.flags.c_contiguous and points.flags.writeable:
         return points.reshape(n, p, d)
@@ -209,33 +202,33 @@ def _by_output(points: Floats) -> Floats:
 _NOTHING = np.empty(0)
 
 
-def _portions(rows: Rows, blocks: Blocks, of_blocks: NDArray[Any]) -> Iterator[tuple[Blocks, NDArray[Any]]]:
-    """Blocks to work on at a time, and what belongs to them."""
+def _portions(rows: Rows, blocks: Blocks, values: NDArray[Any]) -> Iterator[tuple[Blocks, NDArray[Any]]]:
+    """Yield the blocks, with their ``values``, in portions that are read from a file at a time."""
     if not rows.in_file:
-        yield blocks, of_blocks
+        yield blocks, values
         return
-    row_bytes = sum(each.nbytes for each in layout(rows.features)[1]) / max(1, rows.features.shape[0])
+    row_bytes = sum(array.nbytes for array in layout(rows.features)[1]) / max(1, rows.features.shape[0])
     for part in portions(rows.features, (blocks[2] - blocks[1]) * row_bytes):
-        yield (blocks[0][part], blocks[1][part], blocks[2][part]), of_blocks[part]
+        yield (blocks[0][part], blocks[1][part], blocks[2][part]), values[part]
 
 
 def guarded_sums(
     rows: Rows, points: Floats, loss: Loss, active: Integers | None = None, *, bound: float | Floats
 ) -> Floats:
-    """``Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, points_i), bound_i)`` of every agent, (n, d, p): what exact noise is added to.
+    """Return ``Σ_j ω_ij·clip(ℓ'(a_ij, b_ij, points_i), bound_i)`` of every agent, (n, d, p), for exact noise.
 
-    Small agents, by ``m_i·d``, which is public, are summed in plain NumPy: it takes milliseconds, and a site
-    that serves no other needs no compiler. An agent alone and in a cohort has the same sum, to the last bit.
+    NumPy is used for agents with a small ``m_i·d``, which is public, so sites of this size need no compiler. An agent
+    has the same sum, to the last bit, alone and in a cohort.
     """
     agents = np.arange(rows.n_agents) if active is None else active
-    small = rows.n_rows[agents] * rows.n_features <= MAX_NUMPY_ENTRIES
+    is_small_agent = rows.n_rows[agents] * rows.n_features <= MAX_NUMPY_ENTRIES
     out = np.zeros(points.shape)
     bounds = np.broadcast_to(bound, rows.n_agents)
-    for each in np.unique(bounds[agents[~small]]):
-        alike = agents[~small & (bounds[agents] == each)]
-        means = gradient(rows, points, loss, alike, bound=float(each))
-        out[alike] = means[alike] * rows.n_rows[alike, None, None]
-    for i in agents[small]:
+    for value in np.unique(bounds[agents[~is_small_agent]]):
+        group = agents[~is_small_agent & (bounds[agents] == value)]
+        means = gradient(rows, points, loss, group, bound=float(value))
+        out[group] = means[group] * rows.n_rows[group, None, None]
+    for i in agents[is_small_agent]:
         out[i] = plain.agent_sum(rows, int(i), points[i], loss, float(bounds[i]))
     return out
 
@@ -248,6 +241,6 @@ def reference_gradient(
     *,
     bound: float | None = None,
 ) -> Floats:
-    """The same as ``gradient`` in plain NumPy."""
+    """Return :func:`gradient` in NumPy."""
     bound = loss.lipschitz if bound is None else bound
     return plain.agent_sums(rows, points, loss, active, bound) / np.maximum(rows.n_rows, 1)[:, None, None]

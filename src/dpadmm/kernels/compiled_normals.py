@@ -17,7 +17,7 @@ _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=Fal
 
 @_inline
 def _mix(word):  # type: ignore[no-untyped-def]
-    """SplitMix64's finaliser: every bit of the result depends on every bit of the word."""
+    """Return the SplitMix64 finaliser: every bit of the result depends on every bit of the word."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
@@ -25,13 +25,13 @@ def _mix(word):  # type: ignore[no-untyped-def]
 
 @_inline
 def _uniform(word):  # type: ignore[no-untyped-def]
-    """The upper 52 bits as a number in [1, 2)."""
+    """Return the upper 52 bits as a number in [1, 2)."""
     return np.uint64((word >> np.uint64(12)) | ONE_BITS).view(np.float64)
 
 
 @_inline
 def _log(x):  # type: ignore[no-untyped-def]
-    """Natural logarithm of a positive normal number: ``k ln2 + 2 artanh((m − 1)/(m + 1))``, m in [√½, √2)."""
+    """Return the logarithm of a positive normal number: ``k ln2 + 2 artanh((m − 1)/(m + 1))``, m in [√½, √2)."""
     bits = np.float64(x).view(np.uint64)
     exponent = np.uint64((bits >> np.uint64(52)) | BIG_BITS).view(np.float64) - (BIG + 1023.0)
     m = np.uint64((bits & MANTISSA) | ONE_BITS).view(np.float64)
@@ -55,7 +55,7 @@ def _log(x):  # type: ignore[no-untyped-def]
 
 @_inline
 def _sine(t):  # type: ignore[no-untyped-def]
-    """``sin(2πt)`` for |t| ≤ ½, folded to |t| ≤ ¼ and expanded to the last bits."""
+    """Return ``sin(2πt)`` for |t| ≤ ½, by folding to |t| ≤ ¼ and a series to full precision."""
     t = 0.5 - t if t > 0.25 else t
     t = -0.5 - t if t < -0.25 else t
     x = 6.283185307179586 * t
@@ -74,7 +74,7 @@ def _sine(t):  # type: ignore[no-untyped-def]
 
 @_inline
 def fill_one(key, round, agent, scratch, out):  # type: ignore[no-untyped-def]
-    """The numbers of one agent into ``out`` (size,); ``scratch`` is (2, at least (size + 1)//2)."""
+    """Fill ``out`` (size,) with the numbers of one agent; ``scratch`` is (2, at least (size + 1)//2)."""
     size = out.shape[0]
     half = (size + 1) // 2
     start = _mix(key + GOLDEN * np.uint64(agent + 1))

@@ -1,11 +1,11 @@
 """Import numba with threads that sleep while they wait.
 
-Threads that have no work sleep instead of spinning. On a busy machine a spinning thread keeps the one it
-waits for from running: a parallel call that takes 12 µs was seen to take 12 ms. The setting is the OpenMP
-run time's own (OMP_WAIT_POLICY), read when the first parallel function runs; a value set earlier is kept.
+On a busy machine, a spinning thread can block the thread that it waits for: a parallel call of 12 µs then took 12 ms.
+The setting is OMP_WAIT_POLICY of the OpenMP runtime, which is read when the first parallel function runs. A value that
+is already set is kept.
 
-Options of compiled functions belong in the file of the function, not here: the compiler's cache depends on that
-file only. A function without ``fastmath`` is compiled with its caller's, so every function sets it.
+Set the options of a compiled function in its own file, because the compiler's cache depends on that file only. Set
+``fastmath`` for every function: without it, a function is compiled with the setting of its caller.
 """
 
 from __future__ import annotations

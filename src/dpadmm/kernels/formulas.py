@@ -1,4 +1,4 @@
-"""The loss's own formula, compiled: written once, in the loss's file, and run for all rows by the kernels."""
+"""Compile the formula of a loss, which its file defines once for NumPy and for the compiler."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _inline = numba.njit(error_model="numpy", fastmath={"contract"})
 
 @_inline
 def _exp(x):  # type: ignore[no-untyped-def]
-    """exp to the last bit or two, in arithmetic that the compiler runs on four rows at once (libm's cannot).
+    """Return exp(x) to the last bit or two. The compiler can vectorise this arithmetic, unlike that of libm.
 
-    ``x = k ln2 + r``: a polynomial in r, times 2^k put together from its bits. Exact enough on [−708, 709],
-    to which x is limited: beyond, the result is 0 or inf for every use a loss has for it.
+    With ``x = k ln2 + r`` it is a polynomial in r, times 2^k, which is built from its bits. x is clamped to
+    [−708, 709]; beyond, the result is practically 0 or inf.
     """
     x = np.minimum(np.maximum(x, -708.0), 709.0)
     shifted = x * 1.4426950408889634 + 6755399441055744.0  # adding 1.5·2^52 rounds to whole numbers
@@ -60,19 +60,19 @@ SLOPES_SIGNATURE = nbt.void(_VECTOR, _MATRIX, _VECTOR, _MATRIX)
 
 @cache
 def compiled_slopes(formula: Any, of_rows: bool = False) -> Any | None:
-    """Compile ``_slopes_of_rows`` for one loss, or its own such function, or None when numba cannot.
+    """Return the compiled slopes of a loss, from its formula or from its own loop over rows; None if numba fails.
 
-    The copy gets a name made from the text of the loss's file and of this one: the compiler keeps its cache
-    by name, so an edited formula can never meet the machine code of the old one.
+    The compiler's cache is by name, so the name contains a hash of this file and of the file of the loss: an edited
+    formula never uses the machine code of the old one.
     """
     try:
         text = Path(inspect.getfile(formula)).read_bytes() + Path(__file__).read_bytes()
     except (OSError, TypeError):
-        text = None  # typed in at a prompt: compiled afresh in every process
+        text = None  # entered at a prompt: compiled in every process
     names = dict(formula.__globals__)
     if formula.__closure__:
-        text = None  # captured values are not in the text
-    if text is not None:  # values of numbers outside the function may come from anywhere
+        text = None  # the text does not contain captured values
+    if text is not None:  # numbers outside of the function may be defined in any file
         used = [(name, names.get(name)) for name in formula.__code__.co_names]
         text += repr([(name, value) for name, value in used if isinstance(value, int | float)]).encode()
     if names.get("exp") is exp:

@@ -27,10 +27,10 @@ BIG_BITS = np.uint64(0x4330000000000000)  # bits of 2^52, whose last bit is wort
 BIG = 4503599627370496.0
 LN2 = 0.6931471805599453
 GROUP = 128
-"""Agents whose weighted numbers are added one after the other."""
+"""Agents whose weighted numbers are added in sequence."""
 
 MAX_NUMPY_NUMBERS = 2**15
-"""NumPy draws this many numbers in about 3 ms."""
+"""Numbers up to which NumPy is used. It takes at most about 3 ms."""
 
 
 @lru_cache
@@ -73,7 +73,7 @@ def weighted_normals(seed: int, round: int, agents: Integers, scales: Floats, si
 
 
 def _numbers(key: np.uint64, round: int, agents: Integers, size: int) -> Floats:
-    """The numbers of some agents: (agents, size)."""
+    """Return the numbers of these agents: (agents, size)."""
     half = (size + 1) // 2
     start = _mix(key + GOLDEN * (agents + 1).astype(np.uint64))
     start = _mix(start ^ (GOLDEN * np.array([round], np.uint64)))
@@ -86,19 +86,19 @@ def _numbers(key: np.uint64, round: int, agents: Integers, size: int) -> Floats:
 
 
 def _mix(word: Words) -> Words:
-    """SplitMix64's finaliser: every bit of the result depends on every bit of the word."""
+    """Return the SplitMix64 finaliser: every bit of the result depends on every bit of the word."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
 
 
 def _uniform(word: Words) -> Floats:
-    """The upper 52 bits as a number in [1, 2)."""
+    """Return the upper 52 bits as a number in [1, 2)."""
     return ((word >> np.uint64(12)) | ONE_BITS).view(np.float64)
 
 
 def _log(x: Floats) -> Floats:
-    """Natural logarithm of positive normal numbers: ``k ln2 + 2 artanh((m − 1)/(m + 1))``, m in [√½, √2)."""
+    """Return the logarithm of positive normal numbers: ``k ln2 + 2 artanh((m − 1)/(m + 1))``, m in [√½, √2)."""
     bits = x.view(np.uint64)
     exponent = ((bits >> np.uint64(52)) | BIG_BITS).view(np.float64) - (BIG + 1023.0)
     m = ((bits & MANTISSA) | ONE_BITS).view(np.float64)
@@ -119,7 +119,7 @@ _SINE = (
 
 
 def _sine(t: Floats) -> Floats:
-    """``sin(2πt)`` for |t| ≤ ½, folded to |t| ≤ ¼ and expanded to the last bits."""
+    """Return ``sin(2πt)`` for |t| ≤ ½, by folding to |t| ≤ ¼ and a series to full precision."""
     t = np.where(t > 0.25, 0.5 - t, t)
     t = np.where(t < -0.25, -0.5 - t, t)
     x = 6.283185307179586 * t

@@ -1,6 +1,7 @@
-"""The compiled passes over a block of rows, dense, sparse and coded; :mod:`dpadmm.kernels` calls them.
+"""Compiled gradients and scores of blocks of rows: dense, sparse and coded. :mod:`dpadmm.kernels` calls them.
 
-They stand apart so that the compiler, which takes a fifth of a second and 50 MB, is loaded by the first pass.
+Importing this module loads the compiler (0.2 s, 50 MB), so it is imported on first use. ``benchmarks/RESULTS.md`` has
+the gains of tiles, vectors and prefetching.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from dpadmm.kernels.formulas import SLOPES_SIGNATURE
 from dpadmm.kernels.formulas import compiled_slopes as compiled_slopes
 from dpadmm.kernels.vectors import WIDTH, four_times, load, store, transposed
 
-_SUMS = {"reassoc", "contract", "nsz"}  # lets sums be vectorised; NaN and inf keep their meaning
+_SUMS = {"reassoc", "contract", "nsz"}  # allows vectorised sums; NaN and inf are preserved
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 _serial = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SUMS)
 _parallel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_SUMS, parallel=True)
 
 _intrinsic: Any = intrinsic  # typed as if the compiler's context were an argument of the call
 
-_PER_THREAD = 4  # parts that work is cut into for each thread, which takes the next when it is done with one
-_TILE = 5  # outputs that share what is read of a row
-_EIGHT = 2 * WIDTH  # columns whose sums for _TILE outputs fit into registers
-_LANE = 4  # rows summed together, so that the gradient is loaded and stored once for four rows
+_PER_THREAD = 4  # groups of blocks per thread; a thread that finishes a group takes the next
+_TILE = 5  # outputs for which a row is read once
+_EIGHT = 2 * WIDTH  # columns whose sums for _TILE outputs fit into the registers
+_LANE = 4  # rows that are added at once, so that the gradient is loaded and stored once for four rows
 
 
 @_intrinsic
 def _slopes(typing, address, labels, scores, parameters, out):  # type: ignore[no-untyped-def]
-    """Call a loss's slopes by their address: a function object is looked at anew, in Python, with every call."""
+    """Call the slopes of a loss by address. A function object would be processed in Python at every call."""
 
     def call(context, builder, signature, args):  # type: ignore[no-untyped-def]
         as_c = ir.FunctionType(context.get_value_type(nbt.none), [arg.type for arg in args[1:]])
@@ -46,7 +47,7 @@ def _slopes(typing, address, labels, scores, parameters, out):  # type: ignore[n
 
 @_intrinsic
 def _take(typing, counter):  # type: ignore[no-untyped-def]
-    """``counter[0]``, which is then one more, whatever other threads do meanwhile."""
+    """Return ``counter[0]`` and increment it, atomically."""
 
     def add(context, builder, signature, args):  # type: ignore[no-untyped-def]
         first = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -57,7 +58,7 @@ def _take(typing, counter):  # type: ignore[no-untyped-def]
 
 @_intrinsic
 def _fetch(typing, array, row, column):  # type: ignore[no-untyped-def]
-    """Have the cache line of ``array[row, column]`` brought to the second-level cache while other work goes on."""
+    """Prefetch the cache line of ``array[row, column]`` into the second-level cache."""
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
         made = context.make_array(signature.args[0])(context, builder, args[0])
@@ -73,9 +74,9 @@ def _fetch(typing, array, row, column):  # type: ignore[no-untyped-def]
 
 @_exact
 def _groups(start, stop, n_groups):  # type: ignore[no-untyped-def]
-    """Edges of groups of consecutive blocks with about as many rows: what a thread does with the same scratch space.
+    """Return the edges of groups of consecutive blocks with about equal numbers of rows.
 
-    Every block has a sum of its own, so that nothing depends on how they are grouped.
+    A thread processes one group at a time. Every block has its own sum, so results do not depend on the groups.
     """
     edges, total, done, g = np.zeros(n_groups + 1, np.int64), 0, 0, 0
     for b in range(len(start)):
@@ -90,8 +91,8 @@ def _groups(start, stop, n_groups):  # type: ignore[no-untyped-def]
 
 
 @_exact
-def _turned(source, target):  # type: ignore[no-untyped-def]
-    """``target[i, j] = source[j, i]``."""
+def _transpose(source, target):  # type: ignore[no-untyped-def]
+    """Set ``target[i, j] = source[j, i]``."""
     for j in range(source.shape[0]):
         for i in range(source.shape[1]):
             target[i, j] = source[j, i]
@@ -102,7 +103,7 @@ def _turned(source, target):  # type: ignore[no-untyped-def]
 
 @_serial
 def _dense_scores(features, order, weights, scores, ahead):  # type: ignore[no-untyped-def]
-    """One row at a time, read straight on. Of the rows ``ahead``, which are next, half is fetched meanwhile."""
+    """Score the rows ``order``, one at a time. Prefetch half of the columns of the next rows, ``ahead``."""
     line, half = 64 // features.itemsize, len(weights) // 2
     for i in range(len(order)):
         row, s = order[i], 0.0
@@ -116,9 +117,9 @@ def _dense_scores(features, order, weights, scores, ahead):  # type: ignore[no-u
 
 @_serial
 def _dense_scores_of_many(features, rows, weights, scores, ahead):  # type: ignore[no-untyped-def]
-    """Two rows and five outputs at a time share what is read; there are a multiple of five outputs.
+    """Score two rows for five outputs at a time. The number of outputs is a multiple of five.
 
-    Meanwhile the rows ``ahead``, which are next, are fetched: half of them here and half with the sums.
+    Prefetch half of the columns of the next rows, ``ahead``. :func:`_dense_sums_of_many` prefetches the others.
     """
     tiles, line = len(weights) // _TILE, 64 // features.itemsize
     lines = -(-features.shape[1] // line)
@@ -157,28 +158,27 @@ def _dense_scores_of_many(features, rows, weights, scores, ahead):  # type: igno
 
 @_exact
 def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
-    """Scale a row's slopes so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``, always.
+    """Scale the slopes of each row so that its gradient, of norm ‖slope‖·‖a‖, is at most ``bound``.
 
-    Slopes that are not finite (a point so far out that scores overflow) become 0, so that no row can
-    reveal itself by turning the sum into NaN. Squares are taken relative to the largest slope, so that none
-    overflows or vanishes.
+    Slopes that are not finite, because scores overflow at a distant point, become 0: a row must not turn the sum into
+    NaN. Slopes are divided by the largest before they are squared, so that no square overflows or underflows.
     """
     n_outputs, n_rows = slope.shape[0], len(norms)
-    n_fine = 0  # the usual case is that no row is too long, and that is seen four rows at a time
+    n_fine = 0  # usually all rows are within the bound, which is checked four rows at a time
     if n_outputs == 1:
         for i in range(n_rows):
             n_fine += abs(slope[0, i]) * norms[i] <= bound  # false for NaN
     else:
-        surely = bound * bound * (1.0 - 1e-9) if bound > 1e-100 else 0.0  # smaller squares would vanish
+        safe = bound * bound * (1.0 - 1e-9) if bound > 1e-100 else 0.0  # smaller squares would underflow
         squares = np.zeros(n_rows)
         for h in range(n_outputs):
             for i in range(n_rows):
                 squares[i] += slope[h, i] * slope[h, i]
         for i in range(n_rows):
-            n_fine += squares[i] * norms[i] * norms[i] < surely
+            n_fine += squares[i] * norms[i] * norms[i] < safe
     if n_fine == n_rows:
         return
-    if n_outputs == 1:  # the same as below, where a slope over its size is 1 or -1, for four rows at a time
+    if n_outputs == 1:  # as below, vectorised: a slope divided by its size is 1 or -1
         for i in range(n_rows):
             s, norm = slope[0, i], norms[i]
             size = abs(s)
@@ -200,14 +200,14 @@ def _clip(slope, norms, bound):  # type: ignore[no-untyped-def]
             for h in range(n_outputs):
                 squared += (slope[h, i] / largest) ** 2
             length = np.sqrt(squared) * norms[i]
-            if largest * length > bound:  # asked as above, so that the result does not depend on neighbouring rows
+            if largest * length > bound:  # the same test as above, so that other rows do not affect the result
                 limit = min(bound / length, largest)
                 for h in range(n_outputs):
                     slope[h, i] = slope[h, i] / largest * limit
 
 
 def _as_floats(labels: Any) -> Any:
-    """Labels as formulas take them."""
+    """Return labels as float64, for formulas."""
 
 
 @overload(_as_floats)
@@ -216,9 +216,9 @@ def _compiled_as_floats(labels):  # type: ignore[no-untyped-def]
 
 
 @_exact
-def _clipped_slopes(about, first, last, scores, slope):  # type: ignore[no-untyped-def]
-    """Slopes of some rows at their scores, clipped, and multiplied with the rows' factors, if there are any."""
-    labels, norms, factors, bound, slopes_of, parameters = about
+def _clipped_slopes(slope_arguments, first, last, scores, slope):  # type: ignore[no-untyped-def]
+    """Compute the clipped slopes of rows ``first:last``, times the factors of the rows if there are any."""
+    labels, norms, factors, bound, slopes_of, parameters = slope_arguments
     _slopes(slopes_of, _as_floats(labels[first:last]), scores, parameters, slope)
     _clip(slope, norms[first:last], bound)
     if len(factors):
@@ -230,7 +230,7 @@ def _clipped_slopes(about, first, last, scores, slope):  # type: ignore[no-untyp
 
 @_serial
 def _dense_sums(features, order, slope, total, ahead):  # type: ignore[no-untyped-def]
-    """Four rows at a time. The other half of what is ``ahead`` is fetched: memory could not keep up with all of it."""
+    """Add the gradients of four rows at a time. Prefetch the other half of the columns of the next rows, ``ahead``."""
     whole, line = len(order) // _LANE * _LANE, 64 // features.itemsize
     for i in range(0, whole, _LANE):
         r0, r1, r2, r3 = order[i], order[i + 1], order[i + 2], order[i + 3]
@@ -253,9 +253,9 @@ def _dense_sums(features, order, slope, total, ahead):  # type: ignore[no-untype
 
 @_exact
 def _five_sums(features, rows, column, slope, fetched, ahead, out):  # type: ignore[no-untyped-def]
-    """``out[k, j] = Σ_i slope[k, i]·features[rows[i], column + j]``: five outputs, eight columns, kept in registers.
+    """Set ``out[k, j] = Σ_i slope[k, i]·features[rows[i], column + j]`` for five outputs and eight columns.
 
-    If ``fetched``, the same columns of the rows ``ahead``, which are next, are fetched meanwhile.
+    The sums are in registers. If ``fetched``, prefetch the same columns of the next rows, ``ahead``.
     """
     one, two, three, four, five = slope[0], slope[1], slope[2], slope[3], slope[4]
     here, there, n_ahead = np.uint64(column), np.uint64(column + WIDTH), len(ahead) if fetched else 0
@@ -295,7 +295,7 @@ def _five_sums(features, rows, column, slope, fetched, ahead, out):  # type: ign
 
 @_exact
 def _dense_sums_of_many(features, rows, slope, total, ahead, part):  # type: ignore[no-untyped-def]
-    """The same for five outputs and eight columns at a time, whose ``part`` (5, 8) is added to the total."""
+    """Add gradients for five outputs and eight columns at a time. ``part`` is scratch space (5, 8)."""
     n_features, tiles, line = features.shape[1], len(total) // _TILE, 64 // features.itemsize
     lines = -(-n_features // line)
     for h in range(0, len(total), _TILE):
@@ -307,7 +307,7 @@ def _dense_sums_of_many(features, rows, slope, total, ahead, part):  # type: ign
                 for j in range(_EIGHT):
                     total[h + k, column + j] += part[k, j]
         rest = n_features % _EIGHT
-        if rest and n_features > _EIGHT:  # the last eight columns, of which the first have been added already
+        if rest and n_features > _EIGHT:  # the last eight columns; the first of these have already been added
             column = n_features - _EIGHT
             _five_sums(features, rows, column, mine, False, ahead, part)
             for k in range(_TILE):
@@ -321,16 +321,16 @@ def _dense_sums_of_many(features, rows, slope, total, ahead, part):  # type: ign
 
 
 @_parallel
-def _dense_gradient_of_one(features, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
+def _dense_gradient_of_one(features, order, slope_arguments, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
-    # rows that fit into half of the first-level cache, in whole lanes
+    # rows that fit into half of the first-level cache, a multiple of the lane
     n_features = points.shape[1]
     batch = max(_LANE, 16384 // (features.itemsize * n_features) // _LANE * _LANE)
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((1, batch)), np.empty((1, batch))
-        point, total = np.empty(n_features), np.empty(n_features)  # aligned, as arguments need not be
+        point, total = np.empty(n_features), np.empty(n_features)  # aligned, unlike arguments
         g = _take(todo)
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
@@ -340,20 +340,20 @@ def _dense_gradient_of_one(features, order, about, blocks, n_threads, points, su
                     last = min(first + batch, stop[b])
                     mine, ahead = order[first:last], order[last : last + batch]
                     _dense_scores(features, mine, point, scores[0], ahead)
-                    _clipped_slopes(about, first, last, scores, slope)
+                    _clipped_slopes(slope_arguments, first, last, scores, slope)
                     _dense_sums(features, mine, slope[0], total, ahead)
                 sums[b, :, 0] = total
             g = _take(todo)
 
 
 @_parallel
-def _dense_gradient_of_many(features, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
+def _dense_gradient_of_many(features, order, slope_arguments, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
     n_features, n_outputs = points.shape[1:]
     tiled = -(-n_outputs // _TILE) * _TILE
-    # a batch and the next, which is fetched meanwhile, fit into the second-level cache; slopes like whole vectors
+    # a batch and the prefetched next one fit into the second-level cache; a multiple of the vector width
     batch = max(_LANE, round(65536 / (8 * n_features * 16)) * 16)
     for _ in numba.prange(n_threads):
         scores, slope = np.empty((tiled, batch)), np.zeros((tiled, batch))
@@ -363,19 +363,19 @@ def _dense_gradient_of_many(features, order, about, blocks, n_threads, points, s
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
                 total[:] = 0.0
-                _turned(points[agent[b]], point[:n_outputs])
+                _transpose(points[agent[b]], point[:n_outputs])
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     mine, ahead = order[first:last], order[last : last + batch]
                     _dense_scores_of_many(features, mine, point, scores, ahead)
-                    _clipped_slopes(about, first, last, scores[:n_outputs], slope[:n_outputs])
+                    _clipped_slopes(slope_arguments, first, last, scores[:n_outputs], slope[:n_outputs])
                     _dense_sums_of_many(features, mine, slope, total, ahead, part)
-                _turned(total[:n_outputs], sums[b])
+                _transpose(total[:n_outputs], sums[b])
             g = _take(todo)
 
 
-def dense_gradient(*asked):  # type: ignore[no-untyped-def]
-    (_dense_gradient_of_one if asked[-2].shape[2] == 1 else _dense_gradient_of_many)(*asked)
+def dense_gradient(*arguments):  # type: ignore[no-untyped-def]
+    (_dense_gradient_of_one if arguments[-2].shape[2] == 1 else _dense_gradient_of_many)(*arguments)
 
 
 @_parallel
@@ -397,12 +397,12 @@ def _sparse_scores(data, indices, indptr, order, first, last, weights, scores): 
         for h in range(weights.shape[0]):
             s, by_column = 0.0, weights[h]
             for k in range(indptr[row], indptr[row + 1]):
-                s += data[k] * by_column[np.uint64(indices[k])]  # unsigned: one that may be negative is checked
+                s += data[k] * by_column[np.uint64(indices[k])]  # unsigned indices need no check for negative ones
             scores[h, r - first] = s
 
 
 @_parallel
-def sparse_gradient(data, indices, indptr, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
+def sparse_gradient(data, indices, indptr, order, slope_arguments, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
@@ -415,18 +415,18 @@ def sparse_gradient(data, indices, indptr, order, about, blocks, n_threads, poin
         while g < n_groups:
             for b in range(groups[g], groups[g + 1]):
                 total[:] = 0.0
-                _turned(points[agent[b]], point)
+                _transpose(points[agent[b]], point)
                 for first in range(start[b], stop[b], batch):
                     last = min(first + batch, stop[b])
                     _sparse_scores(data, indices, indptr, order, first, last, point, scores)
-                    _clipped_slopes(about, first, last, scores, slope)
+                    _clipped_slopes(slope_arguments, first, last, scores, slope)
                     for r in range(first, last):
                         row = order[r]
                         for h in range(n_outputs):
                             s, by_column = slope[h, r - first], total[h]
                             for k in range(indptr[row], indptr[row + 1]):
                                 by_column[np.uint64(indices[k])] += s * data[k]
-                _turned(total, sums[b])
+                _transpose(total, sums[b])
             g = _take(todo)
 
 
@@ -443,12 +443,12 @@ def sparse_all_scores(data, indices, indptr, order, blocks, weights, out):  # ty
 
 @_exact
 def _by_columns(values, order, columns):  # type: ignore[no-untyped-def]
-    """``columns[j, i] = values[order[i], j]``: what follows is then done for four rows at once."""
+    """Set ``columns[j, i] = values[order[i], j]``, so that loops over rows can be vectorised."""
     whole = values.shape[1] // _LANE * _LANE
     for j in range(0, whole, _LANE):
         one, two, three, four = columns[j], columns[j + 1], columns[j + 2], columns[j + 3]
         for i in range(len(order)):
-            row = np.uint64(order[i])  # unsigned, since an index that may be negative is checked each time
+            row = np.uint64(order[i])  # unsigned indices need no check for negative ones
             one[i], two[i], three[i], four[i] = (
                 values[row, j],
                 values[row, j + 1],
@@ -494,7 +494,7 @@ def _dot(one, two, n):  # type: ignore[no-untyped-def]
 
 @_exact
 def _coded_sums(columns, codes, order, slope, by_number, tables):  # type: ignore[no-untyped-def]
-    # two tables: a row that sets the column its neighbour set would otherwise wait for its neighbour's sum
+    # two tables, so that equal codes in consecutive rows do not wait for each other's sum
     n, n_codes, n_numbers, here, there = len(order), codes.shape[1], len(by_number), tables[0], tables[1]
     for j in range(n_numbers):
         by_number[j] += _dot(columns[j], slope, n)
@@ -522,7 +522,7 @@ def _coded_sums(columns, codes, order, slope, by_number, tables):  # type: ignor
 
 
 @_parallel
-def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
+def _coded_gradient_of_one(values, codes, places, order, slope_arguments, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
@@ -542,7 +542,7 @@ def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_thread
                     mine = order[first:last]
                     _by_columns(values, mine, columns)
                     _coded_scores(columns, codes, places, mine, point, scores[0])
-                    _clipped_slopes(about, first, last, scores, slope)
+                    _clipped_slopes(slope_arguments, first, last, scores, slope)
                     _coded_sums(columns, codes, mine, slope[0], by_number, tables)
                 for j in range(n_features):
                     sums[b, j, 0] = tables[0, j] + tables[1, j]
@@ -553,7 +553,7 @@ def _coded_gradient_of_one(values, codes, places, order, about, blocks, n_thread
 
 @_exact
 def _by_four(point, tables):  # type: ignore[no-untyped-def]
-    """Weights (columns, outputs) of four outputs at a time side by side: (fours, columns · 4), 0 beyond the last."""
+    """Arrange weights (columns, outputs) by four outputs: (n / 4, columns · 4), padded with 0."""
     n_features, n_outputs = point.shape
     for v in range(len(tables)):
         table, first = tables[v], v * WIDTH
@@ -569,7 +569,7 @@ def _by_four(point, tables):  # type: ignore[no-untyped-def]
 
 @_exact
 def _from_four(tables, by_number, places, sums):  # type: ignore[no-untyped-def]
-    """The way back: the two tables together, and the sums of numbers at their places."""
+    """Add the two tables, insert the sums of numbers, and return to the layout (columns, outputs)."""
     n_features, n_outputs = sums.shape
     for v in range(len(tables)):
         here, there, first = tables[v, 0], tables[v, 1], v * WIDTH
@@ -588,7 +588,7 @@ def _from_four(tables, by_number, places, sums):  # type: ignore[no-untyped-def]
 
 @_exact
 def _coded_scores_of_four(values, codes, places, order, weights, scores):  # type: ignore[no-untyped-def]
-    """Of four rows at a time, the last of them as often as it takes, and of four outputs: (4, rows)."""
+    """Score four rows for four outputs at a time: (4, rows). The last row is repeated to complete four."""
     n, n_numbers, n_codes, end = len(order), np.uint64(len(places)), np.uint64(codes.shape[1]), len(order) - 1
     one, two, three, four = scores[0], scores[1], scores[2], scores[3]
     for i in range(0, n, 4):
@@ -624,7 +624,7 @@ def _added(table, place, vector):  # type: ignore[no-untyped-def]
 
 @_exact
 def _coded_sums_of_four(values, codes, order, slope, by_number, here, there):  # type: ignore[no-untyped-def]
-    """The same for sums; slopes (4, rows) of three rows beyond the last are 0. Two tables as for one output."""
+    """Add gradients of four rows for four outputs at a time. Slopes (4, rows) of up to three padding rows are 0."""
     n, n_numbers, n_codes, end = len(order), np.uint64(values.shape[1] - 1), np.uint64(codes.shape[1]), len(order) - 1
     one, two, three, four = slope[0], slope[1], slope[2], slope[3]
     for i in range(0, n, 4):
@@ -647,7 +647,7 @@ def _coded_sums_of_four(values, codes, order, slope, by_number, here, there):  #
 
 
 @_parallel
-def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
+def _coded_gradient_of_many(values, codes, places, order, slope_arguments, blocks, n_threads, points, sums):  # type: ignore[no-untyped-def]
     agent, start, stop = blocks
     n_groups, todo = _PER_THREAD * n_threads, np.zeros(1, np.int64)
     groups = _groups(start, stop, n_groups)
@@ -669,7 +669,7 @@ def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threa
                     for v in range(fours):
                         part = scores[v * WIDTH : (v + 1) * WIDTH]
                         _coded_scores_of_four(values, codes, places, mine, point[v], part)
-                    _clipped_slopes(about, first, last, scores[:n_outputs], slope[:n_outputs])
+                    _clipped_slopes(slope_arguments, first, last, scores[:n_outputs], slope[:n_outputs])
                     slope[:, last - first : last - first + WIDTH] = 0.0
                     for v in range(fours):
                         part = slope[v * WIDTH : (v + 1) * WIDTH]
@@ -678,8 +678,8 @@ def _coded_gradient_of_many(values, codes, places, order, about, blocks, n_threa
             g = _take(todo)
 
 
-def coded_gradient(*asked):  # type: ignore[no-untyped-def]
-    (_coded_gradient_of_one if asked[-2].shape[2] == 1 else _coded_gradient_of_many)(*asked)
+def coded_gradient(*arguments):  # type: ignore[no-untyped-def]
+    (_coded_gradient_of_one if arguments[-2].shape[2] == 1 else _coded_gradient_of_many)(*arguments)
 
 
 @_parallel
@@ -699,4 +699,4 @@ def coded_all_scores(values, codes, places, order, blocks, weights, out):  # typ
 Pass = Callable[..., Any]
 GRADIENTS: dict[str, Pass] = {"dense": dense_gradient, "sparse": sparse_gradient, "coded": coded_gradient}
 SCORES: dict[str, Pass] = {"dense": dense_all_scores, "sparse": sparse_all_scores, "coded": coded_all_scores}
-"""By :func:`dpadmm.matrices.features.layout`."""
+"""By the storage that :func:`dpadmm.matrices.features.layout` returns."""

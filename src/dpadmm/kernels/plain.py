@@ -1,6 +1,6 @@
-"""Sums over rows in NumPy: for small cohorts, and for installations without a compiler.
+"""Sums over rows in NumPy, for small cohorts and for installations without the compiler.
 
-No BLAS: its sums depend on the number of threads.
+BLAS is not used, because its sums depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ ENTRIES_PER_STEP = 2**17
 """Feature entries that ``agent_sum`` converts to float64 at a time."""
 
 
-# --- all agents of a small cohort at once --------------------------------------------------------------------
-
-
 def cohort_scores(rows: Rows, points: Floats) -> Floats:
-    """``a_ijᵀ points_i`` of every row: (n, d, p) -> (rows, p)."""
+    """Return ``a_ijᵀ points_i`` of every row: (n, d, p) -> (rows, p)."""
     matrix, owner = rows.matrix, np.repeat(np.arange(rows.n_agents), rows.n_rows)
     out = np.empty((len(owner), points.shape[2]))
     one_point = points.strides[0] == 0
@@ -43,14 +40,14 @@ def cohort_scores(rows: Rows, points: Floats) -> Floats:
 
 
 def cohort_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None, bound: float) -> Floats:
-    """The sums of every agent's clipped gradients, times the rows' weights if any: (n, d, p)."""
+    """Return the sums of every agent's clipped gradients, times the weights of the rows if any: (n, d, p)."""
     slope = _row_slopes(rows, points, loss, bound)
     if rows.row_weights is not None:
         slope = slope * rows.row_weights[:, None]
     out: Floats = np.empty(points.shape)
-    places = np.arange(len(slope))
+    positions = np.arange(len(slope))
     for q in range(points.shape[2]):
-        by_agent = csr_array((slope[:, q], places, rows.offsets), shape=(rows.n_agents, len(slope)))
+        by_agent = csr_array((slope[:, q], positions, rows.offsets), shape=(rows.n_agents, len(slope)))
         sums = by_agent @ rows.matrix
         out[:, :, q] = sums if isinstance(sums, np.ndarray) else sums.toarray()
     if active is not None:
@@ -59,22 +56,19 @@ def cohort_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None,
 
 
 def weighted_cohort_sum(rows: Rows, point: Floats, loss: Loss, factors: Floats, bound: float) -> Floats:
-    """The sum of all rows' clipped gradients at one point, times ``factors`` (rows,): (d, p)."""
+    """Return the sum of the clipped gradients of all rows at one point, times ``factors`` (rows,): (d, p)."""
     points = np.broadcast_to(point, (rows.n_agents, *point.shape))
     return weighted_sum(rows.matrix, _row_slopes(rows, points, loss, bound) * factors[:, None])
 
 
 def _row_slopes(rows: Rows, points: Floats, loss: Loss, bound: float) -> Floats:
-    """The clipped slopes of all rows: (rows, p)."""
+    """Return the clipped slopes of all rows: (rows, p)."""
     with np.errstate(over="ignore", invalid="ignore"):  # scores may overflow; clipping bounds the result
         return clip_slopes(slopes(loss, rows.labels, cohort_scores(rows, points)), rows.norms, bound)
 
 
-# --- one agent at a time, any size ---------------------------------------------------------------------------
-
-
 def agent_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None, bound: float) -> Floats:
-    """``agent_sum`` of every agent: (n, d, p)."""
+    """Return :func:`agent_sum` of every agent: (n, d, p)."""
     out = np.zeros(points.shape)
     for i in range(rows.n_agents) if active is None else active:
         out[i] = agent_sum(rows, int(i), points[i], loss, bound)
@@ -82,7 +76,10 @@ def agent_sums(rows: Rows, points: Floats, loss: Loss, active: Integers | None, 
 
 
 def agent_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) -> Floats:
-    """The sum of an agent's clipped gradients, times the rows' weights if any, a few rows at a time: (d, p)."""
+    """Return the sum of an agent's clipped gradients, times the weights of the rows if any: (d, p).
+
+    Rows are processed in batches, so agents of any size need little memory.
+    """
     first, last = int(rows.offsets[agent]), int(rows.offsets[agent + 1])
     width = rows.features.n_stored if isinstance(rows.features, CodedRows) else rows.n_features
     step, total = max(1, ENTRIES_PER_STEP // width), np.zeros(point.shape)
@@ -99,7 +96,7 @@ def agent_sum(rows: Rows, agent: int, point: Floats, loss: Loss, bound: float) -
 
 
 def clip_slopes(slope: Floats, norms: Floats, bound: float) -> Floats:
-    """Scale slopes (rows, p) so that no row's gradient is longer than ``bound``."""
+    """Scale slopes (rows, p) so that the gradient of a row has a norm of at most ``bound``."""
     slope = np.where(np.isfinite(slope).all(axis=1, keepdims=True), slope, 0.0)
     largest = np.abs(slope).max(axis=1, keepdims=True)
     unit = slope / np.where(largest > 0.0, largest, 1.0)

@@ -1,10 +1,10 @@
-"""Four float64 numbers side by side as one value of compiled functions, for loops the compiler does not vectorise.
+"""Vectors of four float64 numbers in compiled functions, for loops that the compiler does not vectorise.
 
-It works on four rounds of an innermost loop at once where it can; it cannot where the numbers' places are looked up.
-A vector is loaded from and stored to an array, added to and multiplied with others. Every target of the compiler has
-vectors: where the processor has none, they are taken apart.
+The compiler vectorises an innermost loop only if its indices are not looked up. A vector can be loaded, stored, added
+and multiplied. The compiler splits it if the processor has no vectors.
 
-A trap: the compiler's cache of a function does not see changes to this file (:mod:`dpadmm.kernels.compiler`).
+The compiler's cache of a function does not depend on this file (:mod:`dpadmm.kernels.compiler`). Clear the cache after
+a change.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class _Model(models.PrimitiveModel):
 
 
 def _stored(kind):  # type: ignore[no-untyped-def]
-    """Four entries of an array of this kind."""
+    """Return the LLVM type of four entries of an array of this kind."""
     return _LLVM if kind.dtype == nbt.float64 else ir.VectorType(ir.FloatType(), WIDTH)
 
 
 def _place(context, builder, kind, array, index):  # type: ignore[no-untyped-def]
-    """Pointer to a vector from ``array[index]`` on, an array of one dimension whose entries are side by side."""
+    """Return a pointer to the vector that starts at ``array[index]`` of a contiguous one-dimensional array."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), _stored(kind).as_pointer())
 
 
 @_intrinsic
 def load(typing, array, index):  # type: ignore[no-untyped-def]
-    """``array[index : index + 4]``, float64 or float32 (rows,), unchecked."""
+    """Return ``array[index : index + 4]`` of float64 or float32 numbers, without bounds check."""
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
         kind = signature.args[0]
@@ -62,7 +62,7 @@ def load(typing, array, index):  # type: ignore[no-untyped-def]
 
 @_intrinsic
 def store(typing, array, index, vector):  # type: ignore[no-untyped-def]
-    """``array[index : index + 4] = vector``, unchecked."""
+    """Set ``array[index : index + 4] = vector``, without bounds check."""
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
         builder.store(args[2], _place(context, builder, signature.args[0], *args[:2]), align=8)
@@ -73,7 +73,7 @@ def store(typing, array, index, vector):  # type: ignore[no-untyped-def]
 
 @_intrinsic
 def four_times(typing, number):  # type: ignore[no-untyped-def]
-    """The number in all four places."""
+    """Return a vector of four equal numbers."""
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
         first = builder.insert_element(ir.Constant(_LLVM, ir.Undefined), args[0], ir.Constant(ir.IntType(32), 0))
@@ -110,7 +110,7 @@ def _multiplied(one, two):  # type: ignore[no-untyped-def]
 
 @_intrinsic
 def transposed(typing, a, b, c, d):  # type: ignore[no-untyped-def]
-    """The columns of four rows."""
+    """Return the columns of four vectors."""
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
         def mixed(one, two, *places):  # type: ignore[no-untyped-def]

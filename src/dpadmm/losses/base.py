@@ -1,9 +1,8 @@
-"""Losses: a convex function of (label, scores), and the constants the theorems need.
+"""Losses: convex functions of label and scores, with the constants of the theorems.
 
-With row ``a`` (L2 norm ≤ 1), weights ``w`` (d × p) and scores ``s = wᵀa`` (p numbers), the row's loss is
-``ℓ(b, s)`` and its gradient in ``w`` is the outer product ``a · (∂ℓ/∂s)ᵀ``, of Frobenius norm
-``‖a‖·‖∂ℓ/∂s‖``. So a bound on ``‖∂ℓ/∂s‖`` is the Lipschitz constant c1, and a bound on the Hessian in
-``s`` is c3.
+A row ``a`` (L2 norm ≤ 1) and weights ``w`` (d × p) give the scores ``s = wᵀa`` (p numbers). The loss of the row is
+``ℓ(b, s)``. Its gradient in ``w`` is the outer product ``a · (∂ℓ/∂s)ᵀ``, of Frobenius norm ``‖a‖·‖∂ℓ/∂s‖``, so c1 is a
+bound on ``‖∂ℓ/∂s‖``, and c3 a bound on the Hessian in ``s``.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from dpadmm.matrices.arrays import Floats
 Task = Literal["binary", "multiclass", "regression", "count"]
 
 Index = int | slice
-"""One row, or all rows."""
+"""The number of a row, or a slice of all rows."""
 
 exp = np.exp
-"""The exponential for formulas."""
+"""Exponential function for formulas. Compiled formulas use a faster version."""
 
 
 @runtime_checkable
 class Loss(Protocol):
-    """A convex loss. To add one, write one file with a frozen dataclass that has these members.
+    """A convex loss. A new loss is one file with a frozen dataclass that has these members.
 
-    ``formula`` is the only place of the derivative. It is written once and run twice: compiled, with ``i``
-    the number of a row, and by NumPy, with ``i`` a slice that means all rows. So use arithmetic, comparisons,
-    NumPy's elementwise functions, and ``exp`` from this file, which the compiler has a faster version of.
+    ``formula`` is the only definition of the derivative. It runs compiled, with ``i`` the number of a row, and in
+    NumPy, with ``i`` a slice of all rows. Use arithmetic, comparisons, NumPy's elementwise functions, and ``exp`` from
+    this file.
     """
 
     name: ClassVar[str]
@@ -42,18 +41,18 @@ class Loss(Protocol):
 
     @property
     def lipschitz(self) -> float:
-        """c1: bound of a row's gradient norm. Gradients are clipped to it, so that it always holds."""
+        """c1: bound of the gradient norm of a row. It always holds, because gradients are clipped to it."""
 
     @property
     def smoothness(self) -> float | None:
-        """c3: bound of the Hessian norm, or None when the loss has kinks."""
+        """c3: bound of the Hessian norm; None if the loss has kinks."""
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """Numbers that ``formula`` needs."""
+        """Parameters of ``formula``."""
 
     def value(self, labels: Floats, scores: Floats) -> Floats:
-        """``ℓ`` of every row: labels (rows,), scores (rows, p) -> (rows,)."""
+        """Return ``ℓ`` of every row: labels (rows,), scores (rows, p) -> (rows,)."""
 
     @staticmethod
     def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:
@@ -62,9 +61,9 @@ class Loss(Protocol):
 
 @runtime_checkable
 class RowLoop(Protocol):
-    """A loss of several outputs with its own loop over the rows, which is compiled in place of ``formula``.
+    """A loss of several outputs with its own loop over rows, which is compiled instead of ``formula``.
 
-    With the rows in the innermost loop the compiler vectorises over four of them.
+    The compiler can vectorise it if the innermost loop is over rows.
     """
 
     @staticmethod
@@ -73,7 +72,7 @@ class RowLoop(Protocol):
 
 
 def slopes(loss: Loss, labels: Floats, scores: Floats) -> Floats:
-    """``∂ℓ/∂s`` of every row: labels (rows,), scores (rows, p) -> (rows, p), unclipped.
+    """Return ``∂ℓ/∂s`` of every row: labels (rows,), scores (rows, p) -> (rows, p), unclipped.
 
     Examples
     --------
@@ -88,7 +87,7 @@ def slopes(loss: Loss, labels: Floats, scores: Floats) -> Floats:
 
 
 def check_loss(loss: Any) -> None:
-    """Refuse an own loss that lacks a member, or whose formula does not give finite slopes for a few rows."""
+    """Raise StudyError for a custom loss that lacks a member, or whose formula returns slopes that are not finite."""
     name = type(loss).__name__
     missing = [each for each in _MEMBERS if each not in dir(loss)]
     if missing:
@@ -100,21 +99,20 @@ def check_loss(loss: Any) -> None:
             found = slopes(loss, labels, scores)
     except Exception as error:
         raise StudyError(
-            f"loss {name}: NumPy cannot run its formula ({type(error).__name__}: {error}); write it with arithmetic, "
-            "comparisons and NumPy's functions of arrays, and give parameters what it reads"
+            f"loss {name}: NumPy cannot run its formula ({type(error).__name__}: {error}); use arithmetic, comparisons "
+            "and NumPy's elementwise functions, and list its parameters in the property parameters"
         ) from None
     if not np.isfinite(found).all():
-        raise StudyError(f"loss {name}: its formula gives {found.min()} to {found.max()} for scores from −2 to 2")
+        raise StudyError(f"loss {name}: its formula returns {found.min()} to {found.max()} for scores from −2 to 2")
 
 
 _MEMBERS = ("name", "task", "n_outputs", "lipschitz", "smoothness", "parameters", "value", "formula")
 
 
 def curvatures(loss: Loss, labels: Floats, scores: Floats, step: float = 1e-4) -> Floats:
-    """``∂²ℓ/∂s∂s`` of every row by central differences of the slope: -> (rows, p, p), symmetric.
+    """Return ``∂²ℓ/∂s∂s`` of every row by central differences of the slope: (rows, p, p), symmetric.
 
-    Accurate to about 1e-8, which is plenty for the matrix of a Newton step: its fixed point depends on the
-    slope alone.
+    The accuracy of about 1e-8 is enough for a Newton step, whose fixed point depends on the slope only.
     """
     p = scores.shape[1]
     out = np.empty((len(scores), p, p))

@@ -32,7 +32,7 @@ class Huber:
 
     @property
     def lipschitz(self) -> float:
-        return self.delta
+        return float(self.delta)
 
     @property
     def parameters(self) -> tuple[float, ...]:

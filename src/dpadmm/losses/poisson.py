@@ -1,7 +1,7 @@
-"""Poisson loss with log link, for counts with an exposure; with cuts of time, piecewise-exponential survival.
+"""Poisson loss with log link, for counts with an exposure; with time intervals, piecewise-exponential survival.
 
-Labels are scaled by public numbers: a count over the largest one, an exposure over the largest one. Both stand in one
-number, so rows, kernels and files store one label per row: ``coded`` and ``decoded``.
+Labels are scaled by public numbers: counts by the largest count, exposures by the longest exposure. One number contains
+both, so rows, kernels and files store one label per row (:func:`coded`, :func:`decoded`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
+import scipy  # submodules load on first use
 from msgspec import Meta
-from scipy.special import xlogy
 
 from dpadmm.errors import StudyError
 from dpadmm.losses.base import Index, Task, exp
@@ -19,31 +19,31 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.parameters.fields import NOT_IN_FILE, check
 
 STEPS = 2.0**26
-"""Counts are multiples of 1/STEPS, and exposures are known to about as much."""
+"""Counts are multiples of 1/STEPS. Exposures have about the same resolution."""
 
 LARGEST_SCORE = 15.0
-"""Beyond it, three million times the largest count of the longest exposure, the loss is a straight line."""
+"""Score above which the loss is linear: a mean of three million times the largest count for the longest exposure."""
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """``ℓ(b, s) = Σ_h e_h exp(s_h) − y·s_k``, up to what does not depend on s; ``∂ℓ/∂s_h = e_h exp(s_h) − y·[h = k]``.
+    """``ℓ(b, s) = Σ_h e_h exp(s_h) − y·s_k`` plus a constant in s; ``∂ℓ/∂s_h = e_h exp(s_h) − y·[h = k]``.
 
-    y is the count and e the exposure, from 0 to 1 each. Without cuts there is one score, ``e_1 = e`` and k = 1. With
-    cuts, which share (0, 1] out into intervals, e_h is how much of ``(0, e]`` lies in interval h, k is the interval
-    that e lies in, and y is 1 if an event ended there. A row is a person, and all its intervals count as one.
+    y is the count and e the exposure, 0 to 1 each. Without cuts there is one score, ``e_1 = e`` and k = 1. Cuts divide
+    (0, 1] into intervals: e_h is the length of ``(0, e]`` in interval h, k is the interval that contains e, and y is 1
+    if an event ended there. A row is a person with all of its intervals.
 
-    The slope has no bound of its own, so c1 is declared: ``gradient_bound``, in largest counts. Neither has the
-    curvature ``e_h exp(s_h)``, so there is no c3.
+    The slope is unbounded, so c1 is declared: ``gradient_bound``, in units of the largest count. The curvature
+    ``e_h exp(s_h)`` is unbounded as well, so there is no c3.
     """
 
     gradient_bound: Annotated[
         float, Meta(gt=0, le=1e100), "Clipping bound of the gradient of a row; for counts in units of the largest one."
     ] = 2.0
     unit: float = field(default=1.0, metadata=NOT_IN_FILE)
-    """What one event adds to a label: 1 over the largest count."""
+    """Label of one event: 1 divided by the largest count."""
     cuts: tuple[float, ...] = field(default=(), metadata=NOT_IN_FILE)
-    """Where intervals end, in shares of the longest time; the last one ends at 1."""
+    """Ends of the intervals, as shares of the longest time. The last one ends at 1."""
 
     name: ClassVar[str] = "poisson"
     task: ClassVar[Task] = "count"
@@ -61,20 +61,20 @@ class Poisson:
 
     @property
     def lipschitz(self) -> float:
-        return self.gradient_bound
+        return float(self.gradient_bound)
 
     @property
     def parameters(self) -> tuple[float, ...]:
         return (0.0, *self.cuts, 1.0)
 
     def value(self, labels: Floats, scores: Floats) -> Floats:
-        """Half the deviance, which is 0 where the prediction is the count."""
+        """Return half of the deviance, which is 0 if the prediction equals the count."""
         counts, _ = decoded(labels)
         exposures, ends = self.spent(labels)
         near = np.minimum(scores, LARGEST_SCORE)
         means = np.sum(exposures * np.exp(near) * (1.0 + (scores - near)), axis=1)
         known = np.sum(ends * scores, axis=1) + np.log(np.sum(exposures * ends, axis=1))
-        return np.asarray(np.maximum(xlogy(counts, counts) - counts * known - counts + means, 0.0))
+        return np.asarray(np.maximum(scipy.special.xlogy(counts, counts) - counts * known - counts + means, 0.0))
 
     def spent(self, labels: Floats) -> tuple[Floats, Floats]:
         """Split the exposure of every row by interval, and mark the interval in which it ends: (rows, p) each."""
@@ -96,7 +96,7 @@ class Poisson:
 
 
 def coded(counts: Floats, exposures: Floats | float = 1.0) -> Floats:
-    """Labels that hold counts from 0 to 1 and exposures from above 0 to 1: whole steps, and what is missing of 1.
+    """Return labels for counts (0 to 1) and exposures (above 0, to 1): whole steps, plus 1 minus the exposure.
 
     Examples
     --------
@@ -108,6 +108,6 @@ def coded(counts: Floats, exposures: Floats | float = 1.0) -> Floats:
 
 
 def decoded(labels: Floats) -> tuple[Floats, Floats]:
-    """The counts and the exposures in labels, from 0 to 1 each, whatever the labels are."""
+    """Return the counts and exposures of labels, 0 to 1 each for any labels."""
     steps = np.floor(labels)
     return np.clip(steps / STEPS, 0.0, 1.0), 1.0 - (labels - steps)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import logsumexp
+import scipy  # submodules load on first use
 
 from dpadmm.errors import StudyError
 from dpadmm.losses.base import Index, Task, exp
@@ -39,7 +39,7 @@ class Softmax:
 
     def value(self, labels: Floats, scores: Floats) -> Floats:
         chosen = np.take_along_axis(scores, labels.astype(np.int64)[:, None], axis=1)[:, 0]
-        return np.asarray(logsumexp(scores, axis=1) - chosen, dtype=float)
+        return np.asarray(scipy.special.logsumexp(scores, axis=1) - chosen, dtype=float)
 
     @staticmethod
     def formula(i: Index, labels: Floats, scores: Floats, parameters: Floats, out: Floats) -> None:

@@ -1,4 +1,4 @@
-"""Squared loss for regression, with every row's gradient clipped to a declared bound."""
+"""Squared loss for regression, with gradients clipped to a declared bound."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dpadmm.parameters.fields import check
 class Squared:
     """``ℓ(b, s) = (s − b)²/2``, ``ℓ' = s − b``; ``ℓ'' = 1``, so c3 = 1.
 
-    The slope has no bound of its own, so c1 is declared: ``gradient_bound``. A row whose gradient
-    ``‖a‖·|s − b|`` is longer is scaled down to it, which is what makes the sensitivity finite. With labels in
-    [−1, 1] the default 2 never clips a row whose prediction also lies in [−1, 1].
+    The slope is unbounded, so c1 is declared: ``gradient_bound``. Gradients with a larger norm ``‖a‖·|s − b|`` are
+    clipped, so the sensitivity is finite. With labels in [−1, 1], the default of 2 clips no row whose prediction is in
+    [−1, 1].
     """
 
     gradient_bound: Annotated[float, Meta(gt=0, le=1e100), "Clipping bound of the gradient of a row."] = 2.0
@@ -34,7 +34,7 @@ class Squared:
 
     @property
     def lipschitz(self) -> float:
-        return self.gradient_bound
+        return float(self.gradient_bound)
 
     def value(self, labels: Floats, scores: Floats) -> Floats:
         residual = scores[:, 0] - labels

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from scipy.special import ndtr, ndtri
+import scipy  # submodules load on first use
 
 from dpadmm.errors import DataError
 from dpadmm.parameters.text import csv_cell
@@ -100,7 +100,7 @@ class Coefficient:
         """Return the confidence interval (low, high), or None without a standard error."""
         if self.standard_error is None:
             return None
-        margin = float(ndtri(0.5 + 0.5 * level)) * self.standard_error
+        margin = float(scipy.special.ndtri(0.5 + 0.5 * level)) * self.standard_error
         return self.coefficient - margin, self.coefficient + margin
 
     @property
@@ -108,7 +108,7 @@ class Coefficient:
         """Two-sided p-value of the hypothesis that the coefficient is 0."""
         if not self.standard_error:
             return None
-        return float(2.0 * ndtr(-abs(self.coefficient) / self.standard_error))
+        return float(2.0 * scipy.special.ndtr(-abs(self.coefficient) / self.standard_error))
 
     def to_dict(self, *, ratios: str) -> dict[str, Any]:
         """Return the values by name. ``ratios`` is the name of the exponential of the coefficient; empty for none."""

@@ -109,10 +109,11 @@ def registered(package: str, *files: str, having: str) -> dict[str, Any]:
     """
     classes: dict[str, Any] = {}
     for module in (import_module(f"{package}.{file}") for file in files):
-        for item in vars(module).values():
-            is_own = getattr(item, "__module__", "") == module.__name__ and hasattr(item, having)
-            if is_own and hasattr(item, "name") and classes.setdefault(item.name, item) is not item:
-                raise ValueError(f"{package} has two classes with the name {item.name!r}")
+        members: list[Any] = [member for member in vars(module).values() if isinstance(member, type)]
+        for cls in members:
+            is_own = cls.__module__ == module.__name__ and {having, "name"} <= {*dir(cls)}
+            if is_own and classes.setdefault(cls.name, cls) is not cls:
+                raise ValueError(f"{package} has two classes with the name {cls.name!r}")
     return classes
 
 
@@ -140,10 +141,9 @@ def convert_arguments(convert: Callable[[Any, dict[str, Any]], dict[str, Any]]) 
 
 
 def check(instance: Any) -> None:
-    """Check the parameters of a frozen dataclass that has a ``name``; for its ``__post_init__``."""
+    """Raise StudyError for an invalid parameter of a dataclass that has a ``name``; for its ``__post_init__``."""
     for parameter in parameters(type(instance)):
-        value = parameter.checked(getattr(instance, parameter.name), f"{instance.name}: ")
-        object.__setattr__(instance, parameter.name, value)
+        parameter.checked(getattr(instance, parameter.name), f"{instance.name}: ")
 
 
 def raise_problems(problems: Sequence[str]) -> None:
@@ -199,7 +199,8 @@ def wanted(kind: Any) -> str:
     from msgspec import inspect
 
     info = inspect.type_info(kind)
-    descriptions = dict.fromkeys(_describe(member) for member in getattr(info, "types", (info,)))
+    members = info.types if isinstance(info, inspect.UnionType) else (info,)
+    descriptions = dict.fromkeys(map(_describe, members))
     return " or ".join(filter(None, descriptions))
 
 

@@ -94,11 +94,11 @@ def closest_first(name: str, known: Iterable[str]) -> list[str]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names as a message shows them: quoted, the first few only."""
+    """Return the first few names for a message, quoted."""
     return first_of([repr(name)[:40] for name in names], 8) or "nothing"
 
 
 def first_of(values: Sequence[object], most: int = 12, *, between: str = ", ") -> str:
-    """``a, b, c and 4 more``."""
+    """Return the first values as ``a, b, c and 4 more``."""
     more = f" and {len(values) - most} more" if len(values) > most else ""
     return f"{between.join(map(str, values[:most]))}{more}"

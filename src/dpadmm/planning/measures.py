@@ -87,9 +87,9 @@ def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
 
 
 def _area(positive: Any, scores: Floats, public: Floats) -> tuple[float, float, float]:
-    """AUC, its variance (Hanley and McNeil), and that of its difference from other scores' AUC (DeLong).
+    """Return the AUC, its variance (Hanley and McNeil), and that of its difference from the public AUC (DeLong).
 
-    ½ where rows of one class leave nothing to rank.
+    The AUC is ½ if all rows have the same class.
     """
     area, n, m = auc(positive, scores), int(positive.sum()), int((~positive).sum())
     if area is None:
@@ -102,7 +102,7 @@ def _area(positive: Any, scores: Floats, public: Floats) -> tuple[float, float, 
 
 
 def _placements(positive: Any, scores: Floats) -> tuple[Floats, Floats]:
-    """For every positive row the share of negative ones with a lower score, and for every negative row the converse."""
+    """Return the share of negative rows below each positive row, and of positive rows above each negative row."""
     high, low = np.sort(scores[positive]), np.sort(scores[~positive])
 
     def below(values: Floats, ordered: Floats) -> Floats:
@@ -113,12 +113,12 @@ def _placements(positive: Any, scores: Floats) -> tuple[Floats, Floats]:
 
 
 def value_text(value: float, name: str) -> str:
-    """A share in percent, an error in the units of the label, or a number with three digits."""
+    """Return a share in percent, an error in the units of the label, or a number with three digits."""
     if MEASURES[name].percent:
         return f"{100 * round(value, 3) + 0.0:.1f}%"
     return f"{value:.4g}" if name in ("rmse", "deviance") else f"{value:.3f}"
 
 
 def difference_text(value: float, name: str) -> str:
-    """The same for a difference: of shares in points."""
+    """Return a difference as text; for shares in points."""
     return f"{100 * round(value, 3):.1f} points" if MEASURES[name].percent else value_text(value, name)

@@ -1,4 +1,4 @@
-"""Regularizers: a convex function of the weights, and the constants the theorems need."""
+"""Regularizers: convex functions of the weights, with the constants of the theorems."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class Regularizer(Protocol):
 
     @property
     def smoothness(self) -> float | None:
-        """c4: bound of the Hessian norm, or None when R has kinks."""
+        """c4: bound of the Hessian norm; None if R has kinks."""
 
     @property
     def convexity(self) -> float:
         """Strong convexity: the largest q for which ``R(w) − (q/2)‖w‖²`` is convex; 0 is always safe."""
 
     def lipschitz(self, n_weights: int, weight_radius: float) -> float:
-        """c2: bound of ``‖R'(w)‖`` for dp = n_weights weights with ``‖w‖ ≤ weight_radius``."""
+        """Return c2, the bound of ``‖R'(w)‖`` for dp = n_weights weights with ``‖w‖ ≤ weight_radius``."""
 
     def value(self, weights: Floats) -> Floats:
-        """``R(w)``: (..., d, p) -> (...)."""
+        """Return ``R(w)``: (..., d, p) -> (...)."""
 
     def gradient(self, weights: Floats) -> Floats:
-        """A subgradient ``R'(w)``, of the shape of the weights."""
+        """Return a subgradient ``R'(w)``, of the shape of the weights."""
 
     def prox(self, weights: Floats, step: float) -> Floats:
-        """``argmin_u ½‖u − w‖² + step·R(u)``."""
+        """Return ``argmin_u ½‖u − w‖² + step·R(u)``."""

@@ -48,9 +48,8 @@ class ComparisonRow:
 
     ``budget`` is "epsilon" or "round_epsilon" and ``asked`` its value. Both are None for a method without privacy.
     ``total_epsilon`` is the largest over the runs, computed by ``accountant``. ``values`` has every measure at the
-    end of each run, and the ``seconds`` in rounds. With secure aggregation, ``min_honest_sites`` is the assumed
-    number of
-    honest agents, and ``epsilon_if_others_collude`` the total ε if all others collude.
+    end of each run, and the ``seconds`` in rounds. With secure aggregation, ``min_honest_sites`` is the assumed number
+    of honest agents, and ``epsilon_if_others_collude`` the total ε if all others collude.
     """
 
     method: str
@@ -66,7 +65,7 @@ class ComparisonRow:
     epsilon_if_others_collude: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with mean and standard deviation of every measure."""
+        """Return JSON values, with mean and standard deviation of every measure."""
         return {
             **{name: value for name, value in vars(self).items() if name != "values"},
             "measures": {
@@ -238,10 +237,10 @@ def _row(key: tuple[Any, ...], outcomes: Sequence[_Outcome], delta: float) -> Co
 
 
 def _epsilon_if_others_collude(epsilon: float, delta: float, min_honest_sites: int) -> float:
-    """Total ε of one share of the noise, if ``min_honest_sites`` shares together have ``epsilon``."""
+    """Return the total ε of one share of the noise, if ``min_honest_sites`` shares together have ``epsilon``."""
     return float(exact_epsilon(math.sqrt(min_honest_sites) / total_noise_multiplier(epsilon, delta, 1), delta))
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None if it is not a finite number."""
+    """Return the value, or None if it is not a finite number."""
     return value if value is not None and math.isfinite(value) else None

@@ -135,7 +135,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """A table as TOML: strings, numbers, booleans, lists of them, and one level of inline tables.
+    """Return a table as TOML: strings, numbers, booleans, lists of them, and one level of inline tables.
 
     Examples
     --------

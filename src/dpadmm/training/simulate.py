@@ -36,7 +36,7 @@ from dpadmm.models.model import Model
 from dpadmm.models.run import Result, run
 from dpadmm.parameters.fields import parameters, raise_problems
 from dpadmm.studies.reading import read_study
-from dpadmm.studies.settings import Settings, Training, name_problems, settings_from
+from dpadmm.studies.settings import Settings, Training, choice_to_dict, name_problems, settings_from
 from dpadmm.studies.study import Study
 from dpadmm.training.preparation import DataSource, PreparedData, as_dataset, prepare, seed_of
 from dpadmm.training.train import encode, prior_from, with_public_table
@@ -190,7 +190,7 @@ def run_prepared(
         raise StudyError(
             f"{settings.method.name} has one round, so participation must be 1, not {settings.participation}"
         )
-    rho = getattr(settings.method, "rho", None)
+    rho = choice_to_dict(settings.method).get("rho")
     averages = Averages(with_released=settings.metrics_every > 0 and rho is not None)
     metrics = Metrics(
         problem, rows, averages, rho, prepared.test,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
-from scipy.special import expit, softmax
+import scipy  # submodules load on first use
 
 from dpadmm.data.dataset import Dataset
 from dpadmm.errors import StudyError
@@ -65,10 +65,10 @@ def synthetic(
     scores: Floats = features @ weights
     classes: tuple[int, ...] | None = None
     if task == "binary":
-        labels = np.where(rng.random(n_rows) < expit(scores[:, 0]), 1.0, -1.0)
+        labels = np.where(rng.random(n_rows) < scipy.special.expit(scores[:, 0]), 1.0, -1.0)
         classes = (-1, 1)
     elif task == "multiclass":
-        thresholds = np.cumsum(softmax(scores, axis=1), axis=1)[:, :-1]
+        thresholds = np.cumsum(scipy.special.softmax(scores, axis=1), axis=1)[:, :-1]
         labels = (rng.random(n_rows)[:, None] > thresholds).sum(axis=1).astype(np.float64)
         classes = tuple(range(n_classes))
     elif task == "count":
@@ -99,7 +99,7 @@ def family(kind: Family, *, n_rows: int = 10_000, n_features: int = 40, seed: in
         features = math.sqrt(0.2) * features + math.sqrt(0.8) * rng.standard_normal((n_rows, 1))
     scores = features @ rng.standard_normal(n_features)
     scores *= 3.0 / float(np.std(scores))
-    chance = (scores > 0.0).astype(float) if kind == "separable" else expit(scores)
+    chance = (scores > 0.0).astype(float) if kind == "separable" else scipy.special.expit(scores)
     if kind == "decaying":
         features /= np.arange(1, n_features + 1)
     features /= _HEADROOM * math.sqrt(float(np.mean(np.sum(np.square(features), axis=1))))
