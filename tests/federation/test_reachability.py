@@ -126,12 +126,12 @@ def test_websocket_has_the_same_access_rules(tmp_path: Path) -> None:
         big = bytes(range(256)) * 2**14  # 4 MB
         await client.publish("dpadmm.x.up.b", b"not mine")
         await client.publish("dpadmm.x.up.a", big)
-        for each in (client, boss, client, boss):
-            await each.flush()
+        for item in (client, boss, client, boss):
+            await item.flush()
         await client.close()
         await boss.close()
         assert heard == [big]
-        assert ["permissions violation" in each.lower() for each in errors] == [True]
+        assert ["permissions violation" in error.lower() for error in errors] == [True]
 
     broker = Broker(authority)
     broker.start()
