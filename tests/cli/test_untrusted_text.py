@@ -294,7 +294,7 @@ def test_commands_print_through_the_console_module_alone():
             printed_elsewhere[path.stem] = [text for text in echoed if "printable(" not in text]
     assert {name: found for name, found in printed_elsewhere.items() if found} == {
         "__init__": ["dpadmm.__version__"],
-        "server": ['token.text if len(tokens) == 1 else f"{token.name} {token.text}"', "users_config(authority)"],
+        "server": ["token.text if len(tokens) == 1 else f'{token.name} {token.text}'", "users_config(authority)"],
         "doctor": ["dpadmm.__version__"],
         "study": ["text"],
     }
