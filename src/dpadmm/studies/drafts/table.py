@@ -364,6 +364,8 @@ def _infer_category(name: str, seen: CellSummary, where: object) -> DraftColumn:
             )
         ranked = frequent
     values = tuple(value for value, _ in ranked)
+    if all(map(_WHOLE.fullmatch, values)):
+        values = tuple(sorted(values, key=int))
     _check_values(name, values, where)
     other = f"{OTHER!r} stands for all values that are not listed, including the table's value of that name"
     has_other = any(value in OTHERS for value in seen.counts)
