@@ -39,8 +39,9 @@ def test_a_german_export_from_draft_to_model(cli, tmp_path: Path) -> None:
     refused = cli("study", "new", study, "--from", table, "--label", "ill")
     assert (refused.code, "not UTF-8 text" in refused.err, "--encoding" in refused.err) == (2, True, True)
     drafted = cli("study", "new", study, "--from", table, "--label", "ill", "--dummy", *options).succeeded()
-    assert "Detected: columns are separated by semicolons; 1,5 and 1.5 are the same number; the encoding is cp1252." in (
-        words(drafted.out)
+    assert (
+        "Detected: columns are separated by semicolons; 1,5 and 1.5 are the same number; the encoding is cp1252."
+        in (words(drafted.out))
     )
     assert "The first column, without a name, is ignored: it is the index of a data frame." in words(drafted.out)
     cli("study", "confirm", study, "--all").succeeded()
@@ -119,6 +120,6 @@ def test_flags_answer_in_scripts(cli, tmp_path: Path) -> None:
     wrong = cli("study", "new", tmp_path / "x.toml", "--from", table, "--label", "ill", "--label-kind", "counts")
     assert "the label 'ill' is text, so it cannot be counts" in wrong.err
     assert "require --from TABLE" in cli("study", "new", tmp_path / "y.toml", "--numbers", "a").err
-    with pytest.raises(DataError, match="apply to .csv and .tsv files only"):
-        study_command.opened_table(tmp_path, None, None, "utf-8")
-        study_command.opened_table(Path(__file__).with_suffix(".parquet"), None, None, "utf-8").column_names()
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"apply to .csv and .tsv files only"):
+        study_command.opened_table(tmp_path / "t.parquet", None, None, "utf-8")
