@@ -45,7 +45,7 @@ IN_SDIST = (
     "docs/explanation/threat-model.md", "examples/tutorial.py", "reproduction/grid.toml", "release/make.py", "PKG-INFO",
 )  # fmt: skip
 IN_WHEEL = (
-    "dpadmm/py.typed", "dpadmm/federation/server/live/live.html",
+    "dpadmm/py.typed", "dpadmm/federation/web/static/server.html",
     "dpadmm/data/datasets/tables.toml",
 )  # fmt: skip
 

@@ -86,7 +86,7 @@ def with_forecast_row_norm(draft: Draft, table: Table) -> Draft:
     except DPADMMError:  # too few public rows for a forecast
         return draft
     gain = own - other
-    is_clear = np.mean(gain) > max(CLEAR * _standard_error(gain), MIN_GAIN * np.mean(own))
+    is_clear = float(np.mean(gain)) > max(CLEAR * _standard_error(gain), MIN_GAIN * float(np.mean(own)))
     return replace(draft, row_norm=None) if is_clear else draft
 
 
