@@ -11,7 +11,7 @@ import scipy  # submodules load on first use
 
 from dpadmm.matrices.arrays import Floats
 
-MAX_CODES = 60
+MAX_CODES = 30
 """Maximum number of distinct whole numbers that may be codes."""
 
 MIN_ROWS_PER_CODE = 10
