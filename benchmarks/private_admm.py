@@ -4,8 +4,8 @@
     python benchmarks/private_admm.py report   # tables and figures of the splits that are complete
 
 ``run`` appends one line per run to ``runs/private_admm/results.jsonl`` and skips the runs that are there. ``report``
-writes the tables into ``RESULTS.md`` and the page on private ADMM, and the figures. Splits come first, so an interrupted
-comparison has all methods on the same splits.
+writes the tables into ``RESULTS.md`` and the page on private ADMM, and the figures. Splits come first, so an
+interrupted comparison has all methods on the same splits.
 """
 
 from __future__ import annotations
