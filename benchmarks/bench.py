@@ -392,7 +392,7 @@ rows = 1
 [limits]
 epsilon = 10.0
 delta = 1e-5
-methods = ["auto"]
+methods = ["pgd"]
 losses = ["logistic"]
 max_rounds = 1000
 min_rows = 100
@@ -412,7 +412,7 @@ def enrolment(megabytes: float = 600.0) -> bool:
         for asked in (
             "study new study.toml --from sample.csv --label y --dummy",
             "study confirm study.toml --all",
-            "site join --request bench",
+            "site join --manual bench",
         ):
             subprocess.run([command, *asked.split()], cwd=folder, check=True, capture_output=True)
         begun = subprocess.Popen([command, "site", "accept", "study.toml", "--site", "site.toml"], cwd=folder,

@@ -8,6 +8,7 @@ from contrast import CONTRAST
 from live_run import LiveRun
 from page_views import seconds, show, sites, text, wait
 from page_visits import serving
+from prefix_proxy import PREFIX, prefix_proxy
 
 SHIFTS = """
 window.shifted = [];
@@ -213,6 +214,20 @@ def test_logging_out_shows_the_login_page(browser, axe, page, width, dark):
     assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
     browser.open(page.home, width=width, dark=dark)
     assert browser.js("document.querySelector('.command').textContent") == "dpadmm server status --link"
+
+
+def test_it_works_behind_the_prefix_of_a_proxy(browser, page, run):
+    run.arrive()
+    with prefix_proxy(page.port) as home:
+        browser.open(home, width=1440)
+        assert browser.js("document.querySelector('.command').textContent") == "dpadmm server status --link"
+        browser.open(home + page.url.removeprefix(page.home), width=1440)
+        wait(browser, text("line-words"), "Live")
+        assert browser.js("location.href") == home
+        assert browser.problems() == []
+        assert all(address.startswith(home) for address in browser.requests())
+        browser.js("document.getElementById('logout').click()")
+        wait(browser, "location.pathname", f"{PREFIX}/login")
 
 
 def states_of_a_server():

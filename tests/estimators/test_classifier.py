@@ -505,7 +505,7 @@ def test_defaults_are_stable() -> None:
         "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "center": None, "scale": None,
         "l1_ratio": 0.0, "fit_intercept": True, "method": "auto", "max_iter": None, "rho": 0.1, "random_state": None,
         "accountant": None, "n_agents": None, "aggregation": "plain", "min_honest_sites": None, "inference": False,
-        "weight_max": None,
+        "weight_max": None, "study": None,
     }  # fmt: skip
     classifier = {"C": 1.0, "classes": None, "loss": "logistic", "weight_radius": 30.0, "class_weight": None}
     regressor = {"alpha": 1.0, "y_bounds": None, "loss": "squared", "gradient_bound": 1.0, "weight_radius": 3.0}

@@ -34,7 +34,7 @@ ESTIMATORS: dict[str, tuple[Any, Any]] = {
 }
 NO_NUMBERS = {
     *("method", "aggregation", "loss"),  # words
-    *("estimator", "candidates", "classes", "accountant"),
+    *("estimator", "candidates", "classes", "accountant", "study"),
     "random_state",  # scikit-learn checks it
 }
 BY_COLUMN = {"bounds", "center", "scale", "y_bounds", "class_weight"}

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
-from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError, StudyError
+from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError, StudyError, TableError
 from dpadmm.parameters.text import printable
 
 USER_ERROR, INCONCLUSIVE, TRY_LATER, INTERRUPTED = 2, 3, 75, 130
@@ -282,8 +282,16 @@ def run_app(app: typer.Typer) -> None:
         code = app(standalone_mode=False)
     except InterruptedRunError as error:
         _fail(str(error), INTERRUPTED)
+    except typer.Abort:  # Ctrl-C or end of input at a question
+        _fail("interrupted", INTERRUPTED)
     except typer.TyperException as error:
         _fail(error.format_message(), USER_ERROR)
+    except TableError as error:
+        if len(error.problems) > 1:
+            from dpadmm.cli.console import show_problems
+
+            show_problems(error)
+        _fail(error.summary, USER_ERROR)
     except (DPADMMError, OSError) as error:
         _fail(format_error(error), TRY_LATER if _is_transient(error) else USER_ERROR)
     except ModuleNotFoundError as error:
