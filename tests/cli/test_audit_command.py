@@ -69,6 +69,7 @@ def test_a_short_audit_is_inconclusive_and_says_what_to_do(cli, tmp_path):
     assert numbers["statistics"] == [
         "moments",
         "preconditioned_gradient",
+        "calibration",
         "gradient",
         "newton",
         "column_sums",
@@ -116,7 +117,7 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("method", "games", "statistics"),
     [
-        ("pgd", ["pgd"], ["moments", "preconditioned_gradient"]),
+        ("pgd", ["pgd"], ["moments", "preconditioned_gradient", "calibration"]),
         ("newton", ["newton", "newton_counts", "newton_times"], ["newton"]),
         ("dp_admm", ["dp_admm"], ["gradient"]),
     ],

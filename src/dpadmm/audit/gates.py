@@ -263,7 +263,9 @@ def _noise(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
 def _masks(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
     if game.coalition is None:
         return []
-    partial, (before, last) = seen.masked + 0.5, game.cuts[-2:]
+    partial, widths = seen.masked + 0.5, [cut.stop - cut.start for cut in game.cuts]
+    pairs = zip(pairwise(game.cuts), pairwise(widths), strict=True)
+    before, last = next(pair for pair, (one, other) in pairs if one == other)
     even = len(partial) // 2 * 2
     samples = (
         partial,
@@ -304,6 +306,7 @@ def _exact(played: Played, mu: float) -> list[Gate]:
         np.rint(seen.residuals[..., cut][..., IDLE] * round.formula.noise_steps(round.noise_multiplier(mu)))
         for game, seen in played
         for round, cut in zip(game.rounds, game.cuts, strict=True)
+        if round.formula.size >= IDLE.stop  # the calibration has no idle numbers
     ]
     vectors = np.concatenate([steps.reshape(-1, steps.shape[-1]) for steps in idle])
     repeats = len(vectors) - len(np.unique(vectors, axis=0))

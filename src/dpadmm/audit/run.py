@@ -15,7 +15,7 @@ from typing import Any, Literal
 import dpadmm
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit.formulas import N_FEATURES
-from dpadmm.audit.game import GAMES, N_ROUNDS, Game
+from dpadmm.audit.game import GAMES, Game
 from dpadmm.audit.gates import Gate, Guesses, LowerBound, all_guesses, judge, lower_bound, sharpness, threshold
 from dpadmm.audit.trials import PER_LEDGER, Batch, TrialOutcomes, memory_folder, play
 from dpadmm.engine.workers import in_processes
@@ -122,7 +122,6 @@ class Audit:
             "game": {
                 "studies": self.n_studies,
                 "agents": 2,
-                "rounds": N_ROUNDS,
                 "features": N_FEATURES,
                 "neighbours": "replace-one",
             },
