@@ -167,7 +167,7 @@ def test_agents_with_different_mechanisms() -> None:
 
 
 @pytest.mark.parametrize("charge_planned", [True, False])
-def test_a_run_that_its_result_ended_is_charged_in_full(charge_planned: bool) -> None:
+def test_a_run_that_stops_by_its_result_is_charged_in_full(charge_planned: bool) -> None:
     made = equal_rounds(Release(5.0), charge_planned=charge_planned)
     (release,) = made.to_dict()["agents"][0]["releases"]
     assert (release["charged"], release["released"], release["planned"]) == (10 if charge_planned else 7, 7, 10)
@@ -253,7 +253,7 @@ def test_bytes_are_canonical() -> None:
         canonical({"x": math.nan})
 
 
-def test_a_change_of_words_is_a_change_of_format() -> None:
+def test_a_change_of_texts_requires_a_new_format() -> None:
     """Files must verify for years: a new wording needs a new format version."""
     words = []
     for made in (study_report(), study_report(min_honest_sites=2), equal_rounds(Release(5.0))):

@@ -117,7 +117,7 @@ def test_the_number_of_runs_has_its_law_and_mean(runs: int) -> None:
     assert min(drawn) >= 1
 
 
-def test_numbers_that_cannot_be_are_refused() -> None:
+def test_invalid_numbers_are_refused() -> None:
     for wrong in (0, -1, 2.5, 101, math.nan):
         with pytest.raises(StudyError, match="runs must be"):
             selection_epsilon(0.1, wrong, DELTA)  # type: ignore[arg-type]

@@ -55,13 +55,13 @@ def test_arrays_give_one_value_per_agent():
     assert isinstance(mean_sensitivity(1.0, 2), float)
 
 
-def test_bad_lipschitz():
+def test_invalid_lipschitz():
     for lipschitz in [0.0, -1.0, np.nan, np.inf]:
         with case(lipschitz), pytest.raises(StudyError, match=r"lipschitz must be a positive number, not"):
             mean_sensitivity(lipschitz, 10)
 
 
-def test_bad_rows():
+def test_invalid_rows():
     for n_rows in [0, -1, 2.5, np.nan]:
         with (
             case(n_rows),
@@ -70,7 +70,7 @@ def test_bad_rows():
             mean_sensitivity(1.0, n_rows)
 
 
-def test_the_wrong_agent_is_the_one_named():
+def test_the_invalid_value_is_named():
     with pytest.raises(StudyError, match="not -7"):
         mean_sensitivity(1.0, np.array([3, -7]))
 
@@ -101,7 +101,7 @@ def test_minimisers_of_neighbours_are_within_the_sensitivity(n_rows):
         assert moved <= minimizer_sensitivity(1.0, n_rows, q)
 
 
-def test_opposite_rows_and_a_careless_solver_attain_the_sensitivity():
+def test_opposite_rows_and_an_inexact_solver_attain_the_sensitivity():
     """Rows ``(±cos θ, sin θ)`` far on the wrong side, and answers as far off as the tolerance allows."""
     for n_rows, tolerance in product([1, 5], [0.0, 0.05]):
         with case(n_rows, tolerance):
@@ -125,7 +125,7 @@ def test_a_solvers_tolerance_counts_twice():
     np.testing.assert_allclose(by_agent, [0.2, 0.15])
 
 
-def test_nonsense_about_the_minimiser_is_refused():
+def test_invalid_arguments_of_the_minimiser_are_refused():
     for convexity, tolerance in [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (1.0, np.nan)]:
         with (
             case(convexity, tolerance),
@@ -134,7 +134,7 @@ def test_nonsense_about_the_minimiser_is_refused():
             minimizer_sensitivity(1.0, 10, convexity, tolerance)
 
 
-def test_single_precision_is_not_kept():
+def test_single_precision_sizes_are_converted():
     """Rounded to 24 bits, the noise could be smaller than the sensitivity asks for."""
     rows = np.float32([3, 3])
     assert mean_sensitivity(np.float32([1.0, 0.1]), rows).dtype == np.float64

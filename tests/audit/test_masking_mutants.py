@@ -192,7 +192,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], set[str]]] = {
 }
 
 
-def test_the_code_that_ships_passes_every_check() -> None:
+def test_the_shipped_code_passes_every_check() -> None:
     assert failed(lambda patch: None) == set()
 
 
@@ -202,6 +202,6 @@ def test_a_check_fails_for_each_bug(name: str) -> None:
     assert red <= failed(inject)
 
 
-def test_every_check_finds_a_bug_or_keeps_the_others_honest() -> None:
+def test_every_check_finds_a_bug_or_guards_the_others() -> None:
     found = set().union(*(red for _, red in MUTANTS.values()))
     assert CHECKS.keys() - found == {"a quorum is enough", "the same members again"}

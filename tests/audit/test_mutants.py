@@ -13,7 +13,7 @@ from dpadmm.audit.game import GAMES
 from dpadmm.queries import QUERIES
 
 
-def test_the_code_that_ships_is_green() -> None:
+def test_the_shipped_code_passes() -> None:
     audit = run_audit(replace(SHORT, trials=len(GAMES) * SHORT.trials))
     played = {game: len(seen.worlds) for game, seen in audit.seen.items()}
     assert [gate for gate in audit.gates if gate.failed] == []
@@ -26,11 +26,11 @@ def test_the_code_that_ships_is_green() -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_bug_turns_its_gates_red(mutant: Mutant) -> None:
+def test_a_bug_fails_its_gates(mutant: Mutant) -> None:
     for game in mutant.games:
         with case(game):
             assert set(mutant.red) <= red_gates(mutant, game)
 
 
-def test_all_bugs_are_there() -> None:
+def test_all_bugs_are_listed() -> None:
     assert len({mutant.name.split(":")[0] for mutant in MUTANTS}) >= 30

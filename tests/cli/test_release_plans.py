@@ -78,7 +78,7 @@ def narrow(answer) -> str:
     return flat(answer.out)
 
 
-def test_study_review_and_training_say_what_is_released_with_which_noise(cli, place, planned):
+def test_study_review_and_training_show_releases_and_noise(cli, place, planned):
     (_, first, _), (_, later, _) = planned
     read_site("site.toml").begin()
     noise = f"{first:.4f} in round 1 (moments), {later:.4f} from round 2 on (preconditioned_gradient)"

@@ -114,6 +114,6 @@ def test_an_agent_that_runs_loads_no_other_command_and_no_privacy_report():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_says_what_the_command_says(name):
+def test_the_list_of_commands_has_the_help_of_each_command(name):
     own = inspect.cleandoc(load_command(name).help).split("\n\n")[0]
     assert COMMANDS[name] == " ".join(own.split())

@@ -83,7 +83,7 @@ def test_shape_and_type() -> None:
     assert (drawn.shape, drawn.dtype) == ((3, *SHAPE), np.float64)
 
 
-def test_agent_and_round_fix_the_numbers_whoever_else_takes_part() -> None:
+def test_agent_and_round_determine_the_numbers() -> None:
     which = list(range(1, 151))  # further than one buffer of rounds
     few, many = rounds(9, 2, which), rounds(9, 40, which)
     np.testing.assert_array_equal(few, many[:, :2])
@@ -160,7 +160,7 @@ def test_a_seed_means_the_same_numbers_in_every_version() -> None:
 
 
 @pytest.mark.parametrize("compute", [clean, sums])
-def test_of_agents_that_do_not_take_part_nothing_is_computed(
+def test_nothing_is_computed_for_absent_agents(
     compute: Callable[[CohortQuery], Floats],
 ) -> None:
     everyone, some = compute(wanted()), compute(wanted(np.array([0, 2])))
@@ -178,7 +178,7 @@ def test_simulated_mean_gradients_have_noise_of_z_times_their_sensitivity() -> N
     np.testing.assert_array_equal(noise.answer(calm), clean(calm))
 
 
-def test_exact_noise_is_drawn_for_those_who_take_part_and_from_the_system_by_default() -> None:
+def test_exact_noise_is_drawn_for_participants_from_the_operating_system() -> None:
     asked: list[tuple[int, int]] = []
 
     def source(agent: int, round: int) -> Draw:
@@ -202,7 +202,7 @@ def test_fresh_seeds_differ() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_streams_are_independent_and_the_first_is_as_ever() -> None:
+def test_streams_are_independent_and_the_first_is_the_default() -> None:
     noise = SimulatedNoise(5, 2, (100_000, 1))
     np.testing.assert_array_equal(noise.draw(3), noise.draw(3, stream=0))
     np.testing.assert_array_equal(noise.draw(3)[:, :, 0], standard_normals(5, 3, 2, 100_000))
@@ -239,7 +239,7 @@ def test_spherical_noise_of_other_rounds_and_streams_differs() -> None:
     assert len(np.unique(drawn)) == 18
 
 
-def test_spherical_noise_leaves_the_streams_of_others_alone() -> None:
+def test_spherical_noise_uses_its_own_streams() -> None:
     """Stream 0 is the mean gradients'; a second spherical draw of a round starts at 4."""
     asked: list[int] = []
 
@@ -288,13 +288,13 @@ def test_answers_have_the_shape_of_their_statistic_and_noise_of_its_own_bound() 
 
 
 @pytest.mark.parametrize("noise", [SimulatedNoise(1, 3, (2, 1)), ExactNoise()])
-def test_only_those_who_take_part_are_computed(noise: Any) -> None:
+def test_answers_are_computed_for_participants_only(noise: Any) -> None:
     moments, some = Moments(), np.array([0, 2])
     noise.answer(CohortQuery(wanted().rows, moments, np.zeros((3, 0)), np.ones(3), 4, some))
     assert moments.active == [some]
 
 
-def test_a_plan_has_the_prices_that_the_noise_states() -> None:
+def test_a_plan_has_the_events_of_the_noise_source() -> None:
     plan = ReleasePlan.of([Release(5.0), None, Release(2.0)])
 
     class Halved(SimulatedNoise):
@@ -330,7 +330,7 @@ def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_r
     assert not told[1].any()
 
 
-def test_the_weighted_mean_of_streamed_answers_is_that_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weighted_mean_of_lazy_answers_is_that_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within rounding, whoever takes part and however rows are stored; none of the answers is kept."""
     rng = np.random.default_rng(4)
     z = np.resize([0.0, 2.0, 5.0], 150)
@@ -376,7 +376,7 @@ class Unstreamed:
         self.shape, self.row_norm, self.means = self._moments.shape, self._moments.row_norm, self._moments.means
 
 
-def test_the_sum_of_shares_is_streamed_at_one_point_for_all_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_of_shares_is_lazy_only_at_one_common_point(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, noise = wanted(), SimulatedNoise(3, 3, (2, 1))
     pooled = SecureSumNoise(noise, 2, asked.rows.n_rows, 4)
     apart = replace(asked, parameters=np.arange(6.0).reshape(3, 2, 1))

@@ -17,7 +17,7 @@ def _limit(loss):
 N = 3000
 
 
-def test_no_row_gradient_is_longer_than_lipschitz():
+def test_row_gradients_are_bounded_by_lipschitz():
     for loss in BOUNDED_LOSS_CASES:
         with case(loss):
             rng = np.random.default_rng(1)

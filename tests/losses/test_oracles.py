@@ -32,7 +32,7 @@ def _deviance(loss, labels, scores):
     return mean_poisson_deviance(happened, means) * seen.sum() / len(labels)
 
 
-def test_mean_value_is_the_oracle_s():
+def test_mean_values_agree_with_other_libraries():
     for scale, loss in product([0.1, 1.0, 3.0], [loss for loss in LOSS_CASES if loss.name in ORACLES]):
         with case(scale, loss):
             rng = np.random.default_rng(3)

@@ -12,7 +12,7 @@ from dpadmm.matrices.memmap import is_unnamed, portions
 from dpadmm.matrices.storage import GrowingArray
 
 
-def test_a_map_of_somebody_else_is_left_as_it_is(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_mappings_of_other_files_are_not_released(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Pages that were changed in memory alone (copy on write) are lost when they are let go of."""
     for mode in ["r", "r+", "c"]:
         with case(mode):
@@ -31,7 +31,7 @@ def test_a_map_of_somebody_else_is_left_as_it_is(tmp_path_factory: pytest.TempPa
             assert np.array_equal(features, wanted)
 
 
-def test_our_own_files_are_looked_at_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unnamed_files_are_read_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpadmm.matrices.memmap.PORTION_BYTES", 100)
     growing = GrowingArray(np.float64, 4, memory_bytes=0)
     wanted = np.arange(40.0).reshape(10, 4)

@@ -54,7 +54,7 @@ def test_dp_admm_as_published(
     assert runs[0].privacy.epsilon == pytest.approx(exact, abs=5e-5)
 
 
-def test_the_floor(adult: Dataset) -> None:
+def test_the_non_private_optimum(adult: Dataset) -> None:
     found = simulate(adult, method="centralized", seed=0, **PAPER).trace.last()
     assert found["train_loss_global"] == pytest.approx(0.324, abs=0.002)
     assert found["test_error_global"] == pytest.approx(0.152, abs=0.007)

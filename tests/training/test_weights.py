@@ -71,7 +71,7 @@ def weighted(column: str = "w", **more: Any) -> Label:
 
 
 @pytest.mark.filterwarnings("ignore:Confidence intervals. unlikely")
-def test_weights_at_the_bound_are_none_to_the_last_bit(path: Path) -> None:
+def test_weights_at_the_bound_have_no_effect(path: Path) -> None:
     for training in ({}, {"method": INFERENCE}, {"method": "dp_admm", "n_rounds": 8}, {"n_rounds": 8, "epsilon": 0.05}):
         for agents in (1, 3):
             with case(training, agents):
@@ -82,7 +82,7 @@ def test_weights_at_the_bound_are_none_to_the_last_bit(path: Path) -> None:
                 assert np.array_equal(one, other)
 
 
-def test_class_weights_find_the_rare_class(path: Path) -> None:
+def test_class_weights_predict_the_rare_class(path: Path) -> None:
     for method, least in (("auto", 0.7), ("dp_admm", 0.65)):
         with case(method):
             found = {}
@@ -96,7 +96,7 @@ def test_class_weights_find_the_rare_class(path: Path) -> None:
             assert said.metrics["balanced_accuracy"] == pytest.approx(found[True])
 
 
-def test_small_weights_cost_auto_no_more_than_so_few_rows_would(path: Path) -> None:
+def test_small_weights_cost_auto_no_more_than_fewer_rows(path: Path) -> None:
     """Weights of 1 with a bound of 4: rows say a fourth of what they might, and steps are as long all the same."""
     light = replace(ILL, weight="light", weight_bound=4.0)
     table = path.with_name("light.csv")
@@ -171,7 +171,7 @@ def test_without_noise_the_optimum_is_that_of_scikit_learn_with_its_penalty() ->
             np.testing.assert_allclose(found.model.weights[:, 0], np.ravel(known.coef_), rtol=0.002, atol=1e-4)
 
 
-def test_intervals_of_weighted_rows_cover_at_least_what_they_say() -> None:
+def test_intervals_of_weighted_rows_are_conservative() -> None:
     """Rows are drawn by their weights' inverse from a population that they then stand for; ω has a mean of .4."""
     truth, covered, widths = np.array([2.0, -1.0, 0.5, 0.0, 1.0]), [], []
     training = Training(method=INFERENCE, epsilon=4.0, n_rounds=5, intercept=True)
@@ -197,7 +197,7 @@ def test_intervals_of_weighted_rows_cover_at_least_what_they_say() -> None:
 # From files, at sites and in one process
 
 
-def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Path) -> None:
+def test_a_site_has_the_weighted_sums_of_one_process(path: Path, tmp_path: Path) -> None:
     """With every cell of the weights, bad ones too, and by the same statistics."""
     rows = path.read_text().splitlines()[:301]
     rows[5] = rows[5].rpartition(",")[0].rpartition(",")[0] + ",-1,4"
@@ -220,7 +220,7 @@ def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Pat
     assert said == "1 of 300 rows have an unknown label or weight; they are replaced with zeros."
 
 
-def test_another_weight_is_another_table_to_a_guard(path: Path) -> None:
+def test_a_guard_detects_changed_weights(path: Path) -> None:
     rows, weights = encode(study(), path), np.linspace(0.0, 1.0, 6000)
     other = weights.copy()
     other[17] = np.nextafter(other[17], 0.0)
@@ -312,7 +312,7 @@ def test_forecasts_weigh_rows_as_training_does(path: Path) -> None:
 # What is said
 
 
-def test_explanations_and_evaluations_say_that_rows_were_weighted(path: Path, tmp_path: Path) -> None:
+def test_explanations_and_evaluations_report_weights(path: Path, tmp_path: Path) -> None:
     label = weighted(class_weight={"yes": 12.0, "no": 1.0})
     for training, words in (({}, False), ({"method": INFERENCE, "epsilon": 30.0}, True)):
         model = train(study(label, **training), path, seed=1).model
@@ -335,7 +335,7 @@ def test_explanations_and_evaluations_say_that_rows_were_weighted(path: Path, tm
         evaluate(model, bad)
 
 
-def test_the_command_line_knows_weights(path: Path, tmp_path: Path) -> None:
+def test_the_command_line_supports_weights(path: Path, tmp_path: Path) -> None:
     def said(*command: str, fine: bool = True) -> str:
         found = CliRunner().invoke(app, [*map(str, command)])
         assert (found.exit_code == 0) == fine, found.output
