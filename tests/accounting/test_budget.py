@@ -1,4 +1,4 @@
-"""A budget that fits share: exact, never exceeded, and one in every copy and thread."""
+"""A budget shared by fits: exact, never exceeded, and the same in every copy and thread."""
 
 from __future__ import annotations
 

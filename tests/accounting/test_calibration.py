@@ -1,4 +1,4 @@
-"""Calibration: formulas, safety to the last bit, tightness, bad input."""
+"""Calibration: formulas, safety to the last bit, tightness, invalid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Totals of every kind of release: limits, order, and what is refused."""
+"""Totals of every kind of release: limits, monotonicity, invalid input."""
 
 from __future__ import annotations
 

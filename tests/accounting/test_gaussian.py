@@ -1,4 +1,4 @@
-"""The accountant: the design's reference table, properties, edges, bad input."""
+"""The Gaussian accountant: reference table, properties, extremes, invalid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Privacy reports: the privacy loss per agent and of the worst agent, the JSON form, and what cannot be a file."""
+"""Privacy reports: the loss of every agent and of the worst one, JSON, and reports that cannot be files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best of a secret number of runs: the bound against dp_accounting, and against what the best of K really tells."""
+"""Private selection: the bound, compared with dp_accounting and with the exact loss of the best of K runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sensitivity is a true bound of neighbouring mean gradients, and attained: without the 2 this fails."""
+"""The sensitivity bounds the difference of neighbouring mean gradients, and is attained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Untrusted privacy reports: every wrong value is found, and any other file is refused."""
+"""Untrusted privacy reports: every wrong value is found, and other files are refused."""
 
 from __future__ import annotations
 

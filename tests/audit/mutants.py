@@ -1,4 +1,4 @@
-"""Bugs that a private agent or its ledger might have, each put into the code that ships.
+"""Bugs of a private agent or its ledger, each put into the shipped code.
 
 ``mutant(monkeypatch)`` puts one in; ``MUTANTS`` says which gates of the audit must turn red, in which games. To see it:
 ``python tests/audit/mutants.py``.

@@ -1,4 +1,4 @@
-"""The parts of an audit: what it knows for itself, what its limits prove, and how often it errs."""
+"""Parts of an audit: independent formulas, statistical limits, rates of error."""
 
 from __future__ import annotations
 

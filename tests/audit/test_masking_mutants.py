@@ -1,4 +1,4 @@
-"""Bugs that a site might have in secure aggregation, each put into the code that ships: a check fails for each."""
+"""Bugs in secure aggregation, each put into the shipped code: a check fails for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit is green for the code that ships, and red for each of the bugs that it is there for."""
+"""The audit passes the shipped code, and fails for each listed bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dpadmm compare``: equal privacy for all, the optimum beside them, reasons where none applies."""
+"""``dpadmm compare``: equal privacy for all methods, the optimum, and reasons for methods that do not apply."""
 
 from __future__ import annotations
 

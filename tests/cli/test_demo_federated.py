@@ -1,4 +1,4 @@
-"""``dpadmm demo --federated`` with real processes on real rows, to its end and to Ctrl-C."""
+"""``dpadmm demo --federated`` with real processes and rows, to the end and with Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dpadmm describe``, evaluation under privacy, and the drafts around them: from the command line."""
+"""``dpadmm describe``, private evaluation, and drafts from their results."""
 
 from __future__ import annotations
 

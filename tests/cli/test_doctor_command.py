@@ -1,4 +1,4 @@
-"""``dpadmm doctor`` and ``dpadmm version``: what they find, what they say to do, and what they never name."""
+"""``dpadmm doctor`` and ``dpadmm version``: findings, fixes, and no personal data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dpadmm explain``: a table, JSON, a figure, and a standard error where there is one."""
+"""``dpadmm explain``: table, JSON, figure, and standard errors if available."""
 
 from __future__ import annotations
 

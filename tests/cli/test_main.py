@@ -1,4 +1,4 @@
-"""``dpadmm`` itself: help, version, exit codes, one sentence for every mistake."""
+"""``dpadmm``: help, version, exit codes, and one sentence for every error."""
 
 from __future__ import annotations
 

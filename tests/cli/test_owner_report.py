@@ -1,4 +1,4 @@
-"""What an owner is told about the cells of a table."""
+"""Warnings for the owner about cells and lines of a table."""
 
 from __future__ import annotations
 

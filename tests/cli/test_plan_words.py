@@ -1,4 +1,4 @@
-"""Sentences of ``dpadmm plan`` about forecasts that are given here."""
+"""Sentences of ``dpadmm plan`` for given forecasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dpadmm predict`` and ``dpadmm evaluate``: tables in, answers and figures out."""
+"""``dpadmm predict`` and ``dpadmm evaluate``: predictions and metrics of tables."""
 
 from __future__ import annotations
 

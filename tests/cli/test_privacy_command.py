@@ -1,4 +1,4 @@
-"""``dpadmm privacy``: what it prints, its JSON, its refusals."""
+"""``dpadmm privacy``: output, JSON, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies whose rounds differ: what every command says of their release plan, from the study to the privacy report."""
+"""Studies whose rounds differ: the release plan in every command, from the study to the privacy report."""
 
 from __future__ import annotations
 

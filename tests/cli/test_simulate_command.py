@@ -1,4 +1,4 @@
-"""``dpadmm simulate``: files in, run folder out, mistakes in one sentence, interruption at any moment."""
+"""``dpadmm simulate``: files, run folder, one sentence for every error, interruption at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command loads what it needs and no more; the list of commands says what the commands say themselves."""
+"""Commands import only the modules they need. The list of commands has the help of each command."""
 
 from __future__ import annotations
 

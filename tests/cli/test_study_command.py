@@ -1,4 +1,4 @@
-"""``dpadmm study``: an example to change, and what a study means."""
+"""``dpadmm study``: drafts, checks, confirmation and description of studies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dpadmm train``: from a study and a table to a model and its privacy report; one sentence for every mistake."""
+"""``dpadmm train``: from a study and a table to a model and its privacy report; one sentence for every error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures of a run: what "global" and "local" mean for each average and method."""
+"""Measures of a run: global and local models by average and method."""
 
 from __future__ import annotations
 

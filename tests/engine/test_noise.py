@@ -1,4 +1,4 @@
-"""Simulated noise: reproducible per agent and round, independent between agents, and standard normal."""
+"""Simulated noise: reproducible per agent and round, independent, standard normal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of coefficients: every one where it belongs, with bars of two standard errors."""
+"""The figure of coefficients: positions, and bars of 95% intervals."""
 
 from __future__ import annotations
 

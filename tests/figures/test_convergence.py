@@ -1,4 +1,4 @@
-"""The convergence figure: what it draws, and files that any viewer opens."""
+"""The convergence figure: content, and files that any viewer opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of the user's: its table, or one sentence."""
+"""TOML files of users: a table, or one sentence."""
 
 from __future__ import annotations
 

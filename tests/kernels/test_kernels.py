@@ -1,4 +1,4 @@
-"""The compiled gradient against its plain NumPy twin, its clipping, and its reproducibility to the bit."""
+"""The compiled gradient, compared with NumPy: values, clipping, and bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""c1 and c3 of every loss are true bounds, and no smaller number would be."""
+"""c1 and c3 of every loss are bounds, and are attained."""
 
 from __future__ import annotations
 

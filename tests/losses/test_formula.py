@@ -1,4 +1,4 @@
-"""One formula, three ways to run it: NumPy over rows, NumPy on one row, compiled on one row."""
+"""One formula, run in three ways: NumPy over rows, NumPy on one row, compiled on one row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values against other people's implementations."""
+"""Values compared with other libraries."""
 
 from __future__ import annotations
 

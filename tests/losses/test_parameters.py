@@ -1,4 +1,4 @@
-"""A loss refuses parameters that make no sense, and says which."""
+"""Invalid parameters of a loss are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature matrices: form, norms, clipping and the intercept."""
+"""Feature matrices: formats, norms, clipping, intercept."""
 
 from __future__ import annotations
 

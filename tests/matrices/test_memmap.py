@@ -1,4 +1,4 @@
-"""Rows in files: portions of what is ours, and hands off what is somebody else's."""
+"""Rows in files: portions of unnamed files; other mappings are not released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows in a file in another order: the same rows, and a model that no order changes."""
+"""Rows in files in another order: the same rows and the same model."""
 
 from __future__ import annotations
 

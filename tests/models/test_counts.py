@@ -1,4 +1,4 @@
-"""Models of counts and of survival: studies, what they predict, explain and are worth, and their files."""
+"""Models of counts and survival: studies, predictions, explanations, evaluations, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private statistics: consistent, unbiased but for cutting at 0, and with standard errors that are true."""
+"""Private statistics: consistent, unbiased except for clipping at 0, with correct standard errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good a model is: every figure as scikit-learn computes it."""
+"""Metrics of models, compared with scikit-learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coefficients in the units of the columns: the same scores, to the last digits, as the model's own."""
+"""Coefficients in the units of the columns give the scores of the model, to the last digits."""
 
 from __future__ import annotations
 

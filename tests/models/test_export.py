@@ -1,4 +1,4 @@
-"""Models in other people's hands: scikit-learn and ONNX predict the same on random rows."""
+"""Exported models: scikit-learn and ONNX give the same predictions on random rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in one line."""
+"""The repr of a model: one line."""
 
 from __future__ import annotations
 

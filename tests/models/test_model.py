@@ -1,4 +1,4 @@
-"""A trained model: prediction, probabilities, and its file."""
+"""Trained models: predictions, probabilities, files."""
 
 from __future__ import annotations
 

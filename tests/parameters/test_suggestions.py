@@ -1,4 +1,4 @@
-"""A typing mistake finds its name; another word finds none."""
+"""Suggestions for typos, and none for other words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts: the planned noise on stand-in rows, folds, the correction for few rows, verdicts."""
+"""Forecasts: planned noise on substitute rows, folds, the correction for few rows, intervals."""
 
 from __future__ import annotations
 

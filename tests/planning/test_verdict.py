@@ -1,4 +1,4 @@
-"""Recommendations, goals, and rounds that are written into a study."""
+"""Recommendations, goals, and numbers of rounds written into a study."""
 
 from __future__ import annotations
 

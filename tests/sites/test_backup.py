@@ -1,4 +1,4 @@
-"""Copies of a ledger: whatever is restored, and whatever was released since, no less is charged than was spent."""
+"""Backups of a ledger: a restore never charges less than was spent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site whose rows are at the workers of a Dask cluster: the same answers wherever they are summed, and as private."""
+"""A site whose rows are on a Dask cluster: the same answers, with the same privacy."""
 
 from __future__ import annotations
 

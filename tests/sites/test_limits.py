@@ -1,4 +1,4 @@
-"""Limits that were lowered below what enrolled studies were promised."""
+"""Limits lowered below what enrolled studies were promised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent of a study with secure aggregation, in front of its guard."""
+"""An agent of a study with secure aggregation and its guard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site: what its owner wrote holds, whatever a study asks; and rows are encoded one by one."""
+"""A site: no study changes the limits of the owner, and rows are encoded independently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site's table as a study wants it: its label, its persons, and what its owner is told about it."""
+"""A site's table in the encoding of a study: label, persons, warnings for the owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures this project promises on the UCI Adult data, with the paper's constants."""
+"""Reference results on UCI Adult with the constants of the paper."""
 
 from __future__ import annotations
 

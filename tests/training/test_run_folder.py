@@ -1,4 +1,4 @@
-"""The run folder: TOML, JSON and CSV that any reader takes, and what is refused before a run."""
+"""The run folder: TOML, JSON and CSV for any reader, and checks before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study simulated on a table: its settings and encoding, with measures and simulated noise."""
+"""A study simulated on a table: its settings and encoding, measures, simulated noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole simulated run: reproducible, calibrated as asked, refused clearly, and told in plain JSON."""
+"""Whole simulated runs: reproducible, calibrated, with clear errors and plain JSON."""
 
 from __future__ import annotations
 

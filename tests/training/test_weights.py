@@ -1,4 +1,4 @@
-"""Weighted studies: what they find, beside scikit-learn and statsmodels, and beside studies without weights."""
+"""Weighted studies, compared with scikit-learn, statsmodels and studies without weights."""
 
 from __future__ import annotations
 
