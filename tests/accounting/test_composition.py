@@ -69,7 +69,7 @@ def test_a_delta_below_the_convolutions_precision_falls_back_to_all_rows() -> No
 
 
 def test_the_convolutions_error_grows_with_the_rounds() -> None:
-    """After 10⁶ rounds it was seen at 7e-11, more than such a δ."""
+    """After 10⁶ rounds the error was 7e-11, which exceeds such a δ."""
     z, q, t, delta = 100.0, 0.1, 10**6, 2.1e-11
     assert total_epsilon(SampledRelease(z, q), t, delta) == total_epsilon(Release(z), t, delta)
     assert total_epsilon(SampledRelease(z, q), 10, delta) < total_epsilon(Release(z), 10, delta)

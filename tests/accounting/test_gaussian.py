@@ -177,7 +177,7 @@ def test_arrays_equal_single_calls():
 
 
 def test_single_precision_numbers_are_converted():
-    """Rounding to seven digits would move ε, and not only upwards."""
+    """Rounding to seven digits could decrease ε."""
     some, few = np.array([0.3, 3.0], np.float32), np.array([1e-3, 1e-7], np.float32)
     wide, long = some.astype(float), few.astype(float)
     np.testing.assert_array_equal(exact_epsilon(some, long), exact_epsilon(wide, long))

@@ -162,7 +162,7 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
 
 
 class Correlated(Noise):
-    """The same noise in every round: nobody may account for it as independent."""
+    """The same noise in every round, which must not be accounted as independent."""
 
     kind = "simulated"
 
@@ -197,7 +197,7 @@ def test_noise_of_unknown_cost_leaves_a_run_without_epsilon() -> None:
 
 
 def test_every_round_is_charged_for_its_release() -> None:
-    """A method that changes what it releases cannot forget to change its plan: there is one source for both."""
+    """The plan follows from the releases of a method, so both always agree."""
     from dpadmm import simulate
     from dpadmm.methods import DpAdmm, DpSgd
 

@@ -37,7 +37,7 @@ def report(z: list[float], done: list[int], planned: list[int] | None = None, **
 
 
 def equal_rounds(*releases: object, charge_planned: bool = False) -> PrivacyReport:
-    """Agents that released 7 of 10 planned rounds."""
+    """Return agents that released 7 of 10 planned rounds."""
     n = len(releases)
     return constant_report(releases, [7] * n, [10] * n, 1e-5, "dp_admm", charge_planned=charge_planned)  # type: ignore[arg-type]
 
@@ -254,7 +254,7 @@ def test_bytes_are_canonical() -> None:
 
 
 def test_a_change_of_texts_requires_a_new_format() -> None:
-    """Files must verify for years: a new wording needs a new format version."""
+    """Files must be verifiable for years, so new texts need a new format version."""
     words = []
     for made in (study_report(), study_report(min_honest_sites=2), equal_rounds(Release(5.0))):
         document = made.to_dict()

@@ -36,7 +36,7 @@ def test_brute_force_over_replaced_rows_stays_below_and_attains():
 
 @pytest.mark.parametrize("loss", [Logistic(), Hinge()])
 def test_real_losses_attain_it(loss):
-    """The audit's worst pair: y·x = c1(±cos θ, sin θ) at a far away point."""
+    """The worst pair of the audit: y·x = c1(±cos θ, sin θ) at a distant point."""
     angle, weights, n_rows = 0.05, np.array([0.0, -400.0]), 20
     pair = [np.array([sign * np.cos(angle), np.sin(angle)]) for sign in (1.0, -1.0)]
     gradients = [slopes(loss, np.ones(1), np.array([[row @ weights]]))[0, 0] * row for row in pair]
@@ -102,7 +102,7 @@ def test_minimisers_of_neighbours_are_within_the_sensitivity(n_rows):
 
 
 def test_opposite_rows_and_an_inexact_solver_attain_the_sensitivity():
-    """Rows ``(±cos θ, sin θ)`` far on the wrong side, and answers as far off as the tolerance allows."""
+    """Rows ``(±cos θ, sin θ)`` far on the wrong side, and answers with the maximum error of the tolerance."""
     for n_rows, tolerance in product([1, 5], [0.0, 0.05]):
         with case(n_rows, tolerance):
             q, center = 0.7, np.array([0.0, -400.0])
@@ -135,7 +135,7 @@ def test_invalid_arguments_of_the_minimiser_are_refused():
 
 
 def test_single_precision_sizes_are_converted():
-    """Rounded to 24 bits, the noise could be smaller than the sensitivity asks for."""
+    """Rounded to 24 bits, the noise could be too small for the sensitivity."""
     rows = np.float32([3, 3])
     assert mean_sensitivity(np.float32([1.0, 0.1]), rows).dtype == np.float64
 

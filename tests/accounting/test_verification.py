@@ -202,7 +202,7 @@ anything = st.recursive(
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_mutated_files_are_correct_or_refused(tmp_path, data):
-    """Some part is replaced by anything, or some bytes by others: what still passes has the same figures."""
+    """Files with a replaced value or changed bytes are refused, unless all values are the same."""
     if data.draw(st.booleans()):
         paths = list(leaves(DOCUMENT))
         path = data.draw(st.sampled_from(paths))

@@ -45,7 +45,7 @@ every_game = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
 
 
 def asked(game: Game, role: int, round: int):
-    """The parameters that a role is to answer for, without having said anything before."""
+    """Return the parameters of a role's query before its first answer."""
     decoder = game.decoder()
     for k in range(round + 1):
         parameters, _ = decoder.decode(game.roles[role].sent[k], np.zeros((N_FEATURES, 1)))
@@ -56,7 +56,7 @@ def asked(game: Game, role: int, round: int):
 
 
 def test_every_statistic_of_the_closed_list_is_attacked():
-    """Whoever adds a statistic writes its formula down once more, and a game that asks for it."""
+    """A new query needs an independent formula and a game."""
     assert {name.split(" of ")[0] for name in FORMULAS} == QUERIES.keys()
     assert {id(round.formula) for game in GAMES.values() for round in game.rounds} == set(map(id, FORMULAS.values()))
     assert {name for game in GAMES.values() for name in game.statistics} == QUERIES.keys()
@@ -233,7 +233,7 @@ def test_four_thousand_trials_usually_suffice_and_ten_thousand_always():
 
 
 def imagined(n: int, seed: int, game: Game = PGD) -> TrialOutcomes:
-    """What sound code would show, from seeded noise."""
+    """Return outcomes of correct code, from seeded noise."""
     rng = np.random.default_rng(seed)
     worlds = np.array([[world_of(k, i) for i in (0, 1)] for k in range(n)]).reshape(n, 2)
     scale = np.concatenate(
@@ -293,7 +293,7 @@ FIRST, *LATER = PGD.cuts
 
 
 def at(cut, factor):
-    """Factors of a round's numbers, 1 for the others."""
+    """Return factors for the numbers of a round, 1 for the others."""
     out = np.ones(SOUND.residuals.shape[-1])
     out[cut] = factor
     return out
@@ -307,14 +307,14 @@ def lagged(noise):
 
 
 def scored(change, part=0):
-    """Other scores of one part."""
+    """Replace the scores of one part."""
     out = SOUND.scores.copy()
     out[..., part] = change(out[..., part])
     return {"scores": out}
 
 
 def swapped(noise):
-    """The first study's noise of round 2 once more, in the last study's round 3."""
+    """Repeat the noise of round 2 of the first study in round 3 of the last one."""
     out = noise.copy()
     out[-1][..., LATER[1]] = noise[0][..., LATER[0]]
     return out
@@ -381,7 +381,7 @@ def test_a_weak_attack_fails_only_with_enough_trials():
 
 
 def test_a_false_of_numpy_fails():
-    """``np.False_ is False`` is false, and a gate that is asked so would be green."""
+    """``np.False_ is False`` is false, so such a test of a gate would pass."""
     gate = Gate("x", 1.0, None, 0.0, np.bool_(False), 0.0, "")
     assert gate.failed
     for each in gates(SOUND).values():

@@ -79,7 +79,7 @@ def test_a_short_audit_is_inconclusive_and_suggests_more_trials(cli, tmp_path):
 
 @pytest.mark.usefixtures("sketched")
 def test_enough_trials_pass_and_exit_code_0(cli, tmp_path, monkeypatch):
-    """The power that a full audit needs takes minutes; a smaller share of ε is decided sooner."""
+    """The power of a full audit takes minutes. A smaller share of ε needs fewer trials."""
     monkeypatch.setattr(gates, "POWER", 0.1)
     words = ("--method", "dp_admm", "--trials", 300, "--workers", 1)
     for more, shown in [((), "PASSED: the attack proves ε ≥ "), (("--quiet",), "PASSED: "), (("--json",), None)]:

@@ -22,7 +22,7 @@ CLOSED = "http://127.0.0.1:9"  # nothing listens there
 
 
 def offline(cache: Path) -> dict[str, str]:
-    """An environment in which Adult can be had from nowhere."""
+    """Return an environment in which Adult is not available."""
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), CLOSED)
     return {
         **nowhere,
@@ -116,7 +116,7 @@ def one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small(one_repeat: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And few rows."""
+    """Use few rows."""
     monkeypatch.setattr(module, "as_dataset", lambda *_: synthetic("binary", n_rows=1000, n_features=5))
 
 

@@ -15,7 +15,7 @@ from dpadmm.trusted.ledger import read_ledger
 
 
 def processes(folder: Path) -> list[int]:
-    """Numbers of all processes that were started with this folder."""
+    """Return the ids of all processes that were started with this folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

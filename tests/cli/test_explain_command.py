@@ -131,7 +131,7 @@ def test_a_table_without_intervals_marks_unseen_values():
 
 
 def test_a_column_with_a_wide_range_has_a_power_of_ten_as_unit(cli, tmp_path):
-    """Per unit an odds ratio would be 1, whatever the effect."""
+    """Per unit, every odds ratio would round to 1."""
     schema = Schema((Number("income", (0, 250_000)), Number("age", (18, 98))))
     weights = np.array([[-2.0], [0.5], [0.1]])
     model = Model(weights, "binary", "logistic", schema=schema, intercept=True, feature_names=schema.features,

@@ -148,7 +148,7 @@ def test_a_closed_pipe_causes_no_traceback(command):
 
 
 def database_error(statements):
-    """The error of statements in a database that has room for four pages."""
+    """Return the error of a database that is limited to four pages."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.execute("PRAGMA max_page_count = 4")
         with pytest.raises(sqlite3.OperationalError) as caught:
@@ -163,7 +163,7 @@ def journal_error(cause):
 
 
 def test_transient_errors_have_their_own_exit_code(cli, monkeypatch):
-    """Services are started again after 75, and not after 2."""
+    """Services restart after exit code 75, but not after 2."""
 
     def refusal(code, cause=None):
         error = RefusalError(code, "no")

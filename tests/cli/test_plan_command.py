@@ -180,7 +180,7 @@ def test_the_rounds_of_auto_can_be_written_into_the_study(cli, study_file, publi
 
 
 def masked(given: str) -> str:
-    """The study with auto, few rows' worth of ε and secure aggregation."""
+    """A study with auto, a small ε and secure aggregation."""
     given = given.replace('name = "dp_admm"', 'name = "auto"').replace("n_rounds = 20\n", "")
     return given.replace("epsilon = 1.0", 'epsilon = 0.2\naggregation = "secure"\nmin_honest_sites = 3')
 
@@ -224,7 +224,7 @@ def test_a_gain_from_secure_aggregation_is_reported(cli, study_file, public):
 
 
 def test_a_rare_outcome_is_judged_by_auc(cli, study_file, tmp_path):
-    """One row in twenty is ill: always saying no is right in 95% of rows, and ranks none."""
+    """One row in twenty is ill: the constant prediction has an accuracy of 95% and an AUC of ½."""
     header, *rows = planned.table(tmp_path / "all.csv", 6000).read_text().splitlines()
     place = [each.strip('"') for each in header.split(",")].index("ill")
     ill, well = ([row for row in rows if row.split(",")[place].strip('"') == each] for each in ("yes", "no"))

@@ -26,7 +26,7 @@ GRID = ForecastGrid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))
 
 
 def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, sensitivity=0.6, alone: float | None = None) -> Plan:
-    """A plan where ε does not matter, and so many rounds reach so much."""
+    """Return a plan with given accuracies by number of rounds, for every ε."""
     study = study_from(tomllib.loads(planned.STUDY))
 
     def both(mean: float, std: float = 0.0) -> dict[str, Value]:

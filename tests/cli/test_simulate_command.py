@@ -300,7 +300,7 @@ def test_an_owner_with_one_training_row_is_refused(cli, tmp_path_factory: pytest
 
 
 def test_an_invalid_split_of_a_later_repeat_is_found_before_the_first_run(cli, tmp_path):
-    """With two rows of 60 and a fifth held out, most seeds leave the owner too few, but not all."""
+    """With two of 60 rows and a fifth held out, most seeds leave the owner too few rows, but not all."""
     table = only("label", "owner")
     table["owner"][4] = table["owner"][5] = "east"
     words = ["--data", write_csv(tmp_path / "few.csv", table), *BINARY, "--by", "owner", "-e", "1", "-t", "2"]
@@ -364,7 +364,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_partial_file(cli, tmp_path, r
 
 
 def numbers(answer) -> dict:
-    """The measures that a run repeated must repeat: all but the time."""
+    """Return the measures that a repeated run must reproduce: all except the time."""
     measures = answer.json["measures"]
     return {name: values for name, values in measures.items() if name != "seconds"}
 
@@ -576,7 +576,7 @@ def test_dashes_short_names_and_negated_options(cli, tmp_path, rows_csv):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A run of two repeats, made once, with names that TOML and the terminal must not trip over."""
+    """Two repeats of a run, with special characters in names."""
     folder = tmp_path_factory.mktemp("run")
     path = write_csv(folder / "r [b]öws 😀.csv", only("label"))
     words = ["simulate", "--data", str(path), *BINARY, "-e", "2", "-n", "3", "-t", "4", "--repeats", "2"]
@@ -698,7 +698,7 @@ def _wait(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def test_ctrl_c_keeps_the_completed_rounds(command, tmp_path):
-    """The progress bar, shown on a terminal, tells when rounds have begun."""
+    """The progress bar on a terminal shows when rounds have begun."""
     screen, theirs = pty.openpty()
     with subprocess.Popen(
         [*command, *LONG, "-t", "1000000", "-o", "out"],
@@ -789,7 +789,7 @@ def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, r
 
 
 def test_ctrl_c_while_data_is_read(command, tmp_path):
-    """A named pipe that never sends anything stands for a large file."""
+    """A named pipe that sends nothing represents a large file."""
     os.mkfifo(tmp_path / "slow.csv")
     with subprocess.Popen(
         [*command, "simulate", "-d", "slow.csv", *BINARY, *QUICK, "-o", "out"],
@@ -818,7 +818,7 @@ def test_ctrl_c_while_data_is_read(command, tmp_path):
 
 @pytest.mark.parametrize("moment", ["before round 1 of run 1", "before round 1 of run 2", "between", "writing"])
 def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment):
-    """Whatever is interrupted, runs that have finished are shown and whole in the folder."""
+    """After any interruption, finished runs are shown and complete in the folder."""
     import dpadmm.cli.simulate as module
     from dpadmm.methods import DpAdmm
 

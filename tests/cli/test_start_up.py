@@ -59,7 +59,7 @@ def modules_after(program: str, *words: str, cwd: Path | None = None) -> set[str
 
 
 def test_commands_load_no_compiler_and_no_figures(tmp_path):
-    """Those that load the same run in one process."""
+    """Commands with the same imports run in one process."""
     rows = "\n".join(f"{20 + k},{'no' if k % 2 else 'yes'}" for k in range(24))
     (tmp_path / "table.csv").write_text(f"age,ill\n{rows}\n")
     (tmp_path / "site.toml").write_text(SITE)

@@ -211,7 +211,7 @@ def test_public_rows_initialise_training_and_do_not_change_the_report(
 
 @pytest.fixture
 def started(tmp_path: Path, table: Path) -> Path:
-    """A study with public rows of its own."""
+    """A study with public rows."""
     public = write_csv(tmp_path / "sample.csv", make_cells(400, seed=1))
     text = to_toml(make_study(method="auto", epsilon=0.3, **QUICK))
     (tmp_path / "started.toml").write_text(f'{text}\n[public_rows]\nfile = "sample.csv"\nsha256 = "{digest(public)}"\n')
@@ -279,7 +279,7 @@ def _of_one_class(cells: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _started(change: Callable[[Path], object], *words: object) -> Make:
-    """A study whose own public rows are changed after it was written."""
+    """A study whose public rows change after it was written."""
 
     def make(folder: Path) -> list[Any]:
         public = write_csv(folder / "sample.csv", make_cells(60, seed=1))
@@ -387,7 +387,7 @@ def test_an_existing_privacy_report_is_not_replaced(cli: Cli, tmp_path: Path, ta
 
 
 def test_counts_of_clamped_cells_are_for_the_owner_only(cli: Cli, tmp_path: Path, table: Path) -> None:
-    """The model of a run holds no count of clamped cells: those are for the owner."""
+    """A model contains no counts of clamped cells, which are for the owner only."""
     study = tmp_path / "s.toml"
     tight = replace(SCHEMA, columns=(Number("n0", (-0.1, 0.1)), *SCHEMA.columns[1:]))
     study.write_text(to_toml(make_study(schema=tight, **QUICK)))

@@ -95,7 +95,7 @@ def test_a_wrong_value_is_one_sentence(cli, file, factor):
 
 @pytest.mark.parametrize("name", ["study", "hash", "method", "version", "agent", "n_rows", "statistic", "released"])
 def test_values_that_cannot_be_recomputed_are_taken_on_trust(cli, file, site, name):
-    """No ε depends on these: `verify` says so, and their owner sees it in the ledger (but for version and own name)."""
+    """No ε depends on these values. The owner can compare them with the ledger, except version and name."""
     document = json.loads(file.read_bytes())
     (agent,) = document["agents"]
     match name:

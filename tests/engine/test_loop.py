@@ -52,7 +52,7 @@ def watched(n_rounds: int = 7, **options: Any) -> tuple[list[RoundView], Outcome
 
 
 def runaway(n_rounds: int = 400, **options: Any) -> Outcome:
-    """Steps 1,000 times as long as the l2 term allows, so that every one overshoots."""
+    """Steps 1,000 times too long for the L2 term, so that each overshoots."""
     problem = Problem(Logistic(), L2(), 1.0)
     method = DpSgd(1e3, noise_multiplier=np.full(N, 1.0))
     return train(method, problem, ROWS, n_rounds=n_rounds, noise=SimulatedNoise(1, N, (5, 1)), **options)

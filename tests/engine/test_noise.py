@@ -153,7 +153,7 @@ def test_release_adds_scaled_noise_once() -> None:
 
 
 def test_a_seed_means_the_same_numbers_in_every_version() -> None:
-    """Or a published study could not be repeated; streams are 2⁴⁰ rounds apart."""
+    """Otherwise a published study could not be repeated. Streams are 2⁴⁰ rounds apart."""
     noise = SimulatedNoise(7, 1, (2, 1))
     for stream, numbers in enumerate(SEVEN):
         np.testing.assert_allclose(noise.draw(3, stream).ravel(), numbers, rtol=1e-12)
@@ -259,7 +259,7 @@ def test_spherical_noise_in_one_dimension_is_laplace() -> None:
 
 
 class Moments:
-    """A statistic of another shape than the gradient's; it notes whom it was computed for."""
+    """A statistic with another shape than the gradient. It records the agents it was computed for."""
 
     name, row_norm, n_features, parameter_shape, shape = "moments", 2.0, 2, (), (3,)
 
@@ -314,7 +314,7 @@ def test_a_plan_has_the_events_of_the_noise_source() -> None:
 
 
 def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_read() -> None:
-    """As a guard does, and only for those who take part."""
+    """As a guard, and only for participating agents."""
     loss = Logistic()
     rows, statistic = cohort(loss, sizes=(20, 30)), PreconditionedGradient(loss, 5)
     asked = np.tile(np.concatenate([np.ones(5), np.zeros(10)]), (2, 1))
@@ -331,7 +331,7 @@ def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_r
 
 
 def test_the_weighted_mean_of_lazy_answers_is_that_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within rounding, whoever takes part and however rows are stored; none of the answers is kept."""
+    """Up to rounding, for any participation and storage. No single answer is stored."""
     rng = np.random.default_rng(4)
     z = np.resize([0.0, 2.0, 5.0], 150)
     sizes = rng.integers(2, 6, 150)  # more agents than are added up in one go
@@ -369,7 +369,7 @@ def test_the_weighted_mean_of_lazy_answers_is_that_of_the_answers(monkeypatch: p
 
 
 class Unstreamed:
-    """A statistic that cannot add up answers while they are made."""
+    """A statistic without a weighted mean of its own."""
 
     def __init__(self, loss: Loss, n_features: int) -> None:
         self._moments = moments.Moments(loss, n_features)
@@ -396,7 +396,7 @@ def test_the_sum_of_shares_is_lazy_only_at_one_common_point(monkeypatch: pytest.
 
 
 class Unweighted(SimulatedNoise):
-    """Noise of one's own, which knows single answers only."""
+    """A custom noise source with single answers only."""
 
     def weighted_mean(self, asked: CohortQuery, weights: Floats) -> Floats:
         raise NotImplementedError

@@ -101,7 +101,7 @@ def test_fewer_honest_agents_mean_more_noise() -> None:
 
 
 def test_exact_shares_of_unequal_agents_add_up_on_one_grid() -> None:
-    """With noise put in, the pooled answer is the sum of what every guard says, over all rows."""
+    """With given noise, the pooled answer is the sum of the guards' answers over all rows."""
     rng = np.random.default_rng(5)
     noise = {(i, k): rng.integers(-(10**6), 10**6, 40) for i in range(8) for k in (1, 2)}
     source = ExactNoise(lambda i, k: lambda scale, count: noise[i, k])

@@ -149,7 +149,7 @@ def test_any_number_of_features() -> None:
 
 
 def test_any_number_of_outputs() -> None:
-    """They are worked on in fours and fives, rows in twos and fours, and columns in eights."""
+    """Kernels process four or five outputs, two or four rows, and eight columns at a time."""
     for p, storage, d in product([4, 8, 10, 13], ["dense-f64", "dense-f32", "coded-f64", "coded-f32"], [D, 8, 21]):
         with case(p, storage, d):
             loss = Softmax(n_outputs=p)
@@ -158,7 +158,7 @@ def test_any_number_of_outputs() -> None:
 
 
 def test_points_may_be_of_any_type_and_layout() -> None:
-    """Whole numbers too, which are not to be taken for the bits of others."""
+    """Integers are converted, and not read as bits of floats."""
     loss = Softmax(n_outputs=4)
     for storage, kind in product(["dense-f64", "csr-f64", "coded-f64"], [np.int64, np.int32, np.float32, np.float64]):
         rows = cohort(loss, storage)
@@ -190,7 +190,7 @@ def test_no_row_contributes_more_than_c1() -> None:
 
 
 def test_rows_slightly_above_norm_1_are_clipped_to_c1() -> None:
-    """Norm 1 + 1e-6 is let in (float32 rounding), but the gradient still keeps to c1."""
+    """A norm of 1 + 1e-6 is accepted (float32 rounding), but the gradient is clipped to c1."""
     loss = LOSS_CASES[4]
     assert loss.name == "hinge"
     rows = make_rows(np.array([[1.0 + 9e-7, 0.0], [0.0, 0.0]]), np.array([1.0, 1.0]))
@@ -199,7 +199,7 @@ def test_rows_slightly_above_norm_1_are_clipped_to_c1() -> None:
 
 
 def test_clipping_does_not_depend_on_neighbouring_rows() -> None:
-    """Rows on the edge of the bound, with and without one that is too long."""
+    """Rows at the bound, with and without a row above it."""
     loss, rng = LOSS_CASES[4], np.random.default_rng(1)
     assert loss.name == "hinge"  # a slope of −1 at 0
     for norm in rng.uniform(0.3, 0.9, 300):
@@ -213,7 +213,7 @@ def test_clipping_does_not_depend_on_neighbouring_rows() -> None:
 
 
 def test_one_output_is_clipped_like_several() -> None:
-    """Its loop is another, for speed: to the last bit, and whatever the slopes are."""
+    """The separate loop for one output returns the same bits for any slopes."""
     rng = np.random.default_rng(0)
     for n in (1, 4, 7, 250):
         slope = rng.standard_normal((1, n)) * 10.0 ** rng.choice([0.0, 0.0, 0.0, -200.0, 200.0], n)
@@ -229,7 +229,7 @@ def test_one_output_is_clipped_like_several() -> None:
 
 
 def test_sums_for_exact_noise_are_clipped_to_the_given_bound() -> None:
-    """By whichever way: the bound is a hair below c1, and what is left of c1 pays for rounding."""
+    """On every path, the bound is slightly below c1 to allow for rounding."""
     for storage, small in product(["dense-f32", "csr-f64"], [0, 2**60]):
         with case(storage, small), pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(kernels, "MAX_NUMPY_ENTRIES", small)
@@ -310,7 +310,7 @@ def test_a_copy_in_cohort_order_has_the_same_bits() -> None:
 
 
 def test_coded_rows_need_five_extra_bytes_and_others_sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million agents of 20 coded rows have room in 1.5 times the rows: ``make bench``, million."""
+    """A million agents of 20 coded rows fit into 1.5 times the memory of the rows (``make bench``)."""
     monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
     for loss, storage, expected in (
         (Softmax(3), "coded-f64", 5),
@@ -377,7 +377,7 @@ def test_compiled_exp_is_limited_beyond_and_keeps_nan() -> None:
 
 @dataclass(frozen=True)
 class Stubborn:
-    """A logistic loss written with something numba has no idea of."""
+    """A logistic loss with a function that numba cannot compile."""
 
     name: ClassVar[str] = "stubborn"
     task: ClassVar[str] = "binary"
@@ -452,7 +452,7 @@ def test_an_edited_formula_is_never_served_from_a_stale_cache(tmp_path: Path, mo
 
 
 def test_numpy_replaces_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site has none, whatever the size of its table."""
+    """Sites have no compiler, whatever the size of the table."""
     for loss, storage in product(LOSS_CASES[:2], STORAGE[1::2]):
         with case(loss, storage):
             rows = cohort(loss, storage)

@@ -38,7 +38,7 @@ def test_lipschitz_is_attained():
 
 
 def test_slopes_change_no_faster_than_smoothness():
-    """Near and far: a bound on the Hessian shows at short distances, where slopes are not yet saturated."""
+    """Short and long distances: slopes are not saturated at short ones, which test the bound of the Hessian."""
     for loss in SMOOTH_LOSS_CASES:
         with case(loss):
             rng, shape = np.random.default_rng(2), (N, loss.n_outputs)

@@ -25,7 +25,7 @@ ORACLES = {
 
 
 def _deviance(loss, labels, scores):
-    """Of a row's one interval, or of its intervals as rows of their own."""
+    """Return the deviance of one interval, or of the intervals as separate rows."""
     (exposures, ends), (counts, _) = loss.spent(labels), decoded(labels)
     seen = exposures > 0.0
     happened, means = (counts[:, None] * ends)[seen], (exposures * np.exp(scores))[seen]

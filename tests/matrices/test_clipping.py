@@ -98,7 +98,7 @@ def test_invalid_forms_are_refused() -> None:
 
 
 def test_sparse_entries_outside_of_the_shape_are_refused() -> None:
-    """Compiled passes look weights up by column and rows up by pointer, without asking whether they are there."""
+    """Compiled kernels do not check indices of columns and rows."""
     filled, empty = np.eye(3, 4) * 0.5, np.zeros((3, 4))
     filled[0, 3] = 0.25
     for kind in (csr_array, csc_array, coo_array, lil_array):

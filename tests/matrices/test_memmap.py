@@ -13,7 +13,7 @@ from dpadmm.matrices.storage import GrowingArray
 
 
 def test_mappings_of_other_files_are_not_released(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Pages that were changed in memory alone (copy on write) are lost when they are let go of."""
+    """Pages that were changed in memory only (copy on write) would be lost by their release."""
     for mode in ["r", "r+", "c"]:
         with case(mode):
             tmp_path = tmp_path_factory.mktemp("case")

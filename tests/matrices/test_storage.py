@@ -36,7 +36,7 @@ def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arrays_grow_beyond_the_reserved_size() -> None:
-    """Whether the number of rows is known, too small, too large, or more than there is memory for."""
+    """For a number of rows that is unknown, too small, too large, or beyond the memory limit."""
     rows = np.random.default_rng(0).normal(size=(700, 5))
     for n_rows, memory_bytes in product((None, 0, 300, 700, 900), (0, 300 * 40, 700 * 40, 10**6)):
         with case(n_rows, memory_bytes):

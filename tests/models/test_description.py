@@ -43,7 +43,7 @@ def study(epsilon: float = 1.0, **more: Any) -> Study:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ages of 50 ± 12, a tenth of them missing; the ward b has no row, and who is in c is ill more often."""
+    """Ages of 50 ± 12, a tenth missing; ward b has no row, and rows in ward c are ill more often."""
     rng, path = np.random.default_rng(1), tmp_path_factory.mktemp("t") / "t.csv"
     lines = ["age,ward,ill"]
     for _ in range(N):
@@ -61,7 +61,7 @@ def result(table: Path) -> Result:
 
 
 def exact(table: Path) -> Description:
-    """What would be released without noise."""
+    """Return the release without noise."""
     agreed = study()
     rows = encode(agreed, table)
     sums = rows.features.toarray().sum(axis=0, dtype=float)  # type: ignore[union-attr]
@@ -103,7 +103,7 @@ def test_counts_are_not_negative_and_agree(result: Result) -> None:
 
 
 def test_standard_errors_are_correct(table: Path) -> None:
-    """Of numbers that nothing cuts, over 200 draws of the noise: within 1.96 of them in about 95%."""
+    """Over 200 draws of the noise, about 95% of unclipped estimates are within 1.96 standard errors."""
     truth, agreed, rng = exact(table), study(), np.random.default_rng(5)
     noise = 2.0 * agreed.noise_multiplier
     misses: dict[str, list[float]] = {}

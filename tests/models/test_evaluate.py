@@ -194,7 +194,7 @@ def test_intervals_of_an_evaluation_cover_the_true_values() -> None:
 
 
 def test_metrics_of_a_histogram_are_those_of_the_scores() -> None:
-    """Of bins' middles, the Brier score would be 0.001 and more too large."""
+    """With the middles of the bins, the Brier score would be too large by 0.001 or more."""
     for population in POPULATIONS:
         right, counts = truth(population), histogram(*population.draw(1_000_000, np.random.default_rng(0)))
         found = histogram_metrics(counts, 0.0, all_count=True, probabilities=True)

@@ -42,7 +42,7 @@ def random_model(loss, *, schema=SCHEMA, intercept=True):
 
 
 def values_of(schema, term, cells, row):
-    """Of an interaction, the products of both columns' values."""
+    """Return the products of the values of both columns of an interaction."""
     if not isinstance(term, Interaction):
         return value_of(term, cells[term.name][row])
     ours, theirs = (values_of(schema, each, cells, row) for each in (term.left, term.right))
@@ -78,7 +78,7 @@ def value_of(column, cell):
 
 
 def within_bounds(cells):
-    """Numbers clamped to their bounds, as the scores of other rows are not exact."""
+    """Clamp numbers to their bounds, because scores are exact for such rows only."""
     for column in COLUMNS:
         if isinstance(column, Number):
             low, high = column.bounds
@@ -227,7 +227,7 @@ def test_standard_errors_are_in_the_units_of_columns_and_label_and_in_the_file(t
 
 @pytest.mark.parametrize("loss", ["logistic", "huber"])
 def test_standard_errors_are_those_of_models_with_fresh_errors(loss):
-    """Errors are drawn from the covariance and added to the weights; coefficients spread as the standard errors say."""
+    """With errors drawn from the covariance, the spread of the coefficients equals the standard errors."""
     model, rng, n = random_model(loss), np.random.default_rng(7), 150
     d = len(model.weights)
     root = rng.normal(size=(d, d)) / d**0.5 + np.diag(rng.uniform(0.5, 2.0, size=d))
@@ -264,7 +264,7 @@ def test_the_reason_for_missing_intervals():
 
 
 def test_dependent_directions_of_categories_do_not_prevent_intervals():
-    """All values of a column up and the constant down changes no row; any other such direction is an obstacle."""
+    """Only the direction of a column and the constant may have no information."""
     schema = Schema((Category("ward", ("a", "b", "c")), Number("age", (0, 9)), Boolean("b")))
     d = len(schema.features) + 1
     silent = np.zeros(d)
@@ -310,7 +310,7 @@ def test_an_estimate_and_its_interval_have_as_many_decimals():
 
 
 def test_dependent_directions_of_interactions_do_not_prevent_intervals():
-    """The covariance of rows of all kinds of pairs is singular; its zeros are as many as are known to be."""
+    """The covariance of all pairs of columns is singular, with the expected number of zero eigenvalues."""
     schema = Schema(
         (Category("ward", ("a", "b")), Category("sex", ("f", "m")), Number("age", (0, 9)), Boolean("b")),
         interactions=(("ward", "sex"), ("age", "ward"), ("age", "b"), ("b", "sex")),

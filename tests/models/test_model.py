@@ -194,7 +194,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_refused_or_harmless(tmp_path: Path) -> None:
-    """Cut anywhere, or with any one byte changed, a file gives a DataError or the same numbers."""
+    """A truncated file, or one with a changed byte, raises DataError or has the same numbers."""
     path = tmp_path / "model"
     MODELS["multiclass"].save(path)
     whole = path.read_bytes()
@@ -235,7 +235,7 @@ def _npy(values: object) -> bytes:
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("again", ["about.npy", "weights.npy"])
 def test_a_file_with_a_duplicate_member_is_refused(tmp_path: Path, again: str) -> None:
-    """Readers take the first or the last: the model that was checked might not be the one that predicts."""
+    """Readers may use the first or the last member, so the checked model could differ from the used one."""
     parts = {"about.npy": _npy(json.dumps(GOOD)), "weights.npy": _npy(W1)}
     with zipfile.ZipFile(tmp_path / "m", "w") as archive:
         for name in (*parts, again):
@@ -259,7 +259,7 @@ def test_a_file_with_an_unknown_member_is_refused(tmp_path_factory: pytest.TempP
 
 
 def encrypted(raw: bytes) -> bytes:
-    """A ZIP archive whose members are said to be under a password."""
+    """Return a ZIP archive whose members are marked as encrypted."""
     out = bytearray(raw)
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         start = out.find(mark)
@@ -459,7 +459,7 @@ def test_a_covariance_of_another_model_is_refused(tmp_path_factory: pytest.TempP
 def test_files_with_large_declared_sizes_are_refused_before_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small archive of gigabytes of zeros, an array said to be huge, JSON as deep as a well."""
+    """A small archive of gigabytes of zeros, a huge declared array, deeply nested JSON."""
     with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as archive:
         about = io.BytesIO()
         np.save(about, np.array(json.dumps(GOOD)))

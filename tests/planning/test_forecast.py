@@ -86,7 +86,7 @@ def test_noise_is_that_of_the_planned_rows(pool):
 
 
 def test_many_agents_and_rows_are_forecast_from_few():
-    """After one round from zero the weights are −s·(gradient + noise), so their spread shows the noise."""
+    """After one round from zero the weights are −s·(gradient + noise), so their spread is that of the noise."""
     n, m = 2 * MAX_AGENTS, 1_000_000
     pool = Pool(np.eye(50), np.ones(50))
     method = {"name": "dp_admm", "schedule": "constant", "rho": 1.0}
@@ -254,7 +254,7 @@ def test_measures_are_those_of_evaluation_and_paired_with_a_constant_prediction(
 
 
 def test_constant_prediction_and_optimum_are_optimal(study, tmp_path):
-    """What is reached without privacy does not depend on the study's own regularizer."""
+    """The result without privacy does not depend on the regularizer of the study."""
     scenario = public_scenario(study, planned.table(tmp_path / "public.csv", 600), repeats=3, seed=1)
     grid, sizes = ForecastGrid((1.0,), (5,), (1.0, 5)), np.full(4, 1000)
     found = forecast_scenario(study, scenario, sizes, grid, seed=1)
@@ -354,7 +354,7 @@ def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
 
 
 def test_a_forecast_starts_from_public_rows_as_training_does(auto, tmp_path):
-    """With hardly any ε, training keeps the model of the public rows, and so does the forecast."""
+    """With a very small ε, training and forecast keep the model of the public rows."""
     noisy = replace(auto, training=auto.training.with_changes(epsilon=0.02))
     public, sizes = planned.table(tmp_path / "public.csv", 1000, seed=1), np.full(8, 250)
     prior, scenario = prior_from(noisy, public), public_scenario(noisy, public, repeats=5, seed=1)
@@ -402,7 +402,7 @@ def test_one_row_of_a_class_is_too_few_for_a_forecast(auto, tmp_path):
 
 
 def test_differences_of_aucs_are_paired():
-    """DeLong's variance, checked by drawing rows again."""
+    """DeLong's variance agrees with resampling."""
     rng, loss, guess = np.random.default_rng(0), Logistic(), np.zeros(1)
     scores = rng.standard_normal((1500, 1))
     labels = np.where(rng.random(1500) < 1.0 / (1.0 + np.exp(-scores[:, 0])), 1.0, -1.0)

@@ -36,7 +36,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def released(site: Site, study: Study, *rounds: int) -> Fraction:
-    """Answer rounds; all that this table ever released by its ledger."""
+    """Answer rounds, and return all releases in the ledger."""
     with site.guard() as guard:
         agent = Agent(guard, study)
         start = study.method(1).start(study.shape)
@@ -173,7 +173,7 @@ def test_a_remaining_mark_proves_that_a_copy_is_complete(site: Site, tmp_path: P
 
 
 def test_a_mark_that_is_damaged_itself_proves_nothing(tmp_path: Path) -> None:
-    """It could have lost lines of releases that the copy lacks: those are charged."""
+    """It may have lost records that the copy lacks, so these are charged."""
     harms = {
         "a line less": lambda marks: marks[:-LINE],
         "a byte less": lambda marks: marks[:-1],
@@ -251,7 +251,7 @@ def test_limits_that_were_higher_for_a_time_are_charged_for(site: Site, tmp_path
 
 
 def test_the_loss_under_collusion_is_charged_if_nothing_else_is_left(site: Site, tmp_path: Path) -> None:
-    """The copy promised all of μ², but not all that secure aggregation's sites could learn together."""
+    """The copy promised the whole μ², but not the whole limit under collusion."""
     site = replace(site, policy=replace(site.policy, masking=MaskingLimits(20.0, 2, 1)))
     policy = site.policy
     assert policy.collusion_cap > 2.0 * policy.cap

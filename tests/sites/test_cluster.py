@@ -94,7 +94,7 @@ def test_an_answer_is_the_sum_over_all_parts(
 
 
 def test_parts_of_a_table_have_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many of each as in one file, in sums and in the digest that pins the table to a study."""
+    """The same numbers as in one file, in sums and in the digest of the table."""
     monkeypatch.setattr(on_cluster, "Cluster", Here)
     study = person_study("logistic", weighted=True)
     cells = [(*row[:6], f"{i % 6}" if i != 20 else "-1", row[-1]) for i, row in enumerate(CELLS)]
@@ -244,7 +244,7 @@ def test_a_person_with_rows_in_several_parts_moves_a_sum_by_at_most_what_is_char
 
 
 def test_a_person_in_two_parts_is_rounded_twice() -> None:
-    """P's other spelling silenced R; Q silences nobody: R's row in one part and Q's in the other, for no row of P."""
+    """P's other spelling silences R, and Q silences no one: the rows of R and Q are in different parts."""
     together, apart = Lattice(1.0 + 2.0**-21, 1, 4), Lattice(1.0 + 2.0**-21, 1, 4, n_parts=2)
     before = np.array([0.3 * apart.step])
     after = before + apart.row_bound

@@ -546,7 +546,7 @@ ODD_CELLS = {
 
 @pytest.mark.parametrize(("row", "encoded"), ODD_CELLS.values(), ids=ODD_CELLS)
 def test_enrolment_does_not_depend_on_cells(folder, row, encoded):
-    """Else whoever writes studies could ask about single cells, for free: every cell has a meaning."""
+    """Otherwise studies could query single cells without cost."""
     with (folder / "table.csv").open("a") as file:
         file.write(f"{row}\n")
     site = opened(folder)
@@ -777,14 +777,14 @@ def test_nothing_in_a_study_changes_the_limits(tmp_path_factory, **parts):
 
 
 def test_a_study_has_no_field_of_a_policy():
-    """Only what is asked has the same name as what is allowed."""
+    """The requested values have the names of the limits."""
     both = {each.name for each in fields(Policy)} & {each.name for each in fields(Study)}
     assert both == set()
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "parquet, coded"])
 def test_a_person_s_rows_are_counted_through_the_whole_table(folder, form):
-    """Not by block, batch or row group: first and last rows of a long table may be one person's."""
+    """Rows of a person count across blocks, batches and row groups."""
     n = 50_000
     ids = [f"person {j}" for j in range(n)]
     for row in (0, 1, n // 2, n - 1):  # two may count

@@ -143,7 +143,7 @@ def test_a_column_that_an_archive_does_not_have_is_one_sentence(folder):
 
 @pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
 def test_whether_a_table_can_be_encoded_does_not_depend_on_its_cells(folder, name):
-    """Also for a study that only lists features: a missing number and an unknown label are no refusal."""
+    """This includes studies with a list of features: missing numbers and unknown labels are accepted."""
     write(folder, "late,0.5,7,0.3,yes", ",,8,0.3,no", "x,0.1,7,0.2,perhaps")
     pyarrow.parquet.write_table(pyarrow.csv.read_csv(folder / "table.csv"), folder / "table.parquet")
     features, labels = encoded(table(folder, name=name), a_study())
@@ -221,7 +221,7 @@ def test_tables_with_named_columns_are_surveyed_and_archives_are_not(folder):
 
 
 def test_statistics_take_every_column_but_that_of_persons(folder):
-    """The label of the site is a column like others; missing and unknown cells count, each in its bin."""
+    """The label is an ordinary column. Missing and unknown cells are counted in their bins."""
     training = Training(method=StatisticsRelease(bins=2), noise_multiplier=20.0)
     columns = (*COLUMNS.columns, Category("repaid", ("no", "yes")))
     study = Study(name="counts", schema=Schema(columns), training=training)

@@ -18,7 +18,7 @@ PAPER = {"n_agents": 100, "alpha": 1e-6, "test_rows": 5222, "delta": 1e-3}
 
 @pytest.fixture(scope="module")
 def adult() -> Dataset:
-    """In single precision, which changes the tenth digit of these figures and saves half of the time."""
+    """In single precision, which changes the tenth digit and saves half of the time."""
     data = load_adult()
     return replace(data, features=data.features.astype(np.float32))
 
@@ -36,7 +36,7 @@ def test_dp_admm_as_published(
     local_loss: float,
     global_error: float,
 ) -> None:
-    """Splits so many that the limits are two standard errors; with less noise they differ less."""
+    """Numbers of splits for which the limits are two standard errors."""
     runs = [
         simulate(
             adult, round_epsilon=round_epsilon, method={"weight_radius": 89.0, "rho": 0.1}, n_rounds=100,

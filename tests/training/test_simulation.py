@@ -165,7 +165,7 @@ def test_invalid_plans() -> None:
 
 
 def test_stopping_by_the_result_is_charged_in_full() -> None:
-    """When the transcript decides the length, only the guarantee of all planned rounds holds."""
+    """If the transcript decides the length of a run, only the guarantee for all planned rounds holds."""
     common = {"epsilon": 1.0, "delta": 1e-5, "n_agents": 5, "n_rounds": 200, "metrics_every": 0, "seed": 3}
     stopped = simulate("synthetic", **common, stop_tolerance=0.5)
     assert stopped.outcome.rounds < 200
@@ -446,7 +446,7 @@ def test_exact_noise_is_refused_for_methods_without_it() -> None:
 
 
 def test_exact_noise_is_refused_if_the_partition_depends_on_labels():
-    """One label changed would deal all rows anew, and the agents' numbers of rows are public."""
+    """A changed label would change the partition, and the numbers of rows are public."""
     with pytest.raises(StudyError, match="partition='label_skewed' they depend on the labels"):
         simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=2, exact_noise=True, partition="label_skewed")
 
@@ -469,7 +469,7 @@ def test_a_result_is_shown_in_a_line_without_rows() -> None:
 
 
 def test_an_agent_that_leaves_costs_no_more_than_its_rows() -> None:
-    """One of three gone at a quarter: the loss is that of the other two alone. Frozen, it cost a quarter more."""
+    """One of three agents leaves after a quarter of the rounds: the loss is that of the other two."""
     rng, n_rounds, weights = np.random.default_rng(0), 200, np.linspace(-4.0, 4.0, 8)
     features = rng.normal(size=(1500, 8)) / np.sqrt(8) / 2.0
     labels = np.where(rng.random(1500) < 1.0 / (1.0 + np.exp(-4.0 * features @ weights)), 1.0, -1.0)

@@ -97,7 +97,7 @@ def test_class_weights_predict_the_rare_class(path: Path) -> None:
 
 
 def test_small_weights_cost_auto_no_more_than_fewer_rows(path: Path) -> None:
-    """Weights of 1 with a bound of 4: rows say a fourth of what they might, and steps are as long all the same."""
+    """Weights of 1 with a bound of 4: rows contribute a quarter of the maximum, with the same steps."""
     light = replace(ILL, weight="light", weight_bound=4.0)
     table = path.with_name("light.csv")
     lines = path.read_text().splitlines()
@@ -130,7 +130,7 @@ def rows_of(loss: str, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels_for_such_weights() -> None:
-    """And no smaller than the standard errors of sampling weights, with ω² in place of ω."""
+    """They are at least the standard errors of sampling weights, which use ω² instead of ω."""
     families = {"logistic": sm.families.Binomial(), "squared": sm.families.Gaussian(), "poisson": sm.families.Poisson()}
     for loss, family in families.items():
         with case(loss):
@@ -172,7 +172,7 @@ def test_without_noise_the_optimum_is_that_of_scikit_learn_with_its_penalty() ->
 
 
 def test_intervals_of_weighted_rows_are_conservative() -> None:
-    """Rows are drawn by their weights' inverse from a population that they then stand for; ω has a mean of .4."""
+    """Rows are sampled from a population with probabilities inverse to their weights. The mean of ω is 0.4."""
     truth, covered, widths = np.array([2.0, -1.0, 0.5, 0.0, 1.0]), [], []
     training = Training(method=INFERENCE, epsilon=4.0, n_rounds=5, intercept=True)
     problem = replace(training.problem(2), weighted=True)
@@ -198,7 +198,7 @@ def test_intervals_of_weighted_rows_are_conservative() -> None:
 
 
 def test_a_site_has_the_weighted_sums_of_one_process(path: Path, tmp_path: Path) -> None:
-    """With every cell of the weights, bad ones too, and by the same statistics."""
+    """With all cells of the weights, including invalid ones, and the same statistics."""
     rows = path.read_text().splitlines()[:301]
     rows[5] = rows[5].rpartition(",")[0].rpartition(",")[0] + ",-1,4"
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
@@ -262,7 +262,7 @@ def rows_of_two() -> Rows:
 
 
 def test_large_tables_in_files_keep_weights_with_their_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows in a file are written anew, agent by agent."""
+    """Rows in a file are rewritten by agent."""
     monkeypatch.setattr("dpadmm.kernels.MIN_COMPILED_ENTRIES", 0)
     label = weighted(class_weight={"yes": 12.0, "no": 1.0})
     one = train(study(label), path, n_agents=3, seed=2).model.weights
@@ -286,7 +286,7 @@ def test_simulate_and_public_rows_take_weights_too(path: Path) -> None:
 
 
 def _other(path: Path) -> Path:
-    """Rows that anyone may see."""
+    """Public rows."""
     lines = path.read_text().splitlines()
     other = path.with_name("public.csv")
     other.write_text("\n".join([lines[0], *lines[1:800:2]]) + "\n")
