@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.ipc
-import pyarrow.parquet
 
 from dpadmm.data.cells import NotANumberError, as_numbers, bad_number_hint
 from dpadmm.data.database import check_not_an_address, format_hint, read_database_table
@@ -143,7 +142,9 @@ def _open_path(path: Path) -> TableSource:
         return DatabaseSource(path)
     if suffix in DELIMITERS:
         return CsvFile(path)
-    return ParquetFile(path) if suffix == ".parquet" else ArrowFile(path)
+    if suffix == ".parquet":
+        return ParquetFile(path)
+    return ArrowFile(path)
 
 
 def column_names(table: Table) -> list[str]:
