@@ -425,8 +425,8 @@ def test_workers_play_every_study_once_and_clean_up(tmp_path, monkeypatch):
     assert heard[-1] == audit.n_studies == 91
     trials = plan.shared()
     assert sum(trials.values()) == 91
-    assert audit.seen.keys() == GAMES.keys() == trials.keys()
-    for name, seen in audit.seen.items():
+    assert audit.outcomes.keys() == GAMES.keys() == trials.keys()
+    for name, seen in audit.outcomes.items():
         assert seen.worlds.tolist() == [[world_of(k, 0), world_of(k, 1)] for k in range(trials[name])]
         first = seen.residuals[..., [cut.start for cut in GAMES[name].cuts]]
         assert len(np.unique(first)) == trials[name] * 2 * N_ROUNDS

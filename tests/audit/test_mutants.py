@@ -15,7 +15,7 @@ from dpadmm.queries import QUERIES
 
 def test_the_shipped_code_passes() -> None:
     audit = run_audit(replace(SHORT, trials=len(GAMES) * SHORT.trials))
-    played = {game: len(seen.worlds) for game, seen in audit.seen.items()}
+    played = {game: len(seen.worlds) for game, seen in audit.outcomes.items()}
     assert [gate for gate in audit.gates if gate.failed] == []
     assert audit.outcome != "failed"
     assert audit.false_alarm < 1e-6

@@ -13,8 +13,8 @@ import pytest
 from looping import case
 
 from dpadmm.accounting import exact_epsilon
-from dpadmm.cli.console import rounded_up
 from dpadmm.federation.site.decisions import decide
+from dpadmm.rendering.formats import rounded_up
 from dpadmm.sites import table as site_table
 from dpadmm.sites.site import read_site
 from dpadmm.studies.reading import read_study

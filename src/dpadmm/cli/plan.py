@@ -126,7 +126,7 @@ def plan(
         with console.waiting("forecasting intervals", quiet=as_json):
             intervals = forecast_intervals(study, scenarios, sizes, seed=seed)
     warnings = [f"{warning}." for warning in study_warnings(study, int(sizes.max()))]
-    found = Plan(
+    result = Plan(
         study=study,
         sizes=sizes,
         costs=costs,
@@ -140,19 +140,19 @@ def plan(
         uses_statistics=statistics is not None,
         intervals=intervals,
     )
-    written = [] if output is None else _write(found, output)
+    written = [] if output is None else _write(result, output)
     if write_rounds:
-        text = with_n_rounds(study_file.read_bytes().decode(), found.n_rounds)
+        text = with_n_rounds(study_file.read_bytes().decode(), result.n_rounds)
         write(study_file, text.encode())
         written.append(study_file)
     if as_json:
-        return echo_json({**found.to_dict(), "files": [str(path) for path in written]})
+        return echo_json({**result.to_dict(), "files": [str(path) for path in written]})
     notes = []
     if write_rounds:
-        notes = [f"The study file now has n_rounds = {found.n_rounds}."]
+        notes = [f"The study file now has n_rounds = {result.n_rounds}."]
     elif given.training.is_open:
         notes = ["The study leaves the number of rounds open. --write sets the best number, which sites require."]
-    return console.show(found.rendering().extend(notes=notes, next_steps=[f"Written: {path}" for path in written]))
+    return console.show(result.rendering().extend(notes=notes, next_steps=[f"Written: {path}" for path in written]))
 
 
 def other_rounds(study: Study) -> Sequence[int]:

@@ -34,19 +34,19 @@ def roc_figure(
     figure = new_figure(9.2, 4.6)
     left, right = figure.subplots(1, 2)
     axis = np.concatenate([np.geomspace(1e-5, 0.02, 60), np.linspace(0.02, 1.0, 200)])
-    looks = kinds(["seen", "promised", "proven"])
+    looks = kinds(["measured", "guaranteed", "proven"])
     # outline of the band between the limits
     band = [np.maximum(np.concatenate([a, b[::-1]]), 1e-9) for a, b in zip(low, high, strict=True)]
     for axes in (left, right):
-        axes.fill(*band, color=looks["seen"].color, alpha=0.2, linewidth=0,
+        axes.fill(*band, color=looks["measured"].color, alpha=0.2, linewidth=0,
                   label=f"its {100 * confidence:.6g}% limits, at each threshold")  # fmt: skip
-        axes.plot(*rates, color=looks["seen"].color, linewidth=1.4, label="the attacker's errors, measured")
+        axes.plot(*rates, color=looks["measured"].color, linewidth=1.4, label="the attacker's errors, measured")
         axes.plot(axis, ndtr(-ndtri(axis) - mu), color=looks["proven"].color, linestyle=(0, (5, 2)),
                   linewidth=1.6, label=f"promise, μ = {mu:g}: nobody may be below")  # fmt: skip
         if proven > 0.0:
             axes.plot(axis, ndtr(-ndtri(axis) - proven), color="#555555", linestyle=(0, (1, 1.5)),
                       linewidth=1.5, label=f"proven, μ ≥ {proven:.3f}")  # fmt: skip
-        axes.plot(*here, "o", color=looks["seen"].color, markeredgecolor="white", markersize=6,
+        axes.plot(*here, "o", color=looks["measured"].color, markeredgecolor="white", markersize=6,
                   label="threshold fixed beforehand")  # fmt: skip
         axes.plot(*corner, "+", color="#555555", markersize=9, markeredgewidth=1.4,
                   label="upper limits of both its errors")  # fmt: skip

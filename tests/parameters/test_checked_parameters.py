@@ -1,0 +1,33 @@
+"""Losses, regularizers and methods check their parameters and convert them to Python values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from looping import case
+
+from dpadmm import StudyError
+from dpadmm.baselines import ALL_METHODS
+from dpadmm.losses import LOSSES
+from dpadmm.methods import KINDS, METHODS
+from dpadmm.parameters.fields import parameters
+from dpadmm.regularizers import REGULARIZERS
+
+CLASSES: dict[str, Any] = {**LOSSES, **REGULARIZERS, **METHODS, **ALL_METHODS, **KINDS}
+
+
+def test_every_registered_class_converts_its_parameters():
+    for name, cls in CLASSES.items():
+        for parameter in parameters(cls):
+            if isinstance(parameter.default, float):
+                with case(name, parameter.name):
+                    assert type(vars(cls(**{parameter.name: np.float32(0.5)}))[parameter.name]) is float
+
+
+def test_every_registered_class_refuses_invalid_parameters():
+    for name, cls in CLASSES.items():
+        for parameter in parameters(cls):
+            with case(name, parameter.name), pytest.raises(StudyError, match=f"^{name}: {parameter.name} must be"):
+                cls(**{parameter.name: object()})
