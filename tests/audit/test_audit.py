@@ -343,7 +343,7 @@ def test_each_gate_can_fail():
                 (lambda scores: scores - 0.5, "{}, world 1: mean"),
                 (lambda scores: 1.5 * scores, "{}, world 0: variance"),
                 (lambda scores, part=part: 2.0 * scores - 2.0 * threshold(part, MU), "{}, world 1: variance"),
-                (lambda scores: scores + 3.0 * (SOUND.worlds - 0.5), "{}: ε" if k else "ε not above the promise"),
+                (lambda scores: scores + 3.0 * (SOUND.worlds - 0.5), "{}: ε" if k else "ε not above the guarantee"),
             ]
         ),
         ({"off_grid": np.full_like(SOUND.off_grid, 0.2)}, "answers are whole numbers"),

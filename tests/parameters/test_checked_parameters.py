@@ -10,8 +10,9 @@ from looping import case
 
 from dpadmm import StudyError
 from dpadmm.baselines import ALL_METHODS
+from dpadmm.baselines.admm_dvp import AdmmDvp
 from dpadmm.losses import LOSSES
-from dpadmm.methods import KINDS, METHODS
+from dpadmm.methods import KINDS, METHODS, DpAdmm
 from dpadmm.parameters.fields import parameters
 from dpadmm.regularizers import REGULARIZERS
 
@@ -31,3 +32,10 @@ def test_every_registered_class_refuses_invalid_parameters():
         for parameter in parameters(cls):
             with case(name, parameter.name), pytest.raises(StudyError, match=f"^{name}: {parameter.name} must be"):
                 cls(**{parameter.name: object()})
+
+
+def test_positional_arguments_are_parameters_in_their_order():
+    assert AdmmDvp(0.2, "pure").mechanism == "pure"
+    assert DpAdmm(0.2, 5.0).weight_radius == 5.0
+    with pytest.raises(TypeError, match="positional"):
+        DpAdmm(0.2, 5.0, "constant", 1.0, 3.0)

@@ -131,7 +131,7 @@ class Gate:
         return self.passed is not None and not self.passed
 
 
-WHOLE = "ε not above the promise", "the audit has power"
+WHOLE = "ε not above the guarantee", "the audit has power"
 Played = Sequence[tuple[Game, TrialOutcomes]]
 
 
@@ -196,7 +196,7 @@ def _epsilon(names: tuple[str, str], guesses: Guesses, mu: float, *, delta: floa
     return [
         Gate(
             names[0], bound.epsilon, None, promised, bool(bound.epsilon <= promised), too_high,
-            f"Guesses prove that {proven}; the promise is {promised:.3f}.",
+            f"Guesses prove that {proven}; the guarantee is {promised:.3f}.",
         ),
         Gate(
             names[1], bound.epsilon / promised, POWER, None,

@@ -125,7 +125,7 @@ def convert_arguments(convert: Callable[[Any, dict[str, Any]], dict[str, Any]]) 
 
     def decorate(cls: C) -> C:
         init: Any = cls.__init__  # type: ignore[misc]  # the constructor of exactly this class
-        names = [field.name for field in fields(cls) if field.init]
+        names = [field.name for field in fields(cls) if field.init and not field.kw_only]
 
         @wraps(init)
         def converting_init(self: Any, *args: Any, **given: Any) -> None:
