@@ -1,12 +1,12 @@
 # make demo | federation-demo | image | dist | test | torture | mutants | mutation | fuzz | lint | docs | reproduce | reproduction-report | bench | bench-peers | accuracy | peers | adult | clean:
-# each sets up .venv with nothing but python3, and only when needed.
+# each creates .venv if needed, and requires only python3.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RELEASE := .release
 DOCS_READY := $(VENV)/.docs-ready
-# half as many again as there are cores: tests of processes, brokers and browsers wait as often as they work
+# 1.5 workers per core, because tests of processes, brokers and browsers often wait
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 2) * 3 // 2)')
 COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo none)
 BASE = $(or $(filter-out $(COMMIT),$(shell git merge-base HEAD origin/HEAD 2>/dev/null)),HEAD~1)
@@ -17,38 +17,38 @@ BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 demo: $(READY)
 	$(BIN)/dpadmm demo
 
-# ten sites as processes of their own, with real certificates, on this machine; under a minute
+# ten sites as local processes with real certificates; under a minute
 federation-demo: $(READY)
 	$(BIN)/dpadmm demo --federated
 
-# one thread of BLAS for each worker: more of them wait for each other; and bytecode is kept even where the environment
-# says otherwise: the tests start hundreds of processes, which would each compile the package. The built site is tested too
+# One BLAS thread per worker, because more would wait for each other. Bytecode is written even if the environment
+# disables it: otherwise hundreds of test processes would compile the package. The built site is tested too.
 test: docs browser strace image
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# the long form of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
-# 100,000 malformed requests, every write, 3 times 200 kills of agents, aggregator and broker; about an hour
+# the long version of the fault tests: 10,000 kills each of ledger and guard, 10,000 flips and truncations of each,
+# 100,000 malformed requests, every write, 3 × 200 kills of sites, server and broker; about an hour
 torture: $(READY) strace
 	DPADMM_TORTURE=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/faults tests/accounting tests/properties
 
-# known bugs are put into the agent, one by one: does the audit find each?
+# inject known bugs into the agent, one by one; the audit must detect each
 mutants: $(READY)
 	$(BIN)/python tests/audit/mutants.py
 
-# changed messages and files for every reader, half a minute each; what fails or reaches a new branch is kept
+# fuzz every reader for half a minute; inputs that fail or reach a new branch are kept
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/make_corpus.py --seconds 30
 
-# every small change to the code that decides about privacy: does some test fail? (docs/decisions/0013)
-# an hour or so; one file: make mutation MUTATION="--files trusted/guard.py"
+# mutation tests of privacy-critical code (docs/decisions/0013)
+# about an hour; one file: make mutation MUTATION="--files trusted/guard.py"
 mutation: $(READY)
 	PYTHONPATH=src:tests $(BIN)/python -m mutation $(MUTATION)
 
-# two minutes of it: of changed files if there are any, else by the commit's hash
+# two minutes of mutation tests: of changed files if there are any, otherwise selected by the commit's hash
 mutation-sample: $(READY)
 	PYTHONPATH=src:tests $(BIN)/python -m mutation --seconds 110 --changed $(BASE) --sample $(COMMIT) $(MUTATION)
 
-# the report is tested in a real browser; where none can be had, those tests are skipped (and fail if CI=true)
+# Chromium for the browser tests; without it they are skipped (and fail if CI=true)
 browser:
 	@for each in $(BROWSERS); do if command -v $$each >/dev/null 2>&1; then exit 0; fi; done; \
 	command -v apt-get >/dev/null 2>&1 || exit 0; \
@@ -57,7 +57,7 @@ browser:
 	{ $$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
 	|| echo "chromium could not be installed; the report's browser tests will be skipped"
 
-# the order in which a ledger's files are written and synced is watched from outside, and systemd verifies our units;
+# strace records the order in which a ledger's files are written and synced, and systemd-analyze verifies the units;
 # skipped as above
 strace:
 	@if command -v strace >/dev/null 2>&1 && command -v systemd-analyze >/dev/null 2>&1; then exit 0; fi; \
@@ -67,12 +67,12 @@ strace:
 	{ $$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends strace systemd; } >/dev/null 2>&1 \
 	|| echo "strace or systemd could not be installed; the tests that need them will be skipped"
 
-# the steps of examples/deployment/Dockerfile without a container engine, into .image, and the size of what they make;
-# where that is not allowed, the tests of a site without compiler and figures are skipped (and fail if CI=true)
+# run the steps of examples/deployment/Dockerfile without a container engine, into .image, and print the sizes;
+# if that is not permitted, the tests of the small site install are skipped (and fail if CI=true)
 image: $(READY)
 	-@$(BIN)/python tests/support/images.py 2>.image.log || tail -3 .image.log
 
-# wheel, sdist and SBOM in dist/: built twice, checked, and tried offline in empty environments with each extra
+# wheel, sdist and SBOM in dist/: built twice, checked, and installed offline with each extra
 dist: $(RELEASE)/.ready
 	$(RELEASE)/bin/python release/make.py $(if $(TAG),--tag "$(TAG)")
 
@@ -92,17 +92,17 @@ format: $(READY)
 	$(BIN)/ruff check --fix src reproduction tests benchmarks examples release docs tools
 	$(BIN)/ruff format src reproduction tests benchmarks examples release docs tools
 
-# the paper's experiments with few random splits; with all 10: make reproduce REPEATS=10 PAPER=runs/paper (hours). Resumes where it was stopped
+# the paper's experiments with few random splits; with all 10: make reproduce REPEATS=10 PAPER=runs/paper (hours). It can be resumed
 REPEATS := 2
 PAPER := runs/paper-short
 reproduce: $(READY)
 	$(BIN)/python -m reproduction run -o $(PAPER) --repeats $(REPEATS)
 
-# claims, figures and tables of those results on one page
+# one page with claims, figures and tables
 reproduction-report: $(READY)
 	$(BIN)/python -m reproduction report $(PAPER) -o $(PAPER)/report.html
 
-# the documentation site into docs/_build/html: every tutorial is run, every internal link checked, a warning is an error
+# the documentation site into docs/_build/html: runs every tutorial and checks every internal link; warnings are errors
 docs: $(DOCS_READY)
 	$(BIN)/python -m sphinx -W --keep-going -n -q docs docs/_build/html
 	@echo "docs/_build/html/index.html"
@@ -110,24 +110,24 @@ docs: $(DOCS_READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
 
-# the same round beside torch, Opacus, diffprivlib and scikit-learn, and what a round of any size takes: docs/explanation/performance.md
+# times compared with torch, Opacus, diffprivlib and scikit-learn, and a model of the time of a round: docs/explanation/performance.md
 bench-peers: $(READY)
 	$(BIN)/python benchmarks/peers/speed.py
 
-# auto beside all methods on 30 data sets; hours, and resumes where it was stopped
+# auto compared with all methods on 30 data sets; hours, can be resumed
 accuracy: $(READY)
 	$(BIN)/python -m benchmarks.accuracy -o runs/accuracy
 	cp runs/accuracy/accuracy.md docs/explanation/accuracy.md
 
-# other libraries on the same rows, each in an environment of its own in .peers
+# other libraries on the same rows, in separate environments in .peers
 peers: $(READY)
 	$(BIN)/python -m benchmarks.peers.run -o runs/accuracy
 
-# Adult with 100 agents, beside Opacus run by a curator who sees all rows (docs/explanation/secure-aggregation.md); an hour
+# Adult with 100 agents, compared with Opacus on pooled rows (docs/explanation/secure-aggregation.md); an hour
 adult: $(READY)
 	$(BIN)/python -m benchmarks.peers.adult
 
-# installs again only when what is to be installed has changed
+# reinstalls only if the requirements have changed
 $(READY): pyproject.toml constraints.txt src/dpadmm/version.py
 	$(PYTHON) -c 'import sys; sys.exit("dpadmm needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

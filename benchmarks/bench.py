@@ -392,7 +392,7 @@ rows = 1
 [limits]
 epsilon = 10.0
 delta = 1e-5
-methods = ["auto"]
+methods = ["pgd"]
 losses = ["logistic"]
 max_rounds = 1000
 min_rows = 100

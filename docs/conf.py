@@ -15,7 +15,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ["PYTHONPATH"] = str(HERE / "data")
 os.environ.update(NO_COLOR="1", COLUMNS="80", OPENBLAS_NUM_THREADS="1", MPLBACKEND="agg")
 
-# What every notebook runs first, in a profile of its own
+# Code that every notebook runs first, in a separate profile
 _profile = HERE / "_build" / "ipython"
 (_profile / "profile_default" / "startup").mkdir(parents=True, exist_ok=True)
 copyfile(HERE / "_ext" / "notebook_start.py", _profile / "profile_default" / "startup" / "notebook_start.py")
@@ -79,7 +79,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
     "logo": {
-        "text": "dpadmm",
+        "text": f"dpadmm {__version__} (alpha)",
         "alt_text": "dpadmm, to the start",
         "image_light": "_static/logo.svg",
         "image_dark": "_static/logo-dark.svg",
@@ -90,7 +90,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
     "show_toc_level": 2,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 8,
 }
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True

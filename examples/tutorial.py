@@ -245,7 +245,7 @@ print(answers.slice(0, 3).to_pylist())
 # ## 6. Explain
 #
 # Coefficients are in the units of your columns: the change of the score for one more year of age, or one more
-# step of pain. There are no intervals: they need a release of their own, and this study has none. Noise changes
+# step of pain. There are no intervals: they need a separate release, which this study does not have. Noise changes
 # every weight, including those of columns without effect, so do not interpret small coefficients.
 
 # %%

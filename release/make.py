@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("sklearn", "onnx", "duckdb", "postgresql", "dask", "federation")
+EXTRAS = ("sklearn", "onnx", "excel", "duckdb", "postgresql", "dask", "federation")
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 OFFLINE = {
     **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOWHERE),
@@ -45,7 +45,7 @@ IN_SDIST = (
     "docs/explanation/threat-model.md", "examples/tutorial.py", "reproduction/grid.toml", "release/make.py", "PKG-INFO",
 )  # fmt: skip
 IN_WHEEL = (
-    "dpadmm/py.typed", "dpadmm/federation/server/live/live.html",
+    "dpadmm/py.typed", "dpadmm/federation/web/static/server.html",
     "dpadmm/data/datasets/tables.toml",
 )  # fmt: skip
 
@@ -226,6 +226,7 @@ MISSING = {
     "dask": ["-c", "from dpadmm.data.cluster import Cluster\nwith Cluster('tcp://127.0.0.1:9'): pass"],
 }
 COMMANDS = {
+    "excel": ["study", "check", "study.toml", "--data", "patients.ods"],
     "duckdb": ["study", "check", "study.toml", "--data", "clinic.toml"],
     "postgresql": ["study", "check", "study.toml", "--data", "server.toml"],
     "federation": ["demo", "--federated", "--sites", "3", "--rounds", "5"],
@@ -237,6 +238,20 @@ rows = [(float(row["age"]), row["ill"]) for row in csv.DictReader(open("patients
 X, y = [[age] for age, _ in rows], [ill for _, ill in rows]
 model = DPADMMClassifier(epsilon=2, delta=1e-5, center=50.0, scale=20.0, classes=["no", "yes"]).fit(X, y)
 assert model.score(X, y) > 0.6
+"""
+EXCEL = """
+import csv, zipfile
+def row(cells):
+    texts = "".join(f'<t:table-cell o:value-type="string"><x:p>{each}</x:p></t:table-cell>' for each in cells)
+    return f"<t:table-row>{texts}</t:table-row>"
+rows = "".join(map(row, csv.reader(open("patients.csv"))))
+names = "urn:oasis:names:tc:opendocument:xmlns"
+with zipfile.ZipFile("patients.ods", "w") as made:
+    made.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+    made.writestr("META-INF/manifest.xml", f'<m:manifest xmlns:m="{names}:manifest:1.0"/>')
+    made.writestr("content.xml", f'<o:document-content xmlns:o="{names}:office:1.0" xmlns:t="{names}:table:1.0" '
+                  f'xmlns:x="{names}:text:1.0"><o:body><o:spreadsheet><t:table t:name="rows">{rows}</t:table>'
+                  "</o:spreadsheet></o:body></o:document-content>")
 """
 DUCKDB = """
 import duckdb
@@ -258,6 +273,7 @@ def try_missing(base: Environment) -> None:
     for name, database in (("clinic", "clinic.duckdb"), ("server", "postgresql://reader@127.0.0.1:9/research")):
         text = f'database = "{database}"\ntable = "visits"\norder_by = "case"\n'
         (base.work / f"{name}.toml").write_text(text, encoding="utf-8")
+    (base.work / "patients.ods").write_bytes(b"PK")
     (base.work / "clinic.duckdb").write_bytes(b"\0" * 8 + b"DUCK" + b"\0" * 4096)  # as such a file begins
     for extra in EXTRAS:
         if extra in MISSING:
@@ -278,6 +294,9 @@ def try_extra(extra: str, own: Environment, base: Environment) -> None:
         own.program("-c", SKLEARN)
     elif extra == "onnx":
         own.program(*MISSING["onnx"])
+    elif extra == "excel":
+        own.program("-c", EXCEL)
+        own.dpadmm(*COMMANDS[extra])
     elif extra == "duckdb":
         own.program("-c", DUCKDB)
         own.dpadmm(*COMMANDS[extra])

@@ -1,4 +1,4 @@
-"""Everything about the DP-ADMM paper: its grid of runs, figures, tables and claims."""
+"""The experiments of the DP-ADMM paper: grid of runs, figures, tables and claims."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from reproduction.grid import ExperimentGrid, grid_from
 
 
 def paper_grid(*, repeats: int | None = None) -> ExperimentGrid:
-    """The runs of the paper's Section VI, and those that check what it leaves out."""
+    """Return the runs of the paper's Section VI, and additional runs that test its open questions."""
     text = files("reproduction").joinpath("grid.toml").read_text(encoding="utf-8")
     return grid_from(tomllib.loads(text), "grid.toml", repeats=repeats)

@@ -40,7 +40,7 @@ Scheduler = Annotated[
     str | None,
     Option(help="Run on the workers of this Dask scheduler, such as tcp://10.0.0.5:8786.", show_default=False),
 ]
-Restart = Annotated[bool, Option("--overwrite", help="Start again where the folder has other results.")]
+Restart = Annotated[bool, Option("--overwrite", help="Replace other results in the folder.")]
 
 
 @app.command()
@@ -49,12 +49,12 @@ def run(
         None, help="fig1 fig2 fig3 fig4 fig6 fig7 table3 bounds choices schedule lambda, or all.", show_default="all"
     ),
     output: Path = Option(Path("runs/paper"), "--output", "-o", help="Folder for results, figures, tables."),
-    grid_file: Path | None = Option(None, "--grid", help="Your own grid (TOML) in place of the paper's."),
+    grid_file: Path | None = Option(None, "--grid", help="Grid file (TOML) instead of the paper's."),
     workers: Workers = None,
     scheduler: Scheduler = None,
-    repeats: int | None = Option(None, help="Random splits of each run.", show_default="10"),
+    repeats: int | None = Option(None, help="Random splits per run.", show_default="10"),
     overwrite: Restart = False,
-    no_figures: bool = Option(False, "--no-figures", help="Stop after the results file."),
+    no_figures: bool = Option(False, "--no-figures", help="Write the results file only."),
     as_json: AsJson = False,
 ) -> None:
     """Run the paper's experiments and draw its figures and tables.
@@ -65,7 +65,7 @@ def run(
     if repeats is not None and repeats < 1:
         raise StudyError(f"repeats must be a whole number of at least 1, not {repeats}")
     grid = read_grid(grid_file, repeats=repeats) if grid_file else paper_grid(repeats=repeats)
-    chosen = None if not names or "all" in names else grid.known(names)
+    chosen = None if not names or "all" in names else grid.validated(names)
     check_results_folder(output, overwrite=overwrite)
     results = run_with_progress(
         grid,
@@ -78,12 +78,12 @@ def run(
         quiet=as_json,
     )
     lines = [results.select(name).last() for name in chosen or results.experiments]
-    if lines and all((each.frame["status"] == REFUSED).all() for each in lines):
-        reasons = dict.fromkeys(reason for each in lines for reason in each.frame["reason"])
-        raise StudyError(f"none of these runs could be made; {'; '.join(map(str, reasons))}")
+    if lines and all((line.frame["status"] == REFUSED).all() for line in lines):
+        reasons = dict.fromkeys(reason for refused in lines for reason in refused.frame["reason"])
+        raise StudyError(f"all of these runs were refused; {'; '.join(map(str, reasons))}")
     written = []
     if not no_figures:
-        from reproduction.report import write_all  # matplotlib takes its time
+        from reproduction.report import write_all  # importing matplotlib is slow
 
         written = write_all(results, output)
     shown = summary(results, chosen)
@@ -95,7 +95,7 @@ def run(
 
 
 def summary(results: Results, names: list[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Per experiment: title, runs, how many a method refused, and the time they took (s)."""
+    """Return title, number of runs, number of refused runs and total time (s) of each experiment."""
     out = {}
     for name in names or results.experiments:
         last = results.select(name).last()
@@ -116,24 +116,24 @@ def _show(shown: dict[str, dict[str, Any]], output: Path, written: list[Path]) -
     columns = [Column("", ""), Column("", "experiment")]
     columns += [Column("", title, align="right") for title in ("runs", "refused", "time")]
     note = (
-        "A run that belongs to several experiments was made once and is counted in each. Refused runs are of "
-        "methods that do not apply. Time is summed over the cores."
+        "Runs shared by several experiments were executed once and are counted in each. Refused: the method "
+        "does not apply. Time is summed over cores."
     )
     files = [f"Results: {output / RESULTS}"]
     if written:
         files.append(f"Figures, tables and claims: {output} ({len(written)} files)")
-        files.append(f"One page of all: python -m reproduction report {output} -o {output / 'report.html'}")
+        files.append(f"HTML report: python -m reproduction report {output} -o {output / 'report.html'}")
     show(Rendering(body=[Table(columns, rows)], notes=[note], next_steps=files))
 
 
 def check_results_folder(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder with other files before anything is computed."""
+    """Refuse a folder with other files before the first run."""
     check_folder(folder, overwrite=True)
     if overwrite or (folder / RESULTS).exists() or not folder.is_dir():
         return
     if any(not path.name.startswith(".") for path in folder.iterdir()):
         raise DataError(
-            f"{folder} is not empty and has no {RESULTS} to go on with; choose another output folder, "
+            f"{folder} is not empty and has no {RESULTS} to resume from; choose another output folder, "
             "or give --overwrite"
         )
 
@@ -159,13 +159,13 @@ def run_with_progress(
     scheduler: str | None = None,
     overwrite: bool = False,
     quiet: bool = False,
-    kept: bool = True,
+    is_kept: bool = True,
 ) -> Results:
-    """Run the missing cells with a progress bar; after Ctrl-C, finished cells stay in the folder."""
+    """Run the missing cells with a progress bar. After Ctrl-C, finished cells stay in the folder."""
     if workers is not None and workers < 1:
         raise StudyError(f"workers must be a whole number of at least 1, not {workers}")
     if workers is not None and scheduler is not None:
-        raise StudyError("the scheduler's cluster has workers of its own; leave --workers or --scheduler out")
+        raise StudyError("a scheduler's cluster has its own workers; leave out --workers or --scheduler")
     with progress_bar(quiet=quiet) as bar, CtrlC() as ctrl_c:
         task = bar.add_task("running", total=None)
         far = Progress(0, 0)
@@ -189,7 +189,7 @@ def run_with_progress(
             stop=lambda: ctrl_c.pressed,
         )
     if far.done < far.total:
-        again = f"; run the same command again to go on, what is finished is in {folder}" if kept else ""
+        again = f"; run the same command again to resume; finished runs are in {folder}" if is_kept else ""
         raise InterruptedRunError(f"interrupted with {far.done} of {far.total} runs finished{again}")
     return results
 
@@ -204,9 +204,9 @@ def report(
         help="The file to write: .html, or .md with its figures in a folder next to it.",
     ),
 ) -> None:
-    """One page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
+    """Write one page of claims, figures, tables, settings and privacy: self-contained HTML, or Markdown."""
     _check_output(output)
-    from reproduction.report import report_html, write_markdown  # matplotlib takes its time
+    from reproduction.report import report_html, write_markdown  # importing matplotlib is slow
 
     lines = read_results(results)
     if output.suffix == ".md":
@@ -217,7 +217,7 @@ def report(
 
 
 def _check_output(output: Path) -> None:
-    """Refuse, before anything is drawn, a place that cannot take the report."""
+    """Refuse an invalid output path before figures are drawn."""
     if output.is_dir():
         raise DataError(f"{output} is a folder; give a file, such as -o {output / 'report.html'}")
     if output.suffix not in (".html", ".htm", ".md"):

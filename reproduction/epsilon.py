@@ -14,7 +14,7 @@ _TOTALS = (("epsilon", "exact ε", False), ("paper_epsilon", "paper's ε̄", Tru
 
 
 def figure(results: Results, name: str) -> Picture:
-    """Total ε by round, and after the last round by the ε of a round."""
+    """Draw the total ε by round, and after the last round by the ε of a round."""
     lines = done(results).select(method="dp_admm")
     series.need(series.has(lines, "total_paper_epsilon"), distinct(lines, "round_epsilon"))
     figure = new_figure(9.2, 4.1)

@@ -1,7 +1,7 @@
-"""The paper's figures and those that it does not have, drawn from a results file alone.
+"""The figures of the paper and additional ones, drawn from a results file.
 
-Figures 1 to 7 come first; then times, bounds, exact ε, and the effect of the paper's choices. Captions are
-in ``captions.toml``.
+Figures 1 to 7 come first, then times, bounds, exact ε, and the effect of the paper's choices. Captions are in
+``captions.toml``.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _TEXTS = tomllib.loads(files("reproduction").joinpath("captions.toml").read_text
 
 
 def _picture(name: str, kind: str, figure: Figure, lines: Results, **words: Any) -> Picture:
-    """A figure with its title and caption; a boolean word shows or hides a sentence."""
+    """Return a figure with its title and caption. A boolean word shows or hides a sentence."""
     texts = _TEXTS[kind]
     words = {key: (texts[key] if value else "") if isinstance(value, bool) else value for key, value in words.items()}
     regularizers = ", ".join(value.upper() for value in distinct(lines, "regularizer"))
     words |= {"about": about(lines), "spread": spread_note(lines), "regularizers": regularizers}
-    title, caption = (texts[each].format_map(words).strip() for each in ("title", "caption"))
+    title, caption = (texts[key].format_map(words).strip() for key in ("title", "caption"))
     return Picture(name, title, caption, figure)
 
 
 def _private(results: Results) -> tuple[Results, str]:
-    """DP-ADMM's lines, and the column of their budget."""
+    """Return the lines of DP-ADMM, and the column of their budget."""
     lines = done(results).select(method="dp_admm")
     series.need(lines)
     return lines, series.budget_column(lines)
 
 
 def agents_figure(results: Results, name: str) -> Picture:
-    """Figures 1 and 4: training loss by round for each n; below, loss and error at the end against n."""
+    """Draw figures 1 and 4: training loss by round for each n; below, final loss and error against n."""
     lines, budget = _private(results)
     budgets, agents = distinct(lines, budget)[:4], distinct(lines, "n_agents")
     columns = max(2, len(budgets))
@@ -95,7 +95,7 @@ def _against_agents(axes: Axes, lines: Results, results: Results, stem: str) -> 
 
 
 def objective_figure(results: Results, name: str) -> Picture:
-    """Figures 2 and 6: the augmented objective by round, one panel per δ, one line per ε."""
+    """Draw figures 2 and 6: the augmented objective by round, one panel per δ, one line per ε."""
     lines, budget = _private(results)
     budgets, deltas = distinct(lines, budget), sorted(distinct(lines, "delta"), reverse=True)
     agents = distinct(lines, "n_agents")
@@ -122,7 +122,7 @@ def objective_figure(results: Results, name: str) -> Picture:
 
 
 def methods_figure(results: Results, name: str, *, model: str) -> Picture:
-    """Figures 3 and 7: loss by round at two ε, error against ε and δ; ``model`` is "local" or "global"."""
+    """Draw figures 3 and 7: loss by round at two ε, error against ε and δ. ``model`` is "local" or "global"."""
     lines = done(results)
     private, budget = _private(results)
     delta = _widest(private, "delta", budget, prefer=1e-3)
@@ -131,8 +131,8 @@ def methods_figure(results: Results, name: str, *, model: str) -> Picture:
     groups = {label: group for label, group in series.variants(lines).items() if label != optima}
     looks = kinds(list(groups))
     budgets = distinct(private.select(delta=delta), budget)
-    # the paper's two where they are there, else the two in the middle
-    shown, middle = [each for each in budgets if each in _SHOWN_BUDGETS], max(0, len(budgets) // 2 - 1)
+    # the paper's two budgets if present, else the two in the middle
+    shown, middle = [value for value in budgets if value in _SHOWN_BUDGETS], max(0, len(budgets) // 2 - 1)
     shown = shown if len(shown) == 2 else budgets[middle : middle + 2]
     figure = new_figure(9.2, 7.2)
     panels = figure.subplots(2, 2).ravel()
@@ -167,7 +167,7 @@ def methods_figure(results: Results, name: str, *, model: str) -> Picture:
 
 
 def _has_budget(group: Results) -> bool:
-    """A method without a budget is the same at each."""
+    """Return whether a method has a budget. Otherwise its results do not depend on it."""
     return any(distinct(group, name) for name in BUDGETS)
 
 
@@ -187,14 +187,14 @@ def _against(
 
 
 def _widest(lines: Results, column: str, other: str, *, prefer: float) -> float:
-    """The value of a column for which another column has the most values; in a tie ``prefer`` or the largest."""
+    """Return the value of a column with most values of another column. Ties: ``prefer``, or the largest value."""
     values = distinct(lines, column)
     n_beside = {value: len(distinct(lines.select(**{column: value}), other)) for value in values}
     return float(max(values, key=lambda value: (n_beside[value], value == prefer, value)))
 
 
 def _fit(axes: Axes) -> None:
-    """A logarithmic scale where one method goes so far astray that it would flatten all the others."""
+    """Use a logarithmic scale if one method is so far off that the others would look flat."""
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
     if drawn.size and drawn.max() > 3.0 * drawn.min():
@@ -202,7 +202,7 @@ def _fit(axes: Axes) -> None:
 
 
 def times_figure(results: Results, name: str) -> Picture:
-    """Table III as a picture: how many times longer than DP-ADMM each method takes, here and in the paper."""
+    """Draw Table III: how many times longer than DP-ADMM each method takes, here and in the paper."""
     rows = [row for row in times(results) if np.isfinite(row.ratio)]
     series.need(rows)
     labels = list(dict.fromkeys(row.method for row in rows))
@@ -216,7 +216,7 @@ def times_figure(results: Results, name: str) -> Picture:
         here = [(labels.index(row.method) + shift, row) for row in rows if row.budget == value]
         axes.plot([row.ratio for _, row in here], [y for y, _ in here], look.marker, color=look.color, markersize=6,
                   markeredgecolor="black", markeredgewidth=0.5, label=f"measured, ε = {value:g}")  # fmt: skip
-        # DP-ADMM's ratio is 1 by definition, and would hide ours
+        # DP-ADMM's ratio is 1 by definition and would hide other markers
         paper = [(row.paper_ratio, y) for y, row in here if row.paper_ratio is not None and row.name != "dp_admm"]
         if paper:
             axes.plot(*zip(*paper, strict=True), look.marker, markerfacecolor="white", markersize=6,
@@ -231,7 +231,7 @@ def times_figure(results: Results, name: str) -> Picture:
 
 
 def bounds_figure(results: Results, name: str) -> Picture:
-    """One panel per theorem, measured gap and bound for every ε; both scales logarithmic."""
+    """Draw one panel per theorem: measured gap and bound for every ε, both scales logarithmic."""
     found = gaps(results)
     series.need(found)
     regularizers = list(dict.fromkeys(gap.regularizer for gap in found))
@@ -240,7 +240,7 @@ def bounds_figure(results: Results, name: str) -> Picture:
     looks = kinds([f"{value:g}" for value in sorted({gap.budget for gap in found})])
     panels = figure.subplots(1, len(regularizers), sharey=True, squeeze=False).ravel()
     for axes, regularizer in zip(panels, regularizers, strict=True):
-        for gap in (each for each in found if each.regularizer == regularizer):
+        for gap in (one for one in found if one.regularizer == regularizer):
             look, positive, curve = looks[f"{gap.budget:g}"], gap.measured.mean > 0, gap.measured
             measured = Curve(curve.x[positive], curve.mean[positive], curve.std[positive], curve.n_seeds)
             bound = Curve(curve.x, gap.bound, np.zeros_like(gap.bound), 1)
@@ -255,18 +255,18 @@ def bounds_figure(results: Results, name: str) -> Picture:
 
 
 def _largest_budget(results: Results) -> tuple[Results, dict[str, str]]:
-    """DP-ADMM's lines at its largest budget, and that budget in words."""
+    """Return the lines of DP-ADMM at its largest budget, and words for that budget."""
     lines = done(results).select(method="dp_admm")
     budget = series.budget_column(lines)
     value = max(distinct(lines, budget), default=np.nan)
     return lines.select(**{budget: value}), {"budget": BUDGETS[budget], "value": f"{value:g}"}
 
 
-def _at_the_end(
+def _final_panels(
     groups: Mapping[str, Results], looks: Sequence[Look], x: str, x_words: str, *,
     measures: Mapping[str, tuple[str, str]], optima: Results | None = None,
 ) -> Figure:  # fmt: skip
-    """A panel for each of two ``measures`` (with title and y label) at the end of the runs, by the values of ``x``."""
+    """Draw a panel for each of two ``measures`` (with title and y label) at the end of the runs, by ``x``."""
     figure = new_figure(9.2, 4.0)
     panels = figure.subplots(1, 2)
     for axes, letter, (column, (title, y)) in zip(panels, "ab", measures.items(), strict=True):
@@ -281,7 +281,7 @@ def _at_the_end(
 
 
 def choices_figure(results: Results, name: str) -> Picture:
-    """Error and loss of the global model against c_w, one line per λ/n."""
+    """Draw error and loss of the global model against c_w, one line per λ/n."""
     lines, words = _largest_budget(results)
     shares = distinct(lines, "alpha")
     series.need(len(distinct(lines, "weight_radius")) > 1 or len(shares) > 1)
@@ -290,7 +290,7 @@ def choices_figure(results: Results, name: str) -> Picture:
         series.error_column(lines): ("error at the end", "error, global model"),
         "train_loss_global": ("training loss at the end", "loss, global model"),
     }
-    figure = _at_the_end(
+    figure = _final_panels(
         groups, steps(len(groups)), "weight_radius", "c_w, guessed norm of the best weights",
         measures=measures, optima=results.select(alpha=shares[0]),
     )  # fmt: skip
@@ -298,17 +298,17 @@ def choices_figure(results: Results, name: str) -> Picture:
 
 
 def lambda_figure(results: Results, name: str) -> Picture:
-    """Loss and error on held-out rows of the non-private optimum against λ/n."""
+    """Draw loss and error of the non-private optimum on held-out rows against λ/n."""
     lines = done(results).select(method="centralized")
     series.need(len(distinct(lines, "alpha")) > 1, series.has(lines, "test_error_global"))
-    groups = {each.upper(): lines.select(regularizer=each) for each in distinct(lines, "regularizer")}
+    groups = {value.upper(): lines.select(regularizer=value) for value in distinct(lines, "regularizer")}
     measures = {f"test_{kind}_global": (f"{kind} on held-out rows", kind) for kind in ("loss", "error")}
-    figure = _at_the_end(groups, list(kinds(list(groups)).values()), "alpha", "λ/n", measures=measures)
+    figure = _final_panels(groups, list(kinds(list(groups)).values()), "alpha", "λ/n", measures=measures)
     return _picture(name, "lambda", figure, lines)
 
 
 def schedule_figure(results: Results, name: str) -> Picture:
-    """Training loss by round: the theorem's step sizes and noise, and constant ones."""
+    """Draw the training loss by round, for the theorem's step sizes and noise and for constant ones."""
     series.need(done(results).select(method="dp_admm", schedule="constant"))
     lines, words = _largest_budget(results)
     regularizers = distinct(lines, "regularizer")
@@ -332,7 +332,7 @@ def schedule_figure(results: Results, name: str) -> Picture:
 
 
 def comparison_panels(results: Results) -> Figure:
-    """Error and training loss of the global model at the end of the runs."""
+    """Draw error and training loss of the global model at the end of the runs."""
     lines = done(results)
     budget = series.budget_column(lines)
     error = series.error_column(lines)
@@ -341,7 +341,7 @@ def comparison_panels(results: Results) -> Figure:
 
 
 def _comparison_rows(group: Results, budget: str, error: str) -> list[ComparisonRow]:
-    """One row for each number of agents and budget."""
+    """Return one row for each number of agents and budget."""
     rows = []
     for (n_agents, asked), lines in series.split(group.last(), "n_agents", budget).items():
         values = {name: lines.frame[name].tolist() for name in (error, "train_loss_global", "seconds")}
@@ -351,7 +351,7 @@ def _comparison_rows(group: Results, budget: str, error: str) -> list[Comparison
 
 
 def comparison_picture(results: Results, name: str) -> Picture:
-    """The figure with its caption; raises ``NoRunsError`` where every run was refused."""
+    """Return the figure with its caption. Raises ``NoRunsError`` if every run was refused."""
     lines = done(results)
     series.need(lines)
     figure = comparison_panels(results)
@@ -394,14 +394,14 @@ MODULES = (
 
 
 def pictures(results: Results) -> list[Picture]:
-    """The figures of all experiments in the results."""
-    begun = series.begun(results)
+    """Draw the figures of all experiments in the results."""
+    started = series.started(results)
     wanted = [
         (maker, series.with_optimum(results, experiment), experiment)
-        for experiment in sorted(begun, key=lambda name: name not in PAPER)
+        for experiment in sorted(started, key=lambda name: name not in PAPER)
         for maker in _MAKERS.get(experiment, [comparison_picture])
     ]
-    if set(PAPER) & set(begun):
+    if set(PAPER) & set(started):
         wanted += [(import_module(f"reproduction.{name}").figure, results, name) for name in MODULES]
     found = []
     for maker, lines, name in wanted:

@@ -1,8 +1,8 @@
-"""A grid of runs in one TOML file -> its cells, each identified by a digest of its settings.
+"""Read a grid of runs from a TOML file. Each cell is identified by a digest of its settings.
 
-Settings under ``shared``, of the grid or of an experiment, are those of all its runs unless a run sets them.
-A list means one run for each of its values. All lists of a block are crossed, and so are the seeds. A cell
-that appears in several experiments is run once.
+Settings under ``shared``, of the grid or of an experiment, apply to all its runs that do not set them. A list means one
+run for each of its values. All lists of a block are crossed, and so are the seeds. A cell that appears in several
+experiments is run once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reproduction.results import SETTINGS, grid_digest, settings_columns, settin
 
 FORMAT = 1
 DATA_KEYS = ("data", "label", "classes", "by")
-MOST_RUNS = 20_000
+MAX_RUNS = 20_000
 """Limit for all experiments together: more would fill the memory before the first run starts."""
 
 _TOP = ("format", "title", *DATA_KEYS, "repeats", "first_seed", "shared", "experiments")
@@ -38,7 +38,7 @@ _SETTINGS = tuple(name for name in SETTINGS if name != "seed")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of one method with one seed; ``timed``: alone on the machine, with all cores."""
+    """One run of one method with one seed. A ``timed`` cell runs alone on the machine, with all cores."""
 
     data: str
     settings: Settings
@@ -46,7 +46,7 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """16 hex digits: data, settings and timed."""
+        """16 hex digits of a digest of data, settings and ``timed``."""
         what = {"data": self.data, "settings": settings_columns(self.settings), "timed": self.timed}
         return sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -64,22 +64,24 @@ class Experiment:
 class ExperimentGrid:
     """Experiments over one data set."""
 
-    written: dict[str, Any]  # the grid as it was written, checked, with defaults filled in
+    written: dict[str, Any]  # the checked contents of the grid file, with defaults
     experiments: tuple[Experiment, ...]
 
     @property
     def data(self) -> dict[str, Any]:
-        """Which data: ``data`` and, for files, ``label``, ``classes`` and ``by``."""
+        """The data: ``data`` and, for files, ``label``, ``classes`` and ``by``."""
         return {name: self.written[name] for name in DATA_KEYS if name in self.written}
 
     def cells(self, names: Sequence[str] | None = None) -> tuple[Cell, ...]:
-        """The cells of all or of some experiments, each once, in the order of the grid."""
-        chosen = [each for each in self.experiments if names is None or each.name in self.known(names)]
-        return tuple({cell.key: cell for each in chosen for cell in each.cells}.values())
+        """Return the cells of all or of some experiments, each once, in the order of the grid."""
+        chosen = [
+            experiment for experiment in self.experiments if names is None or experiment.name in self.validated(names)
+        ]
+        return tuple({cell.key: cell for experiment in chosen for cell in experiment.cells}.values())
 
-    def known(self, names: Sequence[str]) -> list[str]:
-        """The same names; one that is no experiment is refused with the nearest."""
-        have = [each.name for each in self.experiments]
+    def validated(self, names: Sequence[str]) -> list[str]:
+        """Return the names, or raise an error that lists the experiments."""
+        have = [experiment.name for experiment in self.experiments]
         for name in names:
             if name not in have:
                 raise StudyError(f"there is no experiment {name!r}; there are {', '.join(have)}")
@@ -87,10 +89,13 @@ class ExperimentGrid:
 
     @cached_property
     def as_json(self) -> dict[str, Any]:
-        """The grid as written, with the keys of every experiment's cells; what a results file keeps."""
+        """The grid with the keys of every experiment's cells, as stored in a results file."""
         experiments = {
-            each.name: {**self.written["experiments"][each.name], "cells": [cell.key for cell in each.cells]}
-            for each in self.experiments
+            experiment.name: {
+                **self.written["experiments"][experiment.name],
+                "cells": [cell.key for cell in experiment.cells],
+            }
+            for experiment in self.experiments
         }
         return {**self.written, "data": _data_name(self.written["data"]), "experiments": experiments}
 
@@ -104,7 +109,9 @@ def read_grid(path: Path, *, repeats: int | None = None) -> ExperimentGrid:
 
 
 def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | None = None) -> ExperimentGrid:
-    """A grid from a parsed TOML table; ``repeats`` replaces the grid's own, and caps that of each block.
+    """Return a grid from a parsed TOML table.
+
+    ``repeats`` replaces the grid's own, and caps that of each block.
 
     Examples
     --------
@@ -133,7 +140,7 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
     experiments = _table(table.get("experiments", {}), "experiments", where)
     if not experiments:
         raise StudyError(f"{where}: a grid needs at least one experiment, [experiments.NAME] with runs")
-    made, room = [], MOST_RUNS
+    experiment_list, room = [], MAX_RUNS
     for name, about in experiments.items():
         place = f"{where}, experiment {name}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
@@ -152,14 +159,14 @@ def grid_from(table: Mapping[str, Any], where: str = "grid", *, repeats: int | N
             chosen = {**common, **block}
             cells += _cells(chosen, written, f"{place}, block {k}", most=repeats, room=room - len(cells))
         room -= len(cells)
-        made.append(Experiment(name, title, tuple({cell.key: cell for cell in cells}.values())))
-    return ExperimentGrid(written, tuple(made))
+        experiment_list.append(Experiment(name, title, tuple({cell.key: cell for cell in cells}.values())))
+    return ExperimentGrid(written, tuple(experiment_list))
 
 
 def _cells(
     block: Mapping[str, Any], written: Mapping[str, Any], where: str, *, most: int | None, room: int
 ) -> Iterator[Cell]:
-    """The runs of one block: its lists crossed, in the order they are written, seeds innermost."""
+    """Yield the runs of one block: its lists crossed in the order of the file, seeds innermost."""
     check_names(block, (*_SETTINGS, "timed", "repeats"), where)
     chosen = dict(block)
     every = {**written["shared"], **chosen}
@@ -176,7 +183,7 @@ def _cells(
         if not values or any(isinstance(value, list | dict) for value in values):
             raise StudyError(f"{where}: {name} must be one value or a list of values, not {chosen[name]!r}")
     if repeats * math.prod(map(len, lists.values())) > room:
-        raise StudyError(f"{where}: a grid has at most {MOST_RUNS:,} runs, and this makes it larger")
+        raise StudyError(f"{where}: a grid has at most {MAX_RUNS:,} runs, and this makes it larger")
     data = _data_name(written["data"])
     for combination in itertools.product(*lists.values()):
         for seed in seeds:
@@ -192,7 +199,7 @@ def _cells(
 
 
 def _shared(table: Any, where: str) -> dict[str, Any]:
-    """Settings of all runs of a grid or of an experiment that do not set them."""
+    """Return the settings that apply to all runs of a grid or experiment that do not set them."""
     shared = _table(table, "shared", where)
     check_names(shared, _SETTINGS, f"{where}, shared")
     for name, value in shared.items():
@@ -202,13 +209,13 @@ def _shared(table: Any, where: str) -> dict[str, Any]:
 
 
 def _data_name(source: str) -> str:
-    """A file's name without its folder: the same grid can be run from anywhere."""
+    """Return a file's name without its folder, so that the grid can be run from anywhere."""
     return Path(source).name
 
 
 def _plain_data(value: Any, name: str, where: str) -> Any:
-    """Which data is text, but classes may be a list of texts and numbers."""
-    listed = isinstance(value, list) and all(isinstance(each, str | int | float) for each in value)
+    """Return a data key: text, or for ``classes`` also a list of texts and numbers."""
+    listed = isinstance(value, list) and all(isinstance(item, str | int | float) for item in value)
     return value if name == "classes" and listed else _checked(value, name, str, where)
 
 

@@ -25,9 +25,9 @@ THEOREMS = {"l1": "Theorem 2, non-smooth", "l2": "Theorem 3, smooth"}
 
 @dataclass(frozen=True)
 class Time:
-    """Time of one method at one budget: the fastest repeat, since other programs can only slow a run down.
+    """Time of one method at one budget: the fastest repeat, because other programs can only slow a run down.
 
-    ``ratio`` is to DP-ADMM at the same budget; NaN without DP-ADMM there.
+    ``ratio`` is relative to DP-ADMM at the same budget, or NaN without DP-ADMM.
     """
 
     method: str
@@ -42,7 +42,7 @@ class Time:
 
 
 def times(results: Results) -> list[Time]:
-    """Every method at every budget of the timed runs; one without a budget is repeated at each."""
+    """Return every method at every budget of the timed runs. Methods without a budget are repeated at each."""
     lines = done(results).select(timed=True)
     if not len(lines):
         return []
@@ -79,7 +79,7 @@ class Gap:
 
 
 def gaps(results: Results) -> list[Gap]:
-    """The gap of every DP-ADMM run that has a bound, each to the optimum of its own split."""
+    """Return the gap of every DP-ADMM run that has a bound, relative to the optimum of its own split."""
     lines = done(results)
     private = lines.select(method="dp_admm")
     private = private.keep(private.frame["bound"].notna())
@@ -103,7 +103,7 @@ def gaps(results: Results) -> list[Gap]:
 
 
 def slope(rounds: Floats, gap: Floats) -> float:
-    """Least-squares slope of ln(gap) against ln(round), from a tenth of the rounds on.
+    """Return the least-squares slope of ln(gap) against ln(round), from a tenth of the rounds on.
 
     NaN with fewer than three positive gaps.
 
@@ -120,7 +120,7 @@ def slope(rounds: Floats, gap: Floats) -> float:
 
 
 def rounds_to_settle(lines: Results) -> pd.Series:
-    """The first measured round, by seed, at which 90% of the change in training loss is done (global model).
+    """Return, by seed, the first measured round after 90% of the change in training loss (global model).
 
     The change is that from the first to the last round of the same run, so the number measures how fast a run
     converges, not how good its result is.

@@ -1,4 +1,4 @@
-"""Results -> one HTML page, one Markdown page, or figures, tables and claims as files."""
+"""Render results as an HTML page, as a Markdown page, or as files of figures, tables and claims."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from dpadmm.figures.comparison import BUDGETS
 from dpadmm.figures.style import Picture, power, save_figure
 from dpadmm.training.run_folder import write_text
 from reproduction import series
-from reproduction.claims import Claim, claims, counted, few_splits, in_short
+from reproduction.claims import Claim, claims, few_splits_warning, summary_of, verdict_counts
 from reproduction.figures import PAPER, pictures
 from reproduction.measurements import times
 from reproduction.results import SETTINGS, Results
 from reproduction.rules import CLEAR, ClaimVerdict
-from reproduction.series import at_end, begun, distinct, done, missing, split
+from reproduction.series import at_end, distinct, done, missing, split, started
 
 SIGNS = dict(zip(ClaimVerdict, "✓◐✗○–", strict=True))
 """Verdicts are shown by sign and word, not by colour alone."""
 
 
 def report_html(results: Results, *, source: str = "RESULTS") -> str:
-    """A self-contained page: no network, no script, no other file.
+    """Return a self-contained page, without network access, scripts or other files.
 
-    ``source`` is what the reader would give to ``python -m reproduction report``.
+    ``source`` is the argument of ``python -m reproduction report``.
     """
     found, drawn = claims(results), pictures(results)
     css = files("reproduction").joinpath("templates/report.css").read_text(encoding="utf-8")
     order = [ClaimVerdict.FAILS, ClaimVerdict.IN_PART, ClaimVerdict.NOT_APPLICABLE]
     methods = set(distinct(results, "method")) - {"admm", "centralized"}
-    words = _about(results, found)
-    return _rendered(
+    contents = _common_contents(results, found)
+    return _render(
         "report.html",
-        **words | {"tables": [table for table in words["tables"] if table.name != "settings"]},
+        **contents | {"tables": [table for table in contents["tables"] if table.name != "settings"]},
         css=Markup(css),  # from the package, not from users
-        of_paper=bool(set(PAPER) & set(begun(results))),
-        claim_groups=[(title, group, counted(group)) for title, group in words["groups"].items()],
+        of_paper=bool(set(PAPER) & set(started(results))),
+        claim_groups=[(title, group, verdict_counts(group)) for title, group in contents["groups"].items()],
         notable=[claim for verdict in order for claim in found if claim.verdict is verdict],
         pictures=[(picture, image(picture)) for picture in drawn],
         titles={picture.name: picture.title for picture in drawn},
@@ -60,19 +60,19 @@ def report_html(results: Results, *, source: str = "RESULTS") -> str:
     )
 
 
-def _about(results: Results, found: Sequence[Claim]) -> dict[str, Any]:
-    """The contents of every kind of report."""
+def _common_contents(results: Results, found: Sequence[Claim]) -> dict[str, Any]:
+    """Return the contents of every kind of report."""
     groups = {
         "The paper's claims": [claim for claim in found if claim.from_paper],
         "Claims that we added": [claim for claim in found if not claim.from_paper],
     }
     return {
         "groups": {title: group for title, group in groups.items() if group},
-        "in_short": in_short(found),
-        "few_splits": few_splits(found),
+        "in_short": summary_of(found),
+        "few_splits": few_splits_warning(found),
         "signs": SIGNS,
         "clear": CLEAR,
-        "title": in_words(results.grid.get("title") or "Comparison of methods"),
+        "title": display_title(results.grid.get("title") or "Comparison of methods"),
         "meta": results.meta,
         "facts": facts(results),
         "missing": missing(results),
@@ -81,7 +81,7 @@ def _about(results: Results, found: Sequence[Claim]) -> dict[str, Any]:
     }
 
 
-def _rendered(template: str, **words: Any) -> str:
+def _render(template: str, **words: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reproduction"),
         autoescape=jinja2.select_autoescape(["html"]),
@@ -94,7 +94,7 @@ def _rendered(template: str, **words: Any) -> str:
 
 
 def image(picture: Picture) -> str:
-    """A figure as a data URL: SVG with text as paths, so that it looks the same everywhere."""
+    """Return a figure as a data URL: SVG with text as paths, so that it looks the same everywhere."""
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "dpadmm", "svg.fonttype": "path"}):
         picture.figure.savefig(out, format="svg", metadata={"Date": None})
@@ -102,17 +102,17 @@ def image(picture: Picture) -> str:
 
 
 def slug(text: str) -> str:
-    """A name for links: letters, digits and hyphens."""
+    """Return a link name of letters, digits and hyphens."""
     return "".join(char if char.isalnum() and char.isascii() else "-" for char in text.lower())
 
 
 def together(text: str) -> str:
-    """The same text with no-break spaces in ``a ± b`` and ``a = b``."""
+    """Return the text with no-break spaces in ``a ± b`` and ``a = b``."""
     return re.sub(r" ([±=]) ", "\u00a0\\1\u00a0", text)
 
 
 def _anchor(heading: str) -> str:
-    """The link that Markdown viewers give a heading: lower case, no punctuation, hyphens for spaces."""
+    """Return the anchor of a heading as Markdown viewers create it: lower case, no punctuation, hyphens for spaces."""
     return "".join(char for char in heading.lower() if char.isalnum() or char in " -_").replace(" ", "-")
 
 
@@ -121,7 +121,7 @@ def _escaped(text: str) -> str:
 
 
 def refusals(results: Results) -> list[tuple[str, str, str]]:
-    """(method, experiments, reason) of every method that refused, once for each reason."""
+    """Return (method, experiments, reason) of every method that refused, once for each reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in results.experiments:
         here = results.select(name).select(status="refused")
@@ -134,7 +134,7 @@ def refusals(results: Results) -> list[tuple[str, str, str]]:
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """(name, value) of data, runs, agents and rounds."""
+    """Return (name, value) of data, runs, agents and rounds."""
     data, lines = results.meta.get("data", {}), done(results)
     return [
         ("Data", f"{data.get('name')}: {data.get('rows')} rows, {data.get('features')} features"),
@@ -149,9 +149,9 @@ def write_markdown(results: Results, page: Path, *, source: str) -> list[Path]:
     folder = page.with_name(f"{page.stem}-figures")
     drawn, found = pictures(results), claims(results)
     written = [path for picture in drawn for path in save_figure(picture.figure, folder / picture.name, ("png",))]
-    text = _rendered(
+    text = _render(
         "report.md",
-        **_about(results, found),
+        **_common_contents(results, found),
         source=source,
         page=page.name,
         folder=folder.name,
@@ -168,7 +168,7 @@ def claims_json(found: Sequence[Claim]) -> str:
 
 
 def write_all(results: Results, folder: Path) -> list[Path]:
-    """Write every figure (PNG and SVG), table (CSV) and claim (JSON) of the results; the paths."""
+    """Write every figure (PNG and SVG), table (CSV) and claim (JSON) of the results. Return the paths."""
     written: list[Path] = []
     for picture in pictures(results):
         written += save_figure(picture.figure, folder / "figures" / picture.name)
@@ -200,12 +200,12 @@ class ReportTable:
 
 
 def tables(results: Results) -> list[ReportTable]:
-    found = [time_table(results), *(accuracy_table(results, name) for name in series.begun(results))]
+    found = [time_table(results), *(accuracy_table(results, name) for name in series.started(results))]
     return [table for table in [*found, settings_table(results)] if table is not None and len(table.frame)]
 
 
 def time_table(results: Results) -> ReportTable | None:
-    """Table III: seconds, ratio to DP-ADMM, iterations of local solves, and the paper's values."""
+    """Return Table III: seconds, ratio to DP-ADMM, iterations of local solves, and the paper's values."""
     rows = [
         {
             "ε per round": f"{row.budget:g}",
@@ -224,20 +224,20 @@ def time_table(results: Results) -> ReportTable | None:
     return ReportTable(
         "table3",
         "Time of a run (the paper's Table III)",
-        "Seconds in rounds of the fastest and the slowest repeat, each run alone on the machine, after "
-        "compilation; ratios are of the fastest. Iterations are those of the exact local solver, per agent "
+        "Seconds of all rounds, for the fastest and the slowest repeat. Each run had the machine to itself, after "
+        "compilation. Ratios use the fastest repeat. Iterations of the exact local solver are per agent "
         "and round. The paper's seconds are from MATLAB on another machine: compare the ratios.",
         pd.DataFrame(rows),
     )
 
 
 def accuracy_table(results: Results, experiment: str) -> ReportTable | None:
-    """Loss and error at the end for every setting of an experiment, local and global, with both totals."""
+    """Return the final loss and error for every setting of an experiment, local and global, with both totals."""
     lines = done(results.select(experiment)).select(timed=False)
     if not len(lines):
         return None
     budget = series.budget_column(lines)
-    asked = "total ε, asked" if budget == "epsilon" else BUDGETS[budget]
+    asked = "requested total ε" if budget == "epsilon" else BUDGETS[budget]
     error = "RMS error" if series.is_regression(lines) else "error"
     rows = []
     for label, group in series.variants(lines).items():
@@ -266,19 +266,19 @@ def accuracy_table(results: Results, experiment: str) -> ReportTable | None:
     title = results.grid["experiments"][experiment].get("title", experiment)
     return ReportTable(
         f"accuracy_{experiment}",
-        f"At the end of the runs: {in_words(title)}",
+        f"At the end of the runs: {display_title(title)}",
         f"{_about_splits_and_totals(lines)}Local is the mean over the agents' own models, loss on "
         f"their own rows, {error} on test rows.",
         pd.DataFrame(rows),
     )
 
 
-def in_words(title: str) -> str:
-    """The title of a comparison with the display names of its methods; any other title unchanged.
+def display_title(title: str) -> str:
+    """Return the title of a comparison with the display names of its methods, and any other title unchanged.
 
     Examples
     --------
-    >>> in_words("dp_admm, admm_pvp on rows.csv")
+    >>> display_title("dp_admm, admm_pvp on rows.csv")
     'DP-ADMM, PVP on rows.csv'
     """
     names, on, data = title.partition(" on ")
@@ -292,7 +292,7 @@ def _about_splits_and_totals(lines: Results) -> str:
     n_seeds, by = len(distinct(lines, "seed")), "; ".join(distinct(lines, "accountant"))
     over = "One split." if n_seeds == 1 else f"Mean ± standard deviation over up to {n_seeds} splits."
     totals = (
-        "Total ε is that of the run at δ, exact for plain Gaussian noise and otherwise a bound that holds, "
+        "Total ε is that of the run at δ, exact for plain Gaussian noise and an upper bound otherwise, "
         f"by the accountant ({by}); ε̄ is the paper's bound where it applies. "
     )
     return f"{over} {totals if by else ''}"
@@ -303,8 +303,8 @@ def settings_table(results: Results) -> ReportTable:
     return ReportTable(
         "settings",
         "Settings",
-        "Every setting with the values it takes in this file. Settings are public: choosing one on private "
-        "rows is a leak.",
+        "Every setting with its values in this file. Settings are public. Choosing one on private rows "
+        "leaks information.",
         pd.DataFrame([{"setting": name, "values": _values(name, found)} for name, found in values.items() if found]),
     )
 

@@ -1,7 +1,7 @@
-"""The tidy results file: one Parquet file, one line per cell of a grid and measured round.
+"""The results file: one Parquet file with one line per cell of a grid and measured round.
 
-Experiments write it and reports read it; nothing else passes between the two. The file describes itself:
-format, versions, the data it was measured on, and the whole grid.
+Experiments write it and reports read it. No other data passes between the two. The file describes itself: format,
+versions, the data, and the whole grid.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _column_of(name: str) -> str:
 
 
 SETTINGS = {
-    _column_of(name): pa.string() if name in CHOICES else _ARROW_TYPES[each.base]
-    for name, each in nested_parameters(Settings).items()
+    _column_of(name): pa.string() if name in CHOICES else _ARROW_TYPES[parameter.base]
+    for name, parameter in nested_parameters(Settings).items()
 }
 """Columns of the settings, with their types."""
 SCHEMA = pa.schema(
@@ -145,8 +145,8 @@ def settings_from_columns(given: Mapping[str, Any]) -> Settings:
     defaults = {parameter.name: parameter.default for parameter in parameters(Settings)}
     for what, classes in CHOICES.items():
         name = given.get(what, defaults[what].name)
-        known = parameters(classes[name]) if name in classes else ()
-        own = {each.name: given[column] for each in known if (column := _column_of(f"{what}.{each.name}")) in given}
+        declared = parameters(classes[name]) if name in classes else ()
+        own = {item.name: given[column] for item in declared if (column := _column_of(f"{what}.{item.name}")) in given}
         nested[what] = {"name": name, **own}
     others = {_column_of(name) for name in nested_parameters(Settings) if "." in name}
     return Settings(**{name: value for name, value in nested.items() if name not in others})
@@ -176,7 +176,7 @@ def grid_digest(grid: Mapping[str, Any]) -> str:
 def write_results(
     path: Path, table: pa.Table, *, grid: Mapping[str, Any], data: Mapping[str, Any], command: str
 ) -> None:
-    """Write the file atomically: after a failure, ``path`` is what it was before."""
+    """Write the file atomically. After a failure, ``path`` is unchanged."""
     meta = {
         "format": FORMAT,
         "version": dpadmm.__version__,

@@ -1,4 +1,4 @@
-"""The rules that decide claims: results -> findings, and from findings to a verdict."""
+"""Rules that decide claims: from results to findings, and from findings to a verdict."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from reproduction.results import Results
 from reproduction.series import at_end, budget_column, distinct, mean_std, need, split
 
 CLEAR = (
-    "A difference is clear when the 95% interval (Student's t) of its mean over the splits, each split "
-    "compared with itself, lies on the claimed side of 0."
+    "A difference is clear if the 95% confidence interval of its mean, by a paired t-test over the splits, "
+    "lies on the claimed side of 0."
 )
 ALL_SOME_NONE = "Holds when all comparisons are clear; in part when some are, and more than are clearly reversed."
 
@@ -33,8 +33,8 @@ ALL_SOME_NONE = "Holds when all comparisons are clear; in part when some are, an
 class ClaimVerdict(StrEnum):
     """The outcome of a claim.
 
-    ``NOT_APPLICABLE``: a premise of the theorem is not met, so it does not apply to these runs.
-    ``UNMEASURED``: the runs are there, but too few splits of them.
+    ``NOT_APPLICABLE``: a premise of the theorem is not met, so it does not apply to these runs. ``UNMEASURED``: there
+    are runs, but too few splits.
     """
 
     HOLDS = "holds"
@@ -46,7 +46,7 @@ class ClaimVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Mean of paired differences over the splits, positive if as claimed, and half its 95% interval."""
+    """Mean of paired differences over the splits, positive in the claimed direction, and half its 95% interval."""
 
     kind: str
     label: str
@@ -66,7 +66,7 @@ class Comparison:
 class Findings:
     """The findings of a rule: comparisons or plain outcomes, evidence, and unmet premises.
 
-    ``decided`` is the verdict of a rule that is neither about comparisons nor about plain outcomes.
+    ``decided`` is the verdict of a rule with neither comparisons nor plain outcomes.
     """
 
     comparisons: list[Comparison] = field(default_factory=list)
@@ -107,14 +107,14 @@ class Findings:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Unmet premises, the tally of the comparisons, and the numbers."""
+        """Unmet premises, the summary of the comparisons, and the numbers."""
         counted = [tally(self.comparisons)] if self.comparisons else []
         few = ["There are too few splits or settings to compare."]
         return (*self.unmet, *counted, *self.evidence, *(few if self.verdict is ClaimVerdict.UNMEASURED else []))
 
 
 def paired(more: pd.Series, less: pd.Series, *, kind: str = "", label: str = "") -> Comparison | None:
-    """Compare measures by seed of two settings, split by split; None with fewer than two splits in common."""
+    """Compare measures of two settings split by split. Return None with fewer than two common splits."""
     differences = (more - less).dropna()
     if len(differences) < 2:
         return None
@@ -123,27 +123,31 @@ def paired(more: pd.Series, less: pd.Series, *, kind: str = "", label: str = "")
 
 
 def decide(comparisons: Sequence[Comparison]) -> ClaimVerdict:
-    """Holds when all are clear; in part when some are, and more than are clearly reversed."""
-    clear = [each.clear for each in comparisons]
-    return ClaimVerdict.FAILS if sum(clear) <= sum(each.reversed for each in comparisons) > 0 else by_share(clear)
+    """Return HOLDS if all are clear, IN_PART if some are and more than are clearly reversed."""
+    clear = [comparison.clear for comparison in comparisons]
+    return (
+        ClaimVerdict.FAILS
+        if sum(clear) <= sum(comparison.reversed for comparison in comparisons) > 0
+        else by_share(clear)
+    )
 
 
 def by_share(outcomes: Sequence[bool]) -> ClaimVerdict:
-    """Holds when all are true, in part when some are; not measured when there are none."""
+    """Return HOLDS if all are true, IN_PART if some are, UNMEASURED if there are none."""
     if not outcomes:
         return ClaimVerdict.UNMEASURED
     return ClaimVerdict.HOLDS if all(outcomes) else ClaimVerdict.IN_PART if any(outcomes) else ClaimVerdict.FAILS
 
 
 def tally(comparisons: Sequence[Comparison]) -> str:
-    """``Local models: 12 of 12 comparisons clear; global model: 9 of 12 comparisons clear, 2 ...``."""
+    """Summarise: ``Local models: 12 of 12 comparisons clear; global model: 9 of 12 comparisons clear, 2 ...``."""
     parts = []
-    for kind in dict.fromkeys(each.kind for each in comparisons):
-        mine = [each for each in comparisons if each.kind == kind]
-        turned = [each.label for each in mine if each.reversed]
-        unclear = [each.label for each in mine if not each.clear and not each.reversed]
-        part = f"{kind + ': ' if kind else ''}{sum(each.clear for each in mine)} of {len(mine)} "
-        part += "comparisons clear" if len(mine) > 1 else "comparison clear"
+    for kind in dict.fromkeys(comparison.kind for comparison in comparisons):
+        group = [comparison for comparison in comparisons if comparison.kind == kind]
+        turned = [comparison.label for comparison in group if comparison.reversed]
+        unclear = [one.label for one in group if not one.clear and not one.reversed]
+        part = f"{kind + ': ' if kind else ''}{sum(comparison.clear for comparison in group)} of {len(group)} "
+        part += "comparisons clear" if len(group) > 1 else "comparison clear"
         part += f", {len(turned)} clearly reversed ({first_of(turned, 3, between='; ')})" if turned else ""
         part += f", {len(unclear)} not clear ({first_of(unclear, 3, between='; ')})" if unclear else ""
         parts.append(part)
@@ -160,22 +164,22 @@ MEASURES = (
 """(which models, column, short name): the paper's two measures, for both kinds of model."""
 
 
-def shown(results: Results, column: str) -> str:
-    """``19.7 ± 0.4%`` for errors, ``0.4168 ± 0.0007`` otherwise; without ± for a single split."""
+def measure_text(results: Results, column: str) -> str:
+    """Format a measure: ``19.7 ± 0.4%`` for errors, ``0.4168 ± 0.0007`` otherwise, without ± for a single split."""
     values, percent = at_end(results, column), "error" in column
     small = abs(mean_std(values)[0]) < 10
     return series.mean_and_spread(values, percent=percent, digits=1 if percent else 4 if small else 2)
 
 
 def both_models(results: Results) -> str:
-    """Loss and error, local and global, in a few words."""
-    error = shown(results, series.error_column(results))
-    ours = f"loss {shown(results, 'train_loss_global')}, error {error}"
+    """Format loss and error of local and global models."""
+    error = measure_text(results, series.error_column(results))
+    ours = f"loss {measure_text(results, 'train_loss_global')}, error {error}"
     if not series.has_local(results):
         return ours
-    local = f"loss {shown(results, 'train_loss_local')}"
+    local = f"loss {measure_text(results, 'train_loss_local')}"
     if series.has(results, "test_error_local"):
-        local += f", error {shown(results, 'test_error_local')}"
+        local += f", error {measure_text(results, 'test_error_local')}"
     return f"{local} (local); {ours} (global)"
 
 
@@ -185,7 +189,7 @@ PAPER_RADIUS = {"l1": 23.0, "l2": 89.0}
 PAPER_SHAPE = (45222, 104)
 PAPER_TOTALS = {0.05: 0.5009, 0.1: 1.0193}
 """The paper's ε̄ of 100 rounds at δ = 10⁻³, by ε per round."""
-LARGEST_DELTA = 0.01
+MAX_PROOF_DELTA = 0.01
 """The proof of Theorem 1 needs δ ≤ 0.01 (and ε ≤ 1)."""
 MUCH_LESS = 5.0
 """A method that takes at least this many times longer costs much more."""
@@ -196,7 +200,7 @@ POINT = 0.01
 
 
 def judge(results: Results, rule: str, arguments: Mapping[str, Any]) -> Findings | None:
-    """Apply the rule of this name; None if the results have no runs for it."""
+    """Apply the rule of this name. Return None if the results have no runs for it."""
     found = Findings()
     try:
         globals()[rule](found, results, **arguments)
@@ -206,11 +210,11 @@ def judge(results: Results, rule: str, arguments: Mapping[str, Any]) -> Findings
 
 
 def lines_of(results: Results, experiment: str, who: str) -> Results:
-    """The lines of a method, by its display name, in an experiment.
+    """Return the lines of a method, by its display name, in an experiment.
 
     "DPSGD" has the paper's learning rate, "tuned DPSGD" any other.
     """
-    need(experiment in series.begun(results))
+    need(experiment in series.started(results))
     name = who.removeprefix("tuned ")
     method = next(method for method, words in METHOD_TITLES.items() if words == name)
     lines = series.done(results.select(experiment)).select(method=method)
@@ -222,13 +226,13 @@ def lines_of(results: Results, experiment: str, who: str) -> Results:
 
 
 def _each_budget(lines: Results) -> list[tuple[float, float, Results]]:
-    """(ε, δ, lines) for every budget."""
+    """Return (ε, δ, lines) for every budget."""
     found = split(lines, budget_column(lines), "delta")
     return [(value, delta, group) for (value, delta), group in found.items() if value is not None]
 
 
 def _rivals(results: Results, experiment: str, names: Sequence[str]) -> dict[str, Results]:
-    """The lines of those methods that were run."""
+    """Return the lines of those methods that were run."""
     found = {}
     for name in names:
         with suppress(series.NoRunsError):
@@ -240,7 +244,7 @@ def _rivals(results: Results, experiment: str, names: Sequence[str]) -> dict[str
 def trend(
     found: Findings, results: Results, experiment: str, axis: str, *, improves: bool, objective: bool = False
 ) -> None:
-    """Whether DP-ADMM improves (or worsens) at every step to the next larger n, ε or δ.
+    """Decide whether DP-ADMM improves (or worsens) at every step to the next larger n, ε or δ.
 
     Measured by loss and error, local and global, or by the augmented ``objective``.
     """
@@ -257,22 +261,22 @@ def trend(
             worse, better = (groups[low], groups[high]) if improves else (groups[high], groups[low])
             label = f"{axis} {power(low)}→{power(high)}, {other} {power(at)}"
             if objective:
-                high_end, low_end = (at_end(each, "augmented_objective") for each in (worse, better))
+                high_end, low_end = (at_end(item, "augmented_objective") for item in (worse, better))
                 found.compare(high_end, low_end, label)
             else:
                 found.compare_measures(worse, better, label)
         for value in (values[0], values[-1]) if len(values) > 1 else ():
-            numbers = shown(groups[value], "augmented_objective") if objective else both_models(groups[value])
+            numbers = measure_text(groups[value], "augmented_objective") if objective else both_models(groups[value])
             found.note(f"{axis} = {power(value)} ({other} = {power(at)}): {numbers}.")
     need(asked)
 
 
 def worse_than(found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]) -> None:
-    """Whether ``who`` has a higher loss and error than each rival at the same ε and δ."""
-    theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
-    budget = budget_column(theirs)
-    most, shown_budgets = max(distinct(theirs, "delta")), (0.05, 0.1, max(distinct(theirs, budget)))
-    for value, delta, group in _each_budget(theirs):
+    """Decide whether ``who`` has a higher loss and error than each rival at the same ε and δ."""
+    lines_of_who, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
+    budget = budget_column(lines_of_who)
+    most, shown_budgets = max(distinct(lines_of_who, "delta")), (0.05, 0.1, max(distinct(lines_of_who, budget)))
+    for value, delta, group in _each_budget(lines_of_who):
         beside = {name: lines.select(**{budget: value, "delta": delta}) for name, lines in others.items()}
         beside = {name: lines for name, lines in beside.items() if len(lines)}
         for name, ours in beside.items():
@@ -285,7 +289,7 @@ def worse_than(found: Findings, results: Results, experiment: str, who: str, riv
 
 
 def _totals(every: Mapping[str, Results]) -> str:
-    """The exact total ε of each method, where the same ε per round does not give the same total."""
+    """Return the exact total ε of each method, if equal ε per round do not give equal totals."""
     totals = {name: float(lines.last().frame["total_epsilon"].max()) for name, lines in every.items()}
     if max(totals.values()) <= 1.01 * min(totals.values()):
         return ""
@@ -293,22 +297,22 @@ def _totals(every: Mapping[str, Results]) -> str:
 
 
 def suffers_more(found: Findings, results: Results, experiment: str, who: Sequence[str], than: Sequence[str]) -> None:
-    """Whether ``who`` loses more than ``than`` in loss and error from the largest to the smallest ε."""
+    """Decide whether ``who`` loses more than ``than`` in loss and error from the largest to the smallest ε."""
     everybody = _rivals(results, experiment, (*who, *than))
     groups = {name: ends for name, lines in everybody.items() if len(ends := _widest(lines)) > 1}
-    ours, theirs = ([name for name in names if name in groups] for names in (who, than))
-    need(ours, theirs)
-    for one, other in product(ours, theirs):
+    ours, reference = ([name for name in names if name in groups] for names in (who, than))
+    need(ours, reference)
+    for one, other in product(ours, reference):
         for kind, column, word in MEASURES:
-            mine, beside = (_rise(groups[name], column) for name in (one, other))
-            found.compare(mine, beside, f"{word}, {one} beside {other}", kind)
+            increase, beside = (_rise(groups[name], column) for name in (one, other))
+            found.compare(increase, beside, f"{word}, {one} compared with {other}", kind)
     for name, ends in groups.items():
         for value in (max(ends), min(ends)):
             found.note(f"{name} at ε = {value:g}: {both_models(ends[value])}.")
 
 
 def _widest(lines: Results) -> dict[float, Results]:
-    """ε -> lines, at the δ with the most ε."""
+    """Return lines by ε, at the δ with most values of ε."""
     budget = budget_column(lines)
     by_delta = [
         {value: part for (value,), part in split(group, budget).items() if value is not None}
@@ -318,30 +322,30 @@ def _widest(lines: Results) -> dict[float, Results]:
 
 
 def _rise(ends: Mapping[float, Results], column: str) -> pd.Series:
-    """Increase of a measure from the largest ε to the smallest, by seed."""
+    """Return the increase of a measure from the largest to the smallest ε, by seed."""
     return (at_end(ends[min(ends)], column) - at_end(ends[max(ends)], column)).dropna()
 
 
 def settles_later(found: Findings, results: Results, experiment: str, who: str, rivals: Sequence[str]) -> None:
-    """Whether ``who`` needs more rounds than each rival for 90% of its own change in training loss."""
-    theirs, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
-    budget = budget_column(theirs)
-    for value, delta, group in _each_budget(theirs):
-        mine = rounds_to_settle(group)
-        words = [f"{who} {mean_std(mine)[0]:.0f}"]
+    """Decide whether ``who`` needs more rounds than each rival for 90% of its own change in training loss."""
+    lines_of_who, others = lines_of(results, experiment, who), _rivals(results, experiment, rivals)
+    budget = budget_column(lines_of_who)
+    for value, delta, group in _each_budget(lines_of_who):
+        rounds_of_who = rounds_to_settle(group)
+        words = [f"{who} {mean_std(rounds_of_who)[0]:.0f}"]
         for name, lines in others.items():
-            # a method without noise is the same at each budget
+            # results of a method without noise do not depend on the budget
             at = lines.select(**{budget: value, "delta": delta}) if distinct(lines, budget) else lines
             if len(at):
                 rounds = rounds_to_settle(at)
-                found.compare(mine, rounds, f"ε {value:g}, δ {power(delta)}, compared with {name}")
+                found.compare(rounds_of_who, rounds, f"ε {value:g}, δ {power(delta)}, compared with {name}")
                 words.append(f"{name} {mean_std(rounds)[0]:.0f}")
-        if delta == max(distinct(theirs, "delta")):
+        if delta == max(distinct(lines_of_who, "delta")):
             found.note(f"Rounds to 90% of the change at ε = {value:g}: {', '.join(words)}.")
 
 
 def admm_is_fast(found: Findings, results: Results) -> None:
-    """Whether ADMM is below the final losses of DP-ADMM and DPSGD within a quarter of the rounds."""
+    """Decide whether ADMM is below the final losses of DP-ADMM and DPSGD within a quarter of the rounds."""
     admm, others = lines_of(results, "fig7", "ADMM"), _rivals(results, "fig7", ("DP-ADMM", "DPSGD"))
     curve = series.by_round(admm, "train_loss_global")
     for name, lines in others.items():
@@ -356,8 +360,8 @@ def admm_is_fast(found: Findings, results: Results) -> None:
         )
 
 
-def admm_arrives(found: Findings, results: Results) -> None:
-    """Whether ADMM's final objective is within 1% of the optimum."""
+def admm_converges(found: Findings, results: Results) -> None:
+    """Decide whether ADMM's final objective is within 1% of the optimum."""
     admm, best = lines_of(results, "fig7", "ADMM"), lines_of(results, "fig7", "optimum")
     have, floor = (mean_std(at_end(lines, "objective_global"))[0] for lines in (admm, best))
     found.add(
@@ -369,8 +373,8 @@ def admm_arrives(found: Findings, results: Results) -> None:
 
 
 def refused(found: Findings, results: Results) -> None:
-    """Whether every PVP and DVP run with L1 was refused."""
-    for method in ("admm_pvp", "admm_dvp") if "fig3" in series.begun(results) else ():
+    """Decide whether every PVP and DVP run with L1 was refused."""
+    for method in ("admm_pvp", "admm_dvp") if "fig3" in series.started(results) else ():
         lines = results.select("fig3").select(method=method)
         if len(lines):
             no = lines.select(status="refused")
@@ -380,8 +384,8 @@ def refused(found: Findings, results: Results) -> None:
 
 
 def takes_less_time(found: Findings, results: Results) -> None:
-    """Whether ADMM, PVP and DVP take much longer than DP-ADMM."""
-    rows = times(results.select("table3")) if "table3" in series.begun(results) else []
+    """Decide whether ADMM, PVP and DVP take much longer than DP-ADMM."""
+    rows = times(results.select("table3")) if "table3" in series.started(results) else []
     others = [row for row in rows if row.name in ("admm", "admm_pvp", "admm_dvp") and np.isfinite(row.ratio)]
     need(others)
     ratios = [row.ratio for row in others]
@@ -399,7 +403,7 @@ def takes_less_time(found: Findings, results: Results) -> None:
 
 
 def totals_agree(found: Findings, results: Results, *, exact: bool) -> None:
-    """Whether ε̄, computed here, is the paper's; or whether it is at most 1% above the ``exact`` total ε.
+    """Decide whether ε̄, computed here, equals the paper's; or is at most 1% above the ``exact`` total ε.
 
     Both for DP-ADMM after 100 rounds at δ = 10⁻³.
     """
@@ -419,7 +423,7 @@ def totals_agree(found: Findings, results: Results, *, exact: bool) -> None:
 
 
 def round_is_private(found: Findings, results: Results) -> None:
-    """Theorem 1: whether one round of the paper's noise has an exact ε of at most the ε per round at δ."""
+    """Decide whether one round of the paper's noise has an exact ε of at most the ε per round (Theorem 1)."""
     lines = series.done(results).select(method="dp_admm", calibration="paper")
     lines = lines.keep(lines.frame[["round_epsilon", "z"]].notna().all(axis="columns")).last()
     need(lines)
@@ -430,19 +434,19 @@ def round_is_private(found: Findings, results: Results) -> None:
 
 
 def _noise_premises(lines: Results) -> list[str]:
-    """Unmet conditions of Theorem 1, one sentence each."""
+    """Return unmet conditions of Theorem 1, one sentence each."""
     delta, epsilon = max(distinct(lines, "delta")), max(distinct(lines, "round_epsilon"), default=0.0)
     found = []
-    if delta > LARGEST_DELTA:
-        found.append(f"The proof of Theorem 1 needs δ ≤ {LARGEST_DELTA:g}, but δ = {delta:g} here.")
+    if delta > MAX_PROOF_DELTA:
+        found.append(f"The proof of Theorem 1 needs δ ≤ {MAX_PROOF_DELTA:g}, but δ = {delta:g} here.")
     if epsilon > 1.0:
         found.append(f"Theorem 1 needs ε ≤ 1 per round, but ε = {epsilon:g} here.")
     return found
 
 
 def below_bound(found: Findings, results: Results, regularizer: str) -> None:
-    """Theorems 2 and 3: whether the mean gap is below the bound at every measured round and ε."""
-    need("bounds" in series.begun(results))
+    """Decide whether the mean gap is below the bound of Theorem 2 or 3 at every measured round and ε."""
+    need("bounds" in series.started(results))
     here = series.done(series.with_optimum(results, "bounds")).select(regularizer=regularizer)
     private, best = here.select(method="dp_admm"), here.select(method="centralized")
     need(private)
@@ -457,12 +461,12 @@ def below_bound(found: Findings, results: Results, regularizer: str) -> None:
 
 
 def _premises(private: Results, best: Results, *, smooth: bool) -> list[str]:
-    """Conditions of Theorem 2 or 3 (``smooth``) that these runs do not meet, one sentence each."""
+    """Return conditions of Theorem 2 or 3 (``smooth``) that these runs do not meet, one sentence each."""
     found = _noise_premises(private)
     schedule, share = set(distinct(private, "schedule")), min(distinct(private, "participation"))
     if schedule != {"theorem"} or share < 1.0:
         found.append(
-            "The theorem is about its own step sizes with every agent in every round; these runs have "
+            "The theorem assumes its own step sizes and all agents in every round; these runs have "
             f"{' and '.join(sorted(schedule))} step sizes and a participation of {share:g}."
         )
     rough = [loss for loss in distinct(private, "loss") if LOSSES[loss].smoothness is None]
@@ -479,8 +483,8 @@ def _premises(private: Results, best: Results, *, smooth: bool) -> list[str]:
 
 
 def has_rate(found: Findings, results: Results, regularizer: str) -> None:
-    """Whether the gap falls at least as fast as 1/√t, by its slope on two logarithmic scales."""
-    need("bounds" in series.begun(results))
+    """Decide whether the gap falls at least as fast as 1/√t, by its slope on two logarithmic scales."""
+    need("bounds" in series.started(results))
     runs = [gap for gap in gaps(series.with_optimum(results, "bounds")) if gap.regularizer == regularizer]
     need(runs)
     for gap in runs:
@@ -492,13 +496,13 @@ def has_rate(found: Findings, results: Results, regularizer: str) -> None:
             f"{gap.measured.x[-1]:.0f}.".replace("-", "−")
         )
     found.note(
-        "O(1/√t) is an asymptotic upper bound, and the measured gap can satisfy it with a flatter slope at "
-        "first; the slope is the speed at which the gap falls in these rounds."
+        "O(1/√t) is an asymptotic upper bound, which the measured gap may satisfy with a flatter slope at first. "
+        "The slope is the rate in these rounds."
     )
 
 
 def data_matches(found: Findings, results: Results) -> None:
-    """Whether the data set has the paper's shape."""
+    """Decide whether the data set has the paper's shape."""
     data = results.meta.get("data", {})
     need(data.get("name") == "adult")
     rows, features = data.get("rows"), data.get("features")
@@ -506,7 +510,7 @@ def data_matches(found: Findings, results: Results) -> None:
 
 
 def models_agree(found: Findings, results: Results, experiment: str) -> None:
-    """Whether the test errors of DP-ADMM's local and global models do not differ clearly."""
+    """Decide whether the test errors of DP-ADMM's local and global models do not differ clearly."""
     lines = lines_of(results, experiment, "DP-ADMM")
     need(series.has(lines, "test_error_local"))
     for value, delta, group in _each_budget(lines):
@@ -516,24 +520,24 @@ def models_agree(found: Findings, results: Results, experiment: str) -> None:
             if delta == max(distinct(lines, "delta")):
                 apart = f"local − global {100 * one.mean:+.1f} points of error"
                 found.note(f"ε = {value:g}: {both_models(group)}; {apart}.")
-    found.note("The paper's loss is that of the local models; it does not state which models its error rates are of.")
+    found.note("The paper's loss is that of the local models; it does not state which models its error rates refer to.")
 
 
 def radius_is_norm(found: Findings, results: Results, regularizer: str) -> None:
-    """Whether the norm of the non-private optimum is within 10% of the paper's c_w."""
+    """Decide whether the norm of the non-private optimum is within 10% of the paper's c_w."""
     lines = series.done(results).select(method="centralized", regularizer=regularizer, alpha=PAPER_SHARE)
     need(lines)
     paper, mean = PAPER_RADIUS[regularizer], mean_std(at_end(lines, "weight_norm_global"))[0]
-    norm = shown(lines, "weight_norm_global")
+    norm = measure_text(lines, "weight_norm_global")
     found.add(abs(mean / paper - 1.0) <= 0.1, f"Norm of the optimum {norm}, c_w = {paper:g}.")
     found.note("The norm is a function of the private rows, and no ε accounts for publishing it.")
 
 
 def constant_is_harmless(found: Findings, results: Results, column: str, name: str) -> None:
-    """Whether other values of a constant move the test error by at most one percentage point."""
+    """Decide whether other values of a constant change the test error by at most one percentage point."""
     lines = lines_of(results, "choices", "DP-ADMM")
     paper = {"weight_radius": PAPER_RADIUS["l2"], "alpha": PAPER_SHARE}
-    other = next(each for each in paper if each != column)
+    other = next(item for item in paper if item != column)
     lines = lines.keep(lines.frame["round_epsilon"].notna()).select(**{other: paper[other]})
     base = lines.select(**{column: paper[column]})
     values = distinct(lines, column)
@@ -548,19 +552,19 @@ def constant_is_harmless(found: Findings, results: Results, column: str, name: s
 
 
 def schedule_helps(found: Findings, results: Results, regularizer: str) -> None:
-    """Whether every constant step gives a higher loss and error than the theorem's schedule."""
+    """Decide whether every constant step size gives a higher loss and error than the theorem's schedule."""
     lines = lines_of(results, "schedule", "DP-ADMM").select(regularizer=regularizer)
     need(len(distinct(lines, "schedule")) > 1)
     for value, _, group in _each_budget(lines):
         ours, constants = group.select(schedule="theorem"), group.select(schedule="constant")
         found.note(f"ε = {value:g}, theorem's schedule: {both_models(ours)}.")
-        for (size,), theirs in split(constants, "step_size").items():
-            found.compare_measures(theirs, ours, f"η {size:g}, ε {value:g}")
-            found.note(f"ε = {value:g}, constant η = {size:g}: {both_models(theirs)}.")
+        for (size,), constant_lines in split(constants, "step_size").items():
+            found.compare_measures(constant_lines, ours, f"η {size:g}, ε {value:g}")
+            found.note(f"ε = {value:g}, constant η = {size:g}: {both_models(constant_lines)}.")
 
 
 def share_is_best(found: Findings, results: Results) -> None:
-    """Whether no λ/n has a clearly lower loss or error on held-out rows than the paper's."""
+    """Decide whether no λ/n has a clearly lower loss or error on held-out rows than the paper's."""
     lines = lines_of(results, "lambda", "optimum")
     need(series.has(lines, "test_loss_global"))
     asked = False
@@ -575,7 +579,7 @@ def share_is_best(found: Findings, results: Results) -> None:
             one = paired(ends[PAPER_SHARE], ends[best])
             if one is not None:
                 found.outcomes.append(not one.clear)
-            lowest, paper = shown(shares[best], column), shown(shares[PAPER_SHARE], column)
+            lowest, paper = measure_text(shares[best], column), measure_text(shares[PAPER_SHARE], column)
             found.note(
                 f"{regularizer.upper()}, held-out {column.split('_')[1]}: lowest at λ/n = {power(best)}, "
                 f"{lowest}; {paper} at {power(PAPER_SHARE)}."
@@ -583,8 +587,8 @@ def share_is_best(found: Findings, results: Results) -> None:
     need(asked)
 
 
-def beats_lone_agents(found: Findings, results: Results) -> None:
-    """Whether agents that perturb their own solution once are worse than DP-ADMM at the same total ε."""
+def beats_single_agents(found: Findings, results: Results) -> None:
+    """Decide whether agents that perturb their own solution once are worse than DP-ADMM at the same total ε."""
     ours = lines_of(results, "choices", "DP-ADMM")
     others = _rivals(results, "choices", ("output perturbation", "objective perturbation"))
     need(distinct(ours, "epsilon"))
@@ -598,12 +602,12 @@ def beats_lone_agents(found: Findings, results: Results) -> None:
 
 
 def beats_sampled(found: Findings, results: Results) -> None:
-    """Whether DPSGD on samples of the rows is worse than DP-ADMM at the same total ε."""
-    theirs, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
-    need(distinct(theirs, "epsilon"))
-    total = max(distinct(theirs, "epsilon"))
+    """Decide whether DPSGD on samples of the rows is worse than DP-ADMM at the same total ε."""
+    dpsgd, ours = lines_of(results, "choices", "DPSGD"), lines_of(results, "choices", "DP-ADMM")
+    need(distinct(dpsgd, "epsilon"))
+    total = max(distinct(dpsgd, "epsilon"))
     same = ours.keep(np.isclose(ours.frame["total_epsilon"], total, rtol=1e-3))
-    same = same.select(**{name: distinct(theirs, name)[0] for name in ("alpha", "weight_radius")})
+    same = same.select(**{name: distinct(dpsgd, name)[0] for name in ("alpha", "weight_radius")})
     need(same)
-    found.compare_measures(theirs, same, f"total ε {total:g}", models="global")
-    found.note(f"DPSGD on a sample of the rows: {both_models(theirs)}. DP-ADMM: {both_models(same)}.")
+    found.compare_measures(dpsgd, same, f"total ε {total:g}", models="global")
+    found.note(f"DPSGD on a sample of the rows: {both_models(dpsgd)}. DP-ADMM: {both_models(same)}.")

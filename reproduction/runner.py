@@ -1,8 +1,8 @@
-"""Run the missing cells of a grid on all cores, or on a cluster, and keep every finished cell in one results file.
+"""Run the missing cells of a grid on all cores or on a cluster, and store finished cells in a results file.
 
-Timed cells run first, alone, with all cores to themselves; then one worker per core, one thread each. Every
-cell is a pure function of its settings, and lines are in the order of the grid. So the file does not depend
-on interruptions, or on where and how many workers run it, except in the timing columns.
+Timed cells run first, alone, with all cores. Then one worker per core runs the others, with one thread each. Every cell
+is a pure function of its settings, and lines are in the order of the grid. So the file does not depend on interruptions
+or on the workers, except in the timing columns.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def run_grid(
     watch: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Results:
-    """Run the missing cells of a grid (or of its experiments ``names``) and return everything in the file.
+    """Run the missing cells of a grid (or of its experiments ``names``) and return all results in the file.
 
     When ``stop`` becomes true, the cells in progress are abandoned and are missing from the result. Every run starts
-    with ``prior``, from public rows; the grid's title has to distinguish it from others. ``scheduler`` is the address
-    of a Dask scheduler whose workers run the cells.
+    with ``prior``, from public rows; the grid's title must distinguish it from others. ``scheduler`` is the address of
+    a Dask scheduler whose workers run the cells.
     """
     wanted = grid.cells(names)
     with (
@@ -88,7 +88,7 @@ def run_grid(
         look()
         missing = [cell for cell in wanted if cell.key not in store]
         timed = [cell for cell in missing if cell.timed]
-        # cells on the same rows follow each other, so that a worker partitions them once
+        # order cells by rows, so that a worker partitions them once
         others = sorted(
             (cell for cell in missing if not cell.timed),
             key=lambda cell: (cell.settings.seed or 0, cell.settings.n_agents),
@@ -108,10 +108,10 @@ def run_grid(
 
 
 class Store:
-    """The finished cells of a grid, in memory and in the results file; written on exit at the latest.
+    """The finished cells of a grid, in memory and in the results file, which is written on exit at the latest.
 
-    Only one process can hold the store of a folder. A file of another grid, other data or another version is
-    refused unless it may be overwritten. A file of the same grid with fewer repeats or experiments is extended.
+    Only one process can hold the store of a folder. A file of another grid, other data or another version is refused
+    unless it may be overwritten. A file of the same grid with fewer repeats or experiments is extended.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Store:
 
     def __enter__(self) -> Store:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _hold(self._path.parent)
+        self._lock = _lock_folder(self._path.parent)
         try:
             results.remove_unfinished(self._path)
             if self._path.exists() and not self._overwrite:
@@ -149,14 +149,14 @@ class Store:
         return key in self._cells
 
     def add(self, cell: Cell, lines: pa.Table) -> None:
-        """Keep a finished cell; it is in the file within a few seconds."""
+        """Store a finished cell. It is in the file within a few seconds."""
         self._cells[cell.key] = lines
         self._unwritten = True
         if monotonic() - self._written > WRITE_EVERY:
             self._write()
 
     def results(self) -> Results:
-        """Everything that is finished, as the file has it."""
+        """Return all finished cells, as in the file."""
         self._write()
         return read_results(self._path)
 
@@ -176,15 +176,15 @@ class Store:
         except DataError as error:
             raise DataError(f"{str(error).rsplit(';', 1)[0]}; {what_to_do}") from None
         data = meta["data"]
-        for kind, theirs, ours in (
+        for kind, stored, ours in (
             ("another version of dpadmm", meta["version"], dpadmm.__version__),
-            ("other data", *(f"{each['name']} {each['digest']}" for each in (data, self._data))),
+            ("other data", *(f"{stamp['name']} {stamp['digest']}" for stamp in (data, self._data))),
         ):
-            if theirs != ours:
-                raise DataError(f"{self._path} belongs to {kind} ({theirs}, not {ours}); {what_to_do}")
+            if stored != ours:
+                raise DataError(f"{self._path} belongs to {kind} ({stored}, not {ours}); {what_to_do}")
         self._extended = is_extended(grid, self._grid.as_json)
         if meta["grid_digest"] != self._grid.digest and not self._extended:
-            what = _difference_but_more(grid, self._grid.as_json)
+            what = _difference_except_extension(grid, self._grid.as_json)
             what = what or first_difference(grid, self._grid.as_json) or "other cells"
             raise DataError(f"{self._path} belongs to another grid ({what}); {what_to_do}")
         self._commands[:0] = meta["command"].splitlines()
@@ -195,22 +195,24 @@ class Store:
         return {key: table.slice(first, length) for key, (first, length) in starts.items()}
 
 
-def is_extended(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether ``ours`` is the grid ``theirs`` with more repeats or experiments, and so has all of its cells."""
-    if _difference_but_more(theirs, ours) or ours["repeats"] < theirs["repeats"]:
+def is_extended(old_grid: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Return whether ``ours`` is the grid ``theirs`` with more repeats or experiments, and includes all its cells."""
+    if _difference_except_extension(old_grid, ours) or ours["repeats"] < old_grid["repeats"]:
         return False
-    old, new = ({key for each in grid["experiments"].values() for key in each["cells"]} for grid in (theirs, ours))
-    return old <= new and (new > old or set(ours["experiments"]) > set(theirs["experiments"]))
+    old, new = (
+        {key for experiment in grid["experiments"].values() for key in experiment["cells"]} for grid in (old_grid, ours)
+    )
+    return old <= new and (new > old or set(ours["experiments"]) > set(old_grid["experiments"]))
 
 
-def _difference_but_more(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The first difference apart from the repeats, in the experiments that ``theirs`` has."""
-    shared = {name: each for name, each in ours["experiments"].items() if name in theirs["experiments"]}
-    return first_difference({**theirs, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
+def _difference_except_extension(old_grid: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return the first difference apart from the repeats, in the experiments that ``theirs`` has."""
+    shared = {name: about for name, about in ours["experiments"].items() if name in old_grid["experiments"]}
+    return first_difference({**old_grid, "repeats": None}, {**ours, "repeats": None, "experiments": shared})
 
 
-def first_difference(theirs: Any, ours: Any) -> str:
-    """The first difference between two grids, in words; empty if there is none.
+def first_difference(old_grid: Any, ours: Any) -> str:
+    """Return the first difference between two grids in words, or an empty string.
 
     Examples
     --------
@@ -219,7 +221,7 @@ def first_difference(theirs: Any, ours: Any) -> str:
     >>> first_difference({"shared": {"rho": 1.0}}, {"shared": {}})
     'shared, rho = 1.0, which is not in this grid'
     """
-    old, new = dict(_entries(theirs)), dict(_entries(ours))
+    old, new = dict(_entries(old_grid)), dict(_entries(ours))
     for place in {**old, **new}:
         if place not in new:
             return f"{place} = {old[place]}, which is not in this grid"
@@ -231,16 +233,16 @@ def first_difference(theirs: Any, ours: Any) -> str:
 
 
 def _entries(value: Any, *place: str) -> Iterator[tuple[str, str]]:
-    """(place, value) of every entry of a grid except its cells."""
+    """Yield (place, value) of every entry of a grid except its cells."""
     if not isinstance(value, dict | list):
         yield ", ".join(place), json.dumps(value, ensure_ascii=False)[:60]
         return
-    for name, each in value.items() if isinstance(value, dict) else enumerate(value, 1):
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value, 1):
         if name != "cells":
-            yield from _entries(each, *place, str(name))
+            yield from _entries(item, *place, str(name))
 
 
-def _hold(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     """Lock a folder until the returned descriptor is closed, at the latest when this process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -257,7 +259,7 @@ def _hold(folder: Path) -> int:
 
 
 class CellRuns:
-    """Runs cells on one data set."""
+    """Run cells on one data set."""
 
     def __init__(self, dataset: Dataset, prior: Prior | None = None) -> None:
         self._runs = PreparedRuns(dataset, prior)
@@ -272,7 +274,7 @@ class CellRuns:
         return _table(_lines(cell, result, reason=warning, wall_seconds=perf_counter() - started))
 
     def warm_up(self, cell: Cell) -> None:
-        """Keep compilation out of the times: a full run for a timed cell, two rounds for others."""
+        """Compile before measuring time: a full run for a timed cell, two rounds for others."""
         self._runs.warm_up(cell.settings, n_rounds=None if cell.timed else 2)
 
 
@@ -285,7 +287,7 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
     z = privacy.noise_multiplier
     same = {
         **_about(cell),
-        "n_agents": result.rows.n_agents,  # not a setting where the data names the owners
+        "n_agents": result.rows.n_agents,  # with owners in the data this is not a setting
         "status": DONE,
         "reason": reason,
         "total_epsilon": finite(privacy.planned_epsilon),
@@ -313,17 +315,17 @@ def _lines(cell: Cell, result: Result, *, reason: str | None, wall_seconds: floa
 
 
 def _plain_releases(result: Result) -> set[tuple[float, int]]:
-    """(z, releases per round) of the agents; empty where a round is not plain Gaussian noise."""
+    """Return (z, releases per round) of the agents, or an empty set if a round is not plain Gaussian noise."""
     tallies = {group.planned for group in result.privacy.groups}
-    every = {each for tally in tallies for each, _ in tally}
-    plain = {each for each in every if isinstance(each, Release) and each.noise_multiplier}
+    every = {release for tally in tallies for release, _ in tally}
+    plain = {release for release in every if isinstance(release, Release) and release.noise_multiplier}
     if any(len(tally) != 1 or tally[0][0] not in plain for tally in tallies):
         return set()
     return {(float(release.noise_multiplier), release.count) for release in plain if release.count}
 
 
 def _bound(result: Result, round: int) -> float | None:
-    """The theorem's bound after ``round`` rounds, where the theorem applies to this run."""
+    """Return the theorem's bound after ``round`` rounds, if the theorem applies to this run."""
     method = result.method
     if not isinstance(method, DpAdmm) or method.schedule != "theorem" or result.settings.participation < 1.0:
         return None

@@ -1,4 +1,4 @@
-"""Groups of rows, curves by round and values at the end of runs. All aggregation is here."""
+"""Groups of rows, curves by round and values at the end of runs. All aggregation is in this module."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class NoRunsError(Exception):
 
 
 def need(*runs: object) -> None:
-    """Raise ``NoRunsError`` unless all of them are there."""
+    """Raise ``NoRunsError`` unless all arguments are true or not empty."""
     if not all(runs):
         raise NoRunsError
 
 
 def done(results: Results) -> Results:
-    """The rows of runs that were not refused."""
+    """Return the rows of runs that were not refused."""
     return results.select(status="done")
 
 
 def distinct(results: Results, column: str) -> list[Any]:
-    """The values of a column, each once, in order; missing ones are left out."""
+    """Return the distinct values of a column in order, without missing ones."""
     return sorted(results.frame[column].dropna().unique().tolist())
 
 
 def split(results: Results, *columns: str) -> dict[tuple[Any, ...], Results]:
-    """The rows of each combination of values that occurs, in order; missing values are None and come last."""
+    """Return the rows of each combination of values, in order. Missing values are None and come last."""
     groups = results.frame.groupby(list(columns), dropna=False)
     return {
         tuple(None if pd.isna(value) else value for value in values): replace(results, frame=frame)
@@ -49,31 +49,31 @@ def split(results: Results, *columns: str) -> dict[tuple[Any, ...], Results]:
     }
 
 
-def begun(results: Results) -> list[str]:
-    """The experiments that were run at least in part; cells shared with another experiment do not count."""
+def started(results: Results) -> list[str]:
+    """Return the experiments with at least one own run. Cells shared with other experiments do not count."""
     present = set(results.cells)
     cells = {name: set(about["cells"]) for name, about in results.grid["experiments"].items()}
-    in_how_many = Counter(cell for each in cells.values() for cell in each)
+    in_how_many = Counter(cell for own in cells.values() for cell in own)
 
-    def was_begun(mine: set[str]) -> bool:
-        own = {cell for cell in mine if in_how_many[cell] == 1}
-        return bool(own & present) if own else mine <= present
+    def was_started(own_cells: set[str]) -> bool:
+        own = {cell for cell in own_cells if in_how_many[cell] == 1}
+        return bool(own & present) if own else own_cells <= present
 
-    return [name for name, mine in cells.items() if was_begun(mine)]
+    return [name for name, own_cells in cells.items() if was_started(own_cells)]
 
 
 def missing(results: Results) -> int:
-    """Number of missing runs of the experiments that were begun."""
-    wanted = {cell for name in begun(results) for cell in results.grid["experiments"][name]["cells"]}
+    """Return the number of missing runs of the experiments that were started."""
+    wanted = {cell for name in started(results) for cell in results.grid["experiments"][name]["cells"]}
     return len(wanted.difference(results.cells))
 
 
 def budget_column(results: Results) -> str:
-    """The column with the privacy budget of these runs."""
+    """Return the column with the privacy budget of these runs."""
     return next((name for name in BUDGETS if results.frame[name].notna().any()), "round_epsilon")
 
 
-_IN_WORDS: dict[str, Callable[[Any], str]] = {
+_SETTING_LABELS: dict[str, Callable[[Any], str]] = {
     "learning_rate": lambda value: "default rate" if value is None else f"rate {value}",
     "average": lambda value: {"last": "", "all": "averaged", "tail": "tail average"}.get(value, str(value)),
     "sampling": lambda value: "" if value == "1" else f"{value} of the rows a round",
@@ -90,7 +90,7 @@ _IN_WORDS: dict[str, Callable[[Any], str]] = {
 
 
 def variants(results: Results) -> dict[str, Results]:
-    """Rows by label: one label for each method, and for each of its settings if there are several."""
+    """Return rows by label: one label for each method, and for each of its settings if there are several."""
     order = {method: i for i, method in enumerate(METHOD_TITLES)}
     settings = [name for name in SETTINGS if name not in _NOT_A_VARIANT]
     out: dict[str, Results] = {}
@@ -98,45 +98,45 @@ def variants(results: Results) -> dict[str, Results]:
         lines = results.select(method=method)
         names = [name for name in settings if lines.frame[name].nunique(dropna=False) > 1]
         for values, group in split(lines, "method", *names).items():
-            words = [_setting_in_words(name, value) for name, value in zip(names, values[1:], strict=True)]
+            words = [_setting_label(name, value) for name, value in zip(names, values[1:], strict=True)]
             label = ", ".join([METHOD_TITLES.get(method, method), *filter(None, words)])
             out[label if label not in out else f"{label} ({len(out)})"] = group
     return out
 
 
-def _setting_in_words(name: str, value: Any) -> str:
+def _setting_label(name: str, value: Any) -> str:
     value = f"{value:g}" if isinstance(value, float) else value
-    return _IN_WORDS[name](value) if name in _IN_WORDS else f"{name.replace('_', ' ')} {value}"
+    return _SETTING_LABELS[name](value) if name in _SETTING_LABELS else f"{name.replace('_', ' ')} {value}"
 
 
 def has_local(results: Results) -> bool:
-    """Whether any of the rows is of a method with local models."""
+    """Return whether any of the rows is of a method with local models."""
     return bool(set(distinct(results, "method")) - set(ONE_MODEL)) and has(results, "train_loss_local")
 
 
 def has(results: Results, name: str) -> bool:
-    """Whether a measure was taken in any of the rows."""
+    """Return whether a measure exists in any of the rows."""
     return bool(results.frame[name].notna().any())
 
 
 def error_column(results: Results) -> str:
-    """The global model's error: on test rows where there are any, else on training rows."""
+    """Return the column of the global model's error: on test rows if there are any, else on training rows."""
     return "test_error_global" if has(results, "test_error_global") else "train_error_global"
 
 
 def by_round(results: Results, name: str) -> Curve:
-    """A measure by round: mean and spread over the seeds, at rounds that every run measured."""
+    """Return a measure by round: mean and spread over the seeds, at rounds that every run measured."""
     stats = _statistics(results, name, "round")
     return _curve(stats[stats["size"] == stats["size"].max()])
 
 
 def by_end(results: Results, name: str, x: str) -> Curve:
-    """A measure at the end of the runs, by the values of column ``x``."""
+    """Return a measure at the end of the runs, by the values of column ``x``."""
     return _curve(_statistics(results.last(), name, x))
 
 
 def flat(results: Results, name: str, points: Iterable[float]) -> Curve:
-    """A measure at the end of runs without noise, the same at all ``points``."""
+    """Return a measure at the end of runs without noise, the same at all ``points``."""
     at, (mean, std) = np.array(sorted(points)), mean_std(at_end(results, name))
     return Curve(at, np.full(len(at), mean), np.full(len(at), std), results.frame["seed"].nunique())
 
@@ -152,17 +152,17 @@ def _curve(stats: pd.DataFrame) -> Curve:
 
 
 def at_end(results: Results, name: str) -> pd.Series:
-    """A measure at the end of the runs, by seed."""
+    """Return a measure at the end of the runs, by seed."""
     return results.last().frame.groupby("seed")[name].last().dropna()
 
 
 def mean_std(values: pd.Series) -> tuple[float, float]:
-    """Mean and standard deviation; NaN where there is nothing."""
+    """Return mean and standard deviation, or NaN without values."""
     return (float(values.mean()), float(spread(values))) if len(values) else (np.nan, np.nan)
 
 
 def mean_and_spread(values: pd.Series, *, percent: bool, digits: int) -> str:
-    """``19.7 ± 0.4%``; without ± for a single split, a dash for none."""
+    """Format ``19.7 ± 0.4%``, without ± for a single split, or a dash without values."""
     mean, std = mean_std(values)
     scale, unit = (100.0, "%") if percent else (1.0, "")
     around = f" ± {scale * std:.{digits}f}" if len(values) > 1 else ""
@@ -170,7 +170,7 @@ def mean_and_spread(values: pd.Series, *, percent: bool, digits: int) -> str:
 
 
 def with_optimum(results: Results, experiment: str) -> Results:
-    """An experiment's lines and the non-private optimum of the same problem, from anywhere in the file."""
+    """Return an experiment's lines and the non-private optimum of the same problem from the whole file."""
     lines = results.select(experiment)
     same = {name: distinct(lines, name) for name in ("regularizer", "loss", "alpha")}
     optimum = results.select(None, method="centralized", **same)
@@ -179,7 +179,7 @@ def with_optimum(results: Results, experiment: str) -> Results:
 
 
 def about(results: Results) -> str:
-    """``adult, L2, 10 random splits``: what the lines of a figure have in common."""
+    """Describe what the lines of a figure have in common: ``adult, L2, 10 random splits``."""
     shared = [values[0] for name in ("data", "regularizer") if len(values := distinct(results, name)) == 1]
     words = [str(value).replace("l1", "L1").replace("l2", "L2") for value in shared]
     return ", ".join([*words, random_splits(results)])
@@ -191,24 +191,24 @@ def random_splits(results: Results) -> str:
 
 
 def spread_note(results: Results) -> str:
-    """The sentence that explains bands; empty without repeats."""
+    """Return the sentence that explains bands, or an empty string without repeats."""
     n_seeds = len(distinct(results, "seed"))
     return f"Bands: ± one standard deviation over {n_seeds} splits. " if n_seeds > 1 else ""
 
 
 def is_regression(results: Results) -> bool:
-    """Whether errors in these lines are RMS errors, not rates."""
+    """Return whether errors in these lines are RMS errors, not rates."""
     return any(LOSSES[loss].task == "regression" for loss in distinct(results, "loss"))
 
 
 def optimum(results: Results, name: str) -> float:
-    """The non-private optimum's measure, mean over the seeds; NaN where it was not run."""
+    """Return the non-private optimum's measure, mean over the seeds, or NaN if it was not run."""
     lines = done(results).select(method="centralized")
     return mean_std(at_end(lines, name))[0] if len(lines) else float("nan")
 
 
 def number_list(values: list[float]) -> str:
-    """Numbers as words.
+    """Join numbers as words.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Running ``dpadmm``: in this process for speed, as a real process where the process matters."""
+"""Fixtures that run ``dpadmm``, in this process for speed or as a real process where this matters."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-# A shell starts background jobs with Ctrl-C ignored, and every process below would inherit that
+# Shells start background jobs with Ctrl-C ignored, and all child processes inherit this
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Ledgers and journals wait for the disk thousands of times: in memory, where there is plenty, that takes no time
+# Ledgers and journals sync thousands of times, which is fast in memory
 if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 2**32:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-# Doctests are looked for in the package alone: a helper that is searched for them is imported a second time
+# Doctests are collected from the package only: collecting them from a helper imports it a second time
 collect_ignore_glob = ["support/*.py", "mutation/[!t]*.py", "fuzz/[!t]*.py", "audit/mutants.py"]
 
 COMMAND = [sys.executable, "-c", "from dpadmm.cli import main; main()"]
@@ -32,7 +32,7 @@ COMMAND = [sys.executable, "-c", "from dpadmm.cli import main; main()"]
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Compiled functions use one thread: workers of pytest-xdist share the cores, and threads wait for each other."""
+    """Limit compiled functions to one thread, because workers of pytest-xdist share the cores."""
     import numba
 
     numba.set_num_threads(1)
@@ -40,10 +40,9 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(request: pytest.FixtureRequest, one_thread: None, once: Once) -> None:
-    """In a fresh clone, the workers of pytest-xdist compile the kernels side by side, a part each, before all tests.
+    """Let the workers of pytest-xdist compile the kernels of a fresh clone in parallel, before all tests.
 
-    Otherwise every process that starts before the first has finished compiles them too, and what is killed on
-    the way compiles for nothing.
+    Otherwise every process that starts early compiles them again, in vain if it is killed.
     """
     if not hasattr(request.config, "workerinput"):
         return
@@ -70,7 +69,7 @@ def _compile(kind: str) -> None:
 
 @pytest.fixture
 def all_threads() -> Iterator[None]:
-    """For tests of what does not depend on the number of threads."""
+    """Use all threads, for tests that do not depend on their number."""
     import numba
 
     numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
@@ -79,8 +78,8 @@ def all_threads() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a command left: exit code, standard output, standard error."""
+class CommandResult:
+    """Result of a command: exit code, standard output, standard error."""
 
     code: int
     out: str
@@ -88,10 +87,10 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """Standard output as JSON, which knows no NaN."""
+        """Standard output, parsed as JSON without NaN."""
         return json.loads(self.out, parse_constant=_no_constant)
 
-    def succeeded(self) -> Answer:
+    def succeeded(self) -> CommandResult:
         assert self.code == 0, self.err
         return self
 
@@ -100,12 +99,12 @@ def _no_constant(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
-Cli = Callable[..., Answer]
+Cli = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def cli(in_process: Callable[..., Cli]) -> Cli:
-    """``cli("simulate", "--data", path)``: the command in this process."""
+    """``cli("simulate", "--data", path)`` runs the command in this process."""
     from dpadmm.cli import main
 
     return in_process(main, "dpadmm")
@@ -113,10 +112,10 @@ def cli(in_process: Callable[..., Cli]) -> Cli:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Cli]:
-    """``in_process(main, "dpadmm")``: a function that runs a program's ``main`` with given words."""
+    """``in_process(main, "dpadmm")`` returns a function that runs a program's ``main`` with arguments."""
 
     def runner(main: Callable[[], None], program: str) -> Cli:
-        def run(*words: object, columns: int = 80) -> Answer:
+        def run(*words: object, columns: int = 80) -> CommandResult:
             monkeypatch.setenv("COLUMNS", str(columns))
             monkeypatch.setattr(sys, "argv", [program, *map(str, words)])
             capsys.readouterr()
@@ -125,7 +124,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
             shown = capsys.readouterr()
             code = end.value.code
             assert code is None or isinstance(code, int)
-            return Answer(code or 0, shown.out, shown.err)
+            return CommandResult(code or 0, shown.out, shown.err)
 
         return run
 
@@ -134,9 +133,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def process() -> Cli:
-    """``process("demo", env={...})``: the command as a real process."""
+    """``process("demo", env={...})`` runs the command as a real process."""
 
-    def run(*words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Answer:
+    def run(*words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> CommandResult:
         done = subprocess.run(
             [*COMMAND, *map(str, words)],
             env={**os.environ, **(env or {})},
@@ -146,20 +145,20 @@ def process() -> Cli:
             timeout=120,
             check=False,
         )
-        return Answer(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     return run
 
 
 @pytest.fixture
 def command() -> list[str]:
-    """Words that start ``dpadmm`` as a process."""
+    """Arguments that start ``dpadmm`` as a process."""
     return COMMAND
 
 
 @pytest.fixture
 def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are files without a picture: for tests that are about everything else in a folder of results."""
+    """Write empty figure files, for tests of everything else in a folder of results."""
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(Figure, "savefig", lambda self, out, **options: out.write(b"no picture"))
@@ -167,7 +166,7 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def workers_forked() -> Iterator[None]:
-    """Grids run in workers forked from a server: for tests of what a grid says, not of its processes."""
+    """Fork the workers of grids from a server, for tests that do not depend on their processes."""
     from quick_workers import quick_workers
 
     with quick_workers():
@@ -179,7 +178,7 @@ Once = Callable[[str, Callable[[Path], object]], Path]
 
 @pytest.fixture(scope="session")
 def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """``once(name, make)``: a folder that the first worker of pytest-xdist makes, and the others read."""
+    """``once(name, make)`` returns a folder that the first worker of pytest-xdist creates and the others read."""
     base = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):
         base = base.parent

@@ -1,4 +1,4 @@
-"""docs/explanation/architecture.md walks through a round file by file: the files that a profiler sees, each once."""
+"""docs/explanation/architecture.md lists the files that a profiler sees during a round, each once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_FILES = 21
 
 
 class Visited:
-    """The project's files whose functions run while it watches."""
+    """Files of the project whose functions run while the profiler is active."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -54,14 +54,14 @@ def watching(visited: Visited) -> Iterator[None]:
         sys.setprofile(None)
 
 
-def walked(heading: str) -> list[str]:
-    """The files of a walk's numbered points, in order."""
+def listed_files(heading: str) -> list[str]:
+    """Return the files in the numbered points below a heading, in order."""
     section = PAGE.split(f"## {heading}")[1].split("\n## ")[0]
     points = section[section.index("\n1. ") :].split("\n\n")[0]
     return re.findall(r"`([\w/]+\.py)`", points)
 
 
-def test_a_round_of_train_goes_through_the_files_of_the_walk() -> None:
+def test_a_round_of_train_uses_the_listed_files() -> None:
     from cohorts import cohort
 
     visited, agreed = Visited(), study()
@@ -74,12 +74,12 @@ def test_a_round_of_train_goes_through_the_files_of_the_walk() -> None:
             observers=[second_round_only])  # fmt: skip
     finally:
         sys.setprofile(None)
-    page = walked("One round of `train`, file by file")
+    page = listed_files("One round of `train`, file by file")
     assert len(page) == len(set(page)) <= MAX_FILES
     assert visited.files == set(page)
 
 
-def test_a_federated_round_goes_through_the_files_of_the_walk(tmp_path: Path) -> None:
+def test_a_federated_round_uses_the_listed_files(tmp_path: Path) -> None:
     from cohorts import cohort
 
     visited, agreed = Visited(), study()
@@ -104,14 +104,14 @@ def test_a_federated_round_goes_through_the_files_of_the_walk(tmp_path: Path) ->
                 sys.setprofile(None)
         for responder in sites.responders.values():
             responder.close()
-    page = walked("One federated round, file by file")
+    page = listed_files("One federated round, file by file")
     assert len(page) == len(set(page)) <= MAX_FILES
     assert visited.files | ON_THE_WIRE == set(page)
 
 
-def test_every_file_that_the_page_names_exists_and_the_packages_are_all_there() -> None:
+def test_page_lists_all_packages_and_existing_files() -> None:
     for name in re.findall(r"`([\w/]+\.py)`", PAGE):
         assert (SOURCES / name).is_file() or (SOURCES.parents[1] / name).is_file(), name
-    packages = {each.name for each in SOURCES.iterdir() if (each / "__init__.py").exists()}
+    packages = {path.name for path in SOURCES.iterdir() if (path / "__init__.py").exists()}
     table = PAGE.split("## Packages")[1].split("\n## ")[0]
     assert packages <= set(re.findall(r"`(\w+)`", table))

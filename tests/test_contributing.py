@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md is followed: its diffs are applied to a copy of the tree, and what they add works everywhere."""
+"""The diffs of CONTRIBUTING.md are applied to a copy of the tree, and the additions work everywhere."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ for what, name in (("loss", "scale"), ("regularizer", "width"), ("method", "warm
     assert f"{what}.{name}" in run("simulate", "--set", f"{what}.?"), name
 schema = json.loads(run("study", "schema"))["properties"]
 for table, name in (("loss", "log_cosh"), ("regularizer", "smoothed_l1"), ("method", "warm_sgd")):
-    assert name in [each["properties"]["name"]["const"] for each in schema[table]["oneOf"]]
+    assert name in [choice["properties"]["name"]["const"] for choice in schema[table]["oneOf"]]
 
 # simulate and compare
 own = ["--loss", "log_cosh", "--set", "loss.scale=0.5", "--regularizer", "smoothed_l1",
@@ -132,9 +132,10 @@ assert list(Path("out").rglob("spread.png"))
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree with every recipe of CONTRIBUTING.md."""
+    """A copy of the tree with every recipe of CONTRIBUTING.md applied."""
     folder = tmp_path_factory.mktemp("tree")
-    shutil.copytree(ROOT / "src", folder / "src")  # with what the compiler keeps: it knows a changed file by its time
+    # with the compiler's cache, which detects changed files by their time
+    shutil.copytree(ROOT / "src", folder / "src")
     unneeded = shutil.ignore_patterns("__pycache__", "corpus", "mutation")
     shutil.copytree(ROOT / "reproduction", folder / "reproduction", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=unneeded)
@@ -148,7 +149,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def followed(tree: Path, words: list[str]) -> str:
-    paths = os.pathsep.join(str(tree / each) for each in ("src", "tests", "tests/support"))
+    paths = os.pathsep.join(str(tree / item) for item in ("src", "tests", "tests/support"))
     new = {"DPADMM_CASES": "log_cosh,smoothed_l1", "OPENBLAS_NUM_THREADS": "1"}
     env = {**os.environ, **new, "PYTHONPATH": paths}
     done = subprocess.run(
@@ -158,7 +159,7 @@ def followed(tree: Path, words: list[str]) -> str:
     return done.stdout
 
 
-def test_a_recipe_is_one_new_file_and_one_line() -> None:
+def test_recipe_is_one_new_file_and_one_line() -> None:
     assert len(DIFFS) == 5
     for diff in DIFFS:
         assert diff.count("+++ b/") == 2
@@ -169,16 +170,16 @@ def test_a_recipe_is_one_new_file_and_one_line() -> None:
         assert lines[0].startswith('+    "')
 
 
-def test_everything_knows_what_a_recipe_adds(tree: Path) -> None:
+def test_commands_and_files_support_the_additions(tree: Path) -> None:
     followed(tree, ["-c", USE])
 
 
-def test_tests_over_all_cases_know_what_a_recipe_adds(tree: Path) -> None:
-    """Of losses and regularizers; and a method with rounds that differ says deployed what it says simulated."""
+def test_tests_over_all_cases_include_the_additions(tree: Path) -> None:
+    """For losses and regularizers. A new method also gives the same results simulated and deployed."""
     words = ["tests/losses", "tests/regularizers", "tests/equivalence/test_guard_and_cohort.py"]
     words += ["tests/test_public_names.py"]
     left_out = "not hand and not softmax and not is_complete and not too_large"
-    said = followed(tree, ["-m", "pytest", "-v", "-p", "no:cacheprovider", *words, "-k", left_out])
-    assert len(re.findall(r"^tests/(?:losses|regularizers)/.* PASSED", said, re.MULTILINE)) > 20
-    assert "::test_guards_and_cohort_upload_the_same_bits PASSED" in said
-    assert "::test_released_names_in_settings_files_stay PASSED" in said
+    output = followed(tree, ["-m", "pytest", "-v", "-p", "no:cacheprovider", *words, "-k", left_out])
+    assert len(re.findall(r"^tests/(?:losses|regularizers)/.* PASSED", output, re.MULTILINE)) > 20
+    assert "::test_guards_and_cohort_send_identical_uploads PASSED" in output
+    assert "::test_names_in_studies_and_results_are_stable PASSED" in output

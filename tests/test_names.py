@@ -17,7 +17,7 @@ def modules() -> list[Path]:
     return sorted(SOURCES.rglob("*.py"))
 
 
-def test_no_class_name_occurs_twice() -> None:
+def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in modules():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -33,13 +33,13 @@ def test_error_classes_end_in_error() -> None:
         if "Error)" not in (text := path.read_text(encoding="utf-8")) and "Exception)" not in text:
             continue
         name = ".".join(("dpadmm", *path.relative_to(SOURCES).with_suffix("").parts)).removesuffix(".__init__")
-        for each in vars(import_module(name)).values():
-            if inspect.isclass(each) and issubclass(each, Exception) and each.__module__ == name:
-                found[each.__name__] = issubclass(each, Warning)
+        for item in vars(import_module(name)).values():
+            if inspect.isclass(item) and issubclass(item, Exception) and item.__module__ == name:
+                found[item.__name__] = issubclass(item, Warning)
     assert len(found) > 10
     assert [name for name, is_warning in found.items() if not name.endswith("Warning" if is_warning else "Error")] == []
 
 
-def test_the_top_of_the_package_has_packages_and_three_modules_only() -> None:
-    files = {each.name for each in SOURCES.iterdir() if each.is_file()}
+def test_top_level_has_packages_and_three_modules_only() -> None:
+    files = {path.name for path in SOURCES.iterdir() if path.is_file()}
     assert files == {"__init__.py", "errors.py", "version.py", "py.typed"}

@@ -1,4 +1,4 @@
-"""The exported names are a promise: adding or removing one changes this list on purpose."""
+"""The public names are listed here, so that adding or removing one is deliberate."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ NAMES = [
     "Trace",
     "affordable_rounds",
     "by_group",
+    "describe",
+    "draft_study",
     "encode_labels",
     "equal",
+    "evaluate",
     "exact_delta",
     "exact_epsilon",
     "holdout",
@@ -61,6 +64,7 @@ NAMES = [
     "minimizer",
     "paper_epsilon",
     "paper_noise_multiplier",
+    "plan",
     "read_table",
     "simulate",
     "synthetic",
@@ -77,7 +81,7 @@ def test_public_names_are_exactly_these() -> None:
     assert sorted(dpadmm.__all__) == sorted(NAMES)
 
 
-def test_every_public_name_exists_and_says_what_it_is() -> None:
+def test_every_public_name_has_a_docstring() -> None:
     for module in (dpadmm, losses, methods, privacy, regularizers):
         for name in module.__all__:
             value = getattr(module, name)
@@ -85,17 +89,17 @@ def test_every_public_name_exists_and_says_what_it_is() -> None:
                 assert value.__doc__, name
 
 
-def test_released_names_in_settings_files_stay() -> None:
-    """They are in the studies and results of users. More may be added, at will: see CONTRIBUTING.md."""
+def test_names_in_studies_and_results_are_stable() -> None:
+    """Users' files contain them. New names may be added: see CONTRIBUTING.md."""
     assert set(losses.LOSSES) >= {"logistic", "softmax", "hinge", "smoothed_hinge", "squared", "poisson", "huber"}
     assert set(regularizers.REGULARIZERS) >= {"none", "l2", "l1", "elastic_net"}
 
 
-def test_there_is_a_version() -> None:
+def test_version_is_public() -> None:
     assert dpadmm.__version__.count(".") == 2
 
 
-def test_scikit_learn_is_needed_for_the_estimators_alone() -> None:
+def test_only_the_estimators_need_scikit_learn() -> None:
     program = """
 import sys
 import dpadmm
@@ -111,5 +115,5 @@ except ImportError as error:
     assert "need scikit-learn; install it with: pip install 'dpadmm[sklearn]'" in answer.stdout
 
 
-def test_there_is_nothing_beside_the_names() -> None:
+def test_package_has_no_other_attributes() -> None:
     assert not hasattr(dpadmm, "DPADMMTransformer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -44,6 +45,18 @@ min_rows = 3
 """
 
 
+STATISTICS = """format = "dpadmm-study/2"
+kind = "statistics"
+name = "paths"
+[columns.age]
+kind = "number"
+bounds = [20, 70]
+[privacy]
+epsilon = 10.0
+delta = 1e-5
+"""
+
+
 class OtherPath:
     """A path type that is neither str nor Path, without the path in its repr."""
 
@@ -60,8 +73,8 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
         value = getattr(dpadmm, name)
         if isclass(value):
             yield name, value.__init__
-            members = {each: getattr(value, each) for each in dir(value) if not each.startswith("_")}
-            yield from ((f"{name}.{each}", member) for each, member in members.items() if callable(member))
+            members = {item: getattr(value, item) for item in dir(value) if not item.startswith("_")}
+            yield from ((f"{name}.{attribute}", member) for attribute, member in members.items() if callable(member))
         elif isfunction(value):
             yield name, value
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")):
@@ -95,13 +108,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "new.csv").write_text("age\n30\n60\n")
     (folder / "study.toml").write_text(STUDY)
     (folder / "site.toml").write_text(SITE)
+    (folder / "statistics.toml").write_text(STATISTICS)
     dpadmm.train(folder / "study.toml", folder / "t.csv", seed=1).model.save(folder / "m.dpadmm")
+    described = dpadmm.describe(folder / "statistics.toml", folder / "t.csv", seed=1)
+    (folder / "s.json").write_text(json.dumps(described.to_dict()))
     return folder
 
 
 def calls(folder: Path, given: Callable[[str], StrPath]) -> dict[tuple[str, str], Callable[[], object]]:
-    """A call with a path for each path argument; ``given`` makes the path of a file's name."""
+    """Return a call for each path argument. ``given`` converts a file name to a path."""
     study, table = folder / "study.toml", folder / "t.csv"
+    few: dict[str, Any] = {"repeats": 2, "epsilons": [], "rounds": []}
     model = dpadmm.load_model(folder / "m.dpadmm")
     read_site = import_module("dpadmm.sites.site").read_site
 
@@ -110,10 +127,17 @@ def calls(folder: Path, given: Callable[[str], StrPath]) -> dict[tuple[str, str]
             dpadmm.load_adult(given(""), download=False)
 
     return {
-        ("Model.predict_batches", "path"): lambda: [*model.predict_batches(given("new.csv"), keep=["age"])],
-        ("Model.predict_table", "path"): lambda: model.predict_table(given("new.csv")),
+        ("Model.predict_batches", "table"): lambda: [*model.predict_batches(given("new.csv"), keep=["age"])],
+        ("Model.predict_table", "table"): lambda: model.predict_table(given("new.csv")),
         ("Model.save", "path"): lambda: model.save(given("again.dpadmm")).stat(),
         ("Model.to_onnx", "path"): lambda: model.to_onnx(given("m.onnx")).stat(),
+        ("describe", "data"): lambda: dpadmm.describe(folder / "statistics.toml", given("t.csv"), seed=1),
+        ("describe", "study"): lambda: dpadmm.describe(given("statistics.toml"), table, seed=1),
+        ("draft_study", "table"): lambda: dpadmm.draft_study(given("t.csv"), "ill"),
+        ("evaluate", "data"): lambda: dpadmm.evaluate(model, given("t.csv")),
+        ("plan", "public"): lambda: dpadmm.plan(study, 100, public=given("public.csv"), **few),
+        ("plan", "statistics"): lambda: dpadmm.plan(study, 100, public=False, statistics=given("s.json"), **few),
+        ("plan", "study"): lambda: dpadmm.plan(given("study.toml"), 100, **few),
         ("load_adult", "path"): load_adult,
         ("load_model", "path"): lambda: dpadmm.load_model(given("m.dpadmm")),
         ("read_site", "path"): lambda: read_site(given("site.toml")).table.stat(),
@@ -139,11 +163,13 @@ def test_every_path_argument_accepts_each_kind_of_path(folder: Path, kind: Calla
             call()
 
 
-def test_path_arguments_are_annotated_with_the_alias() -> None:
-    assert {each: found for each, found in path_arguments().items() if not re.search(r"StrPath|\bTable\b", found)} == {}
+def test_path_arguments_use_the_alias() -> None:
+    assert {
+        argument: found for argument, found in path_arguments().items() if not re.search(r"StrPath|\bTable\b", found)
+    } == {}
 
 
-def test_messages_show_the_path_itself(folder: Path) -> None:
+def test_messages_contain_the_path(folder: Path) -> None:
     for call, name in [
         (dpadmm.load_model, "none.dpadmm"),
         (dpadmm.read_study, "none.toml"),

@@ -1,7 +1,7 @@
-"""Every promise of the threat model names a test, and that test is there.
+"""Every claim of the threat model names an existing test.
 
-By hand: ``python tests/test_threat_model.py``. In the tables under "What is promised", the last column has at
-least one of `tests/FILE.py::test_name`, `tests/FILE.py` or `tests/FOLDER/`; ``*`` stands for any letters.
+By hand: ``python tests/test_threat_model.py``. In the tables under the heading, the last column contains at least one
+of `tests/FILE.py::test_name`, `tests/FILE.py` or `tests/FOLDER/`. ``*`` matches any letters.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from looping import case
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "docs" / "explanation" / "threat-model.md"
-HEADING = "## What is promised"
+HEADING = "## Guarantees"
 _CELLS = re.compile(r"(?<!\\)\|")
 _NAMED = re.compile(r"`(tests/[^`\s:]*)((?:::[^`\s:]+)*)`")
 
 
 class Row(NamedTuple):
-    """A promise, and what its last column says."""
+    """A claim, and the text of its last column."""
 
     line: int
     promise: str
     tests: str
 
 
-def promises(text: str) -> list[Row]:
-    """The rows of all tables below the heading, without their heads."""
+def claims(text: str) -> list[Row]:
+    """Return the rows of all tables below the heading, without header rows."""
     found, inside, head = [], False, True
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("## "):
@@ -39,8 +39,8 @@ def promises(text: str) -> list[Row]:
         if not inside or not line.lstrip().startswith("|"):
             head = True  # the next table begins with one
             continue
-        cells = [each.strip() for each in _CELLS.split(line.strip())[1:-1]]
-        if all(re.fullmatch(":?-+:?", each) for each in cells):
+        cells = [part.strip() for part in _CELLS.split(line.strip())[1:-1]]
+        if all(re.fullmatch(":?-+:?", cell) for cell in cells):
             head = False
         elif not head:
             found.append(Row(number, cells[0], cells[-1] if len(cells) > 1 else ""))
@@ -48,8 +48,8 @@ def promises(text: str) -> list[Row]:
 
 
 def problems(text: str, root: Path) -> Iterator[str]:
-    """A sentence for every promise without a test, and for every test that does not exist."""
-    rows = promises(text)
+    """Return a sentence for every claim without a test and for every test that does not exist."""
+    rows = claims(text)
     if not rows:
         yield f'there is no table under "{HEADING}"'
     for row in rows:
@@ -64,10 +64,10 @@ def problems(text: str, root: Path) -> Iterator[str]:
 
 def _missing(path: str, names: list[str], root: Path) -> str | None:
     pattern = f"{path}test_*.py" if path.endswith("/") else path
-    files = sorted(each for each in root.glob(pattern) if each.is_file())
+    files = sorted(item for item in root.glob(pattern) if item.is_file())
     if not files:
         return f"there is no {path}"
-    tests = set().union(*(_tests_in(each) for each in files))
+    tests = set().union(*(_tests_in(item) for item in files))
     if not tests:
         return f"there is no test in {path}"
     if names and "::".join(names).partition("[")[0] not in tests:
@@ -76,43 +76,43 @@ def _missing(path: str, names: list[str], root: Path) -> str | None:
 
 
 def _tests_in(file: Path) -> set[str]:
-    """What pytest finds in a file: ``test_name``, and ``TestClass::test_name``."""
+    """Return the tests that pytest collects from a file: ``test_name`` and ``TestClass::test_name``."""
     found = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         members = node.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else [node]
         prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
         found |= {
-            f"{prefix}{each.name}"
-            for each in members
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test_")
+            f"{prefix}{member.name}"
+            for member in members
+            if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and member.name.startswith("test_")
         }
     return found
 
 
-def test_every_promise_of_the_threat_model_names_tests_that_exist() -> None:
+def test_claims_of_the_threat_model_name_existing_tests() -> None:
     assert list(problems(MODEL.read_text(encoding="utf-8"), ROOT)) == []
 
 
-def test_the_conditions_of_the_filter_theorem_name_tests_that_exist() -> None:
+def test_conditions_of_the_filter_theorem_name_existing_tests() -> None:
     text = (MODEL.parent / "ledgers.md").read_text(encoding="utf-8")
     named = _NAMED.findall(text)
     assert len(named) >= 8
     assert [wrong for path, names in named if (wrong := _missing(path, names.split("::")[1:], ROOT))] == []
 
 
-def test_all_promises_are_looked_at() -> None:
+def test_all_claims_are_checked() -> None:
     text = MODEL.read_text(encoding="utf-8")
-    part = text[text.index(HEADING) :].split("\n## What is not promised")[0]
+    part = text[text.index(HEADING) :].split("\n## Limits")[0]
     lines = [line for line in part.splitlines() if line.startswith("|")]
     heads = sum(line.startswith("|---") for line in lines)
-    assert len(promises(text)) == len(lines) - 2 * heads >= 13
+    assert len(claims(text)) == len(lines) - 2 * heads >= 13
 
 
 HERE = "tests/test_threat_model.py"
-OWN = "test_a_row_that_names_no_such_test_is_told"
+OWN = "test_missing_test_is_reported"
 
 
-def test_a_row_that_names_no_such_test_is_told() -> None:
+def test_missing_test_is_reported() -> None:
     for last, complaint in [
         ("proofs in decision 7", "names no test"),
         ("", "names no test"),
@@ -122,7 +122,7 @@ def test_a_row_that_names_no_such_test_is_told() -> None:
         ("`tests/gone/`", "there is no tests/gone/"),
         (f"`{HERE}`, `tests/gone.py::test_it`", "there is no tests/gone.py"),
         (f"`{HERE}::test_gone`", f"there is no test_gone in {HERE}"),
-        (f"`{HERE}::promises`", f"there is no promises in {HERE}"),
+        (f"`{HERE}::claims`", f"there is no claims in {HERE}"),
         (f"`{HERE}::Row::test_gone`", f"there is no Row::test_gone in {HERE}"),
         (f"`{HERE}::{OWN}` and `{HERE}::{OWN}_now`", f"there is no {OWN}_now in {HERE}"),
         ("`tests/conftest.py`", "there is no test in tests/conftest.py"),
@@ -133,7 +133,7 @@ def test_a_row_that_names_no_such_test_is_told() -> None:
             assert complaint in found
 
 
-def test_a_row_that_names_a_test_is_content() -> None:
+def test_existing_test_is_accepted() -> None:
     for last in [
         f"`{HERE}`",
         f"`{HERE}::{OWN}`",
@@ -145,15 +145,15 @@ def test_a_row_that_names_a_test_is_content() -> None:
             assert list(problems(_table(last), ROOT)) == []
 
 
-def test_a_threat_model_without_promises_is_told() -> None:
+def test_threat_model_without_claims_is_reported() -> None:
     assert list(problems("# Threat model\n\n| a | `b` |\n|---|---|\n| x | y |\n", ROOT))
 
 
 def _table(last: str) -> str:
-    head = f"# T\n\n{HEADING} to a person\n| promise | how | test |\n|---|---|---|\n"
+    head = f"# T\n\n{HEADING} for a person\n| guarantee | mechanism | test |\n|---|---|---|\n"
     return f"{head}| fine | so | `{HERE}` |\n| nothing leaks | a \\| b | {last} |\n"
 
 
 if __name__ == "__main__":
     wrong = list(problems(MODEL.read_text(encoding="utf-8"), ROOT))
-    sys.exit("\n".join(f"{MODEL.name}, {each}" for each in wrong) or 0)
+    sys.exit("\n".join(f"{MODEL.name}, {item}" for item in wrong) or 0)

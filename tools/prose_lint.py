@@ -139,8 +139,8 @@ def _blank(match: re.Match[str]) -> str:
 def files(paths: list[Path]) -> Iterator[Path]:
     """Iterate over the files to check, without built pages."""
     for path in paths:
-        found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
-        yield from (each for each in found if each.suffix in SUFFIXES and "_build" not in each.parts)
+        found = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
+        yield from (item for item in found if item.suffix in SUFFIXES and "_build" not in item.parts)
 
 
 def package_of(path: str) -> str:
@@ -159,17 +159,17 @@ def main(words: list[str] | None = None) -> int:
     given = parser.parse_args(words)
     rules, allowed = read_rules(), read_allowed()
     findings = [
-        each
+        entry
         for file in files([given.root / path for path in given.paths])
         for text in passages(file)
-        for each in find(text, file.relative_to(given.root).as_posix(), rules, allowed)
+        for entry in find(text, file.relative_to(given.root).as_posix(), rules, allowed)
     ]
     if not given.quiet:
-        for each in sorted(findings, key=lambda each: each[:2]):
-            print(f"{each.path}:{each.line}: {each.word} -> {each.rule.use}")
+        for finding in sorted(findings, key=lambda item: item[:2]):
+            print(f"{finding.path}:{finding.line}: {finding.word} -> {finding.rule.use}")
     for title, counts in (
-        ("word", Counter(each.rule.name for each in findings)),
-        ("package", Counter(package_of(each.path) for each in findings)),
+        ("word", Counter(finding.rule.name for finding in findings)),
+        ("package", Counter(package_of(finding.path) for finding in findings)),
     ):
         print(f"\nFindings per {title}:", *(f"{count:6} {name}" for name, count in counts.most_common()), sep="\n")
     print(f"\n{len(findings)} findings, {given.max} allowed.")

@@ -148,7 +148,7 @@ TERMS = (
     ("a multiplication or addition, dense rows", "flops", 1e9, "ns"),
     ("the same with a look-up, coded rows", "flops", 1e9, "ns"),
     ("a slope", "m·p", 1e9, "ns"),
-    ("a number of an agent's state", "n·d·p", 1e9, "ns"),
+    ("a number in an agent's state", "n·d·p", 1e9, "ns"),
 )
 KNOWN = [
     Size("float64", 10_000, 50, 1, 10),
@@ -231,52 +231,52 @@ def page(found: dict[str, dict[str, Any]], costs: np.ndarray, asked: list[Any], 
     return f"""# Performance
 
 Written by `make bench-peers` on {time.strftime("%Y-%m-%d")} ({machine()}).
-Times are medians of at least {least} turns. They depend on the machine, the ratios less so. `make bench` checks the
-other promises and says which are missed.
+Times are medians of at least {least} runs. They depend on the machine, the ratios less so. `make bench` checks the
+other limits and reports those that are missed.
 
-A *read* is the sum of all entries of the dense float64 matrix with all cores: the least that any method could take
-which looks at every entry once. A *round* is all of one DP-ADMM round: every row's gradient clipped, noise, updates,
+A *read* is the sum of all entries of the dense float64 matrix with all cores: a lower bound for any method
+that uses every entry. A *round* is a complete DP-ADMM round: clipped gradients of all rows, noise, updates,
 consensus.
 
 ## UCI Adult, {ROWS:,} rows, 104 columns, {AGENTS} agents
 
-Every line is a process of its own, which took turns between a read and a step, with all cores, and with idle threads
+Every line is a separate process that alternated between a read and a step, with all cores and with idle threads
 that sleep ({idle}).
-The last column compares in reads, so that a slow moment of the machine hits both sides.
+The reads are measured in alternation, so that a slow phase of the machine affects both.
 
 | | ms | read of the same rows, ms | reads | coded rounds |
 |---|---|---|---|---|
 {newline.join(beside)}
 
-The steps of torch and scikit-learn protect nobody. Those of Opacus and diffprivlib are private, for a curator who sees
+The steps of torch and scikit-learn are not private. Those of Opacus and diffprivlib are private for a curator who sees
 the rows of all agents; diffprivlib adds its noise once, not in every iteration. torch and Opacus compute in float32.
 {f"Not measured in this run: {'; '.join(absent)}.{newline}" if absent else ""}
-Reads in turns took {min(before):.2f} to {max(before):.2f} times as long as reads before the library was loaded, and the
-load of the machine was {load:.1f} when the script was started. On a quiet machine these are near 1 and 0; the farther
-they are from that, the less the times on this page are worth.
+Alternating reads took {min(before):.2f} to {max(before):.2f} times as long as reads before the library was
+loaded, and the load of the machine was {load:.1f} at the start of the script. On an idle machine these are near 1
+and 0. Larger values make the times on this page less reliable.
 
 Versions: {", ".join(f"{name} {number}" for name, number in versions)}.
 
-| promise | limit | seen | kept |
+| target | limit | measured | met |
 |---|---|---|---|
 {newline.join(promised)}
 
-## What a round takes
+## Time of a round
 
-With m rows, d columns, p outputs (1, or the number of classes) and n agents, the seconds of a round are modelled as a
-sum of amounts, each times a cost:
+With m rows, d columns, p outputs (1, or the number of classes) and n agents, the time of a round is modelled as a
+sum of amounts multiplied by costs:
 
-| one of | amount | cost |
+| unit | amount | cost |
 |---|---|---|
 {newline.join(terms)}
 
 *bytes* are those of the stored rows: 8·m·d for float64, 4·m·d for float32; a coded row has 8 (or 4) bytes for every
 number and for its factor, and 1 for every category (2 beyond 256 columns), here 64. *flops* are 4·p for every stored
 entry, d in a row or as many as there are numbers and categories: a multiplication and an addition for the score, and
-again for the gradient. The costs were fitted to {len(KNOWN)} sizes, none below 0, all relative errors counting alike; a
-cost of 0 means that the other amounts explained the times.
+again for the gradient. The costs were fitted to {len(KNOWN)} sizes by non-negative least squares of relative errors. A
+cost of 0 means that the other amounts explain the times.
 
-Predicted and measured for {len(asked)} other sizes; at worst they are a factor of {max(off):.2f} apart, in the middle
+Predicted and measured times for {len(asked)} other sizes differ by a factor of at most {max(off):.2f}, with a median of
 {statistics.median(off):.2f}:
 
 | m | stored | d | p | n | bytes, M | flops, M | predicted ms | measured ms | measured / predicted |

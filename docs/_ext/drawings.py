@@ -77,17 +77,17 @@ def _round(palette: Palette) -> Figure:
         39.4,
         8.0,
         palette.public,
-        "server: mean of the noisy answers,\nthen the next model",
+        "server: mean of the noisy sums,\nthen the next model",
         bold=True,
     )
     _arrow(axes, palette, (40.6, 8.4), (45.4, 8.4), head=False)
     _arrow(axes, palette, (45.4, 8.4), (45.4, 33.0), head=False)
     _arrow(axes, palette, (45.4, 33.0), (40.6, 33.0))
-    axes.text(46.6, 20.7, "broadcast, public", rotation=90, ha="center", va="center", color=palette.text)
+    axes.text(46.6, 20.7, "model, public", rotation=90, ha="center", va="center", color=palette.text)
     behind = {"facecolor": "#ffffff" if palette.name == "light" else "#14181e", "edgecolor": "none", "pad": 1.5}
-    words = "all that leaves an owner"
+    words = "noisy sums"
     axes.text(20.7, 14.9, words, ha="center", va="center", color=palette.text, style="italic", bbox=behind)
-    axes.text(20.7, 1.9, "every answer is in the ledger before it leaves", ha="center", va="center", color=palette.text)
+    axes.text(20.7, 1.9, "each release is in the ledger before it leaves", ha="center", va="center", color=palette.text)
     return figure
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -21,7 +22,7 @@ from sphinx.application import Sphinx
 
 import dpadmm
 from dpadmm.accounting.report import LIMITATIONS
-from dpadmm.cli import COMMANDS, load_command
+from dpadmm.cli import COMMANDS, EXAMPLES, PANELS, load_command
 from dpadmm.data.schema import KINDS, Label
 from dpadmm.federation import protocol
 from dpadmm.methods import KINDS as RELEASES
@@ -80,8 +81,23 @@ def first_paragraph(made: Any) -> str:
 # The command line
 
 
-def command_line() -> str:
-    return "\n".join(line for name in COMMANDS for line in _command(f"dpadmm {name}", load_command(name), level=2))
+def command_list() -> str:
+    """Return a table of the commands of each panel, with links to their pages."""
+    return "\n".join(
+        f"| [`{name}`](cli/{page_of(name)}.md#dpadmm-{name}) | {escaped(text)} |" for name, text in COMMANDS.items()
+    ).join(("| command | |\n|---|---|\n", "\n"))
+
+
+def page_of(command: str) -> str:
+    """Return the page of a command: a page for each panel, and one for each group of the panel Federation."""
+    panel = next(panel for panel, commands in PANELS.items() if command in commands)
+    return command if panel == "Federation" else panel.lower()
+
+
+def commands_of(page: str) -> str:
+    """Return the help of all commands of a page."""
+    names = [name for name in COMMANDS if page_of(name) == page]
+    return "\n".join(line for name in names for line in _command(f"dpadmm {name}", load_command(name), level=2))
 
 
 def _command(name: str, command: Any, level: int) -> Iterator[str]:
@@ -96,6 +112,8 @@ def _command(name: str, command: Any, level: int) -> Iterator[str]:
     options = [each for each in command.params if each.opts[0].startswith("-") and not each.hidden]
     words = [name, *(_placeholder(each) for each in arguments), *(["[OPTIONS]"] if options else [])]
     yield f"```text\n{' '.join(words)}\n```\n"
+    if (example := EXAMPLES.get(name.removeprefix("dpadmm "))) is not None:
+        yield f"Example:\n\n<!-- not run: parsed by tests/cli/test_help.py -->\n```console\n$ {example}\n```\n"
     yield definitions(_option(each) for each in (*arguments, *options))
 
 
@@ -416,7 +434,8 @@ def limits() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "command-line": command_line,
+    "command-list": command_list,
+    **{f"commands-{page}": partial(commands_of, page) for page in sorted(set(map(page_of, COMMANDS)))},
     "study-file": study_file,
     "privacy-report-limitations": privacy_report_limitations,
     "ledger-schema": ledger_schema,

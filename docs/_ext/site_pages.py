@@ -15,6 +15,9 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 SHELL = "%%bash\n"
+MAX_UNBROKEN = 28
+"""Characters of inline code that stay on one line. A telephone shows about 35."""
+
 PROJECT = {
     "CHANGELOG": "changelog",
     "CONTRIBUTING": "contributing",
@@ -31,6 +34,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.config.html_math_renderer = "mathml"
     app.connect("doctree-read", _show_shell_cells)
     app.connect("html-page-context", _empty_corners)
+    app.connect("doctree-read", _keep_short_code_together)
     app.connect("doctree-read", _link_pages_of_the_project)
     app.connect("env-updated", _exclude_from_search)
     app.connect("env-updated", _keep_index_entries)
@@ -65,6 +69,13 @@ def _show_shell_cells(app: Sphinx, doctree: nodes.document) -> None:
             shown = nodes.literal_block(text.removeprefix(SHELL), text.removeprefix(SHELL), **block.attributes)
             shown["language"] = "bash"
             block.replace_self(shown)
+
+
+def _keep_short_code_together(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark short inline code, so that the style sheet keeps options and names on one line."""
+    for code in doctree.findall(nodes.literal):
+        if len(code.astext()) <= MAX_UNBROKEN:
+            code["classes"].append("short")
 
 
 def _link_pages_of_the_project(app: Sphinx, doctree: nodes.document) -> None:

@@ -61,11 +61,14 @@ if TYPE_CHECKING:
     from dpadmm.models.file import load_model
     from dpadmm.models.model import Model
     from dpadmm.models.run import Result
+    from dpadmm.planning.drafting import draft_study
     from dpadmm.queries.problem import Problem, Rows, make_rows
     from dpadmm.regularizers import L1, L2, ElasticNet, NoRegularizer, Regularizer
     from dpadmm.studies.reading import read_study
     from dpadmm.studies.settings import Settings, Training
     from dpadmm.studies.study import Study
+    from dpadmm.training.plan import plan
+    from dpadmm.training.release import describe, evaluate
     from dpadmm.training.simulate import simulate
     from dpadmm.training.train import train
 
@@ -112,8 +115,11 @@ __all__ = [
     "Training",
     "affordable_rounds",
     "by_group",
+    "describe",
+    "draft_study",
     "encode_labels",
     "equal",
+    "evaluate",
     "exact_delta",
     "exact_epsilon",
     "holdout",
@@ -124,6 +130,7 @@ __all__ = [
     "minimizer",
     "paper_epsilon",
     "paper_noise_multiplier",
+    "plan",
     "read_study",
     "read_table",
     "simulate",
@@ -179,12 +186,15 @@ _LAZY_IMPORTS = {
     ),
     "dpadmm.accounting.budget": ("BudgetAccountant",),
     "dpadmm.accounting.report": ("PrivacyReport",),
+    "dpadmm.planning.drafting": ("draft_study",),
     "dpadmm.queries.problem": ("Problem", "Rows", "make_rows"),
     "dpadmm.regularizers": ("L1", "L2", "ElasticNet", "NoRegularizer", "Regularizer"),
     "dpadmm.studies.settings": ("Settings", "Training"),
     "dpadmm.studies.reading": ("read_study",),
     "dpadmm.studies.study": ("Study",),
     "dpadmm.models.run": ("Result",),
+    "dpadmm.training.plan": ("plan",),
+    "dpadmm.training.release": ("describe", "evaluate"),
     "dpadmm.training.simulate": ("simulate",),
     "dpadmm.training.train": ("train",),
 }

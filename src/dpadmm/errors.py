@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 MAX_MESSAGE_LENGTH = 1600
 """Maximum number of characters of a message. The middle of a longer one is left out."""
+
+
+MAX_PROBLEMS = 20
+"""Number of problems in a message."""
 
 
 class DPADMMError(Exception):
@@ -24,6 +31,31 @@ class ServiceUnavailableError(DPADMMError):
 
 class DataError(DPADMMError, ValueError):
     """The rows or labels are invalid or do not match the study."""
+
+
+class TableError(DataError):
+    """A table has one problem or several, which are all listed.
+
+    ``problems`` has them by column (:class:`dpadmm.data.problems.ColumnProblem`). The message has no cells;
+    ``problem.locations.values`` has some, for the owner of the table only.
+    """
+
+    def __init__(self, location: object, problems: Sequence[Any]) -> None:
+        super().__init__(location, tuple(problems))
+        self.location, self.problems = location, tuple(problems)
+
+    @property
+    def summary(self) -> str:
+        """The number of problems, or the only problem."""
+        n = len(self.problems)
+        return f"{self.location} has {n} problems" if n > 1 else f"{self.location}: {self.problems[0].text}"
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return self.summary
+        more = len(self.problems) - MAX_PROBLEMS
+        lines = [f"  {problem.text}" for problem in self.problems[:MAX_PROBLEMS]]
+        return "\n".join([f"{self.summary}:", *lines, *([f"  and {more} more"] if more > 0 else [])])
 
 
 class RefusalError(DPADMMError):

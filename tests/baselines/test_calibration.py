@@ -1,4 +1,4 @@
-"""Noise for the baselines: never above the target, never much below it."""
+"""Noise of the baselines meets the target closely and never exceeds it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_sampled_rounds() -> None:
 
 
 @pytest.mark.parametrize(("delta", "count", "sampling"), [(1e-3, 10, 1e-6), (0.5, 1, 0.1)])
-def test_rows_drawn_rarely_still_get_noise(delta: float, count: int, sampling: float) -> None:
-    """Where δ alone would pay for showing a row that is drawn, no noise would do; 0.1 is the least."""
+def test_rarely_sampled_rows_still_get_noise(delta: float, count: int, sampling: float) -> None:
+    """If δ alone covers revealing a sampled row, no noise would suffice. The minimum is 0.1."""
     assert sampled_noise_multiplier(1.0, delta, count, sampling) == 0.1
 
 
-def test_sampling_everything_is_the_plain_calibration() -> None:
+def test_sampling_rate_1_is_the_plain_calibration() -> None:
     assert sampled_noise_multiplier(0.5, 1e-3, 100, 1.0) == total_noise_multiplier(0.5, 1e-3, 100)
 
 
@@ -87,7 +87,7 @@ def test_objective_plans() -> None:
                 assert curvature_alone <= epsilon / 2.0 * (1 + 1e-9)
 
 
-def test_a_ridge_comes_only_where_the_curvature_costs_too_much() -> None:
+def test_ridge_is_added_only_if_the_curvature_costs_too_much() -> None:
     given = {**LOGISTIC, "epsilon": 0.5, "delta": 1e-3, "n_releases": 100}
     steep = objective_plan(n_rows=100_000, strong_convexity=0.1, **given)  # type: ignore[arg-type]
     flat = objective_plan(n_rows=10, strong_convexity=0.1, **given)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_a_ridge_comes_only_where_the_curvature_costs_too_much() -> None:
     assert 1.0 < z / total_noise_multiplier(0.5, 1e-3, 100) < 1.35
 
 
-def test_covering_noise_that_costs_more_than_the_budget_is_refused() -> None:
+def test_tolerance_noise_above_the_budget_is_refused() -> None:
     with pytest.raises(StudyError, match="solver's tolerance"):
         objective_plan(
             **LOGISTIC,
@@ -111,7 +111,7 @@ def test_covering_noise_that_costs_more_than_the_budget_is_refused() -> None:
         )
 
 
-def test_the_papers_round_with_budget_left_beside_the_curvature() -> None:
+def test_papers_calibration_with_budget_left_after_the_curvature() -> None:
     given = {**LOGISTIC, "n_rows": 400, "strong_convexity": 0.1, "round_epsilon": 0.05, "delta": 1e-3}
     plan = objective_round_plan(**given, rounding_multiplier=900.0)  # type: ignore[arg-type]
     left, event = 0.05 - math.log1p(0.25 / 40.0), plan.release
@@ -123,14 +123,14 @@ def test_the_papers_round_with_budget_left_beside_the_curvature() -> None:
     assert event.rounding_multiplier == 900.0
 
 
-def test_the_papers_round_with_a_ridge() -> None:
+def test_papers_calibration_with_a_ridge() -> None:
     plan = objective_round_plan(**LOGISTIC, n_rows=400, strong_convexity=0.001, round_epsilon=0.05, delta=1e-3)
     assert plan.extra_ridge == pytest.approx(0.25 / (400 * math.expm1(0.025)) - 0.001)
     assert math.log1p(plan.release.curvature_ratio) == pytest.approx(0.025)  # type: ignore[union-attr]
     assert plan.noise_scale == pytest.approx(math.sqrt(2 * math.log(1250)) * 2.0 / (400 * 0.025))
 
 
-def test_the_papers_round_is_refused_beyond_its_theorem() -> None:
+def test_papers_calibration_is_refused_outside_its_theorem() -> None:
     with pytest.raises(StudyError, match="at most 1"):
         objective_round_plan(**LOGISTIC, n_rows=400, strong_convexity=1.0, round_epsilon=1.5, delta=1e-3)
 
@@ -145,7 +145,7 @@ def test_pure_plans(convexity: float, left: float) -> None:
     assert 2.0 / 400 / plan.noise_scale + det == pytest.approx(0.05)
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for wrong in [
         {"lipschitz": 0.0},
         {"smoothness": math.inf},

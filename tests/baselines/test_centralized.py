@@ -1,4 +1,4 @@
-"""The non-private optimum against known optima and scikit-learn."""
+"""The non-private optimum compared with known optima and scikit-learn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data_of(rows: Rows) -> tuple[Floats, Floats]:
 
 
 def gap(problem: Problem, rows: Rows, other: Floats) -> float:
-    """How much higher our objective is than at ``other``, relative."""
+    """Return the relative excess of our objective over that of ``other``."""
     best = problem.objective(rows, other)
     return (problem.objective(rows, minimizer(problem, rows)) - best) / best
 
@@ -49,8 +49,8 @@ def test_known_optimum() -> None:
                 np.testing.assert_allclose(found, best, atol=2e-4)
 
 
-def test_nothing_nearby_is_better() -> None:
-    """Convex: lower than many points around it at several distances, and than zero."""
+def test_no_nearby_point_is_better() -> None:
+    """By convexity: lower than many points at several distances, and than zero."""
     for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
         with case(loss, regularizer):
             rows, problem = cohort(loss), Problem(loss, regularizer, 0.005)
@@ -66,8 +66,8 @@ def test_nothing_nearby_is_better() -> None:
             assert best < problem.objective(rows, np.zeros_like(found))
 
 
-def test_no_curvature_at_the_start_is_no_optimum() -> None:
-    """At zero every row lies beyond the rounded corner: the Hessian vanishes, the slope does not."""
+def test_zero_curvature_at_the_start_is_handled() -> None:
+    """At zero every row is beyond the smoothed corner: the Hessian vanishes, the slope does not."""
     for width, regularizer in [
         (1e-3, NoRegularizer()),
         (0.01, NoRegularizer()),
@@ -83,7 +83,7 @@ def test_no_curvature_at_the_start_is_no_optimum() -> None:
             assert floor - width / 2.0 - 1e-3 <= found <= floor + 1e-9
 
 
-def test_logistic_is_scikit_learns() -> None:
+def test_logistic_optimum_matches_scikit_learn() -> None:
     for regularizer, share in product([L2(), L1(), ElasticNet(0.4)], [1e-3, 0.03]):
         with case(regularizer, share):
             rows = cohort(Logistic(), sizes=EQUAL)
@@ -100,7 +100,7 @@ def test_logistic_is_scikit_learns() -> None:
             assert abs(gap(Problem(Logistic(), regularizer, share), rows, oracle.coef_.T)) < 1e-8
 
 
-def test_softmax_is_scikit_learns_multinomial() -> None:
+def test_softmax_optimum_matches_scikit_learn() -> None:
     rows = cohort(Softmax(n_outputs=3), sizes=EQUAL)
     a, b = data_of(rows)
     oracle = LogisticRegression(C=1.0 / (len(b) * 0.01), fit_intercept=False, tol=1e-10, max_iter=10_000)
@@ -145,7 +145,7 @@ def test_sparse_rows_give_the_same() -> None:
             np.testing.assert_allclose(minimizer(problem, sparse), minimizer(problem, rows), atol=1e-7)
 
 
-def test_many_weights_take_another_solver_to_the_same_place() -> None:
+def test_solver_for_many_weights_finds_the_same_optimum() -> None:
     for regularizer in [L2(), L1(), ElasticNet(0.5), NoRegularizer()]:
         with case(regularizer), pytest.MonkeyPatch.context() as monkeypatch:
             rows, problem = cohort(Logistic()), Problem(Logistic(), regularizer, 0.005)
@@ -154,8 +154,8 @@ def test_many_weights_take_another_solver_to_the_same_place() -> None:
             assert problem.objective(rows, minimizer(problem, rows)) == pytest.approx(newton, rel=1e-7)
 
 
-def test_separable_rows_without_regularizer_end(recwarn: pytest.WarningsRecorder) -> None:
-    """There is no optimum, only an infimum of 0: it stops near it, and at most warns."""
+def test_separable_rows_without_regularizer_terminate(recwarn: pytest.WarningsRecorder) -> None:
+    """There is no optimum, only an infimum of 0. The solver stops close to it, with at most a warning."""
     rows = make_rows(np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([1.0, -1.0]))
     found = minimizer(Problem(Logistic(), NoRegularizer(), 0.0), rows)
     assert np.isfinite(found).all()
@@ -163,7 +163,7 @@ def test_separable_rows_without_regularizer_end(recwarn: pytest.WarningsRecorder
     assert all(issubclass(w.category, ConvergenceWarning) for w in recwarn)
 
 
-def test_the_method_is_one_round_at_the_optimum() -> None:
+def test_method_is_one_round_at_the_optimum() -> None:
     loss = Logistic()
     rows, problem, method = cohort(loss), Problem(loss, L2(), 0.01), Centralized()
     state, uploads = method.step(

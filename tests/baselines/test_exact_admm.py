@@ -1,4 +1,4 @@
-"""ADMM with exact solves: Algorithms 2 and 3 and dual perturbation, as written and as accounted."""
+"""ADMM with exact solves: Algorithms 2 and 3 and dual perturbation, definition and accounting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(method: Method[Any], problem: Problem, rows: Rows, rounds: int, **option
 
 
 def exact_solve(problem: Problem, rows: Rows, i: int, linear: Floats, pull: float) -> Floats:
-    """``argmin f_i(w) + ⟨linear, w⟩ + (pull/2)‖w‖²`` by plain gradient descent to the last digits."""
+    """Return ``argmin f_i(w) + ⟨linear, w⟩ + (pull/2)‖w‖²`` by gradient descent to machine precision."""
     alone, w = rows.agent(i), np.zeros((D, problem.loss.n_outputs))
     step = 1.0 / ((problem.loss.smoothness or 0.0) + problem.alpha + pull)
     for _ in range(150):
@@ -51,8 +51,8 @@ def exact_solve(problem: Problem, rows: Rows, i: int, linear: Floats, pull: floa
     return w
 
 
-def as_written(problem: Problem, rows: Rows, rounds: int, noise: Floats, inside: bool) -> Floats:
-    """The paper's equations line by line: w_i, w̃_i, w, γ_i; noise on the model or inside the problem."""
+def reference_run(problem: Problem, rows: Rows, rounds: int, noise: Floats, inside: bool) -> Floats:
+    """Run the paper's equations line by line: w_i, w̃_i, w, γ_i; noise on the model or inside the problem."""
     shape = (D, problem.loss.n_outputs)
     consensus, dual = np.zeros(shape), np.zeros((N, *shape))
     for k in range(rounds):
@@ -66,19 +66,19 @@ def as_written(problem: Problem, rows: Rows, rounds: int, noise: Floats, inside:
 
 
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3)], ids=lambda loss: loss.name)
-def test_admm_is_algorithm_2_as_written(loss: Loss) -> None:
+def test_admm_is_algorithm_2(loss: Loss) -> None:
     rows, problem = cohort(loss), Problem(loss, L2(), 0.02)
     outcome = run(Admm(RHO, solver_tolerance=TIGHT), problem, rows, 4)
-    written = as_written(problem, rows, 4, np.zeros((4, N, D, loss.n_outputs)), inside=False)
+    written = reference_run(problem, rows, 4, np.zeros((4, N, D, loss.n_outputs)), inside=False)
     np.testing.assert_allclose(outcome.consensus, written, atol=1e-8)
 
 
-def test_pvp_is_algorithm_3_as_written() -> None:
+def test_pvp_is_algorithm_3() -> None:
     rows, problem, z = cohort(Logistic()), Problem(Logistic(), L2(), 0.02), np.array([1.0, 2.0, 3.0, 4.0])
     outcome = run(AdmmPvp(RHO, noise_multiplier=z, solver_tolerance=TIGHT), problem, rows, 4)
     numbers = np.stack([SimulatedNoise(3, N, (D, 1)).draw(k) for k in range(1, 5)])
     sigma = z * 2.0 / ((0.02 + RHO) * M)  # the paper's σ_i, with z = √(2 ln(1.25/δ))/ε
-    written = as_written(problem, rows, 4, numbers * sigma[:, None, None], inside=False)
+    written = reference_run(problem, rows, 4, numbers * sigma[:, None, None], inside=False)
     np.testing.assert_allclose(outcome.consensus, written, atol=1e-6)
 
 
@@ -91,11 +91,11 @@ def objective_noise(z: Floats, sizes: Floats = M) -> ObjectiveNoise:
     )
 
 
-def test_dvp_puts_its_noise_inside_the_problem() -> None:
+def test_dvp_noise_is_part_of_the_problem() -> None:
     rows, problem, z = cohort(Logistic()), Problem(Logistic(), L2(), 0.02), np.array([1.0, 2.0, 3.0, 4.0])
     outcome = run(AdmmDvp(RHO, perturbation=objective_noise(z), solver_tolerance=1e-12), problem, rows, 4)
     numbers = np.stack([SimulatedNoise(3, N, (D, 1)).draw(k) for k in range(1, 5)])
-    written = as_written(problem, rows, 4, numbers * (z * 2.0 / M)[:, None, None], inside=True)
+    written = reference_run(problem, rows, 4, numbers * (z * 2.0 / M)[:, None, None], inside=True)
     np.testing.assert_allclose(outcome.consensus, written, atol=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_split_l1_has_exact_zeros_in_the_global_model() -> None:
     np.testing.assert_allclose(whole, best, atol=1e-4)
 
 
-def test_half_of_the_agents_per_round_still_reach_it() -> None:
+def test_optimum_is_reached_with_half_of_the_agents_per_round() -> None:
     rows, problem = cohort(Logistic()), Problem(Logistic(), L2(), 0.01)
     outcome = run(Admm(RHO), problem, rows, 600, participation=RandomParticipation(0.5, N, seed=1))
     np.testing.assert_allclose(outcome.consensus, minimizer(problem, rows), atol=2e-2)
@@ -137,7 +137,7 @@ def pure_noise(epsilon: float, m: float) -> ObjectiveNoise:
 
 
 def first_release(method: Method[Any], n: int, m: int, d: int, seed: int = 1) -> Floats:
-    """What n agents without any data release in round 1."""
+    """Return the release of n agents without data in round 1."""
     problem = Problem(Logistic(), NoRegularizer(), 0.0)
     rows = make_rows(np.zeros((n * m, d)), np.ones(n * m), offsets=np.arange(0, n * m + 1, m))
     state, _ = method.step(
@@ -154,13 +154,13 @@ def first_release(method: Method[Any], n: int, m: int, d: int, seed: int = 1) ->
 
 
 @pytest.mark.parametrize("tolerance", [1e-3, 0.5])
-def test_pvp_noise_is_z_times_the_sensitivity_with_the_solvers_share(tolerance: float) -> None:
+def test_pvp_noise_covers_sensitivity_and_solver_tolerance(tolerance: float) -> None:
     n, m, z = 1000, 3, 2.0
     noise = first_release(AdmmPvp(RHO, tolerance, noise_multiplier=np.full(n, z)), n, m, 50)
     assert noise.std() == pytest.approx(z * (2.0 / m) * (1.0 + 2.0 * tolerance) / RHO, rel=0.01)
 
 
-def test_dvp_noise_is_z_times_2_c1_over_m_and_covers_the_tolerance() -> None:
+def test_dvp_noise_covers_sensitivity_and_solver_tolerance() -> None:
     n, m, z, share = 1000, 3, 2.0, 0.02
     perturbation = objective_noise(np.full(n, z), np.full(n, float(m)))
     noise = first_release(AdmmDvp(RHO, solver_tolerance=share, perturbation=perturbation), n, m, 50)
@@ -171,7 +171,7 @@ def test_dvp_noise_is_z_times_2_c1_over_m_and_covers_the_tolerance() -> None:
     assert np.corrcoef(left.ravel(), numbers.draw(1).ravel())[0, 1] == pytest.approx(0.0, abs=0.02)
 
 
-def test_pure_dvp_noise_has_the_originals_law() -> None:
+def test_pure_dvp_noise_has_the_original_distribution() -> None:
     n, m, d, epsilon = 2000, 3, 7, 0.8
     perturbation = ObjectiveNoise(pure_noise(epsilon, m).plans * n)
     released = first_release(AdmmDvp(RHO, solver_tolerance=1e-9, perturbation=perturbation), n, m, d)
@@ -195,8 +195,8 @@ SIZE = st.integers(2, 6)
 
 @prove
 @given(seed=st.integers(0, 10**6), m=SIZE, share=st.sampled_from([1e-9, 0.1]))
-def test_replacing_a_row_moves_a_minimiser_by_at_most_the_sensitivity(seed: int, m: int, share: float) -> None:
-    """Also one that the solver left early: the noise of PVP is calibrated to what the solver returns."""
+def test_replacing_a_row_changes_a_minimiser_by_at_most_the_sensitivity(seed: int, m: int, share: float) -> None:
+    """This includes an early stop of the solver, because PVP's noise is calibrated to its result."""
     rng = np.random.default_rng(seed)
     loss = [Logistic(), SmoothedHinge(0.1), Huber(0.5), Squared(0.5)][seed % 4]
     problem, method = Problem(loss, L2(), 0.05), AdmmPvp(RHO, share, noise_multiplier=np.zeros(1))
@@ -240,7 +240,7 @@ METHODS = {
 NEEDS_SMOOTH = ("admm_pvp", "admm_dvp", "objective_perturbation")
 
 
-def test_a_method_applies_or_refuses_with_a_reason() -> None:
+def test_method_applies_or_is_refused_with_a_reason() -> None:
     losses = {(loss.name, loss.smoothness is None): loss for loss in LOSS_CASES}.values()
     for name, loss, regularizer in product(METHODS, losses, [NoRegularizer(), L2(), L1(), ElasticNet(0.5)]):
         with case(name, loss, regularizer):
@@ -270,14 +270,14 @@ def test_a_method_applies_or_refuses_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("rho", [0.0, -1.0, np.inf, np.nan])
-def test_bad_rho_is_named(rho: float) -> None:
+def test_invalid_rho_is_named(rho: float) -> None:
     for method in (Admm, AdmmPvp, AdmmDvp):
         with pytest.raises(StudyError, match=f"{method.name}: rho must be a positive number"):
             method(rho=rho)
 
 
 def test_dvp_with_a_ridge_solves_the_ridged_problem() -> None:
-    """Φ is part of what is solved: without noise the minimiser is that of f + (Φ/2)‖w‖²."""
+    """Without noise the minimiser is that of f + (Φ/2)‖w‖²."""
     rows, problem, ridge = cohort(Logistic()), Problem(Logistic(), L2(), 0.02), 0.7
     quiet = ObjectivePlan(ObjectiveRelease(0.0, 0.1), 0.0, ridge)
     state, _ = (method := AdmmDvp(RHO, solver_tolerance=TIGHT, perturbation=ObjectiveNoise((quiet,) * N))).step(
@@ -295,7 +295,7 @@ def test_dvp_with_a_ridge_solves_the_ridged_problem() -> None:
         np.testing.assert_allclose(state.released[i], expected, atol=1e-7)
 
 
-def test_streams_of_the_covering_noise_are_its_own() -> None:
+def test_tolerance_noise_has_separate_random_streams() -> None:
     noise = SimulatedNoise(3, 2, (6, 1))
     one, other = spherical(noise, 1), spherical(noise, 1, first_stream=4)
     assert not np.any(one == other)

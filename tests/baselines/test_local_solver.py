@@ -1,4 +1,4 @@
-"""Exact local solves: SciPy and the stationarity condition are the oracles, alone or in a cohort."""
+"""Exact local solves compared with SciPy and the stationarity condition, alone and in a cohort."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def problems_of(
 
 
 def value(problems: LocalProblems, i: int, weights: Floats) -> float:
-    """The local objective, written out."""
+    """Return the local objective."""
     alone = problems.agent(i)
     data = float(problems.problem.objectives(alone.rows, weights[None])[0])
     linear = 0.0 if alone.linear is None else float(np.vdot(alone.linear[0], weights))
@@ -51,7 +51,7 @@ def value(problems: LocalProblems, i: int, weights: Floats) -> float:
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize("loss", SMOOTH_LOSS_CASES, ids=repr)
-def test_smooth_problems_end_at_their_tolerance_and_at_scipys_minimum(loss: Loss, noise: float) -> None:
+def test_smooth_problems_reach_their_tolerance_and_scipys_minimum(loss: Loss, noise: float) -> None:
     rows = cohort(loss)
     problems = problems_of(Problem(loss, L2(), 0.01), rows, pull=np.array([0.05, 0.1, 1.0, 0.3]), noise=noise)
     solved = solve(problems, np.zeros_like(problems.centers))
@@ -66,7 +66,7 @@ def test_smooth_problems_end_at_their_tolerance_and_at_scipys_minimum(loss: Loss
         assert value(problems, i, solved.weights[i]) <= best.fun + 1e-10
 
 
-def test_any_regularizer_is_stationary() -> None:
+def test_solution_is_stationary_for_any_regularizer() -> None:
     """``w = prox(w − s·f'(w))`` holds at the minimum only, for every s."""
     for loss, regularizer in product([Logistic(), SmoothedHinge(1.0), Squared(2.0)], REGULARIZER_CASES):
         with case(loss, regularizer):
@@ -85,7 +85,7 @@ def test_l1_gives_exact_zeros() -> None:
     assert 0 < np.count_nonzero(weights == 0.0) < weights.size
 
 
-def test_the_start_does_not_matter() -> None:
+def test_result_does_not_depend_on_the_start() -> None:
     for start in [0.0, 1.0, 1e4]:
         with case(start):
             problems = problems_of(Problem(Logistic(), L2(), 0.01), cohort(Logistic()), pull=0.1)
@@ -94,7 +94,7 @@ def test_the_start_does_not_matter() -> None:
             np.testing.assert_allclose(here, there, atol=2e-10 / 0.1)
 
 
-def test_a_warm_start_is_cheaper() -> None:
+def test_warm_start_needs_fewer_iterations() -> None:
     problems = problems_of(Problem(Logistic(), L2(), 0.01), cohort(Logistic()), pull=0.1)
     cold = solve(problems, np.zeros_like(problems.centers))
     warm = solve(problems, cold.weights)
@@ -103,7 +103,7 @@ def test_a_warm_start_is_cheaper() -> None:
 
 
 @pytest.mark.parametrize("pull", [1e-3, 1e-6])
-def test_ill_conditioned_problems_are_handed_to_newton(pull: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ill_conditioned_problems_use_newtons_method(pull: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_solver, "_MAX_BFGS_PASSES", 3)
     problems = problems_of(Problem(Logistic(), NoRegularizer(), 0.0), cohort(Logistic()), pull=pull)
     solved = solve(problems, np.zeros_like(problems.centers))
@@ -113,7 +113,7 @@ def test_ill_conditioned_problems_are_handed_to_newton(pull: float, monkeypatch:
 
 
 @pytest.mark.parametrize("regularizer", [L2(), L1()], ids=lambda r: r.name)
-def test_a_problem_that_is_not_solved_says_so_in_the_same_words_whosever_it_is(
+def test_message_about_an_unsolved_problem_does_not_depend_on_the_agent(
     regularizer: Regularizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_solver, "_MAX_BFGS_PASSES", 1)
@@ -133,10 +133,10 @@ def test_a_problem_that_is_not_solved_says_so_in_the_same_words_whosever_it_is(
     assert "depends on rows and no epsilon covers it" in said.pop()
 
 
-def test_a_curvature_that_cannot_be_factored_is_no_message_of_its_own(
+def test_failed_factorisation_gives_the_same_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SciPy's would name the place in the matrix, which is made of rows."""
+    """SciPy's message would contain a position in the matrix, which depends on rows."""
     monkeypatch.setattr(local_solver, "_MAX_BFGS_PASSES", 0)
     monkeypatch.setattr(local_solver, "data_hessian", lambda problem, rows, weights: -np.eye(weights.size))
     problems = problems_of(Problem(Logistic(), L2(), 0.1), cohort(Logistic()), pull=0.1, tolerance=1e-4)
@@ -145,8 +145,8 @@ def test_a_curvature_that_cannot_be_factored_is_no_message_of_its_own(
     assert (sizes <= problems.tolerance).all()
 
 
-def test_no_method_that_solves_can_be_deployed() -> None:
-    """Whether a solve ends well depends on rows; a study's agents must not be able to say so."""
+def test_methods_with_local_solvers_cannot_be_deployed() -> None:
+    """The success of a solve depends on rows, and a deployed agent must not reveal it."""
     solving = [name for name in ALL_METHODS if name not in DEPLOYABLE]
     assert {"admm", "admm_pvp", "admm_dvp", "output_perturbation", "objective_perturbation"} < set(solving)
     for method in (DpAdmm, DpSgd):
@@ -172,13 +172,13 @@ def test_only_active_agents_are_solved_and_counted(regularizer: Regularizer) -> 
     assert some.passes[[1, 3]].tolist() == everyone.passes[[1, 3]].tolist()
 
 
-def test_tolerance_is_a_share_of_the_sensitivity() -> None:
+def test_tolerance_is_a_fraction_of_the_sensitivity() -> None:
     rows = cohort(Logistic())
     np.testing.assert_allclose(tolerances(Problem(Logistic(), L2(), 0.1), rows, 1e-3), 2e-3 / rows.n_rows)
 
 
-def test_centres_too_far_out_are_refused_whatever_the_rows() -> None:
-    """Else whether an agent answers could depend on one row: rounding hides the tolerance out there."""
+def test_centres_too_far_out_are_refused_for_any_rows() -> None:
+    """Otherwise an answer could depend on one row, because rounding hides the tolerance there."""
     for regularizer, far in product([L2(), L1()], [1e13, 1e300, np.inf, np.nan]):
         with case(regularizer, far):
             usual = cohort(Logistic())

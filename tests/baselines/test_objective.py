@@ -1,8 +1,8 @@
-"""Rényi bound of objective perturbation against exact divergences by quadrature, on a line and in the plane.
+"""Rényi bound of objective perturbation compared with exact divergences by quadrature, on a line and in the plane.
 
-With ``w = argmin f(w) + ⟨ξ, w⟩`` the density of w is ``N(−∇f(w); 0, σ²I) det ∇²f(w)``. With L the log-ratio
-of two neighbours' densities at w, ``E[e^{sL}] − 1 = E[expm1(sL) + s expm1(−L)]``, since ``E[e^{−L}] = 1``:
-this form is positive everywhere and keeps its relative precision however small the divergence is.
+With ``w = argmin f(w) + ⟨ξ, w⟩`` the density of w is ``N(−∇f(w); 0, σ²I) det ∇²f(w)``. With L the log-ratio of two
+neighbours' densities at w, ``E[e^{sL}] − 1 = E[expm1(sL) + s expm1(−L)]``, since ``E[e^{−L}] = 1``. This form is
+positive and keeps its relative precision for small divergences.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OTHERS = 6  # distinct other rows, each taken many times
 
 
 def bound(mu: Floats, beta: Floats, alpha: Floats, *, kappa: float = 1.0, det: float = 1.0) -> Floats:
-    """The formula, written out once more; ``kappa`` and ``det`` are factors that weaken it."""
+    """The formula, implemented independently. ``kappa`` and ``det`` are factors that weaken it."""
     s, half_normal, e = alpha - 1.0, mu * math.sqrt(2.0 / math.pi), det * np.log1p(beta)
     mean = kappa * np.minimum(beta**2 / (1.0 + beta), half_normal + e)
     log_moment = s * e + (s * mu) ** 2 / 2.0 + np.log(2.0 * ndtr(s * mu))
@@ -68,7 +68,7 @@ class Cases:
         return self.smoothness / (self.m * self.q)
 
     def row(self, j: int, w: Floats) -> tuple[Floats, Floats]:
-        """Slope and curvature in w of row j of every case, at points (n, k)."""
+        """Return slope and curvature in w of row j of every case, at points (n, k)."""
         a, b, h = self.a[:, j, None], self.b[:, j, None], self.shape[:, None]
         slope, curvature = np.empty_like(w), np.empty_like(w)
         for kind in range(4):
@@ -90,7 +90,7 @@ class Cases:
         return slope, curvature
 
     def landmarks(self) -> Floats:
-        """Where the slope of any row bends, and where a logistic one passes over: (n, k)."""
+        """Return points where the slope of any row bends, and where a logistic slope changes sign: (n, k)."""
         a = np.where(np.abs(self.a) < 1e-6, 1e-6, self.a)[:, :, None]
         b, shape, loss = self.b[:, :, None], self.shape[:, None, None], self.loss[:, None, None]
         steps = np.array([-1.0, 1.0])
@@ -102,7 +102,7 @@ class Cases:
         return places.reshape(len(self.m), -1)
 
     def common(self, w: Floats) -> tuple[Floats, Floats]:
-        """Slope and curvature of everything but the own row."""
+        """Return slope and curvature of everything except the own row."""
         slope, curvature = (
             self.q[:, None] * w + self.shift[:, None],
             np.broadcast_to(self.q[:, None], w.shape),
@@ -114,7 +114,7 @@ class Cases:
         return slope, curvature
 
     def points(self, j: int, u: Floats) -> Floats:
-        """The points w (n, k) at which the slope of the neighbour with row j is σu, by bisection."""
+        """Return the points w (n, k) at which the slope of the neighbour with row j is σu, by bisection."""
         far = (np.abs(self.shift) + self.sigma * np.abs(u).max(1) + 2.0 * self.lipschitz) / self.q
         low, high = np.broadcast_to(-far[:, None], u.shape), np.broadcast_to(far[:, None], u.shape)
         for _ in range(36):
@@ -124,7 +124,7 @@ class Cases:
         return low
 
     def exact(self) -> Floats:
-        """The Rényi divergence of every case, by quadrature in ``u = ξ/σ``."""
+        """Return the Rényi divergence of every case, by quadrature in ``u = ξ/σ``."""
         sigma, s, m = self.sigma[:, None], self.alpha[:, None] - 1.0, self.m[:, None]
         even = np.linspace(-1.0, 1.0, COARSE)
         near, far = (even * (9.0 + size / self.z)[:, None] for size in (0.0, self.alpha))
@@ -140,7 +140,7 @@ class Cases:
 
 
 def _gauss(w: Floats) -> tuple[Floats, Floats]:
-    """Nodes and weights of Gauss's rule between every two neighbouring points of w (n, k)."""
+    """Return nodes and weights of Gauss's rule between neighbouring points of w (n, k)."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     w = np.sort(w, axis=1)
     start, width = w[:, :-1, None], np.diff(w)[:, :, None]
@@ -162,7 +162,7 @@ def _renyi(u: Floats, log_ratio: Floats, s: Floats, weights: Floats) -> Floats:
 
 
 def random_cases(n: int, seed: int) -> Cases:
-    """Everything random, every second case with an extreme replaced row."""
+    """Return random cases. Every second one has an extreme replaced row."""
     rng = np.random.default_rng(seed)
     m = np.ceil(np.exp(rng.uniform(0.0, math.log(1000.0), n)))
     times = np.stack([rng.multinomial(int(k) - 1, np.full(OTHERS, 1.0 / OTHERS)) for k in m]).astype(float)
@@ -188,7 +188,7 @@ def random_cases(n: int, seed: int) -> Cases:
 
 
 def swapped(cases: Cases) -> Cases:
-    """The same neighbours in the other direction."""
+    """Return the same neighbours in the other direction."""
     order = [1, 0, *range(2, 2 + OTHERS)]
     return replace(cases, a=cases.a[:, order], b=cases.b[:, order])
 
@@ -216,7 +216,7 @@ def test_no_exact_divergence_exceeds_the_bound(
     assert 0.995 < ratio <= 1.0
 
 
-def test_these_cases_would_show_a_weaker_bound(exact: list[tuple[Cases, Floats]]) -> None:
+def test_weaker_bound_fails_on_these_cases(exact: list[tuple[Cases, Floats]]) -> None:
     for weaker in [
         {"mu_factor": 0.99},
         {"mu_factor": 0.9},
@@ -228,7 +228,7 @@ def test_these_cases_would_show_a_weaker_bound(exact: list[tuple[Cases, Floats]]
             assert largest_ratio(exact, **weaker) > 1.01
 
 
-def test_the_code_computes_the_formula_and_rounds_up(exact: list[tuple[Cases, Floats]]) -> None:
+def test_code_computes_the_formula_and_rounds_up(exact: list[tuple[Cases, Floats]]) -> None:
     for cases, divergence in exact:
         formula = bound(1.0 / cases.z, cases.beta, cases.alpha)
         coded = np.array(
@@ -244,9 +244,9 @@ def test_the_code_computes_the_formula_and_rounds_up(exact: list[tuple[Cases, Fl
 def plane_divergence(
     rows: Floats, offset: Floats, *, m: int, q: float, z: float, alpha: float, clip: float | None
 ) -> float:
-    """The Rényi divergence for weights in the plane; rows[0] against rows[1], the rest is shared.
+    """Return the Rényi divergence for weights in the plane: rows[0] against rows[1], the rest is shared.
 
-    Logistic with labels in the rows, or (``clip``) squared with label 0 and slopes clipped to that length.
+    Logistic with labels in the rows, or (``clip``) squared with label 0 and slopes clipped to that norm.
     """
     sigma, s = z * 2.0 * (clip or 1.0) / m, alpha - 1.0
 
@@ -282,7 +282,7 @@ def plane_divergence(
 
 
 def test_in_the_plane_opposite_slopes_nearly_attain_the_bound() -> None:
-    """Rows ``(±cos θ, sin θ)``, both far on the wrong side: 1-D has no logistic rows like these."""
+    """Rows ``(±cos θ, sin θ)``, both misclassified by far: there are no such logistic rows in one dimension."""
     rows = np.array([[math.cos(0.05), math.sin(0.05)], [-math.cos(0.05), math.sin(0.05)]])
     for z, alpha in ((3.0, 1.05), (10.0, 1.5), (1.0, 8.0)):
         given = {"m": 1000, "q": 1.0, "z": z, "alpha": alpha}
@@ -323,14 +323,14 @@ def test_limits() -> None:
     assert (np.diff(huge) >= 0.0).all()
 
 
-def test_covering_noise_is_a_gaussian_release_on_top() -> None:
+def test_tolerance_noise_is_an_additional_gaussian_release() -> None:
     orders = np.array([1.01, 2.0, 30.0])
     with_noise = objective_renyi(ObjectiveRelease(5.0, 0.1, 40.0), orders)
     extra = with_noise - objective_renyi(ObjectiveRelease(5.0, 0.1), orders)
     np.testing.assert_allclose(extra, orders / 2.0 / 40.0**2, rtol=1e-9)
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for values in [(-1.0, 0.1), (1.0, -0.1), (1.0, math.inf), (math.nan, 0.1), (1.0, 0.1, -1.0)]:
         with case(values), pytest.raises(StudyError):
             ObjectiveRelease(*values)

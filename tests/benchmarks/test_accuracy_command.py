@@ -1,4 +1,4 @@
-"""``python -m benchmarks.accuracy``: a table of runs and a page, resumed, and one method again."""
+"""``python -m benchmarks.accuracy``: runs, page, resuming, and rerunning one method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def program(in_process):
 
 
 @pytest.fixture
-def few(monkeypatch):
+def small_suite(monkeypatch):
     """Few rounds, rows and agents."""
     for name, contender in list(accuracy.CONTENDERS.items()):
         short = replace(contender, settings=lambda entry, of=contender: {**of.settings(entry), "n_rounds": 3})
@@ -37,13 +37,13 @@ def suite(program, folder, *words, sets="correlated"):
 
 
 @pytest.fixture
-def made(program, few, once, tmp_path):
-    """A folder with the suite's runs on one data set, which were made once for all tests."""
+def results_folder(program, small_suite, once, tmp_path):
+    """A folder with the suite's runs on one data set, shared by all tests."""
     folder = once("suite", lambda folder: suite(program, folder).succeeded())
     return copytree(folder, tmp_path / "made")
 
 
-def test_the_suite_writes_its_lines_and_its_page(program, few, tmp_path):
+def test_suite_writes_results_and_page(program, small_suite, tmp_path):
     answer = suite(program, tmp_path, "--json", sets="correlated,separable").succeeded()
     assert answer.json["cells"] == 4
     lines = accuracy.read_lines(tmp_path / "accuracy.csv")
@@ -56,41 +56,41 @@ def test_the_suite_writes_its_lines_and_its_page(program, few, tmp_path):
     assert "### separable" in text
     before = read_results(tmp_path / "correlated").to_table()
     assert "auto is behind" in suite(program, tmp_path, sets="correlated,separable").succeeded().out
-    assert read_results(tmp_path / "correlated").to_table().equals(before)  # nothing was run again
+    assert read_results(tmp_path / "correlated").to_table().equals(before)  # no cell was run again
 
 
-def test_only_makes_one_method_s_runs_again(program, made):
-    before = read_results(made / "correlated")
-    suite(program, made, "--only", "auto").succeeded()
-    after = read_results(made / "correlated")
+def test_only_reruns_one_method(program, results_folder):
+    before = read_results(results_folder / "correlated")
+    suite(program, results_folder, "--only", "auto").succeeded()
+    after = read_results(results_folder / "correlated")
     for name, same in (("auto", False), ("dp_sgd", True), ("optimum", True)):
         with case(name):
-            old, new = (each.select(name).frame["wall_seconds"].tolist() for each in (before, after))
+            old, new = (item.select(name).frame["wall_seconds"].tolist() for item in (before, after))
             assert len(old) == len(new)
             assert (old == new) == same
 
 
-def test_a_folder_from_before_a_contender_is_resumed(program, made):
-    path = made / "correlated" / "results.parquet"
+def test_folder_without_a_new_method_is_resumed(program, results_folder):
+    path = results_folder / "correlated" / "results.parquet"
     whole = read_results(path)
     grid = {**whole.grid, "experiments": {k: v for k, v in whole.grid["experiments"].items() if k != "auto_secure"}}
-    old = whole.select(cell=[key for each in grid["experiments"].values() for key in each["cells"]])
+    old = whole.select(cell=[key for experiment in grid["experiments"].values() for key in experiment["cells"]])
     assert len(old.cells) == len(whole.cells) - 2
     about = {"grid": grid, "data": whole.meta["data"], "command": whole.meta["command"]}
     write_results(path, old.to_table(), **about)
-    suite(program, made).succeeded()
+    suite(program, results_folder).succeeded()
     new = read_results(path)
-    assert new.select(cell=old.cells).to_table().equals(old.to_table())  # nothing of it was run again
+    assert new.select(cell=old.cells).to_table().equals(old.to_table())  # none of its cells were run again
     assert new.select("auto_secure").last().frame["min_honest_sites"].tolist() == [2, 2]
-    assert {line.contender for line in accuracy.read_lines(made / "accuracy.csv")} == set(accuracy.CONTENDERS)
+    assert {line.contender for line in accuracy.read_lines(results_folder / "accuracy.csv")} == set(accuracy.CONTENDERS)
 
 
-def test_more_splits_extend_a_folder(program, made):
-    suite(program, made, "--repeats", "3").succeeded()
-    assert {line.seed for line in accuracy.read_lines(made / "accuracy.csv")} == {1, 2, 3}
+def test_additional_splits_extend_a_folder(program, results_folder):
+    suite(program, results_folder, "--repeats", "3").succeeded()
+    assert {line.seed for line in accuracy.read_lines(results_folder / "accuracy.csv")} == {1, 2, 3}
 
 
-def test_other_words_are_refused(program, few, tmp_path):
+def test_invalid_arguments_are_refused(program, small_suite, tmp_path):
     for words, message in [
         (["--sets", "adlt"], "there is no data set 'adlt' in the suite"),
         (["--only", "autos"], "--only: there is no 'autos' in the suite; there are auto"),
@@ -99,13 +99,13 @@ def test_other_words_are_refused(program, few, tmp_path):
             assert message in " ".join(program(*words, "-o", tmp_path / "out").err.split())
 
 
-def test_a_data_set_that_cannot_be_had_is_left_out(program, made, tmp_path, monkeypatch):
+def test_unavailable_data_set_is_excluded(program, results_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("DPADMM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    words = ["--sets", "compas,correlated", "--quick", "--repeats", "2", "-o", made]
+    words = ["--sets", "compas,correlated", "--quick", "--repeats", "2", "-o", results_folder]
     answer = program(*words).succeeded()
     assert "compas is left out: the table compas could not be fetched" in " ".join(answer.out.split())
-    assert {line.set for line in accuracy.read_lines(made / "accuracy.csv")} == {"correlated"}
+    assert {line.set for line in accuracy.read_lines(results_folder / "accuracy.csv")} == {"correlated"}
     words[1] = "compas"
     assert "none of the suite's data sets could be had" in program(*words).err

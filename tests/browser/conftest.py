@@ -1,12 +1,13 @@
-"""One real browser for all tests here, and a live page for it to show."""
+"""One real browser for all tests here, and a page for it to show."""
 
 from __future__ import annotations
 
 import pytest
+from axe_rules import axe
 from browsers import browser
 from page_visits import page, run
 
-__all__ = ["browser", "left_empty", "page", "run"]
+__all__ = ["axe", "browser", "left_empty", "page", "run"]
 
 
 @pytest.fixture

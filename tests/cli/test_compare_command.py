@@ -156,7 +156,7 @@ def test_agents_can_be_defined_by_a_column(cli, tmp_path):
     assert "leave --agents out" in answer.err
 
 
-def test_invalid_comparisons_are_reported_in_one_sentence(cli, rows_csv):
+def test_errors_are_one_sentence(cli, rows_csv):
     for words, says in [
         ([], "--epsilon (totals) or --round-epsilon is required"),
         (["--epsilon", "1", "--round-epsilon", "1"], "--epsilon (totals) or --round-epsilon is required"),

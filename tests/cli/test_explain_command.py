@@ -193,7 +193,7 @@ def test_tables_without_standard_errors_omit_their_columns(cli, models):
 
 
 @pytest.mark.parametrize("words", [["missing.dpadmm"], ["MODEL", "--top", 0]])
-def test_mistakes_are_a_sentence(cli, models, words):
+def test_errors_are_one_sentence(cli, models, words):
     answer = cli("explain", *(models["logistic"] if word == "MODEL" else word for word in words))
     assert answer.code == 2
     assert answer.err.startswith("dpadmm: ")

@@ -281,7 +281,7 @@ def test_agents_of_different_sizes_are_described(cli, study_file, public):
     ("wrong", "sentence"),
     [
         (["--rows", "100"], "give --agents"),
-        (["--agents", 3, "--rows", "100,200"], "--rows has 2 numbers for 3 agents"),
+        (["--agents", 3, "--rows", "100,200"], "rows has 2 numbers for 3 agents"),
         (["--agents", 0, "--rows", "100"], "agents must be a whole number"),
         (["--agents", 3, "--rows", "1"], "rows must be whole numbers from 2"),
         (["--agents", 3, "--rows", "many"], "rows must be whole numbers"),

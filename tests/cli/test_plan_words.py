@@ -12,7 +12,6 @@ from looping import case
 from printed import printed
 
 from dpadmm.cli.console import show
-from dpadmm.cli.plan import other_rounds
 from dpadmm.planning.costs import costs_of
 from dpadmm.planning.forecast import ForecastGrid, ScenarioForecast, Value
 from dpadmm.planning.intervals import Intervals
@@ -20,6 +19,7 @@ from dpadmm.planning.plan import Plan
 from dpadmm.planning.recommendation import Goal
 from dpadmm.planning.rendering import describe_time
 from dpadmm.studies.reading import study_from
+from dpadmm.training.plan import other_rounds
 
 SIZES = np.array([400] * 5)
 GRID = ForecastGrid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))

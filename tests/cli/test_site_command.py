@@ -41,7 +41,7 @@ MASKED = "allow_missed_rounds = true\nquorum = 5\nmax_rows_per_site = 10\n[metho
 @pytest.fixture
 def site_file(cli, tmp_path):
     """A site after ``init``, filled in: 7 rows, one person has three of them."""
-    cli("site", "join", "--request", "ward", "--site", tmp_path / "site").succeeded()
+    cli("site", "join", "--manual", "ward", "--site", tmp_path / "site").succeeded()
     path = tmp_path / "site" / "site.toml"
     changes = {
         '# column = "patient"': 'column = "who"',
@@ -91,14 +91,14 @@ def test_help_fits_the_screen(cli):
 
 
 def request(cli, site, name="ward"):
-    return cli("site", "join", "--request", name, "--site", site)
+    return cli("site", "join", "--manual", name, "--site", site)
 
 
 def test_joining_writes_a_file_that_asks_for_decisions(cli, tmp_path):
     folder, file = tmp_path / "here", tmp_path / "here" / "site.toml"
     answer = request(cli, folder).succeeded()
     assert "Fill it in" in answer.out
-    assert f"dpadmm site join --request ward --site {file}" in answer.out
+    assert f"dpadmm site join --manual ward --site {file}" in answer.out
     assert folder.stat().st_mode & 0o777 == 0o700
     before = file.read_bytes()
     for undecided in (cli("site", "check", "--site", folder), request(cli, folder)):
@@ -108,11 +108,11 @@ def test_joining_writes_a_file_that_asks_for_decisions(cli, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["site.toml"]
 
 
-@pytest.mark.parametrize("words", [(), ("--request", "a", "--invitation", "b.json")])
+@pytest.mark.parametrize("words", [(), ("--manual", "a", "--invitation", "b.json")])
 def test_joining_takes_one_step_at_a_time(cli, words):
     answer = cli("site", "join", *words)
     assert answer.code == 2
-    assert "give --request NAME to request an invitation, or --invitation FILE to accept one" in answer.err
+    assert "give one of: the join token" in answer.err
 
 
 def test_a_request_creates_ledger_and_key_once(cli, site_file, study_file):
@@ -163,7 +163,7 @@ def test_install_writes_a_systemd_unit(cli, site_file, monkeypatch):
 
 
 def test_studies_lists_every_decision(cli, begun, study_file, tmp_path):
-    assert "No decisions yet." in cli("site", "studies", "--site", begun).succeeded().out
+    assert "No studies yet." in cli("site", "studies", "--site", begun).succeeded().out
     cli("site", "accept", study_file, "--site", begun).succeeded()
     other = tmp_path / "other.toml"
     other.write_text(STUDY.replace("repayment", "another"))
@@ -429,7 +429,7 @@ def test_the_site_here_needs_no_naming(cli, begun, study_file, monkeypatch):
     cli("site", "accept", study_file).succeeded()
 
 
-@pytest.mark.parametrize("words", [["check"], ["join", "--request", "ward"], ["budget"], ["status"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["check"], ["join", "--manual", "ward"], ["budget"], ["status"]], ids=" ".join)
 def test_a_mistake_in_the_site_is_one_sentence(cli, site_file, words):
     site_file.write_text(site_file.read_text().replace("epsilon = 1.0", "epsilon = nan"))
     answer = cli("site", *words, "--site", site_file)

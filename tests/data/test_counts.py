@@ -1,4 +1,4 @@
-"""Counts and exposures: what cells become, and which are refused or silenced."""
+"""Counts and exposures: encoding, refusals and silent rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def table(folder: Path, *rows: str) -> Path:
     return path
 
 
-def test_labels_hold_counts_and_exposures_to_a_hundred_millionth() -> None:
+def test_labels_store_counts_and_exposures_to_1e_8() -> None:
     rng = np.random.default_rng(0)
     counts, exposures = rng.integers(1001, size=5000) / 1000.0, 10.0 ** rng.uniform(-5.0, 0.0, 5000)
     again = decoded(coded(counts, exposures))
@@ -39,7 +39,7 @@ def test_labels_hold_counts_and_exposures_to_a_hundred_millionth() -> None:
     assert decoded(np.array([-3.5, 1e300]))[0].tolist() == [0.0, 1.0]
 
 
-def test_cells_become_shares_of_the_largest_and_events_after_the_last_time_are_not_seen(tmp_path: Path) -> None:
+def test_cells_are_divided_by_the_maximum_and_late_events_are_censored(tmp_path: Path) -> None:
     path = table(tmp_path, "50,3,2", "50,25,9", "50,0,4")
     counts, exposures = decoded(encode_table(path, SCHEMA, VISITS).labels)
     np.testing.assert_allclose(counts, [0.3, 1.0, 0.0], atol=1e-8)
@@ -51,8 +51,8 @@ def test_cells_become_shares_of_the_largest_and_events_after_the_last_time_are_n
     assert DEATHS.cuts == (0.25,)
 
 
-def test_wrong_cells_are_named_to_owners_and_silenced_at_agents(tmp_path: Path) -> None:
-    """An agent's refusal would tell of a cell: rows of zeros say nothing, and leave m as it is."""
+def test_invalid_cells_are_named_to_owners_and_silent_at_agents(tmp_path: Path) -> None:
+    """A refusal by an agent would reveal a cell. Rows of zeros reveal nothing and leave m unchanged."""
     for label, row, words in [
         (VISITS, "50,-1,2", "the label 'visits' is negative in row 2"),
         (VISITS, "50,1,0", "the exposure 'years' is missing, 0 or negative in row 2"),
@@ -74,7 +74,7 @@ def test_wrong_cells_are_named_to_owners_and_silenced_at_agents(tmp_path: Path) 
     assert "did you mean 'years'" in found[0]
 
 
-def test_a_label_says_what_is_wrong_with_its_exposure_and_times() -> None:
+def test_label_reports_invalid_exposure_and_times() -> None:
     good: dict[str, Any] = {"column": "y", "bounds": (0, 5)}
     for more, words in [
         ({"exposure_bound": 3.0}, "need exposure: the column"),
@@ -92,13 +92,13 @@ def test_a_label_says_what_is_wrong_with_its_exposure_and_times() -> None:
             Label(**{**good, **more})
 
 
-def test_a_label_is_written_and_read_back_and_others_are_written_as_before() -> None:
+def test_labels_round_trip() -> None:
     for label in (VISITS, DEATHS):
         assert replace(label_from(label_as_json(label)), counts=True) == label.normalized()
     assert label_as_json(Label("y", bounds=(0, 5))) == {"column": "y", "classes": None, "bounds": [0.0, 5.0]}
 
 
-def test_plain_counts_are_to_be_divided_by_the_largest_one() -> None:
+def test_plain_counts_must_be_divided_by_the_maximum() -> None:
     assert decoded(encode_labels([0, 0.25, 1], task="count"))[0].tolist() == [0.0, 0.25, 1.0]
     for bad in (-1, 3):
         with case(bad), pytest.raises(DataError, match=r"row 2: label .* is not between 0 and 1: divide counts"):

@@ -413,7 +413,7 @@ def test_a_missing_driver_is_named_by_the_extra_that_has_it(tmp_path: Path, monk
 
 def test_files_that_are_no_tables_here_come_with_advice(tmp_path: Path) -> None:
     for name, sentence in [
-        ("t.xlsx", "save the sheet as CSV"),
+        ("t.xlsx", "cannot be read as XLSX"),
         ("t.svm", "save features and labels as .npz"),
         ("t.sqlite", "export the table as CSV"),
         ("t.db", "export the table as CSV"),

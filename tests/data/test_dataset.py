@@ -45,7 +45,7 @@ def test_wrong_shapes_are_refused() -> None:
             Dataset("d", *arguments)
 
 
-def test_all_spellings_of_a_class_agree() -> None:
+def test_spellings_of_a_class_are_equal() -> None:
     for container, classes, values in product(
         [list, np.array],
         [("0", "1"), (0, 1), (False, True), (0.0, "1.0")],
@@ -69,7 +69,7 @@ def test_all_spellings_of_a_class_agree() -> None:
             ]
 
 
-def test_the_order_of_classes_is_the_encoding() -> None:
+def test_order_of_classes_determines_the_encoding() -> None:
     assert encode_labels(["b", "a", "c"], task="multiclass", classes=("c", "b", "a")).tolist() == [
         1.0,
         2.0,
@@ -93,7 +93,7 @@ def test_regression_labels_are_numbers() -> None:
     assert encode_labels(np.array([1, 2], dtype=np.int8), task="regression").dtype == np.float64
 
 
-def test_a_label_outside_the_classes_names_value_row_and_remedy() -> None:
+def test_unknown_label_error_names_value_row_and_remedy() -> None:
     for values in [np.array([1] * 16 + [2]), [1] * 16 + [2], [1.0] * 16 + ["2"]]:
         with (
             case(values),
@@ -121,7 +121,7 @@ def test_missing_labels_name_the_row() -> None:
                     encode_labels(np.array([1.0, bad]), task=task)
 
 
-def test_text_is_no_regression_label() -> None:
+def test_text_is_refused_as_a_regression_label() -> None:
     with pytest.raises(DataError, match="row 2: label 'high' is not a number"):
         encode_labels(["1", "high"], task="regression")
 
@@ -131,7 +131,7 @@ def test_labels_must_be_one_dimensional() -> None:
         encode_labels(np.ones((2, 1)), task="binary")
 
 
-def test_classes_that_do_not_fit_the_task_are_refused() -> None:
+def test_classes_that_do_not_match_the_task_are_refused() -> None:
     for task, classes, message in [
         ("binary", (0, 1, 2), "exactly 2 classes"),
         ("binary", (0,), "exactly 2 classes"),

@@ -1,4 +1,4 @@
-"""Files of every format, good and bad."""
+"""Files of every format, valid and invalid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _parquet(folder: Path, columns: dict) -> Path:
     return path
 
 
-def test_the_home_of_a_user_who_is_not_there_is_refused() -> None:
+def test_home_of_an_unknown_user_is_refused() -> None:
     with pytest.raises(StudyError, match=r"^the path '~nosuchuser/a\.csv' begins with '~nosuchuser'"):
         read_table("~nosuchuser/a.csv", task="regression", label="y")
 
@@ -58,7 +58,7 @@ def test_columns_become_a_matrix(tmp_path: Path, kind: str) -> None:
     assert by_group(data.groups).names == ("north", "south")
 
 
-def test_parquet_types_that_are_numbers(tmp_path: Path) -> None:
+def test_numeric_parquet_types(tmp_path: Path) -> None:
     columns = {
         "small": pa.array([1, 2], pa.int8()),
         "single": pa.array([0.5, 1.5], pa.float32()),
@@ -70,7 +70,7 @@ def test_parquet_types_that_are_numbers(tmp_path: Path) -> None:
     assert data.labels.tolist() == [1.0, 0.0]
 
 
-def test_whole_numbers_followed_by_fractions_far_below(tmp_path: Path) -> None:
+def test_fractions_after_many_integers(tmp_path: Path) -> None:
     lines = [
         "x,z,y",
         *["7,true,1"] * 200_000,
@@ -82,7 +82,7 @@ def test_whole_numbers_followed_by_fractions_far_below(tmp_path: Path) -> None:
     assert data.labels[-1] == 2.5
 
 
-def test_text_far_below_is_named(tmp_path: Path) -> None:
+def test_late_text_cell_is_named(tmp_path: Path) -> None:
     lines = ["x,y", *["7,1"] * 400_000, "many,1"]
     with pytest.raises(DataError, match="column 'x', row 400001: 'many' is text"):
         read_table(_csv(tmp_path, "\n".join(lines)), task="binary", label="y")
@@ -180,7 +180,7 @@ def test_npz_arrays_may_have_other_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_npz_sparse_as_scipy_writes_it(tmp_path: Path, dtype: type) -> None:
+def test_npz_sparse_of_scipy(tmp_path: Path, dtype: type) -> None:
     matrix = sparse.random_array((6, 5), density=0.4, format="csr", dtype=dtype)
     sparse.save_npz(tmp_path / "s.npz", matrix)
     with np.load(tmp_path / "s.npz") as parts:
@@ -252,7 +252,7 @@ def test_npz_under_a_password_or_larger_than_memory_is_one_clear_sentence(tmp_pa
         read_table(path, task="regression")
 
 
-def test_npz_damage_and_disguise(tmp_path: Path) -> None:
+def test_damaged_and_disguised_npz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.npz"
     with path.open("wb") as file:
         np.save(file, np.eye(2))
@@ -281,7 +281,7 @@ def test_binary_garbage_is_one_clear_sentence(tmp_path_factory: pytest.TempPathF
             assert "\n" not in str(caught.value)
 
 
-def test_missing_empty_and_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_missing_file_empty_file_and_directory_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     for ending in ["csv", "parquet", "npz"]:
         with case(ending):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -297,7 +297,7 @@ def test_missing_empty_and_directory(tmp_path_factory: pytest.TempPathFactory) -
                 read_table(path, task="binary", label="y")
 
 
-def test_unknown_endings_list_the_known_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_unknown_extension_lists_the_known_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in ["t.json", "t", "t.parquet.gz"]:
         with case(name):
             tmp_path = tmp_path_factory.mktemp("case")

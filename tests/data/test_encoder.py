@@ -321,7 +321,7 @@ def test_a_table_that_does_not_fit_is_refused_in_a_sentence(tmp_path_factory: py
         ("age,y\n1,yes\n2,No\n", "the label 'y' differs in capitals from the classes no, yes in row 2; correct"),
         ("Age,y\n1,yes\n", "has no column 'age': did you mean 'Age'"),
         ("age,age,y\n1,1,yes\n", "column 'age' occurs more than once"),
-        ("age,y\n1,yes,3\n", "cannot be read as CSV"),
+        ("age,y\n1,yes,3\n", "row 1 has 3 cells instead of 2: is a separator"),
     ]:
         with case(text, words):
             tmp_path = tmp_path_factory.mktemp("case")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,17 @@ import pytest
 from looping import case
 
 from dpadmm.data import leakage
-from dpadmm.data.leakage import leakage_warnings, leaky_columns
+from dpadmm.data.leakage import LeakyColumn, leakage_warnings, leaky_columns, sample_cells
 
 N = 600
 RNG = np.random.default_rng(3)
 ILL = RNG.random(N) < 0.3
 AGE = RNG.uniform(20, 90, N)
+
+
+def leaky(path: Path, names: list[str], *, numbers: list[str], n_rows: int) -> list[LeakyColumn]:
+    cells = sample_cells(path, [*names, "y"], numbers=numbers, n_rows=n_rows)
+    return leaky_columns(cells, names, "y", numbers=numbers)
 
 
 def found(tmp_path, cells: Any, label: Any = ILL, *, numbers=("x",), kind="csv"):
@@ -28,7 +34,7 @@ def found(tmp_path, cells: Any, label: Any = ILL, *, numbers=("x",), kind="csv")
         pa.csv.write_csv(table, path)
     else:
         pa.parquet.write_table(table, path)
-    columns = leaky_columns(path, ["x", "age"], "y", numbers=[*numbers, "age"], n_rows=len(label))
+    columns = leaky(path, ["x", "age"], numbers=[*numbers, "age"], n_rows=len(label))
     assert all(column.name == "x" for column in columns)  # never the age, which is independent of the label
     return [(column.n_correct, column.n_rows) for column in columns]
 
@@ -103,7 +109,7 @@ def test_of_a_large_table_rows_are_left_out_evenly(tmp_path, monkeypatch):
 def test_the_warning_says_what_to_do(tmp_path):
     path = tmp_path / "t.csv"
     pa.csv.write_csv(pa.table({"x": ILL.astype(int), "y": ILL.astype(int)}), path)
-    (warning,) = leakage_warnings(leaky_columns(path, ["x"], "y", numbers=[], n_rows=N))
+    (warning,) = leakage_warnings(leaky(path, ["x"], numbers=[], n_rows=N))
     assert warning.startswith(
         "column 'x' alone determines the label in 600 of 600 rows: is it known before the outcome? If not, leave"
     )

@@ -1,4 +1,4 @@
-"""Partitions: every row has one owner, no agent is empty, and each kind has the shape it promises."""
+"""Partitions: every row has one owner, no agent is empty, and each kind has the documented shape."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_row_has_one_owner_and_no_agent_is_empty(
 
 
 @given(groups=st.lists(st.sampled_from("abcdef"), min_size=1))
-def test_by_group_gives_each_value_its_rows(groups: list[str]) -> None:
+def test_groups_assign_rows_by_value(groups: list[str]) -> None:
     partition = by_group(groups)
     assert list(partition.names) == sorted(set(groups))
     for agent, name in enumerate(partition.names):
@@ -169,7 +169,7 @@ def test_an_impossible_holdout_is_refused() -> None:
             holdout(n_rows, n_test, np.random.default_rng(0))
 
 
-def test_a_partition_that_is_none_is_refused() -> None:
+def test_invalid_partition_is_refused() -> None:
     for order, offsets, names, message in [
         ([0, 1], [0, 1], ("a",), "from 0 to the number of rows"),
         ([0, 1], [0, 0, 2], ("a", "b"), "agent 1 has no rows"),

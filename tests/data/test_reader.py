@@ -63,6 +63,14 @@ def test_files_that_say_the_same_in_another_way(tmp_path_factory: pytest.TempPat
         "note,y,sex,age\nx,yes, f ,62.5\ny,no,m, 87.5 \n",
         'y,sex,age,note\nyes,f,62.5,"two\nlines, ""quoted"""\nno,m,87.5,\n',
         "age,sex,y,age2,age2\n6.25e1,f,yes,1,2\n+87.50,m,no,3,4\n",
+        ROWS.replace(",", ";"),
+        ROWS.replace(",", ";").replace(".", ","),
+        ROWS.replace(",", ";").replace("87.5", "87,5"),
+        ROWS.replace(",", "\t"),
+        ROWS.replace(",", "|"),
+        ROWS.encode("utf-16"),
+        ROWS.replace("\n", "\r\n").replace(",", "\t").encode("utf-16"),
+        ",age,sex,y\n0,62.5,f,yes\n1,87.5,m,no\n",
     ]:
         with case(content):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -88,13 +96,10 @@ def test_tabs_and_gzip(tmp_path: Path, name: str) -> None:
 
 def test_a_file_that_is_no_table_gets_one_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
     for content, words in [
-        (ROWS.encode("utf-16"), "is written in UTF-16; save it as CSV in UTF-8"),
-        (ROWS.encode("utf-16-le"), "is written in UTF-16"),
-        (ROWS.encode("utf-16-be"), "is written in UTF-16"),
+        (ROWS.encode("utf-16-le"), "seems to be written in UTF-16; read it with --encoding utf-16-le"),
+        (ROWS.encode("utf-16-be"), "seems to be written in UTF-16"),
         ("ägé,sex,y\n".encode("latin-1"), "the first line is not UTF-8"),
         ("age,sex,y\n1,ä,yes\n".encode("latin-1"), "column 'sex'.* is not UTF-8 text"),
-        (ROWS.replace(",", ";").replace(".", ","), "separated by semicolons; save it with commas"),
-        (ROWS.replace(",", "\t"), "separated by tabs; let its name end in .tsv"),
         (
             'age,sex,y\n"62,5",f,yes\n',
             "column 'age': the cell in row 1 should be a number and is not; decimals",
@@ -105,7 +110,7 @@ def test_a_file_that_is_no_table_gets_one_sentence(tmp_path_factory: pytest.Temp
         ),
         ("age,sex,age,y\n1,f,1,yes\n", "column 'age' occurs more than once"),
         ("age,sex\n1,f\n", "the study's label 'y' is no column of .*; it has no unused column"),
-        ("age,sex,y\n1,f\n", "cannot be read as CSV: .*Expected 3 columns, got 2"),
+        ("age,sex,y\n1,f\n", "row 1 has 2 cells instead of 3: is a separator or a quotation mark missing"),
         ('age,sex,"y\n1,f,yes\n', "is a quotation mark open"),
         (b"", "is empty"),
         ("age,sex,y\n", "has no rows"),
@@ -130,16 +135,18 @@ def test_a_cell_that_is_no_number_is_found_by_its_row_and_not_quoted(kind: str, 
         pa.csv.write_csv(table, path)
     else:
         pa.parquet.write_table(table, path)
-    with pytest.raises(DPADMMError, match="column 'age': the cell in row 300,001 should be a number") as refused:
+    with pytest.raises(
+        DPADMMError, match=r"column 'age': the cells in 2 rows \(300,001, 300,002\) should be numbers"
+    ) as refused:
         encode_table(path, Schema((Number("age", (0, 1)),)), None)
     assert "obese" not in str(refused.value)
     (problem,) = survey_table(path, Schema((Number("age", (0, 1)),))).problems
-    assert "the cell in row 300,001" in problem
+    assert "the cells in 2 rows (300,001, 300,002)" in problem
     assert "obese" not in problem
 
 
 def test_a_row_of_another_length_is_not_quoted(tmp_path: Path) -> None:
-    with pytest.raises(DPADMMError, match="Expected 3 columns, got 2 in a row") as refused:
+    with pytest.raises(DPADMMError, match="row 1 has 2 cells instead of 3") as refused:
         features(csv_file(tmp_path, "age,sex,y\n1,secret\n"))
     assert "secret" not in str(refused.value)
 

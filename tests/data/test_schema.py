@@ -1,4 +1,4 @@
-"""Public schemas: what is refused, and the features that columns become."""
+"""Public schemas: refusals, and the features of columns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_features_of_every_kind() -> None:
     assert Schema(columns, row_norm=2).scale == 2.0
 
 
-def test_categories_and_bins_are_coded_and_the_others_are_numbers() -> None:
+def test_categories_and_bins_are_coded_and_other_columns_are_numbers() -> None:
     of_bins, of_values = Number("a", (0, 9), bins=(3, 6)), Category("b", ("x", "y"))
     schema = Schema((of_bins, Number("c", (0, 1), missing="indicator"), of_values, Ordinal("d", ("low", "high"))))
     assert schema.n_categories == 2
@@ -48,7 +48,7 @@ def crossed(pairs: Any) -> Schema:
     return Schema((Boolean("a"), Boolean("b"), Plain("p"), *wide), interactions=pairs)
 
 
-def test_what_is_no_schema_is_refused_in_a_sentence() -> None:
+def test_invalid_schemas_are_refused_in_one_sentence() -> None:
     for make, words in [
         (lambda: Number("age", (120, 0)), "bounds must rise"),
         (lambda: Number("age", (0, 0)), "bounds must rise"),
@@ -102,8 +102,8 @@ def test_what_is_no_schema_is_refused_in_a_sentence() -> None:
             make()
 
 
-def test_a_missing_cell_with_a_feature_of_its_own_counts_in_a_rows_length() -> None:
-    """With a scale far beyond the bounds the value is short, and the feature that says it is missing is not."""
+def test_missing_indicator_counts_in_the_row_norm() -> None:
+    """With a scale far beyond the bounds the value is small, and the missing indicator is not."""
     wide = Number("a", (0.0, 1.0), center=0.5, scale=100.0, missing="indicator")
     schema = Schema((wide, Number("b", (-1.41, 1.41), center=0.0, scale=1.0)))
     assert wide.max_norm == 1.0

@@ -1,4 +1,4 @@
-"""Made-up data: norms, labels, and optima that are optimal."""
+"""Synthetic data: norms, labels, and known optima."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_multiclass_labels_follow_the_true_weights() -> None:
     assert np.abs(slopes(Softmax(4), data.labels, scores).mean(axis=0)).max() < 0.01  # calibrated
 
 
-def test_no_signal_means_labels_of_pure_noise() -> None:
+def test_labels_without_signal_are_random() -> None:
     data = synthetic("binary", n_rows=20_000, signal=0.0)
     assert abs(data.labels.mean()) < 0.03
     assert not true_weights("binary", **DEFAULTS | {"signal": 0.0}).any()
@@ -104,7 +104,7 @@ def test_impossible_settings_are_refused() -> None:
             synthetic(**{"task": "binary", **arguments})
 
 
-def test_the_gradient_vanishes_at_the_known_optimum() -> None:
+def test_gradient_vanishes_at_the_known_optimum() -> None:
     for loss, l2 in product(SMOOTH, [0.0, 1e-6, 0.1, 10.0]):
         with case(loss, l2):
             data, weights = known_optimum(loss, n_features=12, rows_per_feature=9, l2=l2, seed=3)
@@ -118,7 +118,7 @@ def test_the_gradient_vanishes_at_the_known_optimum() -> None:
             assert l2 > 1.0 or np.abs(weights).max() > 0.01
 
 
-def test_shrinking_touches_only_long_rows() -> None:
+def test_shrinking_changes_only_rows_above_norm_1() -> None:
     for sparse, dtype in product([False, True], [np.float32, np.float64]):
         with case(sparse, dtype):
             rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Rows of a statistics study: every cell is in one public bin, and no row is longer than 1."""
+"""Rows of a statistics study: every cell is in one public bin, and row norms are at most 1."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def made() -> tuple[Schema, np.ndarray]:
     return schema, rows * schema.scale
 
 
-def test_every_cell_is_in_one_bin_those_that_are_missing_or_unknown_too() -> None:
+def test_every_cell_is_in_one_bin_including_missing_and_unknown_cells() -> None:
     schema, rows = made()
     first = 0
     for column in schema.columns[:5]:
@@ -67,7 +67,7 @@ def test_knots_are_for_models_and_change_no_bin() -> None:
     assert found.tobytes() == wanted.tobytes()
 
 
-def test_a_two_way_table_has_the_pair_of_bins() -> None:
+def test_two_way_table_uses_pairs_of_bins() -> None:
     schema, rows = made()
     mine = rows[:, -len(schema.columns[-1].features) :]
     expected = [4 * a + b for a, b in zip(BINS["region"], BINS["smoker"], strict=True)]
@@ -76,7 +76,7 @@ def test_a_two_way_table_has_the_pair_of_bins() -> None:
     assert schema.features[-16:][5] == "region: south × smoker: true"
 
 
-def test_moments_are_of_the_clamped_number_and_nothing_if_it_is_missing() -> None:
+def test_moments_use_clamped_numbers_and_skip_missing_ones() -> None:
     schema, rows = made()
     first = schema.features.index("age: mean")
     x = np.array([-1.0, 0.0, -1.0, 1.0, 0.0, 0.0, 0.498, 0.5])
@@ -98,7 +98,7 @@ def test_moments_are_of_the_clamped_number_and_nothing_if_it_is_missing() -> Non
     np.testing.assert_allclose(rows[:, first + 2], logs, atol=1e-6)
 
 
-def test_no_row_is_longer_than_1_and_some_are_as_long() -> None:
+def test_row_norms_are_at_most_1_and_attain_it() -> None:
     schema, rows = made()
     assert schema.bounded
     assert schema.scale == pytest.approx((5 + 2 * 2 + 1) ** 0.5)
@@ -106,7 +106,7 @@ def test_no_row_is_longer_than_1_and_some_are_as_long() -> None:
     assert 0.999 < lengths.max() <= 1.0
 
 
-def test_a_row_changes_no_other_one() -> None:
+def test_encoding_of_a_row_does_not_depend_on_others() -> None:
     schema, rows = made()
     for j in range(8):
         alone = pa.record_batch({name: cells[j : j + 1] for name, cells in CELLS.items()})
@@ -123,7 +123,7 @@ def test_cells_are_tallied_once() -> None:
     assert list(encoder.report.columns) == list(CELLS)
 
 
-def test_what_cannot_be_tabulated_is_a_sentence() -> None:
+def test_impossible_tabulations_give_one_sentence() -> None:
     wide = Schema(tuple(Category(name, tuple(map(str, range(400)))) for name in "ab"))
     for schema, tables, bins, sentence in (
         (SCHEMA, [("region", "smokes")], 4, "tables: the study has no column 'smokes': did you mean 'smoker'?"),

@@ -88,7 +88,7 @@ def test_no_weight_at_all_is_named_to_owners_and_silent_at_agents(tmp_path: Path
                 "the weight 'w' is missing, negative or infinite in row 2; correct the cells or leave the rows out"
             ]
     (problem,) = survey_table(table(tmp_path, "50,no,2", "50,yes,-1", "50,no,"), SCHEMA, BOTH).problems
-    assert "infinite in 2 rows, first in row 2; correct" in problem
+    assert "infinite in 2 rows (2, 3); correct" in problem
     path = table(tmp_path, "50,no,2", "50,yes,heavy")
     with pytest.raises(DataError, match="'w'"):
         encode_table(path, SCHEMA, BOTH)

@@ -1,4 +1,4 @@
-"""Cells live as long as the work on their table: no cache of the process keeps them."""
+"""Cells are not stored beyond the processing of their table: no process-wide cache keeps them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ N = len(MANY) + 40
 
 
 def reachable() -> Iterator[Any]:
-    """Everything that dpadmm's modules lead to: caches of functions, attributes of classes, defaults."""
+    """Return all objects reachable from dpadmm's modules: caches of functions, attributes of classes, defaults."""
     modules = list(sys.modules.items())
     waiting: list[Any] = [vars(each) for name, each in modules if name.partition(".")[0] == "dpadmm"]
     seen = {id(vars(each)) for _, each in modules if isinstance(each, ModuleType)}
@@ -49,7 +49,7 @@ def reachable() -> Iterator[Any]:
 
 
 def holding(word: str) -> list[str]:
-    """Kinds of reachable objects in which a word stands."""
+    """Return the kinds of reachable objects that contain a word."""
     gc.collect()
     return [type(each).__name__ for each in reachable() if word in text_of(each)]
 
@@ -71,7 +71,7 @@ def secret() -> str:
 
 
 def write(path: Path, secret: str, *, known_labels: bool) -> Path:
-    """Two batches; the secret is in every column of words, beside few and beside many others."""
+    """Write two batches. The secret is in every text column, with few and with many other words."""
     words = {"sex": "fm", "stage": "12", "old": ("yes", "no"), "town": MANY, "y": ("no", "yes")}
     columns = {
         name: [secret if i % N == 3 else values[i % len(values)] for i in range(2 * N)]
@@ -83,7 +83,7 @@ def write(path: Path, secret: str, *, known_labels: bool) -> Path:
     return path
 
 
-def test_the_search_finds_what_a_cache_would_keep(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_finds_cached_cells(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert holding(secret) == []
     kept = cells.lru_cache(lambda values: {})
     monkeypatch.setattr(cells, "kept", kept, raising=False)
@@ -95,7 +95,7 @@ def test_the_search_finds_what_a_cache_would_keep(secret: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("work", ["encode", "encode totally", "survey", "predict"])
-def test_no_cell_outlives_the_work_on_its_table(secret: str, work: str, tmp_path: Path) -> None:
+def test_no_cell_is_kept_after_its_table_is_processed(secret: str, work: str, tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", secret, known_labels=work == "encode")
     if work.startswith("encode"):
         made = encode_table(path, SCHEMA, LABEL, invalid_as_missing=work == "encode totally")
@@ -110,8 +110,8 @@ def test_no_cell_outlives_the_work_on_its_table(secret: str, work: str, tmp_path
     assert holding(secret) == []
 
 
-def test_two_tables_at_once_get_their_own_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same column and values, and so many words that a cache is emptied over and over."""
+def test_concurrent_tables_have_separate_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same column and values, and enough words to empty a cache repeatedly."""
     monkeypatch.setattr(cells, "MAX_CACHED_WORDS", 2)
     schema, wrong = Schema((Category("c", ("left", "right")),)), []
 

@@ -1,7 +1,8 @@
-"""Commands and programs on the pages work: what fails here would fail for a reader."""
+"""Commands and programs on the pages work."""
 
 from __future__ import annotations
 
+import doctest
 import os
 import shutil
 import subprocess
@@ -43,7 +44,7 @@ def tables(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_the_blocks_of_a_page_run(page, tables, tmp_path):
+def test_blocks_of_a_page_run(page, tables, tmp_path):
     text = page.read_text()
     folder = tmp_path / "here"
     shutil.copytree(tables, folder)
@@ -65,7 +66,7 @@ def test_the_blocks_of_a_page_run(page, tables, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=900,  # a busy machine; alone it takes seconds
+        timeout=900,  # limit for a busy machine; normally this takes seconds
         stdin=subprocess.DEVNULL,
     )
     reached = next((line for line in reversed(done.stdout.splitlines()) if line.startswith("@@ ")), "its setup")
@@ -75,7 +76,7 @@ def test_the_blocks_of_a_page_run(page, tables, tmp_path):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in REPORTS], ids=name_of)
-def test_no_command_goes_unrun_without_a_reason(page):
+def test_commands_that_are_not_run_have_a_reason(page):
     assert unrun_commands(page.read_text()) == []
 
 
@@ -106,10 +107,10 @@ dpadmm demo
 """
 
 
-def test_the_reader_of_pages():
+def test_page_parser():
     found = blocks(SAMPLE)
-    assert [each.language for each in found] == ["console", "toml", "console", "python", "bash"]
-    assert [each.line for each in found] == [3, 10, 14, 19, 22]
+    assert [item.language for item in found] == ["console", "toml", "console", "python", "bash"]
+    assert [item.line for item in found] == [3, 10, 14, 19, 22]
     assert commands(found[0].text) == ["echo one \\\n    two", "cd sub   # goes there"]
     assert found[3].text == "y = 2\n"
     assert setups(SAMPLE) == {"study"}
@@ -117,7 +118,7 @@ def test_the_reader_of_pages():
     assert unrun_commands(SAMPLE) == ["line 22: dpadmm demo"]
 
 
-def test_a_page_stops_at_the_first_command_that_fails(tmp_path):
+def test_page_stops_at_the_first_failing_command(tmp_path):
     fences = [("console", "$ touch a"), ("python", "x = 1"), ("python", "assert x == 2"), ("console", "$ touch b")]
     page = "\n".join(f"```{language}\n{text}\n```\n" for language, text in fences)
     done = subprocess.run(["bash", "-c", script(page, tmp_path)], cwd=tmp_path, capture_output=True, text=True)
@@ -125,3 +126,10 @@ def test_a_page_stops_at_the_first_command_that_fails(tmp_path):
     assert done.stdout.splitlines()[-1] == "@@ line 9"
     assert (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
+
+
+def test_the_python_session_of_the_readme_prints_what_it_shows():
+    text = "\n".join(each.text for each in blocks((ROOT / "README.md").read_text()) if each.language == "pycon")
+    session = doctest.DocTestParser().get_doctest(text, {}, "README.md", None, 0)
+    assert len(session.examples) > 4
+    assert doctest.DocTestRunner().run(session).failed == 0

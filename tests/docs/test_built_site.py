@@ -1,4 +1,4 @@
-"""The built site asks no other host for anything: no fonts, scripts, styles or pictures from elsewhere."""
+"""The built site loads nothing from other hosts: no fonts, scripts, styles or images."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def test_nothing_is_loaded_from_another_host(site):
         ('<script src="_static/x.js">', False),
     ],
 )
-def test_the_patterns_see_what_is_loaded(text, found):
+def test_patterns_match_loaded_resources(text, found):
     assert bool(LOADED.search(text)) is found
 
 
 def test_options_begin_with_hyphens(site):
-    """An option in running text, as in the help of another, is what one types."""
-    text = (site / "reference" / "cli.html").read_text("utf-8")
+    """In running text, as in the help of another option, an option appears as one types it."""
+    text = (site / "reference" / "cli" / "model.html").read_text("utf-8")
     assert "--data" in text
     assert re.findall(r"(?<!\w)[–—]\w[\w-]*", re.sub(r"<[^>]+>", "", text)) == []
 
 
-def test_every_page_has_a_search_and_says_its_language(site):
+def test_every_page_has_a_search_and_a_language(site):
     for page in site.glob("*/*.html"):
         if page.parent.name not in ("_modules", "_static"):
             text = page.read_text("utf-8")
@@ -70,8 +70,8 @@ def test_every_page_has_a_search_and_says_its_language(site):
             assert 'aria-label="Search"' in text, page
 
 
-def test_the_search_index_has_no_decision_records(site):
-    """Their words would rank them before the guides; they are reached from the explanation's index."""
+def test_search_index_excludes_decision_records(site):
+    """They would rank above the guides. The index of the explanation section links to them."""
     text = (site / "searchindex.js").read_text("utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
     decisions = {i for i, name in enumerate(index["docnames"]) if name.startswith("decisions/")}

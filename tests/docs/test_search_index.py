@@ -1,4 +1,4 @@
-"""The search index of a small site, built with the project's extension, from scratch and again after a change."""
+"""The search index of a small site, built with the project's extension, from scratch and incrementally."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGES = {
 }
 
 
-def built(folder: Path) -> dict[str, Any]:
+def build_index(folder: Path) -> dict[str, Any]:
     """Build the site in ``folder`` and return its search index."""
     program = [sys.executable, "-m", "sphinx", "-W", "-q", str(folder), str(folder / "_build")]
     done = subprocess.run(
@@ -32,14 +32,14 @@ def built(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_decisions_are_left_out_and_index_entries_kept_in_every_build(tmp_path: Path) -> None:
+def test_every_build_excludes_decisions_and_keeps_index_entries(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra docs is not installed: make docs")
     for name, text in PAGES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     for start in ("", "A new sentence.\n"):
         (tmp_path / "index.md").write_text(PAGES["index.md"] + start)
-        index = built(tmp_path)
+        index = build_index(tmp_path)
         faq = index["docnames"].index("faq")
         assert index["indexentries"] == {"second study": [[faq, "index-0", True]]}
         assert index["terms"]["ledger"] == faq

@@ -1,4 +1,4 @@
-"""The tables of the tutorials: what ``plan`` forecasts from the public sample is what ``train`` reaches."""
+"""Tutorial tables: the forecast of ``plan`` from the public sample agrees with the result of ``train``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tables():
 
 
 def differences(cli: Cli, folder: Path) -> dict[str, float]:
-    """Forecast less result, in standard errors of both: sampling and noise, and the test rows."""
+    """Return forecast minus result in standard errors, which include sampling, noise and test rows."""
     study_file = folder / "study.toml"
     cli("study", "new", study_file, "--from", folder / "sample.csv", "--label", "ill", "--by", "hospital").succeeded()
     cli("study", "confirm", study_file, "--all").succeeded()
@@ -44,7 +44,7 @@ def differences(cli: Cli, folder: Path) -> dict[str, float]:
 
 
 def test_results_are_within_two_standard_errors_of_their_forecasts(cli: Cli, tables, tmp_path: Path) -> None:
-    """Of ten draws at least nine, as is expected of 95%, and the one that the pages show."""
+    """At least nine of ten draws, as expected for 95%, and the one on the pages."""
     found = []
     for draw in range(DRAWS):
         folder = tmp_path / str(draw)
@@ -52,12 +52,12 @@ def test_results_are_within_two_standard_errors_of_their_forecasts(cli: Cli, tab
         tables["write_tables"](folder, draw=draw)
         found.append(differences(cli, folder))
     for name in MEASURES:
-        errors = np.array([each[name] for each in found])
+        errors = np.array([item[name] for item in found])
         assert np.count_nonzero(np.abs(errors) <= 2.0) >= DRAWS - 1, (name, errors)
         assert abs(errors[0]) <= 2.0, name
 
 
-def test_the_study_of_the_tutorials_is_worth_its_budget(cli: Cli, tables, tmp_path: Path) -> None:
+def test_tutorial_study_is_recommended(cli: Cli, tables, tmp_path: Path) -> None:
     tables["write_tables"](tmp_path)
     study = tmp_path / "study.toml"
     cli("study", "new", study, "--from", tmp_path / "sample.csv", "--label", "ill", "--by", "hospital").succeeded()

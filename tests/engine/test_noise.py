@@ -13,7 +13,7 @@ import pytest
 from cases import random_labels
 from cohorts import cohort
 from looping import case
-from questions import gradient_question
+from noise_queries import gradient_query
 from scipy import stats
 from scipy.sparse import csr_array
 
@@ -63,7 +63,7 @@ def wanted(active: Integers | None = None) -> CohortQuery:
     """Of agents with two, three and four rows, in round 4; all of them unless ``active`` says otherwise."""
     features = np.linspace(-0.5, 0.4, 18).reshape(9, 2)
     rows = make_rows(features, np.resize([1.0, -1.0], 9), offsets=np.array([0, 2, 5, 9]))
-    asked = gradient_question(rows, Logistic(), np.ones((3, 2, 1)), np.ones(3), 4)
+    asked = gradient_query(rows, Logistic(), np.ones((3, 2, 1)), np.ones(3), 4)
     return asked if active is None else replace(asked, active=active)
 
 

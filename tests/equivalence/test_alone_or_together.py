@@ -1,4 +1,4 @@
-"""A deployed agent is a cohort of one: alone it does, to the last bit, what it does among the others."""
+"""A deployed agent is a cohort of one: it computes exactly what it computes within a larger cohort."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Z = np.array([0.5, 3.0, 1.0, 10.0])
 
 
 class OneAgentsNoise(Noise):
-    """The stream of agent i out of the cohort's: what that agent would draw itself."""
+    """The stream of agent i from the cohort's noise, as this agent would draw it."""
 
     answer, price = SimulatedNoise.answer, SimulatedNoise.price
 
@@ -42,8 +42,8 @@ class OneAgentsNoise(Noise):
         return self._all.draw(round, stream, shape)[self._agent : self._agent + 1]
 
 
-class Kept(SimulatedNoise):
-    """The cohort's noise, with all answers at hand: streamed ones differ in the last digits (test_oracles.py)."""
+class EagerNoise(SimulatedNoise):
+    """The cohort's noise with all answers in memory. Lazy answers differ in the last digits (test_noise.py)."""
 
 
 def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmm:
@@ -51,11 +51,11 @@ def method_for(task: Problem, n_rows: np.ndarray, z: Floats) -> DpAdmm:
     return DpAdmm(RHO, step_sizes=theorem_schedule(constants), noise_multiplier=constants.noise_multiplier)
 
 
-def test_agents_alone_are_the_cohort() -> None:
+def test_single_agents_equal_the_cohort() -> None:
     for loss, regularizer, plan in product(LOSS_CASES, [L2(), L1()], [None, "some"]):
         with case(loss, regularizer, plan), pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
-            monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 100)  # so that agents are cut into blocks
+            monkeypatch.setattr(kernels, "ENTRIES_PER_BLOCK", 100)  # large enough that agents are divided into blocks
             rows, task, shape = cohort(loss), Problem(loss, regularizer, 0.01), (D, loss.n_outputs)
             mask = np.ones((ROUNDS, N), dtype=bool)
             if plan:
@@ -84,7 +84,7 @@ def check_alone(
     mask: Any,
     together: Sequence[RoundView],
 ) -> None:
-    """Run the agents one by one, each with its own method, and compare every round with the cohort's."""
+    """Run the agents one by one, each with its own method, and compare every round with the cohort."""
     own, shape = [rows.agent(i) for i in range(N)], (D, task.loss.n_outputs)
     noises = [OneAgentsNoise(7, i, shape) for i in range(N)]
     states = [methods[i].init(task, own[i]) for i in range(N)]
@@ -96,7 +96,7 @@ def check_alone(
             )
             uploads[i] = sent[0]
         for i in np.flatnonzero(~mask[k - 1]) if whole.server_side else ():
-            uploads[i] = np.full(sent.shape[1:], np.nan)  # which must not be used
+            uploads[i] = np.full(sent.shape[1:], np.nan)  # must not be used
         active = np.flatnonzero(mask[k - 1])
         answered[active] = k
         broadcast = whole.aggregate(RoundResult(np.stack(uploads), broadcast, k, task, rows.n_rows, active, answered))
@@ -105,7 +105,7 @@ def check_alone(
             np.testing.assert_array_equal(together[k - 1].released[i], states[i].released[0])
 
 
-def test_agents_alone_are_the_cohort_in_every_method() -> None:
+def test_single_agents_equal_the_cohort_for_every_method() -> None:
     for chosen in [
         {"method": "admm"},
         {"method": "admm", "regularizer": "l1"},
@@ -133,16 +133,16 @@ def test_agents_alone_are_the_cohort_in_every_method() -> None:
                 task,
                 rows,
                 n_rounds=planned,
-                noise=SimulatedNoise(7, N, (D, 1)) if whole.local_models else Kept(7, N, (D, 1)),
+                noise=SimulatedNoise(7, N, (D, 1)) if whole.local_models else EagerNoise(7, N, (D, 1)),
                 observers=[together.append],
             )
             methods = [settings.build(task, rows.agent(i), np.array([planned])) for i in range(N)]
             check_alone(methods, whole, task, rows, np.ones((planned, N), dtype=bool), together)
 
 
-def test_agents_of_auto_alone_are_the_cohort_for_all_losses_and_absences() -> None:
-    """At so much ε that the shape is turned, and at so little that there is none."""
-    whole = [loss for loss in LOSS_CASES if not getattr(loss, "cuts", ())]  # hazards by intervals need inference
+def test_single_agents_of_pgd_equal_the_cohort_for_all_losses_and_dropouts() -> None:
+    """With a large ε, where the preconditioner has a direction, and a small one, where there is none."""
+    whole = [loss for loss in LOSS_CASES if not getattr(loss, "cuts", ())]  # hazards per interval require inference
     for loss, epsilon, storage in product(whole, [2e4, 0.5], [np.asarray, csr_array, coded, np.float32]):
         with case(loss, epsilon, storage), pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
@@ -157,7 +157,7 @@ def test_agents_of_auto_alone_are_the_cohort_for_all_losses_and_absences() -> No
             mask[0, 1] = mask[3, :2] = mask[2:, 3] = False
             together: list[RoundView] = []
             whole = settings.build(task, rows, mask.sum(axis=0))
-            noise = Kept(7, N, (D, loss.n_outputs))
+            noise = EagerNoise(7, N, (D, loss.n_outputs))
             plan = PlannedParticipation(mask)
             train(whole, task, rows, n_rounds=6, noise=noise, participation=plan, observers=[together.append])
             methods = [settings.build(task, rows.agent(i), mask.sum(axis=0)[i : i + 1]) for i in range(N)]

@@ -1,4 +1,4 @@
-"""A deployed agent and an agent of a simulated cohort say the same, to the last bit, for the same noise."""
+"""A deployed agent and an agent of a simulated cohort send identical uploads for the same noise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CLASSES: dict[str, Any] = {
 
 
 def seeded(agent: int, round: int) -> Draw:
-    """Whole numbers that are a function of agent and round."""
+    """Return integers that are a function of agent and round."""
 
     def draw(scale: int, count: int) -> Integers:
         return np.rint(scale * np.random.default_rng([agent, round]).normal(size=count)).astype(np.int64)
@@ -52,14 +52,16 @@ def seeded(agent: int, round: int) -> Draw:
 
 
 def study_for(loss: Loss, method: str, *, allow_missed_rounds: bool) -> Study:
-    own: dict[str, Any] = {f"loss.{each.name}": getattr(loss, each.name) for each in parameters(type(loss))}
+    own: dict[str, Any] = {
+        f"loss.{parameter.name}": getattr(loss, parameter.name) for parameter in parameters(type(loss))
+    }
     own |= {"method.learning_rate": 0.5} if method == "dp_sgd" else {}
     classes = CLASSES.get(loss.task, lambda p: None)(loss.n_outputs)
     rows: dict[str, Any] = {
         "features": tuple(f"x{i}" for i in range(D)),
         "classes": None if classes is None else tuple(classes),
     }
-    if loss.task == "count":  # with a constant column, and with times where there are intervals
+    if loss.task == "count":  # with a constant column, and with times if there are intervals
         times = (*(loss.cuts), 1.0) if loss.cuts else None  # type: ignore[attr-defined]
         label = Label("y", exposure="t", times=times) if times else Label("y", bounds=(0, 1))
         rows = {"schema": Schema(tuple(Plain(f"x{i}") for i in range(D - 1)), row_norm=1.0), "label": label}
@@ -88,9 +90,9 @@ def rows_for(loss: Loss, storage: Any, weighted: bool) -> Rows:
 
 
 def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
-    """All that a cohort says, round by round, under the injected noise."""
+    """Return all uploads of a cohort by round, with injected noise."""
     method = study.training.build(study.problem, rows, np.full(len(SIZES), ROUNDS))
-    state, consensus, said = method.init(study.problem, rows), method.start(study.shape), []
+    state, consensus, output = method.init(study.problem, rows), method.start(study.shape), []
     uploads = np.zeros((len(SIZES), *study.shape))
     for k in range(1, ROUNDS + 1):
         active = np.flatnonzero(mask[k - 1])
@@ -98,30 +100,30 @@ def cohorts_uploads(study: Study, rows: Rows, mask: np.ndarray) -> list[Floats]:
         state, sent = method.step(state, now)
         uploads = sent if uploads.shape != sent.shape else uploads
         uploads[active] = sent[active]
-        said.append(uploads.copy())
+        output.append(uploads.copy())
         consensus = method.aggregate(RoundResult(uploads, consensus, k, study.problem, rows.n_rows, active))
-    return said
+    return output
 
 
 EVERYTHING = list(product(CONCRETE_METHODS, ["all", "some"], [np.asarray, csr_array, coded]))
 """Methods, who takes part, and how rows are stored."""
 
 
-def test_guards_and_cohort_upload_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Everything for a loss of one output, of several and with clipping; for all, what differs most."""
+def test_guards_and_cohort_send_identical_uploads(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All combinations for losses with one output, several outputs and clipping; the main ones for all losses."""
     for loss in LOSS_CASES:
         thoroughly = loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=2.0))
         for method, plan, storage in EVERYTHING:
             if method == "newton" and loss.name not in PAIRED:
                 continue
-            if method != "newton" and getattr(loss, "cuts", ()):  # hazards by intervals
+            if method != "newton" and getattr(loss, "cuts", ()):  # hazards per interval
                 continue
             if thoroughly or (plan, storage) == ("some", csr_array):
                 with case(loss, method, plan, storage), pytest.MonkeyPatch.context() as monkeypatch:
                     check_same_bits(loss, method, plan, storage, tmp_path_factory.mktemp("case"), monkeypatch)
 
 
-def test_guards_and_cohort_upload_the_same_bits_with_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_guards_and_cohort_send_identical_uploads_with_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     for loss, method in product(LOSS_CASES, ("pgd", "dp_admm", "newton")):
         if loss.name in PAIRED if method == "newton" else not getattr(loss, "cuts", ()):
             for storage in (np.asarray, csr_array, coded) if isinstance(loss, Logistic) else (csr_array,):
@@ -164,16 +166,16 @@ def check_same_bits(
             uploads = np.zeros_like(expected[k - 1]) if uploads.shape != expected[k - 1].shape else uploads
             for i in active.tolist():
                 turn[:] = [i, k]
-                if k == 5:  # as after a crash: its state comes from the transcript
+                if k == 5:  # as after a crash: the state is restored from the transcript
                     agents[i] = Agent(guards[i], study)
                 uploads[i] = agents[i].step(k, consensus)
-                turn[:] = [99, 99]  # other noise, had there been any in the reply to the same again
+                turn[:] = [99, 99]  # fresh noise in the repeated reply would be visible
                 assert np.array_equal(agents[i].step(k, consensus), uploads[i])
             assert np.array_equal(uploads, expected[k - 1])
             consensus = whole.aggregate(RoundResult(uploads, consensus, k, study.problem, rows.n_rows, active))
 
 
-def test_agents_that_are_too_large_for_plain_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_guards_and_cohort_send_identical_uploads_for_large_agents(tmp_path_factory: pytest.TempPathFactory) -> None:
     for small, storage in product([0, 250], [np.asarray, csr_array, coded]):
         with case(small, storage), pytest.MonkeyPatch.context() as monkeypatch:
             tmp_path = tmp_path_factory.mktemp("case")

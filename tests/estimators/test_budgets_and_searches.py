@@ -1,4 +1,4 @@
-"""Estimators with an accountant: alone, in pipelines, in searches, in threads and in other processes."""
+"""Estimators with an accountant: alone, in pipelines, searches, threads and other processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def budget(epsilon: float = 2.0) -> BudgetAccountant:
     return BudgetAccountant(epsilon, 1e-5)
 
 
-def test_a_fit_is_charged_and_the_one_too_many_refused_before_it_starts() -> None:
+def test_fit_is_charged_and_refused_beyond_the_budget() -> None:
     accountant = budget()
     model = DPADMMClassifier(1.0, accountant=accountant, **KNOWN).fit(X, Y)
     weights = model.coef_
@@ -43,7 +43,7 @@ def test_a_fit_is_charged_and_the_one_too_many_refused_before_it_starts() -> Non
     assert len(accountant) == 2
 
 
-def test_wrong_rows_and_parameters_are_not_charged() -> None:
+def test_invalid_rows_and_parameters_are_not_charged() -> None:
     accountant = budget()
     with pytest.raises(ValueError, match="NaN"):
         DPADMMClassifier(accountant=accountant, **KNOWN).fit(np.full_like(X, np.nan), Y)
@@ -54,7 +54,7 @@ def test_wrong_rows_and_parameters_are_not_charged() -> None:
     assert len(accountant) == 0
 
 
-def test_a_block_is_the_default_and_nested_blocks_all_count() -> None:
+def test_open_blocks_are_charged_including_nested_ones() -> None:
     with budget() as outer:
         DPADMMClassifier(0.3, **KNOWN).fit(X, Y)
         with budget(0.5) as inner:
@@ -78,7 +78,7 @@ def test_clones_and_copies_charge_the_same_accountant() -> None:
     assert len(accountant) == 4
 
 
-def test_a_search_is_charged_for_every_fit_and_says_so() -> None:
+def test_search_is_charged_for_every_fit_with_a_warning() -> None:
     accountant = budget()
     share = accountant.remaining(2 * 2 + 1).epsilon
     model = DPADMMClassifier(share, accountant=accountant, **KNOWN)
@@ -92,14 +92,14 @@ def test_a_search_is_charged_for_every_fit_and_says_so() -> None:
         clone(model).fit(X, Y)
 
 
-def test_without_an_accountant_a_search_is_warned_about() -> None:
+def test_search_without_an_accountant_gives_a_warning() -> None:
     with pytest.warns(PrivacyLeakWarning, match="not added up: set accountant=") as caught:
         cross_val_score(DPADMMClassifier(**KNOWN), X, Y, cv=2)
     assert "model_selection" in caught[0].filename  # whoever called fit
 
 
 @SEARCH
-def test_a_search_that_is_too_long_does_not_spend_more_than_there_is() -> None:
+def test_too_long_search_stays_within_the_budget() -> None:
     accountant = budget(1.0)
     model = DPADMMClassifier(0.5, accountant=accountant, **KNOWN)
     with pytest.warns(FitFailedWarning, match="BudgetExceededError"):
@@ -109,14 +109,14 @@ def test_a_search_that_is_too_long_does_not_spend_more_than_there_is() -> None:
 
 
 @SEARCH
-def test_threads_are_charged_to_the_open_block() -> None:
+def test_threads_charge_the_open_block() -> None:
     with budget() as accountant, joblib.parallel_config("threading", n_jobs=2):
         cross_val_score(DPADMMClassifier(0.2, **KNOWN), X, Y, cv=4, error_score="raise")
     assert len(accountant) == 4
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["accountant=", "with"])
-def test_an_estimator_sent_to_another_process_predicts_there_but_is_not_fitted(own: bool) -> None:
+def test_estimator_in_another_process_can_predict_but_not_fit(own: bool) -> None:
     with budget() as accountant:
         model = DPADMMClassifier(0.2, accountant=accountant if own else None, **KNOWN).fit(X, Y)
         sent = pickle.dumps(model)
@@ -151,7 +151,7 @@ def test_pipelines_pass_groups_and_keep_names() -> None:
     assert pipeline.predict_proba(table).shape == (120, 2)
 
 
-def test_with_metadata_routing_a_pipeline_passes_groups_that_are_asked_for() -> None:
+def test_pipeline_routes_requested_groups() -> None:
     with sklearn.config_context(enable_metadata_routing=True):
         asking = DPADMMClassifier(**KNOWN).set_fit_request(groups=True)
         pipeline = make_pipeline(FunctionTransformer(), asking).fit(X, Y, groups=np.arange(120) % 4)
@@ -159,7 +159,7 @@ def test_with_metadata_routing_a_pipeline_passes_groups_that_are_asked_for() -> 
 
 
 @SEARCH
-def test_cross_validation_can_hand_the_owners_to_every_fit() -> None:
+def test_cross_validation_can_pass_groups_to_every_fit() -> None:
     owners = np.arange(120) % 3
     with budget() as accountant:
         scores = cross_val_score(DPADMMClassifier(0.2, **KNOWN), X, Y, cv=2, params={"groups": owners})

@@ -1,4 +1,4 @@
-"""A fit is charged before its rows are touched, keeps its charge whatever happens, and costs what it says."""
+"""A fit is charged before its rows are read, keeps its charge in all cases, and costs the charged amount."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _known(more: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Watch:
-    """Every release of a fit: what its accountants had been charged by then, and how much noise it got."""
+    """Every release of a fit: the charges of its accountants at that time, and its noise."""
 
     accountants: list[BudgetAccountant] = field(default_factory=list)
     spent: list[list[Budget]] = field(default_factory=list)
@@ -72,7 +72,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_when_rows_are_first_touched_every_accountant_was_charged(watch: Watch, kind: str) -> None:
+def test_accountants_are_charged_before_rows_are_read(watch: Watch, kind: str) -> None:
     own, outer, inner = (BudgetAccountant(3.0, delta) for delta in (1e-5, DELTA, 1e-7))
     watch.accountants = [own, outer, inner]
     with outer, inner:
@@ -87,9 +87,7 @@ def test_when_rows_are_first_touched_every_accountant_was_charged(watch: Watch, 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("fail_at", [1, 7])
-def test_a_fit_that_fails_or_is_interrupted_keeps_its_charge(
-    watch: Watch, error: type[BaseException], fail_at: int
-) -> None:
+def test_failed_or_interrupted_fit_keeps_its_charge(watch: Watch, error: type[BaseException], fail_at: int) -> None:
     accountant, block = BudgetAccountant(1.0, DELTA), BudgetAccountant(2.0, DELTA)
     watch.accountants, watch.fail_at, watch.error = [accountant, block], fail_at, error
     model = DPADMMClassifier(0.8, classes=[0, 1], accountant=accountant, **_known({}))
@@ -106,7 +104,7 @@ def test_a_fit_that_fails_or_is_interrupted_keeps_its_charge(
     assert len(accountant) == 2
 
 
-def test_a_fit_that_fails_after_its_rounds_keeps_its_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_that_fails_after_its_rounds_keeps_its_charge(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("after the rounds")
 
@@ -117,7 +115,7 @@ def test_a_fit_that_fails_after_its_rounds_keeps_its_charge(monkeypatch: pytest.
     assert len(accountant) == 1
 
 
-def test_where_one_of_several_refuses_none_is_charged_and_no_row_touched(watch: Watch) -> None:
+def test_refusal_of_one_accountant_charges_none_and_reads_no_row(watch: Watch) -> None:
     wide, narrow = BudgetAccountant(5.0, DELTA), BudgetAccountant(0.5, DELTA)
     for order in ([wide, narrow], [narrow, wide]):
         with ExitStack() as stack:
@@ -132,8 +130,8 @@ def test_where_one_of_several_refuses_none_is_charged_and_no_row_touched(watch: 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 6.0])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_is_charged_is_what_the_noise_of_the_worst_agent_costs(watch: Watch, kind: str, epsilon: float) -> None:
-    """ε is computed here from the noise that was really drawn, of every agent in every round."""
+def test_charge_equals_the_cost_of_the_agent_with_the_least_noise(watch: Watch, kind: str, epsilon: float) -> None:
+    """ε is computed from the noise of every agent in every round."""
     accountant = BudgetAccountant(10.0, DELTA)
     model = MAKERS[kind](epsilon, accountant=accountant).fit(X, Y, groups=OWNERS)
     costs: dict[int, float] = {}
@@ -152,7 +150,7 @@ def test_what_is_charged_is_what_the_noise_of_the_worst_agent_costs(watch: Watch
     assert max(agent["epsilon"] for agent in told["agents"]) <= charged * (1.0 + 1e-6)
 
 
-def test_simulated_noise_is_charged_all_the_same() -> None:
+def test_simulated_noise_is_also_charged() -> None:
     accountant = BudgetAccountant(1.0, DELTA)
     with pytest.warns(UserWarning, match="provides no privacy"):
         MAKERS["classifier"](0.7, accountant=accountant, random_state=3).fit(X, Y)
@@ -161,7 +159,7 @@ def test_simulated_noise_is_charged_all_the_same() -> None:
 
 @pytest.mark.parametrize("kind", ["dp_admm", "regressor"])
 def test_rows_are_summed_after_the_charge(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Not even a gradient without noise is computed before it."""
+    """No gradient is computed before the charge."""
     accountant, at = BudgetAccountant(1.0, DELTA), []
 
     def watch(real: Any) -> Any:
@@ -179,8 +177,8 @@ def test_rows_are_summed_after_the_charge(monkeypatch: pytest.MonkeyPatch, kind:
 
 @pytest.mark.parametrize("groups", [False, True], ids=["one agent", "groups"])
 @pytest.mark.parametrize("kind", [DPADMMClassifier, DPADMMRegressor])
-def test_a_fitted_estimator_keeps_nothing_of_its_rows(kind: Any, groups: bool) -> None:
-    """It is given away with its model: as a pickle, or as an attribute of something else."""
+def test_fitted_estimator_stores_no_rows(kind: Any, groups: bool) -> None:
+    """It is shared with its model, as a pickle or inside another object."""
 
     def fitted(n: int) -> Any:
         X, y = np.random.default_rng(n).uniform(-1.0, 1.0, (n, 3)), np.tile([-1.0, 1.0], n // 2)

@@ -1,4 +1,4 @@
-"""DPADMMClassifier: the objective, the noise, what it says about privacy, and what it refuses."""
+"""DPADMMClassifier: objective, noise, warnings about privacy, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LOUD = 1e7
 
 
 @SEEDED
-def test_C_means_what_it_means_in_logistic_regression() -> None:
+def test_C_matches_logistic_regression() -> None:
     for how, C in product(["plain", "bounds", "intercept", "softmax"], [0.01, 0.1]):
         with case(how, C):
             y, rows, classes = (THREE, X, [0, 1, 2]) if how == "softmax" else (Y, X, ["no", "yes"])
@@ -76,7 +76,7 @@ def test_C_means_what_it_means_in_logistic_regression() -> None:
 
 @SEEDED
 @pytest.mark.parametrize("l1_ratio", [0.5, 1.0])
-def test_l1_ratio_means_what_it_means_in_logistic_regression(l1_ratio: float) -> None:
+def test_l1_ratio_matches_logistic_regression(l1_ratio: float) -> None:
     C = 0.1
     oracle = LogisticRegression(
         C=C, l1_ratio=l1_ratio, solver="saga", fit_intercept=False, tol=1e-7, max_iter=5000
@@ -110,7 +110,7 @@ def test_scores_are_linear_in_the_units_of_the_rows(y: Any) -> None:
     assert_array_equal(model.predict(X), model.classes_[chances.argmax(axis=1)])
 
 
-def test_a_row_beyond_the_norm_is_shortened_when_it_is_predicted_too() -> None:
+def test_prediction_clips_rows_above_the_norm() -> None:
     model = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
     along = np.array([[NORM, 0.0, 0.0], [50.0 * NORM, 0.0, 0.0]])
     scores = model.decision_function(along)
@@ -119,7 +119,7 @@ def test_a_row_beyond_the_norm_is_shortened_when_it_is_predicted_too() -> None:
     assert scores[0] == pytest.approx((along @ model.coef_.T + model.intercept_)[0, 0])
 
 
-def test_rows_by_center_and_scale_are_shortened_and_coefficients_are_in_the_units_of_the_rows() -> None:
+def test_standardised_rows_are_clipped_and_coefficients_use_original_units() -> None:
     far = X * [1.0, 10.0, 100.0] + [0.0, 50.0, 1000.0]
     public: dict[str, Any] = {"center": [0.0, 50.0, 1000.0], "scale": [1.2, 12.0, 120.0]}
     for method in ("auto", "dp_admm"):
@@ -173,8 +173,8 @@ def test_groups_are_the_agents() -> None:
 MASKED = {"n_agents": 8, "aggregation": "secure", "min_honest_sites": 5}
 
 
-def test_secure_aggregation_is_simulated_and_says_so() -> None:
-    """The noise is exact, and that of a sum: with h honest of n agents √h times less than what each adds alone."""
+def test_secure_aggregation_is_simulated_and_reported() -> None:
+    """The noise is exact, and that of a sum: with h honest of n agents, √h times less than each agent adds alone."""
     model = DPADMMClassifier(0.5, **MASKED, **PUBLIC, **FEW)
     assert {name: model.get_params()[name] for name in MASKED} == MASKED
     model = clone(model).fit(X, Y)
@@ -192,7 +192,7 @@ def test_secure_aggregation_is_simulated_and_says_so() -> None:
 
 
 @SEEDED
-def test_secure_aggregation_is_better_than_local_trust_and_one_place_better_still() -> None:
+def test_secure_aggregation_is_between_plain_and_pooled_accuracy() -> None:
     kinds: list[dict[str, Any]] = [{"n_agents": 8}, MASKED, {}]
     local, masked, pooled = (
         np.mean(
@@ -203,7 +203,7 @@ def test_secure_aggregation_is_better_than_local_trust_and_one_place_better_stil
     assert local + 0.03 < masked < pooled
 
 
-def test_agents_that_cannot_be_are_refused_before_anything_is_charged() -> None:
+def test_invalid_agents_are_refused_before_any_charge() -> None:
     accountant = BudgetAccountant(epsilon=1.0, delta=1e-5)
     for given, groups, words in (
         (
@@ -238,7 +238,7 @@ def test_hinge_losses_give_scores_and_no_probabilities(loss: str) -> None:
         DPADMMClassifier(loss=loss, data_norm=NORM, classes=[0, 1, 2]).fit(X, THREE)
 
 
-def test_table_columns_are_remembered_by_name() -> None:
+def test_column_names_of_tables_are_stored() -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(X, columns=["age", "dose", "days"])
     model = DPADMMClassifier(**PUBLIC, **FEW).fit(table, pandas.Series(Y), groups=pandas.Series(THREE))
@@ -249,7 +249,7 @@ def test_table_columns_are_remembered_by_name() -> None:
         model.predict(table[["dose", "age", "days"]])
 
 
-def test_polars_tables_too() -> None:
+def test_polars_tables() -> None:
     polars = pytest.importorskip("polars")
     table = polars.DataFrame(X, schema=["age", "dose", "days"])
     model = DPADMMClassifier(**PUBLIC, **FEW).fit(table, polars.Series(Y))
@@ -258,7 +258,7 @@ def test_polars_tables_too() -> None:
 
 
 @SEEDED
-def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_rows_start_the_run_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[Any] = []
 
     def run(*given: Any, prior: Any, **more: Any) -> Any:
@@ -299,7 +299,7 @@ def test_public_rows_are_the_start_and_cost_nothing(monkeypatch: pytest.MonkeyPa
             DPADMMClassifier(**PUBLIC).fit(X, Y, public=rows)
 
 
-def test_public_rows_belong_to_nobody() -> None:
+def test_public_rows_have_no_owner() -> None:
     """They may be fewer than the agents, and are in no group."""
     few = (X[:6], np.array(["no", "yes"] * 3))
     DPADMMClassifier(n_agents=8, **PUBLIC, **FEW).fit(X, Y, public=few)
@@ -309,7 +309,7 @@ def test_public_rows_belong_to_nobody() -> None:
 # --- privacy -----------------------------------------------------------------------------------------------
 
 
-def test_public_bounds_and_exact_noise_are_quiet_and_said() -> None:
+def test_public_bounds_and_exact_noise_give_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = DPADMMClassifier(0.7, delta=1e-6, **PUBLIC, **FEW).fit(X, Y)
@@ -323,7 +323,7 @@ def test_public_bounds_and_exact_noise_are_quiet_and_said() -> None:
     assert model.n_iter_ == 5
 
 
-def test_exact_noise_is_never_the_same_and_a_seed_always_is() -> None:
+def test_exact_noise_varies_and_seeded_noise_repeats() -> None:
     first, second = (DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y).coef_ for _ in range(2))
     assert not np.array_equal(first, second)
     with pytest.warns(PrivacyLeakWarning, match="provides no privacy"):
@@ -340,7 +340,7 @@ def test_exact_noise_is_never_the_same_and_a_seed_always_is() -> None:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """The settings of every fit from now on."""
+    """Record the settings of every fit."""
     seen: list[Settings] = []
 
     def run(prepared: Any, settings: Settings, **more: Any) -> Any:
@@ -352,7 +352,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     return seen
 
 
-def test_a_fit_uses_every_row_for_training_and_measures_nothing_on_them(used: list[Settings]) -> None:
+def test_fit_trains_on_all_rows_and_measures_nothing(used: list[Settings]) -> None:
     model = DPADMMClassifier(delta=1e-6, method="dp_admm", rho=0.3, weight_radius=1e-3, **PUBLIC, **FEW).fit(X, Y)
     assert model.privacy_["n_agents"] == 1  # without groups there is one owner
     (settings,) = used
@@ -361,7 +361,7 @@ def test_a_fit_uses_every_row_for_training_and_measures_nothing_on_them(used: li
 
 
 @SEEDED
-def test_seeds_are_those_of_random_state_and_without_it_of_the_operating_system(used: list[Settings]) -> None:
+def test_seeds_come_from_random_state_or_the_operating_system(used: list[Settings]) -> None:
     DPADMMClassifier(random_state=4, **PUBLIC, **FEW).fit(X, Y)
     assert used.pop().seed == 2005877882  # for good: published results name their random_state
     shared = check_random_state(None)  # NumPy's own, which whoever seeds it knows
@@ -393,7 +393,7 @@ def test_penalties_are_in_the_units_of_the_rows(
         assert settings.regularizer.l1_ratio == pytest.approx(0.25 * 0.5 / (0.25 * 0.5 + 0.75 * 0.25), rel=1e-12)
 
 
-def test_what_is_read_off_the_data_is_warned_about_and_reported() -> None:
+def test_values_inferred_from_the_data_give_a_warning() -> None:
     for given, words in [
         ({"classes": ["no", "yes"]}, ["the norm of rows"]),
         ({"data_norm": NORM}, ["the classes"]),
@@ -413,14 +413,14 @@ def test_what_is_read_off_the_data_is_warned_about_and_reported() -> None:
             assert report["guarantee"].startswith(f"{quiet} It does not cover")
 
 
-def test_parameters_are_as_they_were() -> None:
+def test_fit_does_not_change_parameters() -> None:
     model = DPADMMClassifier(bounds=[[-2, -2, -2], [2, 2, 2]], classes=("no", "yes"), **FEW)
     before = {name: (id(value), repr(value)) for name, value in model.get_params().items()}
     model.fit(X, Y)
     assert {name: (id(value), repr(value)) for name, value in model.get_params().items()} == before
 
 
-def test_a_fitted_model_survives_a_pickle() -> None:
+def test_fitted_model_can_be_pickled() -> None:
     model = DPADMMClassifier(**PUBLIC, **FEW).fit(X, Y)
     again = pickle.loads(pickle.dumps(model))
     assert_array_equal(again.decision_function(X), model.decision_function(X))
@@ -430,7 +430,7 @@ def test_a_fitted_model_survives_a_pickle() -> None:
 # --- refusals ----------------------------------------------------------------------------------------------
 
 
-def test_wrong_parameters_are_a_sentence() -> None:
+def test_invalid_parameters_give_one_sentence() -> None:
     for given, words in [
         ({"epsilon": 0.0}, "epsilon must be a positive number, not 0.0"),
         ({"epsilon": [1.0, 2.0]}, "epsilon must be a positive number, not (1.0, 2.0)"),
@@ -457,7 +457,7 @@ def test_wrong_parameters_are_a_sentence() -> None:
             DPADMMClassifier(**({**PUBLIC, **FEW} | given)).fit(X, Y)
 
 
-def test_a_parameter_that_is_called_otherwise_here_is_hinted_at() -> None:
+def test_other_names_of_a_parameter_give_a_suggestion() -> None:
     with pytest.raises(TypeError, match=r"^DPADMMClassifier has no parameter 'n_rounds'; did you mean 'max_iter'\?$"):
         DPADMMClassifier(epsilon=1.0, n_rounds=20)  # type: ignore[call-arg]
 
@@ -466,7 +466,7 @@ def test_no_penalty_is_allowed() -> None:
     assert DPADMMClassifier(C=np.inf, **PUBLIC, **FEW).fit(X, Y).n_iter_ == 5
 
 
-def test_missing_cells_and_text_lead_to_public_values_and_are_not_quoted() -> None:
+def test_errors_about_missing_cells_and_text_do_not_quote_them() -> None:
     pandas = pytest.importorskip("pandas")
     holes = X.copy()
     holes[3, 1] = np.nan
@@ -486,7 +486,7 @@ def test_missing_cells_and_text_lead_to_public_values_and_are_not_quoted() -> No
         DPADMMRegressor().fit(X, np.full(240, "secret", dtype=object))
 
 
-def test_rows_that_do_not_fit_are_a_sentence() -> None:
+def test_rows_of_wrong_shape_give_one_sentence() -> None:
     with pytest.raises(NotFittedError):
         DPADMMClassifier(**PUBLIC).predict(X)
     with pytest.raises(ValueError, match="minimum of 2 is required"):
@@ -500,12 +500,12 @@ def test_rows_that_do_not_fit_are_a_sentence() -> None:
         DPADMMClassifier(**PUBLIC).fit(X, Y, groups=["a", "b"])
 
 
-def test_defaults_are_a_promise() -> None:
+def test_defaults_are_stable() -> None:
     shared = {
         "epsilon": 1.0, "delta": 1e-5, "data_norm": None, "bounds": None, "center": None, "scale": None,
         "l1_ratio": 0.0, "fit_intercept": True, "method": "auto", "max_iter": None, "rho": 0.1, "random_state": None,
         "accountant": None, "n_agents": None, "aggregation": "plain", "min_honest_sites": None, "inference": False,
-        "weight_max": None,
+        "weight_max": None, "study": None,
     }  # fmt: skip
     classifier = {"C": 1.0, "classes": None, "loss": "logistic", "weight_radius": 30.0, "class_weight": None}
     regressor = {"alpha": 1.0, "y_bounds": None, "loss": "squared", "gradient_bound": 1.0, "weight_radius": 3.0}

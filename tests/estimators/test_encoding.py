@@ -1,4 +1,4 @@
-"""Scaling by public constants: rows within norm 1, and coefficients back in the units of the rows."""
+"""Scaling by public constants: row norms within 1, and coefficients in the original units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = {
 }
 
 
-def test_scores_of_scaled_rows_are_scores_in_the_units_of_the_rows() -> None:
+def test_scores_are_equal_in_scaled_and_original_units() -> None:
     for kind, scaling, intercept in product([np.float64, np.float32], CASES, [True, False]):
         with case(kind, scaling, intercept):
             encoding, read_off = encoding_of(X, **CASES[scaling], centred=intercept)
@@ -40,7 +40,7 @@ def test_scores_of_scaled_rows_are_scores_in_the_units_of_the_rows() -> None:
             assert intercept or not constant.any()
 
 
-def test_bounds_alone_keep_every_row_within_norm_one() -> None:
+def test_bounds_keep_row_norms_within_one() -> None:
     wild = RNG.normal(scale=1e6, size=(50, 3))
     encoding, _ = encoding_of(wild, data_norm=None, bounds=BOUNDS, centred=True)
     norms = row_norms(encoding.rows(wild))
@@ -48,7 +48,7 @@ def test_bounds_alone_keep_every_row_within_norm_one() -> None:
     assert norms.max() == pytest.approx(1.0)  # attained: noise is not made for longer rows than there can be
 
 
-def test_rows_are_standardised_by_public_numbers_and_clamped_before() -> None:
+def test_rows_are_clamped_and_then_standardised_by_public_numbers() -> None:
     public = {"center": [0.5, 0.0, 1960.0], "scale": [0.3, 25.0, 30.0]}
     wild = X * [1.0, 3.0, 1.0]
     for bounds, seen in [(None, wild), (BOUNDS, np.clip(wild, *BOUNDS))]:
@@ -60,7 +60,7 @@ def test_rows_are_standardised_by_public_numbers_and_clamped_before() -> None:
         assert_allclose(with_intercept(encoding.rows(wild)) @ weights, seen @ coef.T + constant, rtol=1e-9, atol=1e-9)
 
 
-def test_numbers_by_column_name_are_put_into_the_order_of_the_columns() -> None:
+def test_numbers_by_column_name_follow_the_column_order() -> None:
     pandas = pytest.importorskip("pandas")
     names, usual = ["share", "angle", "year"], {"year": 1960.0, "share": 0.5, "angle": 0.0}
     wide = {"year": 30.0, "angle": 25.0, "share": 0.3}
@@ -82,7 +82,7 @@ def test_numbers_by_column_name_are_put_into_the_order_of_the_columns() -> None:
     assert_array_equal(_by_column("scale", series([1.0, 2.0, 3.0]), 3, None), [1.0, 2.0, 3.0])  # no names, so in order
 
 
-def test_a_row_is_scaled_the_same_whoever_else_is_there() -> None:
+def test_scaling_of_a_row_does_not_depend_on_other_rows() -> None:
     encoding, _ = encoding_of(X, data_norm=None, bounds=BOUNDS, centred=True)
     fewer, _ = encoding_of(X[:5], data_norm=None, bounds=BOUNDS, centred=True)
     assert_array_equal(encoding.rows(X)[:5], fewer.rows(X[:5]))
@@ -104,14 +104,14 @@ def test_sparse_rows_are_predicted_by_a_centred_encoding() -> None:
     assert_array_equal(encoding.rows(csr_array(some)), encoding.rows(some))
 
 
-def test_a_missing_norm_is_read_off_and_said() -> None:
+def test_missing_norm_is_inferred_with_a_warning() -> None:
     encoding, read_off = encoding_of(X, data_norm=None, bounds=None, centred=True)
     assert read_off
     assert encoding.norm == pytest.approx(np.linalg.norm(X, axis=1).max())
     assert encoding_of(np.zeros((2, 2)), data_norm=None, bounds=None, centred=True)[0].norm == 1.0
 
 
-def test_wrong_bounds_are_a_sentence() -> None:
+def test_invalid_bounds_give_one_sentence() -> None:
     for how, words in [
         ({"bounds": (1.0, 0.0)}, "bounds of feature 1 must have low <= high, not 1 > 0"),
         ({"bounds": ([0, 0, 5], [1, 1, 4])}, "bounds of feature 3 must have low <= high, not 5 > 4"),
@@ -146,7 +146,7 @@ def test_wrong_bounds_are_a_sentence() -> None:
             encoding_of(X, **({"data_norm": None, "bounds": None} | how), centred=True)
 
 
-def test_what_cannot_be_scaled_is_a_sentence() -> None:
+def test_unscalable_rows_give_one_sentence() -> None:
     with pytest.raises(StudyError, match="bounds of sparse rows must include 0"):
         encoding_of(csr_array(X), data_norm=None, bounds=(1.0, 2.0), centred=True)
     for rows, centred in ((csr_array(X), True), (X, False)):

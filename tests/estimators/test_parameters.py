@@ -34,7 +34,7 @@ ESTIMATORS: dict[str, tuple[Any, Any]] = {
 }
 NO_NUMBERS = {
     *("method", "aggregation", "loss"),  # words
-    *("estimator", "candidates", "classes", "accountant"),
+    *("estimator", "candidates", "classes", "accountant", "study"),
     "random_state",  # scikit-learn checks it
 }
 BY_COLUMN = {"bounds", "center", "scale", "y_bounds", "class_weight"}
@@ -73,13 +73,13 @@ def numeric(name: str) -> Iterator[str]:
             yield each
 
 
-def test_every_estimator_is_here() -> None:
+def test_every_estimator_is_covered() -> None:
     made = {name for name in dpadmm.estimators.__all__ if issubclass(getattr(dpadmm.estimators, name), BaseEstimator)}
     assert made == set(ESTIMATORS)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_every_parameter_that_is_no_word_and_no_column_is_checked(name: str) -> None:
+def test_every_numeric_parameter_is_checked(name: str) -> None:
     checked = {each.name for each in checked_parameters(ESTIMATORS[name][0])}
     words = {"method", "aggregation", "loss"} & set(ESTIMATORS[name][0].get_params(deep=False))
     flags = FLAGS & set(ESTIMATORS[name][0].get_params(deep=False))
@@ -90,7 +90,7 @@ def test_every_parameter_that_is_no_word_and_no_column_is_checked(name: str) -> 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_wrong_number_is_one_sentence_that_names_it(name: str) -> None:
+def test_invalid_number_gives_one_sentence_with_its_name(name: str) -> None:
     for parameter in numeric(name):
         for wrong in (*WRONG, *((math.inf,) if parameter != "C" else ())):
             with case(parameter, wrong), pytest.raises(StudyError, match=f"^{parameter} must be a ") as refused:
@@ -101,7 +101,7 @@ def test_a_wrong_number_is_one_sentence_that_names_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_wrong_flag_is_one_sentence_that_names_it(name: str) -> None:
+def test_invalid_flag_gives_one_sentence_with_its_name(name: str) -> None:
     for parameter in FLAGS & set(ESTIMATORS[name][0].get_params(deep=False)):
         for wrong in (*ODD, *NUMBERS, 0, 1, None):
             with case(parameter, wrong), pytest.raises(StudyError, match=f"^{parameter} must be true or false, not "):
@@ -109,7 +109,7 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_wrong_number_for_columns_or_labels_is_one_sentence_that_names_it(name: str) -> None:
+def test_invalid_number_for_columns_or_labels_gives_one_sentence_with_its_name(name: str) -> None:
     for parameter in BY_COLUMN & set(ESTIMATORS[name][0].get_params(deep=False)):
         for wrong in (*TEXT, True, 1j, object(), math.nan, -math.inf, ["1", "2"], [None, 1.0]):
             value: Any = wrong
@@ -123,7 +123,7 @@ def test_a_wrong_number_for_columns_or_labels_is_one_sentence_that_names_it(name
             assert isinstance(refused.value, ValueError)
 
 
-def test_numbers_of_any_kind_are_numbers_for_columns() -> None:
+def test_columns_accept_all_numeric_types() -> None:
     for kind in (np.float32, np.int64, np.uint8, object, lambda values: values):
         low, high = (kind([0, 0]), kind([1, 2])) if kind is not object else np.array([[0, 0], [1, 2]], dtype=object)
         with case(kind):
@@ -131,7 +131,7 @@ def test_numbers_of_any_kind_are_numbers_for_columns() -> None:
             assert scaled.tolist() == [[1.0, 1.0]]
 
 
-def test_all_wrong_parameters_are_in_one_error() -> None:
+def test_all_invalid_parameters_are_in_one_error() -> None:
     with pytest.raises(StudyError) as refused:
         DPADMMClassifier(epsilon="1", delta=2.0, C=-1.0, max_iter=True, loss="log").fit(X, CLASSES)
     assert str(refused.value).split("; ") == [
@@ -146,7 +146,7 @@ def test_all_wrong_parameters_are_in_one_error() -> None:
         fitted("PrivateSearch", epsilon="1", delta="1", runs="1")
 
 
-def test_parameters_are_checked_before_rows_and_stay_as_they_are() -> None:
+def test_parameters_are_checked_before_rows_and_not_changed() -> None:
     model = DPADMMClassifier(epsilon="1")  # type: ignore[arg-type]  # as scikit-learn: nothing is checked here
     assert model.get_params()["epsilon"] == "1"
     with pytest.raises(StudyError, match=r"^epsilon must be a positive number, not '1'$"):
@@ -155,7 +155,7 @@ def test_parameters_are_checked_before_rows_and_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "PublicScaler"])
-def test_the_rules_are_those_of_a_study(name: str) -> None:
+def test_rules_equal_those_of_a_study(name: str) -> None:
     own = {each.name: each for each in checked_parameters(ESTIMATORS[name][0])}
     study = nested_parameters(Settings)
     compared = own.keys() & IN_A_STUDY.keys()
@@ -174,7 +174,7 @@ def accepts(parameter: Any, value: Any) -> bool:
     return True
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     model = fitted("DPADMMClassifier", epsilon=np.float32(2), max_iter=np.int64(4), fit_intercept=np.True_, C=np.inf)
     assert model.n_iter_ == 4
     assert model.privacy_["epsilon"] == pytest.approx(2.0)

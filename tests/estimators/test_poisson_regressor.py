@@ -1,4 +1,4 @@
-"""The estimator for counts, beside scikit-learn's and statsmodels'."""
+"""The estimator for counts, compared with scikit-learn and statsmodels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fitted(epsilon: float, n: int = 20_000, **more: Any) -> tuple[DPADMMPoissonR
     return model, x, y, years
 
 
-def test_it_explains_about_what_scikit_learn_explains() -> None:
+def test_explained_deviance_is_close_to_scikit_learn() -> None:
     for epsilon, lost in ((1.0, 0.01), (100.0, 0.002)):
         with case(epsilon):
             model, x, y, years = fitted(epsilon)
@@ -42,12 +42,12 @@ def test_it_explains_about_what_scikit_learn_explains() -> None:
             assert np.abs(np.log(model.predict(x) / known.predict(x))).max() < 0.6 / epsilon**0.5
 
 
-def test_dp_admm_learns_counts_too() -> None:
+def test_dp_admm_learns_counts() -> None:
     model, x, y, years = fitted(20.0, method="dp_admm", gradient_bound=0.3, weight_radius=10.0)
     assert model.score(x, y / years, sample_weight=years) > 0.1
 
 
-def test_intervals_are_around_those_of_statsmodels_and_wider() -> None:
+def test_intervals_contain_and_exceed_those_of_statsmodels() -> None:
     model, x, y, years = fitted(4.0, inference=True)
     known = sm.GLM(y, sm.add_constant(x), family=sm.families.Poisson(), offset=np.log(years)).fit()
     ends = model.conf_int()
@@ -59,7 +59,7 @@ def test_intervals_are_around_those_of_statsmodels_and_wider() -> None:
     assert "rate ratio" in model.summary()
 
 
-def test_wrong_counts_and_exposures_are_named_before_anything_is_spent() -> None:
+def test_invalid_counts_and_exposures_are_named_before_any_charge() -> None:
     x, y, years = rows(50)
     for change, words in [
         ({"y": np.where(np.arange(50) == 7, -1, y)}, r"y\[7\] is -1; counts must be at least 0"),
@@ -77,7 +77,7 @@ def test_wrong_counts_and_exposures_are_named_before_anything_is_spent() -> None
             DPADMMPoissonRegressor(**{**PUBLIC, **more}).fit(x, y)
 
 
-def test_what_was_read_off_the_rows_is_said() -> None:
+def test_values_inferred_from_rows_give_a_warning() -> None:
     x, y, years = rows(200)
     with pytest.warns(PrivacyLeakWarning, match="the largest count .set y_max=., the largest exposure"):
         DPADMMPoissonRegressor(bounds=(-1, 1)).fit(x, y, exposure=years)
@@ -86,7 +86,7 @@ def test_what_was_read_off_the_rows_is_said() -> None:
         DPADMMPoissonRegressor(**PUBLIC).fit(x, y, exposure=years)
 
 
-def test_a_search_and_public_rows_take_counts() -> None:
+def test_search_and_public_rows_accept_counts() -> None:
     x, y, _ = rows(2_000)
     search = PrivateSearch(DPADMMPoissonRegressor(**PUBLIC), [{"alpha": 0.0}, {"alpha": 1.0}], epsilon=3.0, delta=1e-5)
     assert search.fit(x, y).predict(x[:2]).shape == (2,)

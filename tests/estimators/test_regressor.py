@@ -24,7 +24,7 @@ SEEDED = pytest.mark.filterwarnings("ignore:random_state makes the noise:dpadmm.
 
 @SEEDED
 @pytest.mark.parametrize("loss", ["squared", "huber"])
-def test_alpha_means_what_it_means_in_ridge(loss: str) -> None:
+def test_alpha_matches_ridge(loss: str) -> None:
     y, alpha = Y - 100.0, 30.0
     oracle = Ridge(alpha=alpha, fit_intercept=False).fit(X, y)
     model = DPADMMRegressor(
@@ -36,7 +36,7 @@ def test_alpha_means_what_it_means_in_ridge(loss: str) -> None:
 
 
 @SEEDED
-def test_l1_ratio_means_lasso() -> None:
+def test_l1_ratio_matches_lasso() -> None:
     y, alpha = Y - 100.0, 300.0
     oracle = Lasso(alpha=alpha / len(y), fit_intercept=False).fit(X, y)
     model = DPADMMRegressor(
@@ -49,8 +49,8 @@ def test_l1_ratio_means_lasso() -> None:
 
 @SEEDED
 @pytest.mark.parametrize("l1_ratio", [0.0, 1.0])
-def test_the_model_does_not_depend_on_the_unit_of_the_labels(l1_ratio: float) -> None:
-    """The alpha of a lasso has the unit of the labels, that of a ridge has none."""
+def test_model_does_not_depend_on_the_unit_of_the_labels(l1_ratio: float) -> None:
+    """The alpha of a lasso is in units of the labels, that of a ridge has no unit."""
     models = [
         DPADMMRegressor(
             alpha=30.0 * unit**l1_ratio, l1_ratio=l1_ratio, data_norm=NORM,
@@ -62,7 +62,7 @@ def test_the_model_does_not_depend_on_the_unit_of_the_labels(l1_ratio: float) ->
 
 
 @SEEDED
-def test_without_much_noise_it_learns_the_line_and_its_intercept() -> None:
+def test_line_and_intercept_are_learnt_with_little_noise() -> None:
     model = DPADMMRegressor(LOUD, alpha=0.0, max_iter=1000, random_state=0, **PUBLIC).fit(X, Y)
     assert_allclose(model.coef_, [4.0, -3.0, 0.0], atol=0.2)
     assert model.intercept_ == pytest.approx(100.0, abs=0.3)
@@ -88,14 +88,14 @@ def test_labels_beyond_their_bounds_are_clamped() -> None:
     assert_array_equal(models[0].coef_, models[1].coef_)
 
 
-def test_missing_bounds_of_the_labels_are_read_off_and_warned_about() -> None:
+def test_missing_label_bounds_are_inferred_with_a_warning() -> None:
     with pytest.warns(PrivacyLeakWarning, match=r"the bounds of y \(set y_bounds=\)"):
         model = DPADMMRegressor(data_norm=NORM, max_iter=5).fit(X, Y)
     assert model.privacy_["read_off_the_data"] == ["the bounds of y (set y_bounds=)"]
 
 
 @SEEDED
-def test_noise_is_in_proportion_to_the_gradient_bound() -> None:
+def test_noise_is_proportional_to_the_gradient_bound() -> None:
     far = [
         np.linalg.norm(
             DPADMMRegressor(0.1, gradient_bound=bound, method="dp_admm", max_iter=1, random_state=0, **PUBLIC)
@@ -107,7 +107,7 @@ def test_noise_is_in_proportion_to_the_gradient_bound() -> None:
     assert far[1] / far[0] == pytest.approx(2.0, rel=0.01)
 
 
-def test_wrong_parameters_are_a_sentence() -> None:
+def test_invalid_parameters_give_one_sentence() -> None:
     for given, words in [
         ({"y_bounds": (2.0, 1.0)}, "y_bounds must have low <= high"),
         ({"y_bounds": 3.0}, r"y_bounds must be a pair \(low, high\)"),

@@ -1,4 +1,4 @@
-"""PublicScaler: rows standardised by public numbers, whatever rows it is fitted on."""
+"""PublicScaler standardises rows by public numbers, independent of the rows it is fitted on."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Y = (ROWS[:, 0] > 55.0).astype(int)
         PublicScaler.from_public(PUBLIC),
     ],
 )
-def test_private_rows_have_no_say(scaler: Any) -> None:
-    """Fitted on rows that differ in everything, it transforms alike; and it holds no number of theirs."""
+def test_scaler_does_not_depend_on_private_rows(scaler: Any) -> None:
+    """Fitted on completely different rows, it transforms alike and stores none of their numbers."""
     fitted = [clone(scaler).fit(rows, y) for rows, y in ((ROWS, Y), (1e6 * ROWS[:2] - 7.0, None))]
     assert_array_equal(fitted[0].transform(ROWS), fitted[1].transform(ROWS))
     one, other = (repr({name: vars(value) if name == "_encoding" else value for name, value in vars(each).items()})
@@ -55,7 +55,7 @@ def test_bounds_clamp_and_missing_cells_stay_missing() -> None:
     assert_array_equal(sparse.toarray(), np.eye(3) / 2.0)
 
 
-def test_a_pipeline_with_column_names_leaks_nothing_and_is_quiet() -> None:
+def test_pipeline_with_column_names_gives_no_leak_warning() -> None:
     pandas = pytest.importorskip("pandas")
     names = ["age", "dose", "days"]
     public, table = (pandas.DataFrame(rows, columns=names) for rows in (PUBLIC, ROWS))
@@ -72,7 +72,7 @@ def test_a_pipeline_with_column_names_leaks_nothing_and_is_quiet() -> None:
         make_pipeline(scaler, DPADMMClassifier(classes=[0, 1])).fit(table, Y)
 
 
-def test_mistakes_are_a_sentence() -> None:
+def test_errors_are_one_sentence() -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(StudyError, match="PublicScaler needs public numbers: set center and scale, or bounds"):
         PublicScaler().fit(ROWS)

@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of an estimator, all of them."""
+"""All of scikit-learn's estimator checks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what the checks provoke is 
 
 
 def exceptions(estimator: object) -> dict[str, str]:
-    """What no private fit can do. The tags' poor_score has its reason in ``__sklearn_tags__``.
+    """Return checks that no private fit can pass. ``__sklearn_tags__`` has the reason for the poor_score tag.
 
-    Repeated rows are other rows, with noise for as many; without noise the two agree: ``test_weights.py``.
+    Repeated rows are different rows with more noise. Without noise the two agree: ``test_weights.py``.
     """
     weighted = hasattr(estimator, "weight_max")
     checks = ("check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data")
@@ -42,7 +42,7 @@ def test_check(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
 
-def test_with_more_epsilon_the_scores_are_those_that_the_checks_ask_for() -> None:
+def test_scores_meet_the_checks_with_a_larger_epsilon() -> None:
     X, y = make_blobs(n_samples=300, random_state=0)
     X = (X - X.mean(axis=0)) / X.std(axis=0)
     assert DPADMMClassifier(epsilon=5.0, random_state=0).fit(X, y).score(X, y) > 0.83

@@ -1,4 +1,4 @@
-"""A private search: its noise pays for the choice, its score has the sensitivity it says, and losers leave no trace."""
+"""A private search: noise for the choice, sensitivity of the score, and no traces of other runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def fixed_runs(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize("runs", [1, 5])
 @pytest.mark.parametrize("epsilon", [0.3, 3.0])
-def test_the_noise_of_every_run_pays_for_itself_its_score_and_the_choice(
+def test_noise_of_every_run_covers_training_score_and_choice(
     drawn: list[float], monkeypatch: pytest.MonkeyPatch, epsilon: float, runs: int
 ) -> None:
     fixed_runs(monkeypatch, 6)
@@ -91,9 +91,7 @@ def test_the_noise_of_every_run_pays_for_itself_its_score_and_the_choice(
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_replacing_a_row_moves_a_score_by_its_sensitivity_at_most_and_an_adversary_reaches_it(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_score_changes_by_at_most_its_sensitivity_which_is_attained(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     model = clone(MODEL).fit(X, Y) if kind == "classes" else clone(NUMBERS).fit(X, X[:, 0])
     totals: list[float] = []
 
@@ -133,7 +131,7 @@ def test_the_number_of_runs_does_not_depend_on_rows(monkeypatch: pytest.MonkeyPa
 
 
 def tried(monkeypatch: pytest.MonkeyPatch, runs: int, seed: int) -> list[float]:
-    """The candidate of every run, in order: each is drawn from all candidates."""
+    """Return the candidate of every run in order. Each is drawn from all candidates."""
     found: list[float] = []
     score, candidates = searching.private_score, [{"C": 1.0}, {"C": 2.0}, {"C": 3.0}]
 
@@ -157,7 +155,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, runs: int, seed: int) -> list[float]:
 
 
 def test_runs_draw_their_candidates_independently_and_uniformly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The theorem needs identical draws with replacement; with other seeds, one in 10,000 of these tests fails."""
+    """The theorem needs identical draws with replacement. With random seeds, one in 10,000 runs of this test fails."""
     of_seeds = [tried(monkeypatch, 60, seed) for seed in range(3)]
     assert len({tuple(each) for each in of_seeds}) == 3, "the order is drawn, not fixed"
     counts, limit = np.zeros((3, 3)), chi2.isf(1e-4, 8)
@@ -168,7 +166,7 @@ def test_runs_draw_their_candidates_independently_and_uniformly(monkeypatch: pyt
     assert ((counts - expected) ** 2 / expected).sum() < limit
 
 
-def test_the_best_run_is_kept_and_nothing_of_the_others_not_even_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_stores_the_best_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[Any] = []
 
     def scored(model: Any, *_: Any, **__: Any) -> float:
@@ -194,7 +192,7 @@ def test_the_best_run_is_kept_and_nothing_of_the_others_not_even_their_number(mo
     assert "the classes" in found.privacy_["guarantee"]
 
 
-def test_a_model_that_is_passed_on_tells_the_price_of_the_whole_search() -> None:
+def test_model_reports_the_cost_of_the_whole_search() -> None:
     best = search().fit(X, Y).best_estimator_
     assert best.epsilon == 1.0
     assert best.random_state is None
@@ -202,8 +200,8 @@ def test_a_model_that_is_passed_on_tells_the_price_of_the_whole_search() -> None
     assert best.privacy_["noise"].startswith("exact")
 
 
-def test_a_better_candidate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With little noise, and so many runs that no candidate is missed."""
+def test_better_candidate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With little noise, and enough runs to try every candidate."""
     fixed_runs(monkeypatch, 40)
     rows = np.tile(X, (20, 1))
     penalties = ParameterGrid({"alpha": [1e6, 1.0]})
@@ -215,7 +213,7 @@ def test_a_better_candidate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.best_score_ > 0.9
 
 
-def test_it_has_the_manners_of_scikit_learn() -> None:
+def test_search_follows_scikit_learn_conventions() -> None:
     model = search(runs=2, random_state=3)
     assert clone(model).get_params()["estimator__max_iter"] == ROUNDS
     assert repr(model).startswith("PrivateSearch(candidates=[{'C': 0.01}")
@@ -262,13 +260,13 @@ def test_it_has_the_manners_of_scikit_learn() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence_before_any_run(drawn: list[float], wrong: Any, sentence: str) -> None:
+def test_invalid_searches_are_refused_before_any_run(drawn: list[float], wrong: Any, sentence: str) -> None:
     with pytest.raises(StudyError, match=sentence):
         wrong().fit(X, Y)
     assert drawn == []
 
 
-def test_what_all_runs_share_no_candidate_sets() -> None:
+def test_candidates_cannot_set_shared_parameters() -> None:
     shared: list[dict[str, Any]] = [
         {"epsilon": 9.0}, {"delta": 0.1}, {"random_state": 1}, {"accountant": BudgetAccountant(9.0, DELTA)},
         {"classes": [0, 1]}, {"n_agents": 4}, {"aggregation": "secure"}, {"min_honest_sites": 3},

@@ -1,4 +1,4 @@
-"""``sample_weight`` and ``class_weight``, beside scikit-learn's."""
+"""``sample_weight`` and ``class_weight``, compared with scikit-learn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def classifier(**more: Any) -> DPADMMClassifier:
     return DPADMMClassifier(**{"epsilon": 1e5, **PUBLIC, "classes": [False, True], **more})
 
 
-def test_without_noise_coefficients_are_those_of_scikit_learn() -> None:
+def test_without_noise_coefficients_match_scikit_learn() -> None:
     fit = {"sample_weight": WEIGHTS}
     within = {"rtol": 0.01, "atol": 0.01}
     model = classifier(inference=True).fit(X, Y, **fit)
@@ -47,8 +47,8 @@ def test_without_noise_coefficients_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(counts.coef_, PoissonRegressor(alpha=0.0).fit(X, COUNTS, **fit).coef_, **within)
 
 
-def test_without_noise_a_weight_is_as_good_as_repeated_rows() -> None:
-    """What scikit-learn's own check asks for, of which noise makes another number for other rows."""
+def test_without_noise_weights_equal_repeated_rows() -> None:
+    """scikit-learn checks this too, but noise differs for another number of rows."""
     copies = np.random.default_rng(1).integers(1, 4, 4000)
     one = classifier(inference=True, weight_max=3.0).fit(X, Y, sample_weight=copies)
     other = classifier(inference=True).fit(np.repeat(X, copies, axis=0), np.repeat(Y, copies))
@@ -57,8 +57,8 @@ def test_without_noise_a_weight_is_as_good_as_repeated_rows() -> None:
     assert "sampling weights" not in other.summary()
 
 
-def test_weights_are_in_the_units_of_c_as_in_scikit_learn() -> None:
-    """Three times the weights are three times C, to the last bit; the noise is the same."""
+def test_scaling_weights_is_scaling_c() -> None:
+    """Three times the weights equal three times C, to the last bit, with the same noise."""
     one = classifier(epsilon=2.0, C=0.03).fit(X, Y, sample_weight=3.0 * (WEIGHTS / 4.0))
     other = classifier(epsilon=2.0, C=0.09, weight_max=1.0).fit(X, Y, sample_weight=WEIGHTS / 4.0)
     assert one.weight_max == 4.0
@@ -69,7 +69,7 @@ def test_weights_are_in_the_units_of_c_as_in_scikit_learn() -> None:
     np.testing.assert_allclose(heavy.coef_, classifier(epsilon=2.0, C=0.1).fit(X, Y).coef_, rtol=1e-12)
 
 
-def test_class_weights_find_the_rare_class_also_of_several() -> None:
+def test_class_weights_improve_recall_of_the_rare_class() -> None:
     for y in (Y, Y + 2 * (X[:, 2] > 0.9)):
         with case(len(np.unique(y))):
             classes, counts = np.unique(y, return_counts=True)
@@ -82,7 +82,7 @@ def test_class_weights_find_the_rare_class_also_of_several() -> None:
             assert found[1] > found[0] + 0.1
 
 
-def test_balanced_is_read_off_public_rows_alone() -> None:
+def test_balanced_weights_are_computed_from_public_rows_only() -> None:
     with pytest.raises(StudyError, match="would be inferred from private labels; pass a dict of numbers"):
         classifier(class_weight="balanced").fit(X, Y)
     public = X[:500], Y[:500]
@@ -95,7 +95,7 @@ def test_balanced_is_read_off_public_rows_alone() -> None:
         classifier(class_weight="balanced").fit(X, Y, public=(X[~Y][:50], Y[~Y][:50]))
 
 
-def test_the_largest_weight_is_public_or_a_leak() -> None:
+def test_maximum_weight_must_be_public_or_gives_a_warning() -> None:
     with pytest.warns(PrivacyLeakWarning, match="the largest weight \\(set weight_max=\\)"):
         model = classifier(weight_max=None, epsilon=1.0).fit(X, Y, sample_weight=WEIGHTS)
     assert "the largest weight" in model.privacy_["guarantee"]
@@ -109,7 +109,7 @@ def test_the_largest_weight_is_public_or_a_leak() -> None:
     np.testing.assert_array_equal(cut.coef_, classifier(epsilon=1.0).fit(X, Y, sample_weight=WEIGHTS).coef_)
 
 
-def test_public_rows_have_weights_where_others_have() -> None:
+def test_public_rows_have_weights_if_private_rows_have() -> None:
     with pytest.raises(StudyError, match="public must be \\(X, y, weights\\) if there is a sample_weight"):
         classifier().fit(X, Y, public=(X[:99], Y[:99]), sample_weight=WEIGHTS)
     model = classifier(epsilon=0.5).fit(X, Y, public=(X[:99], Y[:99], WEIGHTS[:99]), sample_weight=WEIGHTS)
@@ -126,7 +126,7 @@ def test_public_rows_have_weights_where_others_have() -> None:
         classifier().fit(X, Y, public=(X[:99], Y[:99], -np.ones(99)), sample_weight=WEIGHTS)
 
 
-def test_mistakes_are_one_sentence_each_before_anything_is_spent() -> None:
+def test_errors_are_one_sentence_before_any_charge() -> None:
     bad = WEIGHTS.copy()
     bad[0], bad[3] = 0.0, -1.0
     fine = as_weights(np.array([0.0, 0.1], dtype=np.float32), X[:2])  # a row may count for nothing

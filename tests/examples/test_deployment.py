@@ -1,4 +1,4 @@
-"""What the how-to guides and the deployment examples tell people to type exists; systemd understands the units."""
+"""Commands in how-to guides and deployment examples exist, and systemd accepts the units."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compose():
 
 
 def commands():
-    """Every whole command line of the guides, the units, the Compose file and the Dockerfile."""
+    """Return every complete command line of the guides, the units, the Compose file and the Dockerfile."""
     text = "".join(guide.read_text(encoding="utf-8") for guide in GUIDES)
     lines = re.findall(r"^ *\$ !? ?(dpadmm .*)$", text, re.MULTILINE)
     lines += re.findall("`(dpadmm [^`]*)`", RUNBOOK.read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def test_there_are_commands_to_check():
         assert f"site {verb}" in listed
 
 
-def test_the_unit_of_a_site_is_the_one_that_install_writes():
+def test_site_unit_equals_the_output_of_install():
     def site_at(folder):
         policy = Policy(1.0, 1e-5, frozenset({"auto"}), frozenset({"logistic"}), 100, 100, PrivacyUnit())
         table, ledger = Path("/srv/data/table.csv"), Path(folder, "ledger")
@@ -85,7 +85,7 @@ def test_the_unit_of_a_site_is_the_one_that_install_writes():
     assert 'run --site "/home/ward 7/100%%/site.toml" --quiet' in at_home
 
 
-def test_a_command_is_one_that_dpadmm_has():
+def test_commands_exist():
     for line in commands():
         with case(line):
             command, words = typer.main.get_command(app), shlex.split(line)[1:]
@@ -98,7 +98,7 @@ def test_a_command_is_one_that_dpadmm_has():
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None and os.environ.get("CI") != "true", reason="there is no systemd here"
 )
-def test_systemd_understands_the_units(tmp_path):
+def test_systemd_accepts_the_units(tmp_path):
     for unit in EXAMPLES.glob("*.service"):
         text = unit.read_text(encoding="utf-8").replace("/opt/dpadmm/bin/dpadmm", shutil.which("true"))
         text = re.sub("^(User|Group)=.*$", r"\1=root", text, flags=re.MULTILINE)
@@ -111,7 +111,7 @@ def test_systemd_understands_the_units(tmp_path):
     assert (seen.returncode, seen.stderr) == (0, "")
 
 
-def test_the_units_retry_what_can_heal_and_nothing_else():
+def test_units_restart_after_transient_errors_only():
     for unit in EXAMPLES.glob("*.service"):
         with case(unit.name):
             lines = unit.read_text(encoding="utf-8").splitlines()
@@ -121,7 +121,7 @@ def test_the_units_retry_what_can_heal_and_nothing_else():
             assert str(TRY_LATER) not in " ".join(line for line in lines if not line.startswith("#"))
 
 
-def test_compose_is_what_its_specification_allows_and_hides_nothing():
+def test_compose_file_follows_its_specification():
     checked = compose_spec.PyCompose.from_yaml(yaml.safe_dump(compose()))
     checked.validate()
     stages = images.stages()
@@ -135,19 +135,19 @@ def test_compose_is_what_its_specification_allows_and_hides_nothing():
             assert (EXAMPLES / service["build"]["context"] / service["build"]["dockerfile"]).samefile(images.DOCKERFILE)
 
 
-def test_the_dockerfile_has_no_faults_that_a_linter_knows():
+def test_dockerfile_passes_the_linter():
     linter = Path(sysconfig.get_path("scripts")) / "hadolint"
     seen = subprocess.run([linter, images.DOCKERFILE], capture_output=True, text=True, check=False)
     assert (seen.returncode, seen.stdout, seen.stderr) == (0, "", "")
 
 
-def test_the_guides_link_to_files_that_are_there():
+def test_links_of_the_guides_have_targets():
     for guide in GUIDES:
         for link in re.findall(r"\]\(([^)#]+)", guide.read_text(encoding="utf-8")):
             assert (guide.parent / link).exists(), link
 
 
-def test_every_alarm_has_a_line_that_says_what_to_do():
+def test_every_alarm_has_an_action():
     source = (ROOT / "src" / "dpadmm" / "federation" / "health.py").read_text(encoding="utf-8")
     codes = set(re.findall(r'Alarm\(\s*"([a-z-]+)"', source)) | {"disk-full", "disk-small"}
     table = RUNBOOK.read_text(encoding="utf-8").partition("## Alarms")[2].partition("\n## ")[0]

@@ -1,4 +1,4 @@
-"""From private statistics to a table for a paper: the example runs, and what it writes is what it says."""
+"""From private statistics to a table for a paper: the example runs and its output is correct."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from examples.test_tutorial import run_here
 SCRIPT = Path(__file__).parents[2] / "examples" / "paper_table.py"
 
 
-def test_it_goes_from_counts_to_a_forest_plot_with_the_privacy_sentence(tmp_path: Path) -> None:
+def test_example_creates_table_forest_plot_and_privacy_sentence(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setattr(subprocess, "run", run_here)
         runpy.run_path(str(SCRIPT))["main"](tmp_path, 9_000)

@@ -1,4 +1,4 @@
-"""The comparison with scikit-learn runs, and privacy costs accuracy there and not all of it."""
+"""The comparison with scikit-learn runs, and privacy costs some but not all accuracy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "examples" / "sklearn_comparison.py"
 
 
-def test_the_table_says_that_privacy_costs_accuracy_and_not_all_of_it(
+def test_privacy_costs_some_accuracy_but_not_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     runpy.run_path(str(SCRIPT))["main"](n_fits=1)

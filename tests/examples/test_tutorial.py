@@ -1,4 +1,4 @@
-"""The tutorial runs from top to bottom as a script, and what it shows is what it says."""
+"""The tutorial runs as a script, and its output matches its text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "tutorial.py"
 
 
 def run_here(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
-    """``subprocess.run`` of a ``dpadmm`` command, without a process."""
+    """Run a ``dpadmm`` command in this process, with the interface of ``subprocess.run``."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), chdir(cwd):
         patch.setattr(sys, "argv", [*words])
@@ -39,7 +39,7 @@ def shown() -> str:
     return out.getvalue()
 
 
-def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:
+def test_tutorial_leads_from_a_table_to_an_explained_model(shown: str) -> None:
     steps = [
         "study new",
         "study check",
@@ -61,7 +61,7 @@ def test_it_goes_from_a_table_to_an_explained_model(shown: str) -> None:
     assert re.search(r"(Recommended|Inconclusive|Not recommended): forecast AUC 0\.8[0-9]+, .*the model from", shown)
 
 
-def test_the_forecast_is_near_what_is_reached(shown: str) -> None:
+def test_forecast_is_close_to_the_result(shown: str) -> None:
     found = re.search(r"forecast ([0-9.]+)%, reached ([0-9.]+)%, majority class ([0-9.]+)%", shown)
     assert found is not None
     forecast, reached, guess = map(float, found.groups())
@@ -69,12 +69,12 @@ def test_the_forecast_is_near_what_is_reached(shown: str) -> None:
     assert reached > guess + 10.0
 
 
-def test_a_fit_beyond_the_budget_is_refused_and_the_other_one_is_private(shown: str) -> None:
+def test_fit_beyond_the_budget_is_refused(shown: str) -> None:
     assert re.search(r"refused: .*allowed ε = 1\.2", shown)
     assert re.search(r"accuracy [0-9.]+% at ε = 1\.0000; noise: exact-discrete-gaussian", shown)
 
 
-def test_every_cell_has_its_mark_so_that_it_opens_as_a_notebook() -> None:
+def test_every_cell_has_a_notebook_marker() -> None:
     text = SCRIPT.read_text(encoding="utf-8")
     cells = re.split(r"(?m)^# %%", text)[1:]
     assert len(cells) >= 20

@@ -1,4 +1,4 @@
-"""A site's rows at real Dask workers that are killed, changed under, or of another version."""
+"""A site with rows on real Dask workers that are killed, read changed files, or have another version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import STUDY, Here, kill_workers, three_files, two_workers, uploads
+from clusters import STUDY, InProcessClient, kill_workers, three_files, two_workers, uploads
 from dask import config
 from federations import Federation, small_study, write_rows
 from guards import refusal
@@ -32,11 +32,11 @@ def workers() -> Any:
         yield cluster
 
 
-def test_the_answers_are_the_same_bits_on_one_worker_on_two_here_and_when_one_dies(
+def test_answers_are_identical_on_any_number_of_workers_and_after_one_dies(
     workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(on_cluster, "Cluster", Here)
+        patch.setattr(on_cluster, "Cluster", InProcessClient)
         here = three_files(tmp_path / "here", "nowhere")
         expected, digest = uploads(here), here.open_rows(STUDY).digest()
     assert len(set(expected)) == 3
@@ -63,11 +63,9 @@ def test_the_answers_are_the_same_bits_on_one_worker_on_two_here_and_when_one_di
     workers.scale(2)
 
 
-def test_a_study_over_the_broker_with_one_site_on_a_cluster_is_the_run_in_one_process(
-    workers: Any, tmp_path: Path
-) -> None:
+def test_deployed_study_with_a_site_on_a_cluster_equals_the_run_in_one_process(workers: Any, tmp_path: Path) -> None:
     study = small_study(12, allow_missed_rounds=False, quorum=None, deadline=None)
-    # too little noise to hide a file that is not summed
+    # little noise, so that a missing file would be visible
     study = replace(study, training=study.training.with_changes(epsilon=30.0))
     workers.wait_for_workers(2, timeout=60)
     with Federation(tmp_path, study, limit=30.0) as all:
@@ -84,16 +82,16 @@ def test_a_study_over_the_broker_with_one_site_on_a_cluster_is_the_run_in_one_pr
         all.serve()
         all.after_round(3)
         held = [task for task in workers.scheduler.tasks.values() if task.state == "memory"]
-        holders = {each.address for task in held for each in task.who_has}
-        owners = [each for each in workers.workers.values() if each.worker_address in holders]
+        holders = {worker.address for task in held for worker in task.who_has}
+        owners = [worker for worker in workers.workers.values() if worker.worker_address in holders]
         assert len(held) >= 2  # both files
         os.kill(owners[0].pid, signal.SIGKILL)
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         all.sites["c"] = replace(all.sites["c"], scheduler=None)  # the folder as one table, in this process
         assert all.check() is not None
 
 
-def test_a_file_that_changed_is_not_summed_when_it_is_read_again(
+def test_changed_file_is_refused_when_it_is_read_again(
     workers: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = three_files(tmp_path / "a", workers.scheduler_address)
@@ -103,7 +101,7 @@ def test_a_file_that_changed_is_not_summed_when_it_is_read_again(
         agent.step(1, consensus)
         file = tmp_path / "a" / "rows" / "part-002.csv"
         file.write_text(file.read_text().replace("north", "south", 1))
-        agent.step(2, consensus)  # which is of the rows in memory
+        agent.step(2, consensus)  # for the rows in memory
         kill_workers(workers, 2)
         with caplog.at_level(logging.ERROR):
             assert refusal(agent.step, 3, consensus).code == "release-failed"
@@ -113,9 +111,7 @@ def test_a_file_that_changed_is_not_summed_when_it_is_read_again(
         assert refusal(Agent, guard, STUDY).code == "data-changed"
 
 
-def test_other_versions_and_clusters_that_are_not_there_are_refused(
-    workers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_versions_and_unreachable_clusters_are_refused(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask, "TIMEOUT_SECONDS", 1.0)
     with pytest.raises(DataError, match=r"no Dask scheduler answers at .*; start one"):
         dask.Cluster("tcp://127.0.0.1:9")
@@ -123,7 +119,7 @@ def test_other_versions_and_clusters_that_are_not_there_are_refused(
         with case(address), pytest.raises(DataError, match="is not the address of a Dask scheduler, such as"):
             dask.Cluster(address)
     with pytest.raises(DataError, match=r"tls:// needs certificates \(there is none\): set ca-file, and cert"):
-        dask.Cluster("tls://127.0.0.1:9")  # at once: a client would wait, and leave a traceback
+        dask.Cluster("tls://127.0.0.1:9")  # checked first: a client would wait, and print a traceback
     files = {f"distributed.comm.tls.{name}": "no-such-file.pem" for name in ("ca-file", "client.cert", "client.key")}
     with config.set(files), pytest.raises(DataError, match=r"tls:// needs certificates \(.*No such file"):
         dask.Cluster("tls://127.0.0.1:9")
@@ -132,7 +128,7 @@ def test_other_versions_and_clusters_that_are_not_there_are_refused(
     with pytest.raises(StudyError, match=r"workers need dpadmm 99.0, and tcp://.* has 0.*; install the same version"):
         dask.Cluster(workers.scheduler_address)
     with pytest.raises(StudyError, match=r"need dpadmm 98.0, and a worker has 99.0"):
-        dask._call("98.0", len, "")  # at a worker that came later
+        dask._call("98.0", len, "")  # on a worker that was started later
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(DataError, match=r"needs Dask; install it with: pip install 'dpadmm\[dask\]'"):
         dask.Cluster(workers.scheduler_address)

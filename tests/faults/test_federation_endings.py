@@ -1,4 +1,4 @@
-"""How a study ends at sites and at the server, in real processes: finished, ended for good, restored, blocked."""
+"""Endings of a study at sites and server, in real processes: finished, ended, restored, blocked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL_ROUNDS = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
 
 @pytest.fixture
 def ask(cli):
-    """A command, with its exit code and all that it prints in one line."""
+    """Run a command and return its exit code and its output in one line."""
 
     def run_command(*words: object) -> tuple[int, str]:
         answer = cli(*words, columns=200)
@@ -36,12 +36,12 @@ def site_of(all: Federation, name: str) -> tuple[str, Path]:
 
 
 def state_at(all: Federation, name: str) -> tuple[str, str | None] | None:
-    """State and reason of the study in the status of a site."""
+    """Return state and reason of the study in the status of a site."""
     path = all.folder / name / "status.json"
     if not path.exists():
         return None
     status = json.loads(path.read_text())
-    found = [(each["state"], each["reason"]) for each in status["studies"] if each["hash"] == all.study.hash]
+    found = [(study["state"], study["reason"]) for study in status["studies"] if study["hash"] == all.study.hash]
     return found[0] if found and status["running"] else None
 
 
@@ -50,8 +50,8 @@ def change_table(all: Federation, name: str) -> None:
         table.write("50.0,30.0,yes\n")
 
 
-def test_a_finished_study_is_closed_at_every_site_and_its_table_may_change(tmp_path: Path, ask) -> None:
-    """A site that was away at the end learns of it from the server's broker, later."""
+def test_finished_study_is_closed_at_every_site(tmp_path: Path, ask) -> None:
+    """A site that was offline at the end is informed by the server's broker later. Then its table may change."""
     with Federation(tmp_path, small_study(60, quorum=2, deadline=0.5)) as all:
         all.accept()
         keeper = all.keep_broker()
@@ -62,7 +62,7 @@ def test_a_finished_study_is_closed_at_every_site_and_its_table_may_change(tmp_p
         all.serve()
         all.after_round(3)
         all.agents["c"].kill()
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         for name in ("a", "b"):
             wait_for(lambda name=name: state_at(all, name) == ("finished", None))  # type: ignore[misc]
             assert all.log(name).count("finished: all rounds are over; study closed") == 1
@@ -71,11 +71,11 @@ def test_a_finished_study_is_closed_at_every_site_and_its_table_may_change(tmp_p
         for name in ("a", "b"):
             all.agents[name].end()
         all.start()
-        for name in NAMES:  # of c, unused budget is released
+        for name in NAMES:  # for c, unused budget is released
             wait_for(lambda name=name: state_at(all, name) == ("finished", None))  # type: ignore[misc]
             wait_for(lambda name=name: ask("site", "status", "--health", *site_of(all, name))[0] == 0)  # type: ignore[misc]
-            book = read_ledger(all.sites[name].ledger)
-            assert (book.accounts[all.study.hash].ending, book.promised) == ("finish", book.spent)
+            state = read_ledger(all.sites[name].ledger)
+            assert (state.accounts[all.study.hash].ending, state.promised) == ("finish", state.spent)
         assert len(read_ledger(all.sites["c"].ledger).accounts[all.study.hash].rounds) < 60
         shown = ask("site", "status", *site_of(all, "c"))[1]
         assert "finished" in shown
@@ -85,7 +85,7 @@ def test_a_finished_study_is_closed_at_every_site_and_its_table_may_change(tmp_p
         assert keeper.poll() is None
 
 
-def test_a_study_that_is_ended_for_good_ends_everywhere(tmp_path: Path, ask) -> None:
+def test_ended_study_ends_at_every_site(tmp_path: Path, ask) -> None:
     with Federation(tmp_path, small_study(5_000)) as all:
         folder = ("--folder", all.authority.folder)
         all.accept()
@@ -94,35 +94,33 @@ def test_a_study_that_is_ended_for_good_ends_everywhere(tmp_path: Path, ask) -> 
         all.all_connected()
         all.serve()
         all.after_round(2)
-        code, said = ask("server", "end", "small", *folder)
-        assert (code, "Ended permanently: small, after" in said) == (0, True)
-        assert all.finished() == 0, all.said
-        assert "Ended for good after round" in " ".join(all.said.split())
+        code, output = ask("server", "end", "small", *folder)
+        assert (code, "Ended permanently: small, after" in output) == (0, True)
+        assert all.finished() == 0, all.output
+        assert "Ended for good after round" in " ".join(all.output.split())
         for name in NAMES:
             wait_for(lambda name=name: state_at(all, name) == ("ended", None))  # type: ignore[misc]
-            book = read_ledger(all.sites[name].ledger)
-            assert (book.accounts[all.study.hash].ending, book.promised) == ("end", book.spent)
-            assert book.spent > 0
+            state = read_ledger(all.sites[name].ledger)
+            assert (state.accounts[all.study.hash].ending, state.promised) == ("end", state.spent)
+            assert state.spent > 0
         rounds = all.rounds_done
         seen = json.loads(ask("server", "status", *folder, "--json")[1])
         assert (seen["state"], seen["rounds_done"], seen["round"]) == ("ended", rounds, 0)
-        assert not [each for each in seen["alarms"] if each["code"] != "disk-small"]
+        assert not [alarm for alarm in seen["alarms"] if alarm["code"] != "disk-small"]
         assert ask("server", "status", "--health", "small", *folder)[0] == 0
         assert f"Ended for good after round {rounds} of 5000" in ask("server", "status", *folder)[1]
         assert ask("server", "end", "small", *folder) == (0, "Already ended, nothing changed: small.")
-        all.serve("small")  # a service that is started again ends at once
-        assert all.finished() == 0, all.said
+        all.serve("small")  # a restarted service exits immediately
+        assert all.finished() == 0, all.output
         assert all.rounds_done == rounds
-        code, said = ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder)
-        assert (code, f"only {rounds} of 5000 rounds are completed: add --unfinished" in said) == (2, True)
+        code, output = ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder)
+        assert (code, f"only {rounds} of 5000 rounds are completed: add --unfinished" in output) == (2, True)
         assert ask("server", "export", "-o", tmp_path / "model.dpadmm", *folder, "--unfinished")[0] == 0
         assert all.events().count("ended for good; no more rounds") == 1
         all.check(rounds=rounds, equal=False)
 
 
-def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_study_cannot_continue(
-    tmp_path: Path, ask
-) -> None:
+def test_restored_site_is_healthy_and_the_server_reports_a_study_that_cannot_continue(tmp_path: Path, ask) -> None:
     with Federation(tmp_path, small_study(5_000, **ALL_ROUNDS)) as all:
         folder = ("--folder", all.authority.folder)
         all.accept()
@@ -132,13 +130,13 @@ def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_stu
         all.serve()
         all.after_round(2)
         all.agents["a"].end()
-        code, said = ask("site", "restore", *site_of(all, "a"), "--none-since")
-        assert (code, "small: charged in full and closed" in said) == (0, True)
+        code, output = ask("site", "restore", *site_of(all, "a"), "--none-since")
+        assert (code, "small: charged in full and closed" in output) == (0, True)
         all.start("a")
         assert all.finished() == 2
-        said = " ".join(all.said.split())
-        assert "the study cannot continue after round" in said
-        assert "only 2 of 3 sites can still answer, but the quorum is 3. a: refused: study-closed." in said
+        output = " ".join(all.output.split())
+        assert "the study cannot continue after round" in output
+        assert "only 2 of 3 sites can still answer, but the quorum is 3. a: refused: study-closed." in output
         assert "a: refused: study-closed; the study cannot continue with this site" in all.events()
         wait_for(lambda: state_at(all, "a") == ("charged", None))
         wait_for(lambda: ask("site", "status", "--health", *site_of(all, "a"))[0] == 0)
@@ -148,16 +146,16 @@ def test_after_a_restore_the_site_is_healthy_and_the_server_reports_that_the_stu
         assert "which charged its whole budget (already closed; nothing changed)." in left
         assert "This is its whole budget" in left
         assert "only for the rounds it released" not in left
-        code, said = ask("server", "status", "--health", "small", *folder)
+        code, output = ask("server", "status", "--health", "small", *folder)
         assert code == 1
-        assert f"To end it for good: dpadmm server end {all.study.hash[:16]} --folder {all.authority.folder}" in said
-        assert ask(*said.partition("dpadmm ")[2].split()[:5])[0] == 0, "as printed"
+        assert f"To end it for good: dpadmm server end {all.study.hash[:16]} --folder {all.authority.folder}" in output
+        assert ask(*output.partition("dpadmm ")[2].split()[:5])[0] == 0, "as printed"
         assert ask("server", "status", "--health", "small", *folder)[0] == 0
         with Journal.open(all.journal, read_only=True) as journal:
             assert journal.is_over
 
 
-def test_a_study_that_allows_it_goes_on_without_a_site_that_was_restored(tmp_path: Path, ask) -> None:
+def test_study_with_allowed_dropouts_continues_without_a_restored_site(tmp_path: Path, ask) -> None:
     with Federation(tmp_path, small_study(300, quorum=2, deadline=0.5)) as all:
         all.accept()
         all.begin()
@@ -168,12 +166,12 @@ def test_a_study_that_allows_it_goes_on_without_a_site_that_was_restored(tmp_pat
         all.agents["a"].end()
         assert ask("site", "restore", *site_of(all, "a"), "--none-since")[0] == 0
         all.start("a")
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         assert "a: refused: study-closed; the study cannot continue with this site" in all.events()
 
 
-def test_an_accepted_study_that_is_not_answered_is_an_alarm_whatever_the_reason(tmp_path: Path, ask) -> None:
-    """Others may change the folder, or the decision is lost: the server reports a refusal, and no false reason."""
+def test_unanswered_accepted_study_raises_an_alarm(tmp_path: Path, ask) -> None:
+    """The folder may have been changed, or the decision lost. The server reports a refusal without a false reason."""
     with Federation(tmp_path, small_study(5_000, quorum=3)) as all:
         all.accept()
         all.begin()
@@ -185,10 +183,10 @@ def test_an_accepted_study_that_is_not_answered_is_an_alarm_whatever_the_reason(
         all.start_wait = 10.0
         all.serve()
         assert all.finished() == 75
-        said = " ".join(all.said.split())
+        output = " ".join(all.output.split())
         for name in NAMES:
-            assert f"{name}: refused; see the site's log" in said
-        assert "accepted" not in said
+            assert f"{name}: refused; see the site's log" in output
+        assert "accepted" not in output
         reasons = {"a": "decision-unusable", "b": "decision-missing", "c": "data-changed"}
         for name, reason in reasons.items():
             wait_for(lambda name=name, reason=reason: state_at(all, name) == ("blocked", reason))  # type: ignore[misc]
@@ -200,7 +198,7 @@ def test_an_accepted_study_that_is_not_answered_is_an_alarm_whatever_the_reason(
         wait_for(lambda: state_at(all, "a") in (("active", None), ("blocked", "not-connected")))
 
 
-def test_a_revoked_site_is_an_alarm_until_it_is_approved_again(tmp_path: Path, ask) -> None:
+def test_revoked_site_raises_an_alarm_until_it_is_approved_again(tmp_path: Path, ask) -> None:
     with Federation(tmp_path, small_study(5_000, quorum=2, deadline=0.5)) as all:
         folder = ("--folder", all.authority.folder)
         all.accept()
@@ -213,9 +211,9 @@ def test_a_revoked_site_is_an_alarm_until_it_is_approved_again(tmp_path: Path, a
         wait_for(lambda: "warning site-revoked" in ask("server", "status", *folder)[1])
         all.agents["a"].end()
         shutil.rmtree(tmp_path / "a" / "network")
-        ask("site", "join", "--request", "a", *site_of(all, "a"))
+        ask("site", "join", "--manual", "a", *site_of(all, "a"))
         request, invitation = tmp_path / "a" / "network" / "request.json", tmp_path / "again.json"
-        assert ask("server", "invite", "a", "--request", request, *folder, "-o", invitation)[0] == 0
+        assert ask("server", "invite", "a", "--manual", request, *folder, "-o", invitation)[0] == 0
         assert ask("site", "join", "--invitation", invitation, *site_of(all, "a"), "--yes")[0] == 0
         all.start("a")
         wait_for(lambda: "a: included again" in all.events())
@@ -227,7 +225,7 @@ def test_a_revoked_site_is_an_alarm_until_it_is_approved_again(tmp_path: Path, a
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
-    """A file system of its own for a folder, which keeps its content."""
+    """Mount a small file system over a folder, with its contents."""
     content = folder.with_name(f"{folder.name}.content")
     folder.rename(content)
     folder.mkdir(mode=0o700)
@@ -255,7 +253,7 @@ def fill(folder: Path) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="only root may mount file systems")
-def test_on_a_full_disk_a_site_reports_that_it_runs_and_that_its_ledger_failed(tmp_path: Path, ask) -> None:
+def test_site_on_a_full_disk_reports_a_failed_ledger(tmp_path: Path, ask) -> None:
     with Federation(tmp_path, small_study(5_000, **ALL_ROUNDS)) as all:
         all.accept()
         all.begin()
@@ -282,5 +280,5 @@ def test_on_a_full_disk_a_site_reports_that_it_runs_and_that_its_ledger_failed(t
             wait_for(lambda: state_at(all, "a") == ("active", None))
             all.kill_aggregator()
             all.agents["a"].end()
-            book = read_ledger(tmp_path / "a" / "ledger")
-            assert before < len(book.accounts[all.study.hash].rounds)
+            state = read_ledger(tmp_path / "a" / "ledger")
+            assert before < len(state.accounts[all.study.hash].rounds)

@@ -1,4 +1,4 @@
-"""An aggregator with a valid certificate that asks for whatever it likes: the owner's rules hold."""
+"""A server with a valid certificate that sends arbitrary requests: the owner's limits hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dpadmm.federation.protocol import (
 from dpadmm.trusted.ledger import read_ledger
 
 
-def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
+def test_site_refuses_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
     study = small_study(4, allow_missed_rounds=False, quorum=None, deadline=None)
     other = small_study(4, name="other")
     zeros = np.zeros(study.shape)
@@ -54,13 +54,13 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
                 async def ask(data: bytes, *, answered: bool = True) -> Message | None:
                     boss.heard.clear()
                     for turn in range(600 if answered else 30):
-                        if turn % 50 == 0:  # as every aggregator does: what is lost is said again
+                        if turn % 50 == 0:  # like every server: lost messages are repeated
                             await boss.say(f"dpadmm.{study.hash}.down", data)
                         if boss.heard:
                             about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
-                            said = unpacked(boss.heard[0][1], **about)
-                            assert said.digest == digest_of(data)
-                            return said
+                            answer = unpacked(boss.heard[0][1], **about)
+                            assert answer.digest == digest_of(data)
+                            return answer
                         await asyncio.sleep(0.02)
                     assert not answered, "no answer"
                     return None
@@ -69,15 +69,15 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
                     return packed(Message(Kind.REQUEST, study.hash, round, values))
 
                 async def refused(data: bytes, code: str) -> None:
-                    said = await ask(data)
-                    assert said is not None
-                    assert (said.kind, said.code) == (Kind.REFUSED, code)
+                    answer = await ask(data)
+                    assert answer is not None
+                    assert (answer.kind, answer.code) == (Kind.REFUSED, code)
 
                 async def upload(data: bytes) -> bytes:
-                    said = await ask(data)
-                    assert said is not None
-                    assert said.kind is Kind.UPLOAD, said
-                    return said.values.tobytes()  # type: ignore[union-attr]
+                    answer = await ask(data)
+                    assert answer is not None
+                    assert answer.kind is Kind.UPLOAD, answer
+                    return answer.values.tobytes()  # type: ignore[union-attr]
 
                 present = await ask(packed(Message(Kind.CALL, study.hash)))
                 assert present is not None
@@ -96,16 +96,16 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
                 await refused(nan, "request-malformed")
                 second = await upload(request(2, zeros + 0.5))
                 assert second != first
-                assert await upload(request(1)) == first  # it repeats what it said, and no more
+                assert await upload(request(1)) == first  # it only repeats earlier answers
                 await refused(request(2, zeros - 0.5), "round-forked")
-                await upload(request(3, np.full(study.shape, 1e308)))  # absurd, and harmless
+                await upload(request(3, np.full(study.shape, 1e308)))  # an extreme but harmless point
                 await refused(request(5), "round-over")
-                await ask(packed(Message(Kind.END, study.hash, 1)), answered=False)  # false: it ends the study early
+                await ask(packed(Message(Kind.END, study.hash, 1)), answered=False)  # a false end message
                 await refused(request(4), "study-closed")
                 boss.heard.clear()
                 await boss.say(f"dpadmm.{other.hash}.down", packed(Message(Kind.CALL, other.hash)))
                 await asyncio.sleep(0.3)
-                assert not boss.heard  # of a study that was never accepted it does not even say no
+                assert not boss.heard  # no reply at all for a study that was never accepted
 
         asyncio.run(talk())
         assert all.agents["a"].running()
@@ -113,8 +113,8 @@ def test_forks_skips_replays_other_studies_and_garbage(tmp_path: Path) -> None:
         for words in ("round-missed", "round-forked", "round-over", "another study", "not finite", "of shape"):
             assert words in log, words
         all.agents["a"].end()
-        book = read_ledger(all.sites["a"].ledger)
-        assert len(book.accounts[study.hash].rounds) == 3
-        assert book.accounts[study.hash].ending == "end"
-        assert float(book.spent) <= book.cap
-        assert list(book.accounts) == [study.hash]
+        state = read_ledger(all.sites["a"].ledger)
+        assert len(state.accounts[study.hash].rounds) == 3
+        assert state.accounts[study.hash].ending == "end"
+        assert float(state.spent) <= state.cap
+        assert list(state.accounts) == [study.hash]

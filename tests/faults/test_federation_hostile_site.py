@@ -1,4 +1,4 @@
-"""A site with a valid certificate that sends whatever it likes: it is named, and the others go on."""
+"""A site with a valid certificate that sends arbitrary answers: it is named, and the others continue."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dpadmm.studies.study import Study
 
 
 def upload(study: Study, asked: bytes, values: np.ndarray) -> Message:
-    """What an honest site would say, with other numbers."""
+    """Return the upload of an honest site with other numbers."""
     k = unpacked(asked, study=study.hash, shape=lambda _: study.broadcast_shape, from_site=False).round
     return Message(Kind.UPLOAD, study.hash, k, values, digest_of(asked), n_rows=60, rows_per_person=1)
 
 
 def answers(study: Study, asked: bytes) -> dict[str, bytes]:
-    """What it says to a request: each is wrong in one way, which the journal will tell."""
+    """Return the answers to a request. Each is wrong in one way, which the journal records."""
     good = upload(study, asked, np.zeros(study.shape))
     k, digest, plain = good.round, good.digest, packed(good)
     nan = packed(good)[: HEAD.size] + np.full(study.shape, math.nan).tobytes()
@@ -47,7 +47,7 @@ def answers(study: Study, asked: bytes) -> dict[str, bytes]:
     }
 
 
-def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
+def test_garbage_nan_huge_old_and_foreign_answers_are_rejected(tmp_path: Path) -> None:
     study = small_study(30, quorum=3, deadline=3.0)
     with Federation(tmp_path, study, ("a", "b", "c", "evil")) as all:
         all.accept("a", "b", "c")
@@ -69,7 +69,7 @@ def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
                         kind = unpacked(
                             asked, study=study.hash, shape=lambda _: study.broadcast_shape, from_site=False
                         ).kind
-                        if kind is Kind.CALL:  # so that it is waited for in the first round, in which it lies
+                        if kind is Kind.CALL:  # so that the server waits for its false answer in round 1
                             present = Message(Kind.PRESENT, study.hash, 0, None, digest_of(asked), 60, 1)
                             await evil.say(up, packed(present))
                         elif kind is Kind.REQUEST:
@@ -78,13 +78,13 @@ def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
                                 sent.update(answers(study, asked))
                             for data in answers(study, asked).values() if len(first) == 1 else ():
                                 await evil.say(up, data)
-                                await asyncio.sleep(0.02)  # of too many at once the oldest go unread
+                                await asyncio.sleep(0.02)  # if there are too many, the oldest are dropped
                             if len(first) == 1:
-                                await evil.say(up, os.urandom(8 * 2**20 - 1))  # all that the broker carries
+                                await evil.say(up, os.urandom(8 * 2**20 - 1))  # the broker's maximum message size
                             await evil.say(f"dpadmm.{study.hash}.up.a", b"as another")
                             await evil.say(down, asked)
                             old = upload(study, first[0], np.ones(study.shape))
-                            if asked != first[0]:  # which is asked for again and again
+                            if asked != first[0]:  # which is requested repeatedly
                                 await evil.say(up, packed(old._replace(digest=digest_of(asked))))
                             refused.extend(evil.refused)
                     await asyncio.sleep(0.005)
@@ -102,12 +102,12 @@ def test_garbage_nan_huge_old_and_foreign_answers(tmp_path: Path) -> None:
             assert isinstance(result, asyncio.CancelledError | nats.errors.Error), result
 
         asyncio.run(both())
-        told = [line for line in all.events().splitlines() if line.startswith("evil: ")]
+        events = [line for line in all.events().splitlines() if line.startswith("evil: ")]
         assert len(sent) == 12
         for words in sent:
-            assert any(words in line for line in told), words
-        assert any("invalid message size" in line for line in told)
-        assert any("answer to a different request for round" in line for line in told)
+            assert any(words in line for line in events), words
+        assert any("invalid message size" in line for line in events)
+        assert any("answer to a different request for round" in line for line in events)
         assert any("permissions violation" in text.lower() for text in refused), refused
         with Journal.open(all.journal, read_only=True) as journal:
             assert {name: len(journal.answered()[name]) for name in "abc"} == dict.fromkeys("abc", 30)

@@ -1,6 +1,6 @@
-"""kill -9 of agents, aggregator and broker at random moments: the run ends as if nothing had happened.
+"""kill -9 of sites, server and broker at random moments: the run has the same result as without kills.
 
-``make torture`` runs the long form: 200 kills of each kind over repeated runs.
+``make torture`` runs the long version: 200 kills of each kind over repeated runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAITS_FOR_ALL = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
 
 
 def killed_run(all: Federation, chance: random.Random) -> int:
-    """A run with kills until it is over; how many there were."""
+    """Run with kills until the study ends. Return the number of kills."""
     all.accept()
     all.begin()
     all.start()
@@ -40,7 +40,7 @@ def killed_run(all: Federation, chance: random.Random) -> int:
         else:
             all.agents[who].kill()
             all.start(who)
-        time.sleep(chance.choice([0.0, chance.uniform(0.0, 1.0)]))  # or two at once
+        time.sleep(chance.choice([0.0, chance.uniform(0.0, 1.0)]))  # or two at the same time
     return IN_A_RUN
 
 
@@ -49,16 +49,14 @@ KINDS = {"all": WAITS_FOR_ALL, "quorum": {"quorum": 2, "deadline": 0.5}, "masked
 
 
 @pytest.mark.parametrize("more", KINDS.values(), ids=KINDS)
-def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
-    tmp_path: Path, more: dict[str, object]
-) -> None:
+def test_run_with_random_kills_has_the_same_result(tmp_path: Path, more: dict[str, object]) -> None:
     kills = 0
     for run in count():
         seed = random.randrange(2**32)
         (tmp_path / str(run)).mkdir()
         with Federation(tmp_path / str(run), small_study(150, **more)) as all:
             kills += killed_run(all, random.Random(seed))
-            assert all.finished(180) == 0, (seed, all.said)
+            assert all.finished(180) == 0, (seed, all.output)
             found = all.check()
         with (tmp_path / "kills.txt").open("a") as out:
             out.write(f"run {run}, seed {seed}, {kills} kills, {found}\n")

@@ -1,4 +1,4 @@
-"""Between sites and broker: a bad network, a broker that is away, wrong and expired certificates."""
+"""Between sites and broker: an unreliable network, a broker that is down, wrong and expired certificates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG = logging.getLogger("test")
 BAD = Faults(delay=0.001, jitter=0.004, stall=0.02, stall_seconds=0.2, loss=0.005, cut=0.01)
 
 
-def test_over_a_bad_network_the_same_and_nothing_to_overhear(tmp_path: Path) -> None:
+def test_run_over_an_unreliable_network_has_the_same_result_and_no_plain_text(tmp_path: Path) -> None:
     study = small_study(60, quorum=1, deadline=0.5)
     authority = Authority.create(tmp_path / "aggregator", hosts=["localhost"], port=free_port())
 
@@ -40,7 +40,7 @@ def test_over_a_bad_network_the_same_and_nothing_to_overhear(tmp_path: Path) -> 
                     await asyncio.sleep(0.05)
                 proxy.cut_all()
                 await asyncio.sleep(0.2)
-                proxy.hold()  # nobody is told that the line is dead
+                proxy.hold()  # the connection is not closed, so neither side notices
                 await asyncio.sleep(0.7)
                 proxy.release()
                 await asyncio.wait_for(running, 120)
@@ -55,7 +55,7 @@ def test_over_a_bad_network_the_same_and_nothing_to_overhear(tmp_path: Path) -> 
         assert secret not in proxy.seen
 
 
-def test_a_broker_that_cannot_be_started_again_for_a_while(tmp_path: Path) -> None:
+def test_run_survives_a_broker_that_is_down_for_a_while(tmp_path: Path) -> None:
     study = small_study(120, allow_missed_rounds=False, quorum=None, deadline=None)
     with Federation(tmp_path, study) as all:
         all.accept()
@@ -67,7 +67,7 @@ def test_a_broker_that_cannot_be_started_again_for_a_while(tmp_path: Path) -> No
         all.aggregator.send_signal(signal.SIGSTOP)
         all.kill_broker()
         wait_for(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not _words(pid))
-        with socket.socket() as other:  # another program has the port
+        with socket.socket() as other:  # another program uses the port
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             wait_for(lambda: _bound(other, all.authority.settings.port))
             other.listen()
@@ -93,7 +93,7 @@ def _bound(other: socket.socket, port: int) -> bool:
     return True
 
 
-def test_another_authority_and_an_expired_certificate(tmp_path: Path) -> None:
+def test_other_authority_and_expired_certificate_are_refused(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     study = small_study(15, quorum=2, deadline=0.5)
     names = ("a", "b", "expired", "stranger")
@@ -114,7 +114,7 @@ def test_another_authority_and_an_expired_certificate(tmp_path: Path) -> None:
         all.broker.start()
         Journal.begin(all.journal, study, names)
         all.start()
-        all.start_wait = 3.0  # for the stranger, who never comes
+        all.start_wait = 3.0  # for the site with the wrong certificate, which never connects
         all.serve()
         assert all.finished() == 0
         wait_for(lambda: "connection" in all.log("expired"))

@@ -1,4 +1,4 @@
-"""What happens at sites: copied folders, old ledgers, full disks, coming late, leaving early, revocation."""
+"""Faults at sites: copied folders, old ledgers, full disks, joining late, leaving early, revocation."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ ALL_TIMES = {"allow_missed_rounds": False, "quorum": None, "deadline": None}
 
 
 def rounds_of(all: Federation, *places: str) -> list[set[int]]:
-    """The rounds that the ledgers in these folders were charged for."""
+    """Return the rounds charged in the ledgers of these folders."""
     books = [read_ledger(all.folder / place / "ledger") for place in places]
-    return [set(book.accounts[all.study.hash].rounds) for book in books]
+    return [set(state.accounts[all.study.hash].rounds) for state in books]
 
 
 def alarms_at(folder: Path) -> list[str]:
     return [alarm.code for alarm in site_alarms(read_status(folder / "status.json"), folder)]
 
 
-def test_a_clone_that_runs_beside_its_site_is_refused_and_both_are_told(tmp_path: Path) -> None:
+def test_clone_of_a_running_site_is_refused_and_both_are_notified(tmp_path: Path) -> None:
     with Federation(tmp_path, small_study(5_000)) as all:
         all.accept()
         all.begin()
@@ -52,7 +52,7 @@ def test_a_clone_that_runs_beside_its_site_is_refused_and_both_are_told(tmp_path
         assert second.process.wait(30) == 75
         assert "in use by another process" in second.output
         assert "Traceback" not in second.output
-        copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))  # key and ledger in two places
+        copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))  # two copies of key and ledger
         try:
             wait_for(lambda: "another process answers for this site" in all.log("copy"))
             wait_for(lambda: "was refused: does a copy of this folder run?" in all.log("a"))
@@ -70,14 +70,14 @@ def test_a_clone_that_runs_beside_its_site_is_refused_and_both_are_told(tmp_path
             assert set(journal.answered()["a"]) <= original
 
 
-def test_a_clone_takes_over_from_a_site_that_is_gone_and_then_the_site_is_refused(tmp_path: Path) -> None:
+def test_clone_takes_over_from_a_stopped_site_which_is_then_refused(tmp_path: Path) -> None:
     with Federation(tmp_path, small_study(2_000, quorum=2, deadline=0.5)) as all:
         all.accept()
         all.begin()
         all.start()
         all.serve()
         all.after_round(3)
-        all.agents["a"].end()  # a site that moves: the copy has all of its records
+        all.agents["a"].end()  # a moved site: the copy has all records
         shutil.copytree(tmp_path / "a", tmp_path / "copy")
         copied = agent_process(read_site(tmp_path / "copy" / "site.toml"))
         try:
@@ -95,8 +95,8 @@ def test_a_clone_takes_over_from_a_site_that_is_gone_and_then_the_site_is_refuse
             assert set(journal.answered()["a"]) <= after
 
 
-def test_an_old_ledger_put_back(tmp_path: Path) -> None:
-    """Also in a study that may miss rounds, where the rounds themselves tell nothing; and what its owner can do."""
+def test_old_ledger_is_detected_and_can_be_restored(tmp_path: Path) -> None:
+    """This includes a study with allowed dropouts, where round numbers do not reveal it, and what its owner can do."""
     with Federation(tmp_path, small_study(4_000, quorum=2, deadline=0.5)) as all:
         all.accept()
         all.begin()
@@ -110,25 +110,25 @@ def test_an_old_ledger_put_back(tmp_path: Path) -> None:
         shutil.copytree(ledger, newer)
         for path in ledger.glob(f"{DATABASE}*"):
             path.unlink()
-        shutil.copy(old / DATABASE, ledger / DATABASE)  # the mark is newer: it is missed
+        shutil.copy(old / DATABASE, ledger / DATABASE)  # the mark is newer, so the missing records are detected
         all.start("a")
         assert all.agents["a"].process.wait(30) == 2
         assert "cannot be trusted" in all.agents["a"].output
         shutil.rmtree(ledger)
-        shutil.copytree(old, ledger)  # with the mark: the files cannot tell, and the aggregator can
+        shutil.copytree(old, ledger)  # with the mark: only the server can detect it
         all.start("a")
         wait_for(lambda: "a: refused: ledger-behind" in all.events())
         all.agents["a"].end()
         assert not rounds_of(all, "a")[0]
         shutil.rmtree(ledger)
-        shutil.copytree(newer, ledger)  # the right one: it goes on as if nothing had been
+        shutil.copytree(newer, ledger)  # the right one: the study continues
         answered = rounds_of(all, "a")[0]
         all.start("a")
         wait_for(lambda: rounds_of(all, "a")[0] > answered)
         all.agents["a"].end()
         shutil.rmtree(ledger)
         shutil.copytree(old, ledger)
-        restore(all.sites["a"], None, [])  # the owner says so, at the price of the whole study
+        restore(all.sites["a"], None, [])  # the owner confirms, and the whole study is charged
         all.start("a")
         wait_for(lambda: "a: refused: study-closed" in all.events())
         wait_for(lambda: not {"ledger-behind", "study-blocked"} & set(alarms_at(tmp_path / "a")))
@@ -142,7 +142,7 @@ def limited(pid: int, size: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="files of another process cannot be limited")
-def test_full_disks(tmp_path: Path) -> None:
+def test_full_disks_stop_sites_and_server_without_loss(tmp_path: Path) -> None:
     with Federation(tmp_path, small_study(40, **ALL_TIMES), limit=9.0) as all:
         all.accept()
         all.begin()
@@ -150,7 +150,7 @@ def test_full_disks(tmp_path: Path) -> None:
         all.all_connected()
         wait_for(lambda: "enrolled," in all.log("a"))
         agent = all.agents["a"].process.pid
-        limited(agent, 4_000)  # less than a record needs, enough for some lines of the log
+        limited(agent, 4_000)  # too little for a record, enough for some log lines
         limited(all.serve().pid, 120_000)
         wait_for(lambda: "a: refused: ledger-failed" in all.events())
         assert "(ledger-failed)" in all.log("a")
@@ -158,16 +158,16 @@ def test_full_disks(tmp_path: Path) -> None:
         assert "not-running" not in alarms_at(tmp_path / "a")
         assert all.rounds_done == 0
         limited(agent, resource.RLIM_INFINITY)
-        assert all.finished() == 75  # the journal cannot grow: a service starts it again
+        assert all.finished() == 75  # the journal cannot grow: a service manager restarts the server
         assert 0 < all.rounds_done < 40
         assert "a: reconnected" in all.events()
-        assert "closed rounds are stored: fix the cause, then resume" in " ".join(all.said.split())
-        assert "Traceback" not in all.said
+        assert "closed rounds are stored: fix the cause, then resume" in " ".join(all.output.split())
+        assert "Traceback" not in all.output
         all.serve()
         assert all.finished() == 0
         other = small_study(5, name="other")
         accept(all.sites["a"], other)
-        limited(agent, 20_000)  # to leave must be written down, too
+        limited(agent, 20_000)  # leaving must also be recorded
         decide(tmp_path / "a", other, "left")
         wait_for(lambda: "left, but still open in the ledger" in all.log("a"))
         assert all.agents["a"].running()
@@ -176,7 +176,7 @@ def test_full_disks(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="files of another process cannot be limited")
-def test_a_broker_on_a_full_disk_is_reported_as_running(tmp_path: Path, process) -> None:
+def test_broker_on_a_full_disk_is_reported_as_running(tmp_path: Path, process) -> None:
     with Federation(tmp_path, small_study()) as all:
         keeper, status = all.keep_broker(), all.authority.folder / STATUS
         wait_for(lambda: status.exists() and is_live(read_status(status, ServerStatus)))
@@ -192,7 +192,7 @@ def test_a_broker_on_a_full_disk_is_reported_as_running(tmp_path: Path, process)
         wait_for(lambda: process("server", "status", "--health", "--folder", all.authority.folder).code == 1)
 
 
-def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
+def test_sites_that_join_late_leave_early_or_are_revoked(tmp_path: Path, process) -> None:
     rounds, names = 150, ("a", "b", "early", "late", "out")
     with Federation(tmp_path, small_study(rounds, quorum=2, deadline=0.5), names) as all:
         all.accept("a", "b", "early", "out")
@@ -202,7 +202,7 @@ def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
         all.all_connected("a", "b", "early", "out")
         aggregator = all.serve()
         all.after_round(2)
-        aggregator.send_signal(signal.SIGSTOP)  # so that there are rounds left for what comes now
+        aggregator.send_signal(signal.SIGSTOP)  # leaves rounds for the rest of the test
         left = process("site", "leave", all.study.hash, "--site", tmp_path / "early" / "site.toml")
         assert left.code == 0, left.err
         revoked = process("server", "revoke", "out", "--folder", all.authority.folder)
@@ -212,9 +212,9 @@ def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
         all.all_connected("late")
         aggregator.send_signal(signal.SIGCONT)
         assert all.finished() == 0
-        told = all.events()
-        assert "out: certificate revoked" in told
-        assert "late: connected" in told
+        events = all.events()
+        assert "out: certificate revoked" in events
+        assert "late: connected" in events
         assert "left by the owner" in all.log("early")
         wait_for(lambda: "lost" in all.log("out"))
         with Journal.open(all.journal, read_only=True) as journal:
@@ -225,8 +225,8 @@ def test_coming_late_leaving_early_and_revoked(tmp_path: Path, process) -> None:
         assert read_ledger(all.sites["early"].ledger).accounts[all.study.hash].closed
 
 
-def test_a_site_that_is_gone_from_a_quarter_to_three_quarters_is_left_out_as_in_a_simulation(tmp_path: Path) -> None:
-    """``benchmarks/absences.py`` has the losses of simulations, with which this run agrees bit by bit."""
+def test_dropout_of_a_site_matches_the_simulation(tmp_path: Path) -> None:
+    """``benchmarks/absences.py`` contains the losses of simulations, which this run reproduces bit by bit."""
     rounds = 200
     with Federation(tmp_path, small_study(rounds, method="auto", quorum=2, deadline=2.0)) as all:
         all.accept()
@@ -237,7 +237,7 @@ def test_a_site_that_is_gone_from_a_quarter_to_three_quarters_is_left_out_as_in_
         all.agents["c"].kill()
         all.after_round(3 * rounds // 4)
         all.start("c")
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         with Journal.open(all.journal, read_only=True) as journal:
             answered = journal.answered()
         assert 0 < len(answered["c"]) <= rounds - rounds // 3 < len(answered["a"])

@@ -1,6 +1,6 @@
-"""Attacks on a guard: forks, replays, changed studies, changed rows, old copies, damage, two processes.
+"""Attacks on a guard: forks, replays, changed studies and rows, old copies, damage, two processes.
 
-``make torture`` runs the long form: 10,000 flips and truncations.
+``make torture`` runs the long version: 10,000 flips and truncations.
 """
 
 from __future__ import annotations
@@ -73,43 +73,43 @@ def guard(folder):
         yield guard
 
 
-def books(guard: Guard) -> tuple[Any, ...]:
-    """All that the ledger says."""
+def ledger_records(guard: Guard) -> tuple[Any, ...]:
+    """Return everything that the ledger stores."""
     return tuple(guard._ledger.status().records)
 
 
 # The same round again
 
 
-def test_a_repeated_request_gets_the_same_bytes_and_costs_nothing(guard):
+def test_repeated_request_returns_the_same_bytes_at_no_cost(guard):
     first = guard.answer(HASH, 1, POINT, b"memo")
-    before = books(guard)
+    before = ledger_records(guard)
     for _ in range(5):
         again = guard.answer(HASH, 1, POINT.copy(), b"memo")
         assert again.tobytes() == first.tobytes()
-        again[:] = 0  # what was given out is a copy
-    assert books(guard) == before
+        again[:] = 0  # the returned answer is a copy
+    assert ledger_records(guard) == before
 
 
 @pytest.mark.parametrize(
     ("point", "memo"),
     [(POINT + 1e-300, b""), (-POINT, b""), (POINT, b"x"), (POINT, b"\0"), (np.full((D, 1), 1.7e308), b"")],
 )
-def test_another_request_for_an_answered_round_is_refused(guard, point, memo):
+def test_answered_round_refuses_another_request(guard, point, memo):
     guard.answer(HASH, 1, POINT)
-    before = books(guard)
+    before = ledger_records(guard)
     assert refusal(guard.answer, HASH, 1, point, memo).code == "round-forked"
-    assert books(guard) == before
+    assert ledger_records(guard) == before
 
 
-def test_memo_and_point_cannot_be_traded_for_one_another(guard):
-    """Bytes of the point moved into the memo, or the other way, are another request."""
+def test_memo_and_point_are_separated_in_the_request_digest(guard):
+    """Bytes moved from the point to the memo, or back, make another request."""
     guard.answer(HASH, 1, POINT, POINT[:1].tobytes())
     assert refusal(guard.answer, HASH, 1, POINT, b"").code == "round-forked"
     assert refusal(guard.answer, HASH, 1, POINT, b"12345678").code == "round-forked"
 
 
-def test_of_many_forked_requests_at_once_one_is_answered(guard):
+def test_one_of_many_concurrent_forked_requests_is_answered(guard):
     def ask(i: int) -> bytes | str:
         try:
             return guard.answer(HASH, 1, POINT + i % 4).tobytes()
@@ -117,17 +117,17 @@ def test_of_many_forked_requests_at_once_one_is_answered(guard):
             return refused.code
 
     with ThreadPoolExecutor(8) as pool:
-        said = set(pool.map(ask, range(16)))
-    assert len(said) == 2
-    assert "round-forked" in said
+        results = set(pool.map(ask, range(16)))
+    assert len(results) == 2
+    assert "round-forked" in results
     assert guard._ledger.status().spent == Fraction(PRICE)
 
 
-def test_two_guards_on_one_ledger_cannot_both_answer_a_round(folder):
+def test_two_guards_on_one_ledger_answer_a_round_once(folder):
     with Ledger.open(folder, cap=POLICY.cap, create=True) as ledger, ThreadPoolExecutor(2) as pool:
         guards = [Guard(POLICY, ledger, tiny(*rows())) for _ in range(2)]
-        for each in guards:
-            each.enrol(STUDY)
+        for item in guards:
+            item.enrol(STUDY)
 
         def ask(guard: Guard, round: int) -> bytes | str:
             try:
@@ -136,53 +136,53 @@ def test_two_guards_on_one_ledger_cannot_both_answer_a_round(folder):
                 return refused.code
 
         for round in range(1, ROUNDS + 1):
-            said = list(pool.map(ask, guards, [round, round]))
-            assert sum(isinstance(each, bytes) for each in said) == 1
-            assert {each for each in said if isinstance(each, str)} <= {"round-forked", "round-old"}
+            results = list(pool.map(ask, guards, [round, round]))
+            assert sum(isinstance(result, bytes) for result in results) == 1
+            assert {result for result in results if isinstance(result, str)} <= {"round-forked", "round-old"}
         assert ledger.status().spent == ROUNDS * Fraction(PRICE)
 
 
 # Rounds out of order
 
 
-def test_rounds_come_one_by_one_and_end(guard):
+def test_rounds_must_be_consecutive_and_within_the_plan(guard):
     assert refusal(guard.answer, HASH, 2, POINT).code == "round-missed"
     for round in range(1, ROUNDS + 1):
         guard.answer(HASH, round, POINT)
-    before = books(guard)
+    before = ledger_records(guard)
     for round in (ROUNDS + 1, 2**62, 2**63, 10**400):
         assert refusal(guard.answer, HASH, round, POINT).code == "round-over"
     for round in (0, -1, -(10**400)):
         assert refusal(guard.answer, HASH, round, POINT).code == "request-malformed"
-    assert books(guard) == before
+    assert ledger_records(guard) == before
     assert guard._ledger.status().spent == ROUNDS * Fraction(PRICE)
 
 
-def test_where_absences_are_declared_rounds_may_be_missed_but_not_taken_back(folder):
+def test_missed_rounds_cannot_be_answered_later(folder):
     absent = replace(STUDY, allow_missed_rounds=True)
     with guarded(folder) as guard:
         agent = Agent(guard, absent)
-        said = {round: agent.step(round, consensus(round)).tobytes() for round in (2, 5, ROUNDS)}
+        uploads = {round: agent.step(round, consensus(round)).tobytes() for round in (2, 5, ROUNDS)}
         for round in (1, 3, ROUNDS - 1):
             assert refusal(agent.step, round, consensus(round)).code == "round-old"
         assert refusal(agent.step, ROUNDS + 1, POINT).code == "round-over"
     with guarded(folder) as guard:
         agent = Agent(guard, absent)
         assert agent.last_round == ROUNDS
-        for round, upload in said.items():
+        for round, upload in uploads.items():
             assert agent.step(round, consensus(round)).tobytes() == upload
         assert guard._ledger.status().spent == 3 * Fraction(PRICE)
 
 
-def test_who_left_is_asked_no_more_and_cannot_come_back(folder):
+def test_study_that_was_left_cannot_be_continued(folder):
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
-        said = play(agent, 2)
+        uploads = play(agent, 2)
         guard.leave(HASH)
         guard.leave(HASH)
         assert guard.ledger_state.accounts[HASH].ending == "close"
         assert refusal(agent.step, 3, consensus(3)).code == "study-closed"
-        assert agent.step(2, consensus(2)).tobytes() == said[2]
+        assert agent.step(2, consensus(2)).tobytes() == uploads[2]
         assert refusal(agent.step, 2, POINT).code == "round-forked"
         assert refusal(guard.enrol, STUDY).code == "study-changed"
     with guarded(folder) as guard:
@@ -198,8 +198,8 @@ def test_who_left_is_asked_no_more_and_cannot_come_back(folder):
 # Another study under an old name
 
 
-class Forged:
-    """A study whose terms are not what its hash says."""
+class ForgedStudy:
+    """A study whose terms do not match its hash."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -226,22 +226,22 @@ def field(name: str) -> str:
     return name.partition(",")[0]
 
 
-def test_every_field_of_the_terms_is_tried():
+def test_all_fields_of_the_terms_are_covered():
     assert {field(name) for name in OTHER_TERMS} == set(Terms._fields)
     assert all(value != getattr(STUDY.terms, field(name)) for name, value in OTHER_TERMS.items())
 
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("name", OTHER_TERMS)
-def test_terms_changed_under_the_same_hash_are_refused(folder, name, restart):
-    forged = Forged(STUDY.terms._replace(**{field(name): OTHER_TERMS[name]}))
+def test_changed_terms_with_the_same_hash_are_refused(folder, name, restart):
+    forged = ForgedStudy(STUDY.terms._replace(**{field(name): OTHER_TERMS[name]}))
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
-        said = play(agent, 1)
-        before = books(guard)
+        uploads = play(agent, 1)
+        before = ledger_records(guard)
         if not restart:
             _check_forged(guard, forged, name, before)
-            assert agent.step(1, consensus(1)).tobytes() == said[1]
+            assert agent.step(1, consensus(1)).tobytes() == uploads[1]
     if restart:
         with guarded(folder) as guard:
             _check_forged(guard, forged, name, before)
@@ -249,15 +249,15 @@ def test_terms_changed_under_the_same_hash_are_refused(folder, name, restart):
                 assert refusal(guard.answer, HASH, 2, POINT).code == "study-unknown"
 
 
-def _check_forged(guard: Guard, forged: Forged, name: str, before: tuple[Any, ...]) -> None:
-    if name == "hash":  # a study of its own, with a reservation of its own
+def _check_forged(guard: Guard, forged: ForgedStudy, name: str, before: tuple[Any, ...]) -> None:
+    if name == "hash":  # a separate study with its own reservation
         guard.enrol(forged)
-        assert books(guard)[: len(before)] == before
-        assert [record.kind for record in books(guard)[len(before) :]] == ["reserve"]
+        assert ledger_records(guard)[: len(before)] == before
+        assert [record.kind for record in ledger_records(guard)[len(before) :]] == ["reserve"]
     else:
         expected = {"statistics, wider": "study-unfit", "masking": "policy-aggregation"}.get(name, "study-changed")
         assert refusal(guard.enrol, forged).code == expected
-        assert books(guard) == before
+        assert ledger_records(guard) == before
 
 
 OTHER_TRAINING: dict[str, Any] = {
@@ -272,13 +272,13 @@ BUDGETS = ("epsilon", "round_epsilon", "noise_multiplier")
 
 
 def changed_studies() -> dict[str, Callable[[], Any]]:
-    """The small study with one thing changed, for everything that there is in a study."""
+    """Yield the small study with one change, for every setting of a study."""
 
     def trained(name: str) -> Any:
         own = DEPLOYABLE_OWNERS.get(name, {})
         spent = dict.fromkeys(BUDGETS) if name in BUDGETS else {}
         training = STUDY.training.with_changes(**nest({**own, **spent, name: OTHER_TRAINING[name]}))
-        constants = [each.name for each in provenance_parameters()]
+        constants = [parameter.name for parameter in provenance_parameters()]
         more: dict[str, Any] = {"provenance": {name: "assumed"}} if name in constants else {}
         if training.loss.task == "regression":
             more["classes"] = None
@@ -299,14 +299,14 @@ def changed_studies() -> dict[str, Callable[[], Any]]:
     return changes | {name: lambda name=name: trained(name) for name in FIXED}
 
 
-def test_every_setting_of_a_study_is_tried():
+def test_all_settings_of_a_study_are_covered():
     assert OTHER_TRAINING.keys() == set(FIXED)
 
 
 @pytest.mark.parametrize("name", changed_studies())
-def test_a_study_with_anything_changed_is_another_study(guard, name):
+def test_any_changed_setting_changes_the_study_hash(guard, name):
     guard.answer(HASH, 1, POINT)
-    before = books(guard)
+    before = ledger_records(guard)
     try:
         other = changed_studies()[name]()
     except DPADMMError:
@@ -321,9 +321,9 @@ def test_a_study_with_anything_changed_is_another_study(guard, name):
         code = refused.code
     if code:
         assert code in ("study-unfit", "budget-cap", "policy-loss", "policy-method")
-        assert books(guard) == before
+        assert ledger_records(guard) == before
     else:
-        assert books(guard)[: len(before)] == before
+        assert ledger_records(guard)[: len(before)] == before
         assert guard._ledger.status().accounts[HASH].spent == Fraction(PRICE)
         assert len(guard._ledger.status().accounts) == 2
 
@@ -349,7 +349,7 @@ CHANGED_ROWS = {
 
 @pytest.mark.parametrize("kind", ["tiny", "own", "sparse"])
 @pytest.mark.parametrize("change", CHANGED_ROWS)
-def test_rows_may_not_change_during_a_study(folder, change, kind):
+def test_changed_rows_are_refused_during_a_study(folder, change, kind):
     def opened(features, labels):
         if kind == "tiny":
             return tiny(features, labels)
@@ -362,18 +362,18 @@ def test_rows_may_not_change_during_a_study(folder, change, kind):
     features[0, 0] = 0.0
     other = CHANGED_ROWS[change](features.copy(), labels.copy())
     with guarded(folder, opened(features, labels)) as guard:
-        said = play(Agent(guard, STUDY), 1)
+        uploads = play(Agent(guard, STUDY), 1)
     if not (kind == "sparse" and change == "the sign of a zero"):  # zeros are not stored
         with guarded(folder, opened(*other)) as guard:
-            before = books(guard)
+            before = ledger_records(guard)
             assert refusal(guard.enrol, STUDY).code == "data-changed"
             assert refusal(guard.answer, HASH, 2, POINT).code == "study-unknown"
-            assert books(guard) == before
+            assert ledger_records(guard) == before
     with guarded(folder, opened(features, labels)) as guard:
-        assert Agent(guard, STUDY).step(1, consensus(1)).tobytes() == said[1]
+        assert Agent(guard, STUDY).step(1, consensus(1)).tobytes() == uploads[1]
 
 
-def test_rows_that_change_in_memory_do_not_reach_the_guard(folder):
+def test_guard_ignores_changes_of_rows_in_memory(folder):
     features, labels = rows()
     with guarded(folder, lambda study: private(features, labels)) as guard:
         rows_held = guard.enrol(STUDY).rows
@@ -383,8 +383,8 @@ def test_rows_that_change_in_memory_do_not_reach_the_guard(folder):
         assert refusal(guard.enrol, STUDY).code == "data-changed"
 
 
-def test_rows_that_change_in_a_mapped_file_do_not_reach_the_guard(folder):
-    """Lengths of rows are taken once: a row that grew afterwards would not be shortened any more."""
+def test_guard_ignores_changes_of_rows_in_a_mapped_file(folder):
+    """Row norms are computed once, so a row that grew afterwards would not be clipped."""
     features, labels = rows()
     np.save(folder / "rows.npy", features)
     mapped = np.load(folder / "rows.npy", mmap_mode="r")
@@ -405,18 +405,18 @@ def test_rows_that_change_in_a_mapped_file_do_not_reach_the_guard(folder):
         ({"unit": PrivacyUnit(2)}, "study-changed"),
     ],
 )
-def test_a_stricter_policy_stops_a_study_that_has_begun(folder, change, code):
+def test_stricter_policy_stops_a_running_study(folder, change, code):
     with guarded(folder) as guard:
         play(Agent(guard, STUDY), 1)
     with guarded(folder, policy=replace(POLICY, **change)) as guard:
-        before = books(guard)
+        before = ledger_records(guard)
         assert refusal(guard.enrol, STUDY).code == code
-        assert books(guard) == before
+        assert ledger_records(guard) == before
     with guarded(folder) as guard:
         play(Agent(guard, STUDY), 2)
 
 
-def test_a_smaller_epsilon_ends_a_study_early(folder):
+def test_lowered_epsilon_ends_a_study_early(folder):
     with guarded(folder) as guard:
         play(Agent(guard, STUDY), 4)
     smaller = replace(POLICY, epsilon=0.5)
@@ -432,7 +432,7 @@ def test_a_smaller_epsilon_ends_a_study_early(folder):
         assert refusal(Agent(guard, STUDY).step, affordable + 1, POINT).code == "budget-cap"
 
 
-def test_three_rows_of_a_person_cost_nine_times_as_much(folder):
+def test_three_rows_per_person_cost_nine_times_as_much(folder):
     policy = replace(POLICY, unit=PrivacyUnit(3))
     few = study(n_rounds=3)
     with guarded(folder, policy=policy) as guard:
@@ -444,7 +444,7 @@ def test_three_rows_of_a_person_cost_nine_times_as_much(folder):
 
 
 @pytest.mark.parametrize("error", [DPADMMError, ValueError, KeyError, OSError, MemoryError])
-def test_what_is_wrong_with_rows_is_not_said(folder, error):
+def test_errors_of_rows_are_not_revealed(folder, error):
     def unreadable(study: Any) -> Any:
         raise error("row 17 has 0.7263")
 
@@ -456,11 +456,11 @@ def test_what_is_wrong_with_rows_is_not_said(folder, error):
 
 
 @pytest.mark.parametrize("error", [DPADMMError, FloatingPointError, MemoryError, KeyError])
-def test_a_gradient_that_fails_is_refused_unspent_and_says_nothing(guard, monkeypatch, error):
+def test_failed_gradient_is_refused_without_charge_or_details(guard, monkeypatch, error):
     def fail(*_: object) -> None:
         raise error("row 17 has 0.7263")
 
-    before = books(guard)
+    before = ledger_records(guard)
     with monkeypatch.context() as patch:
         patch.setattr("guards.TinyRows.total", fail)
         refused = refusal(guard.answer, HASH, 1, POINT)
@@ -468,24 +468,24 @@ def test_a_gradient_that_fails_is_refused_unspent_and_says_nothing(guard, monkey
     assert "17" not in repr(refused)
     assert refused.__cause__ is None
     assert refused.__context__ is None or refused.__suppress_context__
-    assert books(guard) == before
+    assert ledger_records(guard) == before
     guard.answer(HASH, 1, POINT)
 
 
 @pytest.mark.parametrize(
     "total", [np.zeros((D, 1)), np.full((D, 1), 2**62), np.full((D, 1), -(2**63)), np.zeros(D + 1, np.int64), None]
 )
-def test_a_sum_that_cannot_be_is_refused_unspent(guard, monkeypatch, total):
-    before = books(guard)
+def test_invalid_sum_is_refused_without_charge(guard, monkeypatch, total):
+    before = ledger_records(guard)
     monkeypatch.setattr("guards.TinyRows.total", lambda *_: total)
     assert refusal(guard.answer, HASH, 1, POINT).code == "release-failed"
-    assert books(guard) == before
+    assert ledger_records(guard) == before
 
 
 # Processes and copies
 
 
-def test_a_second_process_is_refused_until_the_first_is_dead(folder):
+def test_second_process_is_refused_until_the_first_has_ended(folder):
     words = [sys.executable, guard_runs.__file__, "hold", str(folder)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -497,7 +497,7 @@ def test_a_second_process_is_refused_until_the_first_is_dead(folder):
     assert guard_runs.check(folder, {}) == 2
 
 
-def test_a_forked_process_may_not_answer_and_draws_other_noise(folder):
+def test_forked_process_cannot_answer_and_draws_different_noise(folder):
     done = process("fork_run", folder)
     assert done == {
         "codes": ["ledger-closed"] * 5 + ["ledger-locked"],
@@ -516,27 +516,27 @@ def _old_and_live(folder: Path) -> tuple[Path, Path, str]:
         return live, old, guard._ledger.status().fingerprint
 
 
-def test_an_old_database_put_back_is_refused(folder):
+def test_old_database_is_refused(folder):
     live, old, _ = _old_and_live(folder)
     shutil.copy(old / DATABASE, live / DATABASE)
     assert refusal(guarded(live).__enter__).code == "ledger-damaged"
 
 
-def test_an_old_mark_put_back_is_refused(folder):
+def test_old_mark_is_refused(folder):
     live, old, _ = _old_and_live(folder)
     shutil.copy(old / MARK, live / MARK)
     assert refusal(guarded(live).__enter__).code == "ledger-damaged"
 
 
 @pytest.mark.parametrize("lost", [DATABASE, MARK])
-def test_half_a_ledger_is_refused(folder, lost):
+def test_incomplete_ledger_is_refused(folder, lost):
     live, _, _ = _old_and_live(folder)
     (live / lost).unlink()
     assert refusal(guarded(live).__enter__).code == "ledger-damaged"
 
 
-def test_a_whole_folder_put_back_shows_in_the_fingerprint_alone(folder):
-    """The limit that docs/explanation/threat-model.md names."""
+def test_restored_folder_is_visible_in_the_fingerprint_only(folder):
+    """This is the limit that docs/explanation/threat-model.md names."""
     live, old, noted = _old_and_live(folder)
     shutil.rmtree(live)
     shutil.copytree(old, live)
@@ -546,8 +546,8 @@ def test_a_whole_folder_put_back_shows_in_the_fingerprint_alone(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Ledgers of an agent that ended in peace and of one that ended at once, and what they had said."""
+def intact(tmp_path_factory):
+    """Ledgers of an agent that closed normally and of one that was killed, with their answers."""
     crashed, closed = (tmp_path_factory.mktemp("guard") / name for name in ("crashed", "closed"))
     sent = {int(round): bytes.fromhex(upload) for round, upload in process("crash", crashed).items()}
     shutil.copytree(crashed, closed)
@@ -560,8 +560,8 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("part", range(4 if LONG else 1))
 @pytest.mark.parametrize("name", ["closed", "crashed"])
-def test_under_a_flipped_bit_or_a_cut_file_nothing_changes_or_all_is_refused(whole, folder, name, part):
-    place, sent = whole[name]
+def test_flipped_bit_or_truncated_file_is_harmless_or_refused(intact, folder, name, part):
+    place, sent = intact[name]
     truth, rng, ended = read_ledger(place), random.Random(), Counter()
     for copy, what in _damaged(place, folder, 10_000 // 8 if LONG else 50, rng):
         try:
@@ -570,8 +570,8 @@ def test_under_a_flipped_bit_or_a_cut_file_nothing_changes_or_all_is_refused(who
                 for round, upload in sent.items():
                     assert agent.step(round, consensus(round)).tobytes() == upload, what
                 assert refusal(agent.step, 5, -consensus(5)).code == "round-forked", what
-                book = guard._ledger.status()
-                assert (book.fingerprint, book.spent) == (truth.fingerprint, truth.spent), what
+                state = guard._ledger.status()
+                assert (state.fingerprint, state.spent) == (truth.fingerprint, truth.spent), what
                 agent.step(6, consensus(6))
         except RefusalError as refused:
             ended[refused.code] += 1

@@ -1,6 +1,6 @@
-"""Malformed requests: a release or a refusal with a known code, never anything else, and never a spend.
+"""Malformed requests: the result is a release, or a refusal with a known code that charges nothing.
 
-``make torture`` runs the long form: 100,000 malformed requests.
+``make torture`` runs the long version: 100,000 malformed requests.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def guard():
 
 
 def well_formed(study: Any, round: Any, point: Any, memo: Any) -> bool:
-    """What a request has to be, written down a second time."""
+    """Return whether a request is well-formed, by an independent definition."""
     return (
         type(study) is str
         and study == HASH
@@ -63,7 +63,7 @@ def well_formed(study: Any, round: Any, point: Any, memo: Any) -> bool:
 
 
 def ask(guard: Guard, study: Any, round: Any, point: Any, memo: Any) -> str:
-    """Ask, and check all that must be so; "released", or the code of the refusal."""
+    """Send a request, check all invariants, and return "released" or the code of the refusal."""
     good = well_formed(study, round, point, memo)
     before = guard._ledger.status().seq
     try:
@@ -83,16 +83,16 @@ def ask(guard: Guard, study: Any, round: Any, point: Any, memo: Any) -> str:
 # What to send
 
 
-class Text(str):
-    """No plain str."""
+class StrSubclass(str):
+    """A subclass of str."""
 
 
 class NoHash(str):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Angry:
-    """Refuses to be looked at."""
+class Unreadable:
+    """An object that raises on every access."""
 
     def _refuse(self, *_: object) -> Any:
         raise RuntimeError("do not touch")
@@ -101,8 +101,8 @@ class Angry:
     __hash__ = __index__ = __float__ = __iter__ = __getitem__ = __str__ = __repr__ = _refuse  # type: ignore[assignment]
 
 
-class AngryInt(int):
-    __gt__ = __lt__ = __ge__ = __le__ = __eq__ = Angry._refuse  # type: ignore[assignment]
+class UnreadableInt(int):
+    __gt__ = __lt__ = __ge__ = __le__ = __eq__ = Unreadable._refuse  # type: ignore[assignment]
     __hash__ = int.__hash__
 
 
@@ -110,12 +110,12 @@ class One(enum.IntEnum):
     ONE = 1
 
 
-class Points(np.ndarray):
-    """No plain array."""
+class ArraySubclass(np.ndarray):
+    """A subclass of ndarray."""
 
 
 ANGRY_POINT = np.empty((D, 1), object)
-ANGRY_POINT.fill(Angry())
+ANGRY_POINT.fill(Unreadable())
 PLAIN = np.arange(1.0, D + 1)[:, None]
 FLOATS = [
     0.0, -0.0, 1.0, 5e-324, -2.2e-308, 1e-300, 1e154, -1e300, LIMIT, -LIMIT, math.nan, math.inf, -math.inf,
@@ -123,16 +123,16 @@ FLOATS = [
 ODD_ROUNDS = [
     True, False, 0, -1, -(2**63), 2**62, 2**63, 2**64, 10**400, ROUNDS + 1, 1.0, math.nan, math.inf, "1",
     b"1", None, 1j, [1], (1,), {}, np.int64(1), np.float64(1), np.array(1), np.array([1]), np.bool_(True),
-    One.ONE, Decimal(1), Fraction(1), AngryInt(1), Angry(), object(), int, range(3), memoryview(b"1"),
+    One.ONE, Decimal(1), Fraction(1), UnreadableInt(1), Unreadable(), object(), int, range(3), memoryview(b"1"),
 ]  # fmt: skip
 ODD_STUDIES = [
     None, 0, True, b"", HASH.encode(), HASH.upper(), HASH[:-1], HASH + "\0", HASH + "\n", " " + HASH, "",
-    "\0", "\ud800", "ab" * 32, "x" * 10_000, [HASH], (HASH,), {HASH: 1}, {HASH}, Text(HASH), NoHash(HASH),
-    np.str_(HASH), np.array(HASH), np.array([HASH]), Angry(), object(), math.nan, memoryview(HASH.encode()),
+    "\0", "\ud800", "ab" * 32, "x" * 10_000, [HASH], (HASH,), {HASH: 1}, {HASH}, StrSubclass(HASH), NoHash(HASH),
+    np.str_(HASH), np.array(HASH), np.array([HASH]), Unreadable(), object(), math.nan, memoryview(HASH.encode()),
     STUDY, STUDY.hash,
 ]  # fmt: skip
 ODD_MEMOS = [
-    None, "", "memo", 0, bytearray(b"x"), memoryview(b"x"), [1], np.zeros(2), np.bytes_(b"x"), Angry(),
+    None, "", "memo", 0, bytearray(b"x"), memoryview(b"x"), [1], np.zeros(2), np.bytes_(b"x"), Unreadable(),
     object(),
 ]  # fmt: skip
 DTYPES = [
@@ -143,9 +143,9 @@ LAYOUTS = ["Fortran", "strided", "backwards", "transposed", "repeated", "unalign
 
 
 def laid_out(how: str) -> Any:
-    """Plain float64 numbers, but not as NumPy lays them out by itself: fine."""
+    """Return plain float64 numbers in an unusual memory layout, which is valid."""
     data = np.random.default_rng().choice(FLOATS[:-3], (2 * D, 2))
-    made = {
+    layouts = {
         "Fortran": lambda: np.asfortranarray(data[:D, :1]),
         "strided": lambda: data[::2, :1],
         "backwards": lambda: data[D - 1 :: -1, 1:],
@@ -155,11 +155,11 @@ def laid_out(how: str) -> Any:
         "read-only": lambda: np.frombuffer(data.tobytes(), "=f8", D).reshape(D, 1),
         "metadata": lambda: data[:D, :1].astype(np.dtype("f8", metadata={"unit": "m"})),
     }
-    return made[how]()
+    return layouts[how]()
 
 
-def odd_point(rng: random.Random) -> Any:
-    """Something that is no point; now and then it is one."""
+def random_point(rng: random.Random) -> Any:
+    """Return an invalid point, or sometimes a valid one."""
     kind = rng.randrange(6)
     if kind == 0:
         point = PLAIN.copy()
@@ -173,8 +173,8 @@ def odd_point(rng: random.Random) -> Any:
         return laid_out(rng.choice(LAYOUTS))
     others = [
         None, 0.0, 1, "point", b"\0" * 8 * D, PLAIN.tolist(), tuple(PLAIN), memoryview(PLAIN),
-        PLAIN.tobytes(), bytearray(PLAIN.tobytes()), PLAIN.view(Points), np.ma.masked_array(PLAIN, [[1]] * D),
-        np.ma.masked, np.matrix(PLAIN), csr_array(PLAIN), np.float64(1), Angry(), object(), np.ndarray,
+        PLAIN.tobytes(), bytearray(PLAIN.tobytes()), PLAIN.view(ArraySubclass), np.ma.masked_array(PLAIN, [[1]] * D),
+        np.ma.masked, np.matrix(PLAIN), csr_array(PLAIN), np.float64(1), Unreadable(), object(), np.ndarray,
         {"x": 1}, iter(PLAIN), range(D), np.rec.array(np.zeros((D, 1), [("x", "f8")])), ANGRY_POINT,
         np.zeros((D, 1), [("x", "f8")]), np.zeros((D, 1), "f8,f8"), np.array([[1.0]] * D, object),
         np.array([["1.0"]] * D),
@@ -182,8 +182,8 @@ def odd_point(rng: random.Random) -> Any:
     return rng.choice(others)
 
 
-def odd_request(rng: random.Random, last: int) -> tuple[Any, Any, Any, Any]:
-    """A request with about one thing that is odd."""
+def random_request(rng: random.Random, last: int) -> tuple[Any, Any, Any, Any]:
+    """Return a request with about one invalid part."""
     request: list[Any] = [HASH, max(1, last + rng.randint(-1, 2)), PLAIN, b""]
     for _ in range(rng.choice((1, 1, 2, 4))):
         which = rng.randrange(6)
@@ -194,7 +194,7 @@ def odd_request(rng: random.Random, last: int) -> tuple[Any, Any, Any, Any]:
         elif which == 2:
             request[3] = rng.choice(ODD_MEMOS)
         else:
-            request[2] = odd_point(rng)
+            request[2] = random_point(rng)
     return request[0], request[1], request[2], request[3]
 
 
@@ -202,16 +202,16 @@ def odd_request(rng: random.Random, last: int) -> tuple[Any, Any, Any, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass is not:PendingDeprecationWarning")
-def test_malformed_requests_are_refused_with_a_known_code_and_never_spend(guard):
+def test_malformed_requests_are_refused_with_a_known_code_and_without_charge(guard):
     rng, codes, malformed = random.Random(), {}, 0
     wanted = 100_000 if LONG else 3_000
     while malformed < wanted:
         last = len(guard._ledger.status().accounts[HASH].rounds)
         if last > ROUNDS - 10:
             break
-        request = odd_request(rng, last)
+        request = random_request(rng, last)
         malformed += not well_formed(*request)
-        if not LONG or malformed % 25 == 0 or not well_formed(*request):  # releases take their time
+        if not LONG or malformed % 25 == 0 or not well_formed(*request):  # releases take time
             code = ask(guard, *request)
             codes[code] = codes.get(code, 0) + 1
     assert malformed == wanted
@@ -220,36 +220,36 @@ def test_malformed_requests_are_refused_with_a_known_code_and_never_spend(guard)
     assert account.spent == len(account.rounds) * Fraction(POLICY.release_cost(FUZZED.terms.plan.at(1)))
 
 
-def test_odd_studies(guard):
+def test_malformed_studies_are_refused(guard):
     for value in ODD_STUDIES:
         with case(value):
             assert ask(guard, value, 1, PLAIN, b"") == "study-unknown"
 
 
-def test_odd_rounds(guard):
+def test_malformed_rounds_are_refused(guard):
     for value in ODD_ROUNDS:
         with case(value):
             expected = "round-over" if type(value) is int and value > ROUNDS else "request-malformed"
             assert ask(guard, HASH, value, PLAIN, b"") == expected
 
 
-def test_odd_memos(guard):
+def test_malformed_memos_are_refused(guard):
     for value in ODD_MEMOS:
         with case(value):
             assert ask(guard, HASH, 1, PLAIN, value) == "request-malformed"
 
 
-def test_a_memo_that_is_too_long(guard):
+def test_too_long_memo_is_refused(guard):
     assert ask(guard, HASH, 1, PLAIN, bytes(MAX_MEMO + 1)) == "request-malformed"
 
 
-def test_other_kinds_of_numbers(guard):
+def test_points_of_other_types_are_refused(guard):
     for dtype in DTYPES:
         with case(dtype):
             assert ask(guard, HASH, 1, np.zeros((D, 1), dtype), b"") == "request-malformed"
 
 
-def test_a_layout_is_nobody_s_business(guard):
+def test_memory_layout_does_not_matter(guard):
     """The same numbers in another layout are the same request."""
     for how in LAYOUTS:
         with case(how):
@@ -283,12 +283,12 @@ things = st.one_of(
     st.one_of(hnp.arrays(np.float64, (D, 1)), things),
     st.one_of(st.just(b""), things),
 )
-def test_whatever_is_sent(guard, study, round, point, memo):
+def test_arbitrary_requests(guard, study, round, point, memo):
     ask(guard, study, round, point, memo)
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass is not:PendingDeprecationWarning")
-def test_an_agent_refuses_what_is_no_consensus():
+def test_agent_refuses_an_invalid_consensus():
     rng = random.Random()
     with memory_folder() as folder, guarded(folder) as guard:
         agent = Agent(guard, STUDY)
@@ -297,10 +297,10 @@ def test_an_agent_refuses_what_is_no_consensus():
         n_malformed, wanted = 0, 10_000 if LONG else 400
         while n_malformed < wanted:
             round = rng.choice([1, 2, *ODD_ROUNDS])
-            said = odd_point(rng) if type(round) is int and rng.random() < 0.8 else consensus(1)
-            if well_formed(HASH, round, said, b""):
+            broadcast = random_point(rng) if type(round) is int and rng.random() < 0.8 else consensus(1)
+            if well_formed(HASH, round, broadcast, b""):
                 continue
-            code = refusal(agent.step, round, said).code
+            code = refusal(agent.step, round, broadcast).code
             assert code in {"request-malformed", "round-over"}
             n_malformed += 1
         assert guard._ledger.status().seq == before
@@ -312,13 +312,13 @@ HUGE = [LIMIT, -LIMIT, 1e308, -1e200, 1e154, 5e-324, -2e-310, 0.0, -0.0, 1.0]
 
 
 def counted(training):
-    """A study of counts: they need a largest one, and a constant column."""
+    """Return a study of counts. It needs a maximum count and a constant column."""
     schema, label = Schema(tuple(Plain(f"x{i}") for i in range(D)), row_norm=1.0), Label("y", bounds=(0, 1))
     return Study(name="counts", schema=schema, label=label, training=training.with_changes(intercept=True))
 
 
-def test_a_point_however_far_is_answered_and_the_answer_fits():
-    """On the real kernel: any point is safe to ask at, so none is refused."""
+def test_extreme_points_are_answered_within_the_integer_range():
+    """On the real kernel. Any point is safe, so none is refused."""
     for loss in sorted(LOSSES):
         with case(loss):
             task = LOSSES[loss].task
@@ -339,24 +339,24 @@ def test_a_point_however_far_is_answered_and_the_answer_fits():
 
 
 @pytest.mark.parametrize("method", ["dp_admm", "dp_sgd"])
-def test_an_agent_that_hears_absurd_numbers_says_some_or_refuses_and_restarts_the_same(method):
+def test_agent_survives_extreme_broadcasts_and_restarts_identically(method):
     absurd = study(method=method, n_rounds=100, noise_multiplier=100.0)
     for _ in range(60 if LONG else 6):
-        rng, said, codes = random.Random(), {}, set()
+        rng, uploads, codes = random.Random(), {}, set()
         spoken = {round: np.array([[rng.choice(HUGE)] for _ in range(D)]) for round in range(1, 7)}
         with memory_folder() as folder:
             with guarded(folder) as guard:
                 agent = Agent(guard, absurd)
                 for round, words in spoken.items():
                     try:
-                        said[round] = agent.step(round, words).tobytes()
+                        uploads[round] = agent.step(round, words).tobytes()
                     except RefusalError as refused:
                         codes.add(refused.code)
             assert codes <= {"request-malformed", "round-missed"}
-            assert said
+            assert uploads
             with guarded(folder) as guard:
                 agent = Agent(guard, absurd)
-                assert agent.last_round == max(said)
-                for round, upload in said.items():
+                assert agent.last_round == max(uploads)
+                for round, upload in uploads.items():
                     assert agent.step(round, spoken[round]).tobytes() == upload
-                assert len(guard._ledger.status().accounts[absurd.hash].rounds) == len(said)
+                assert len(guard._ledger.status().accounts[absurd.hash].rounds) == len(uploads)

@@ -1,6 +1,6 @@
-"""An agent that is killed, or out of disk, in any step of an answer: budget may be lost, privacy never.
+"""Agents that are killed or out of disk at any step of an answer: budget may be lost, privacy never.
 
-``make torture`` runs the long form: 10,000 kills, every step, every write.
+``make torture`` runs the long version: 10,000 kills, every step, every write.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def folder():
 
 
 @pytest.mark.parametrize("part", range(8 if LONG else 1))
-def test_killed_at_random_moments_an_agent_says_what_it_would_have_said(folder, part):
+def test_agent_killed_at_random_moments_gives_the_same_answers(folder, part):
     kills, seed = (10_000 // 8 if LONG else 50), random.randrange(2**32)
     done = process("kill_run", folder, kills, seed)
     assert done["kills"] == kills
-    assert done["replies"] > kills  # most kills fall into the middle of answering
+    assert done["replies"] > kills  # most kills occur during an answer
 
 
-def test_killed_before_and_after_every_step_of_an_answer(folder):
+def test_agent_killed_at_every_step_of_an_answer(folder):
     n_starts = 3 if LONG else 1
     assert process("kill_steps", folder, n_starts)["kills"] == 2 * n_starts * len(guard_runs.STEPS)
 
 
-def test_killed_before_and_after_every_step_of_a_masked_answer(folder):
+def test_agent_killed_at_every_step_of_a_masked_answer(folder):
     assert process("kill_masked", folder)["kills"] == 2 * len(guard_runs.MASKED_STEPS)
 
 
@@ -54,23 +54,23 @@ needs_hooks = pytest.mark.skipif(
 
 
 @needs_hooks
-def test_killed_before_in_and_after_every_write(folder):
+def test_agent_killed_at_every_write(folder):
     assert process("kill_writes", folder, 1 if LONG else 7)["kills"] > (180 if LONG else 24)
 
 
 def scenario(folder: Path, sent: dict[int, bytes]) -> None:
-    """Everything that writes: enrol in a new ledger, answer, restart, repeat, answer."""
+    """Perform all operations that write: enrol in a new ledger, answer, restart, repeat, answer."""
     for until in (2, 3):
         with guarded(folder) as guard:
             agent = Agent(guard, STUDY)
             for round in range(max(1, agent.last_round), until + 1):
-                said = agent.step(round, consensus(round)).tobytes()
-                assert sent.setdefault(round, said) == said
+                upload = agent.step(round, consensus(round)).tobytes()
+                assert sent.setdefault(round, upload) == upload
 
 
 @needs_hooks
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "full half", "part"])
-def test_a_write_that_fails_is_a_refusal_and_a_restart_goes_on(folder, kind):
+def test_failed_write_is_a_refusal_and_a_restart_continues(folder, kind):
     at, failed = 1 if LONG else random.randint(1, 4), 0
     while True:
         here, sent, fault, code = folder / str(at), {}, Fault(kind, at), None
@@ -95,7 +95,7 @@ def test_a_write_that_fails_is_a_refusal_and_a_restart_goes_on(folder, kind):
 
 @needs_hooks
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "full half"])
-def test_after_a_failed_write_an_agent_says_nothing_until_it_is_restarted(folder, kind):
+def test_agent_answers_nothing_between_a_failed_write_and_a_restart(folder, kind):
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
         sent = play(agent, 2)
@@ -115,8 +115,8 @@ def test_after_a_failed_write_an_agent_says_nothing_until_it_is_restarted(folder
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, MemoryError, SystemExit])
 @pytest.mark.parametrize("step", ["spend", "_extend_mark"])
-def test_interrupted_around_the_record_nothing_is_answered_twice(folder, monkeypatch, step, interrupt):
-    """The process lives on: what was recorded and not said is said after a restart, and nothing else."""
+def test_interruption_around_the_record_never_leads_to_two_answers(folder, monkeypatch, step, interrupt):
+    """The process continues. A release that was recorded but not sent is sent after a restart, and nothing else is."""
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
         sent = play(agent, 1)
@@ -131,7 +131,7 @@ def test_interrupted_around_the_record_nothing_is_answered_twice(folder, monkeyp
         with pytest.raises(interrupt):
             agent.step(2, consensus(2))
         monkeypatch.undo()
-        with suppress(RefusalError):  # in doubt about the mark, it waits for a restart
+        with suppress(RefusalError):  # unsure about the mark, it waits for a restart
             sent[2] = agent.step(2, consensus(2)).tobytes()
         assert (2 in sent) == (step == "spend")
     assert check(folder, sent) == 2

@@ -1,7 +1,7 @@
-"""A record is on the disk before anyone hears of it: seen in the system calls of a real process.
+"""A record is on disk before anything depends on it: observed in the system calls of a real process.
 
-A killed process leaves what it wrote, synced or not, so kills cannot tell whether a power cut would. The
-order of writes and syncs can: here ``strace`` tells it.
+Data of a killed process survives whether it was synced or not, so kills cannot show what a power cut would lose. The
+order of writes and syncs can, and ``strace`` shows it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\) += (-?\d+|\?)(.*)$")
 
 @dataclass
 class Call:
-    """One system call: its name, the file that it was about, and the text that it wrote."""
+    """One system call: its name, its file and the text that it wrote."""
 
     name: str
     path: Path
@@ -45,7 +45,7 @@ class Call:
 
 
 def traced(run: str, folder: Path) -> list[Call]:
-    """The calls of a process about files in a folder and around it, and the lines that it said."""
+    """Return the system calls of a process on files in and around a folder, and the lines that it printed."""
     strace = shutil.which("strace")
     out = folder / "trace"
     words = ["-f", "-y", "-s", "200", "-o", out, "-e", f"trace={CALLS}", "-e", "signal=none"]
@@ -62,9 +62,9 @@ def traced(run: str, folder: Path) -> list[Call]:
     assert done.returncode == 0, done.stderr
     calls = [call for line in out.read_text(errors="replace").splitlines() if (call := _call(line))]
     begin = next(i for i, call in enumerate(calls) if call.text.startswith("@begin"))
-    mine = [call for call in calls[begin:] if call.text.startswith("@") or folder in (call.path, *call.path.parents)]
-    assert "unfinished" not in out.read_text(errors="replace")  # one thread alone: the order is the order
-    return mine
+    relevant = [c for c in calls[begin:] if c.text.startswith("@") or folder in (c.path, *c.path.parents)]
+    assert "unfinished" not in out.read_text(errors="replace")  # one thread only, so the order is unambiguous
+    return relevant
 
 
 def _call(line: str) -> Call | None:
@@ -81,13 +81,13 @@ def _call(line: str) -> Call | None:
     if name.startswith(("rename", "link", "unlink")) or name == "truncate":
         return Call(name, Path(text), "")
     about = re.match(r"\d+<([^>]*)>", arguments)
-    said = text.startswith("@") and arguments.startswith("1<")
-    return Call(name, Path(about[1] if about else "."), text if said or name == "write" else "")
+    is_output = text.startswith("@") and arguments.startswith("1<")
+    return Call(name, Path(about[1] if about else "."), text if is_output or name == "write" else "")
 
 
 @dataclass
 class Disk:
-    """What would be left after a power cut now, as far as is promised: what is not synced may be lost."""
+    """The guaranteed state of the disk after a power cut: data that is not synced may be lost."""
 
     unsynced: dict[str, str] = field(default_factory=dict)
     names: dict[Path, list[str]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Disk:
         if call.creates and not name.endswith(("-shm", "-journal")):
             self.names.setdefault(call.path.parent, []).append(name)
         elif call.name == "fsync" or (call.name == "fdatasync" and name in LASTING):
-            self.names.pop(call.path, None)  # of a folder fsync alone is said to keep its names
+            self.names.pop(call.path, None)  # only fsync of a folder is documented to preserve its names
             self.unsynced.pop(name, None)
         elif call.name.startswith(("write", "pwrite")) and name in LASTING:
             if name == MARK and call.text:
@@ -122,17 +122,17 @@ class Disk:
 
 @pytest.fixture(scope="module")
 def trace(once: Callable[[str, Callable[[Path], object]], Path]) -> dict[str, list[Call]]:
-    """What both runs did: watched once, however many workers have a test of it."""
+    """Traces of both runs. They are recorded once for all pytest workers."""
 
     def watch(folder: Path) -> None:
         calls = {}
         for run in ("records", "replies"):
             (folder / run).mkdir()
-            calls[run] = [{**vars(each), "path": str(each.path)} for each in traced(run, folder / run)]
+            calls[run] = [{**vars(item), "path": str(item.path)} for item in traced(run, folder / run)]
         (folder / "calls.json").write_text(json.dumps(calls))
 
     found = json.loads((once("traced ledger", watch) / "calls.json").read_text())
-    return {run: [Call(**{**each, "path": Path(each["path"])}) for each in calls] for run, calls in found.items()}
+    return {run: [Call(**{**call, "path": Path(call["path"])}) for call in calls] for run, calls in found.items()}
 
 
 RECORDS = {
@@ -142,41 +142,39 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("run", RECORDS)
-def test_when_anyone_hears_of_a_record_it_is_on_the_disk_and_then_its_mark(
-    trace: dict[str, list[Call]], run: str
-) -> None:
-    disk, said = Disk(), []
+def test_record_and_mark_are_on_disk_before_they_are_reported(trace: dict[str, list[Call]], run: str) -> None:
+    disk, reported = Disk(), []
     before = 0
     for call in trace[run]:
         if not call.text.startswith("@"):
             disk.take(call)
             continue
         line = call.text.removeprefix("@").removesuffix(r"\n")
-        if "lost" in line:  # by the test itself: the next opening completes it
+        if "lost" in line:  # created by the test; the next opening completes it
             disk.unsynced.clear()
             disk.written = True
             continue
         disk.check(line)
         if line.startswith("record: "):
             assert disk.records == before + 1, f"{line}: {disk.records - before} records were marked"
-            said.append(line.removeprefix("record: "))
+            reported.append(line.removeprefix("record: "))
         before = disk.records
     expected = RECORDS[run]
-    assert len(said) >= len(expected)
-    assert all(found.startswith(wanted) for found, wanted in zip(said, expected, strict=False))
+    assert len(reported) >= len(expected)
+    assert all(found.startswith(wanted) for found, wanted in zip(reported, expected, strict=False))
 
 
-def test_folders_that_were_made_are_synced_where_they_are_named(trace: dict[str, list[Call]]) -> None:
+def test_new_folders_are_synced_in_their_parents(trace: dict[str, list[Call]]) -> None:
     for calls in trace.values():
         opened = next(i for i, call in enumerate(calls) if "record: opened" in call.text)
-        made = [(i, call.path) for i, call in enumerate(calls[:opened]) if call.name.startswith("mkdir")]
-        assert [path.name for _, path in made] == ["made", "too", "ledger"]
-        for i, path in made:
+        created = [(i, call.path) for i, call in enumerate(calls[:opened]) if call.name.startswith("mkdir")]
+        assert [path.name for _, path in created] == ["made", "too", "ledger"]
+        for i, path in created:
             assert any(call.name == "fsync" and call.path == path.parent for call in calls[i:opened]), path
 
 
-def test_a_large_record_is_moved_into_the_database_and_synced_there(trace: dict[str, list[Call]]) -> None:
-    """So that the test above has seen a checkpoint, too."""
+def test_large_record_is_checkpointed_and_synced(trace: dict[str, list[Call]]) -> None:
+    """This ensures that the test above covers a checkpoint."""
     calls = trace["records"]
     third = next(i for i, call in enumerate(calls) if "spend 3" in call.text)
     before = next(i for i, call in enumerate(calls) if "spend 2" in call.text)
@@ -185,7 +183,7 @@ def test_a_large_record_is_moved_into_the_database_and_synced_there(trace: dict[
     assert ("fdatasync", DATABASE) in names
 
 
-def test_the_connection_in_use_syncs_every_commit(tmp_path: Path) -> None:
+def test_connection_syncs_every_commit(tmp_path: Path) -> None:
     for create in (True, False):
         with Ledger.open(tmp_path / "ledger", cap=1.0, create=create) as ledger:
             ledger.reserve(STUDY, 0.5, about=ABOUT)
@@ -197,7 +195,7 @@ def test_the_connection_in_use_syncs_every_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("default", ["OFF", "NORMAL"])
-def test_it_does_so_whatever_this_build_of_sqlite_does_by_default(
+def test_connection_syncs_every_commit_for_any_sqlite_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str
 ) -> None:
     real = sqlite3.connect

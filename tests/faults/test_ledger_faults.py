@@ -1,6 +1,6 @@
-"""A ledger that is killed, out of disk, damaged, shared or put back: budget may be lost, privacy never.
+"""Ledgers that are killed, out of disk, damaged, shared or replaced: budget may be lost, privacy never.
 
-``make torture`` runs the long form: 10,000 kills, 10,000 flips and truncations, every write.
+``make torture`` runs the long version: 10,000 kills, 10,000 flips and truncations, every write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAL = f"{DATABASE}-wal"
 
 @pytest.fixture
 def folder():
-    """In memory where that can be: a kill needs no disk, and the sync of a disk takes its time."""
+    """A folder in memory if possible: kills need no disk, and syncing a disk is slow."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
         yield Path(name)
@@ -42,11 +42,11 @@ def run(*words: object) -> object:
 
 
 @pytest.mark.parametrize("part", range(8 if LONG else 1))
-def test_killed_at_random_moments_nothing_is_lost_altered_or_overspent(folder, part):
+def test_random_kills_lose_alter_and_overspend_nothing(folder, part):
     kills, seed = (10_000 // 8 if LONG else 120), random.randrange(2**32)
     done = run("kill_run", folder, kills, seed)
     assert done["kills"] == kills
-    assert done["replies"] > kills / 4  # on an idle machine most kills fall into the middle of answering
+    assert done["replies"] > kills / 4  # on an idle machine most kills occur during an answer
 
 
 needs_hooks = pytest.mark.skipif(
@@ -56,13 +56,13 @@ needs_hooks = pytest.mark.skipif(
 
 
 @needs_hooks
-def test_killed_before_in_and_after_a_write_nothing_is_lost(folder):
+def test_kills_at_every_write_lose_nothing(folder):
     assert run("kill_everywhere", folder, 1 if LONG else 4)["kills"] > (250 if LONG else 50)
 
 
 @needs_hooks
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "full half", "part"])
-def test_a_write_that_fails_is_a_refusal_and_the_next_opening_goes_on(folder, kind):
+def test_failed_write_is_a_refusal_and_reopening_continues(folder, kind):
     at, step, failed = 1, 1 if LONG else 2 if kind == "part" else 4, 0
     while True:
         here, sent, fault = folder / str(at), {}, Fault(kind, at)
@@ -86,7 +86,7 @@ def test_a_write_that_fails_is_a_refusal_and_the_next_opening_goes_on(folder, ki
 
 
 @needs_hooks
-def test_after_a_failed_write_nothing_is_answered_until_the_ledger_is_opened_again(folder):
+def test_ledger_refuses_all_calls_between_a_failed_write_and_reopening(folder):
     with opened(folder) as ledger:
         first = answer(ledger, 1)
         with pytest.raises(RefusalError), failing(Fault("EIO", 1)):
@@ -104,7 +104,7 @@ def test_after_a_failed_write_nothing_is_answered_until_the_ledger_is_opened_aga
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, MemoryError])
-def test_interrupted_between_commit_and_mark_the_spend_counts(folder, monkeypatch, interrupt):
+def test_spend_counts_if_interrupted_between_commit_and_mark(folder, monkeypatch, interrupt):
     def stop(*_: object) -> None:
         raise interrupt
 
@@ -122,8 +122,8 @@ def test_interrupted_between_commit_and_mark_the_spend_counts(folder, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Two ledgers, one closed in peace and one whose process ended at once, with their replies."""
+def intact(tmp_path_factory):
+    """Two ledgers, one closed normally and one whose process was killed, with their answers."""
     crashed, closed = (tmp_path_factory.mktemp("whole") / name for name in ("crashed", "closed"))
     sent = {round: bytes.fromhex(upload) for round, upload in run("crash", crashed)}
     shutil.copytree(crashed, closed)
@@ -134,7 +134,7 @@ def whole(tmp_path_factory):
 
 
 def damaged_copies(place: Path, folder: Path, n_copies: int, rng: random.Random):
-    """Copies with one bit flipped, or one file cut short."""
+    """Yield copies with one bit flipped or one file truncated."""
     files = sorted(path.name for path in place.iterdir())
     for i in range(n_copies):
         name = files[i % len(files)]
@@ -156,8 +156,8 @@ def damaged_copies(place: Path, folder: Path, n_copies: int, rng: random.Random)
 
 
 @pytest.mark.parametrize("name", ["closed", "crashed"])
-def test_a_flipped_bit_or_a_cut_file_is_refused_or_harmless(whole, folder, name):
-    place, sent = whole[name]
+def test_flipped_bit_or_truncated_ledger_file_is_refused_or_harmless(intact, folder, name):
+    place, sent = intact[name]
     truth, rng = read_ledger(place), random.Random()
     refused = harmless = 0
     for copy, what in damaged_copies(place, folder, 5_000 if LONG else 160, rng):
@@ -167,7 +167,7 @@ def test_a_flipped_bit_or_a_cut_file_is_refused_or_harmless(whole, folder, name)
         except RefusalError:
             refused += 1
             after = {path.name: path.read_bytes() for path in copy.iterdir() if path.name in before}
-            assert after == before, what  # what is damaged is left to look at
+            assert after == before, what  # damaged files are left for inspection
             continue
         with ledger:
             harmless += 1
@@ -179,8 +179,8 @@ def test_a_flipped_bit_or_a_cut_file_is_refused_or_harmless(whole, folder, name)
     assert harmless > 5
 
 
-def test_every_bit_of_the_mark_counts(whole, folder):
-    place, _ = whole["closed"]
+def test_every_flipped_bit_of_the_mark_is_detected(intact, folder):
+    place, _ = intact["closed"]
     copy = folder / "copy"
     shutil.copytree(place, copy)
     data = (place / MARK).read_bytes()
@@ -193,8 +193,8 @@ def test_every_bit_of_the_mark_counts(whole, folder):
         assert refused.value.code == "ledger-damaged", i
 
 
-def test_a_mark_cut_by_more_than_its_last_line_is_refused_and_by_less_completed(whole, folder):
-    place, sent = whole["closed"]
+def test_truncated_mark_is_completed_within_its_last_line_and_refused_beyond(intact, folder):
+    place, sent = intact["closed"]
     copy = folder / "copy"
     shutil.copytree(place, copy)
     data = (place / MARK).read_bytes()
@@ -209,10 +209,10 @@ def test_a_mark_cut_by_more_than_its_last_line_is_refused_and_by_less_completed(
             Ledger.open(copy, cap=CAP, create=True)
 
 
-def test_records_changed_by_hand_are_noticed(whole, folder):
+def test_edited_records_are_detected(intact, folder):
     import sqlite3
 
-    place, _ = whole["closed"]
+    place, _ = intact["closed"]
     for i, change in enumerate(
         (
             "UPDATE records SET mu_squared = mu_squared / 2 WHERE kind = 'spend'",
@@ -240,8 +240,8 @@ def test_records_changed_by_hand_are_noticed(whole, folder):
         assert refused.value.code == "ledger-damaged"
 
 
-def test_damage_that_no_record_shows_is_found_by_sqlite_itself(whole, folder):
-    place, _ = whole["closed"]
+def test_damage_outside_records_is_detected_by_sqlite(intact, folder):
+    place, _ = intact["closed"]
     shutil.copytree(place, folder / "copy")
     with (folder / "copy" / DATABASE).open("r+b") as file:
         file.seek(36)  # SQLite's count of free pages
@@ -250,7 +250,7 @@ def test_damage_that_no_record_shows_is_found_by_sqlite_itself(whole, folder):
         Ledger.open(folder / "copy", cap=CAP)
 
 
-def test_a_reservation_beyond_what_others_may_learn_together_is_refused_even_with_good_hashes(folder, monkeypatch):
+def test_reservation_above_the_collusion_cap_is_refused_even_with_valid_hashes(folder, monkeypatch):
     with opened(folder) as ledger:
         monkeypatch.setattr("dpadmm.trusted.ledger.LedgerState.check", lambda *_: None)
         ledger.reserve(ledgers.OTHER, 0.1 * CAP, about={}, shares=10)
@@ -260,7 +260,7 @@ def test_a_reservation_beyond_what_others_may_learn_together_is_refused_even_wit
 
 
 @pytest.mark.parametrize(("round", "mu_squared"), [(1, ROUND_COST), (3, ROUND_COST), (2, CAP / 2), (2, 2 * CAP)])
-def test_records_against_the_rules_are_refused_even_with_good_hashes(folder, monkeypatch, round, mu_squared):
+def test_records_that_violate_the_rules_are_refused_even_with_valid_hashes(folder, monkeypatch, round, mu_squared):
     with opened(folder) as ledger:
         answer(ledger, 1)
         ledger.reserve(ledgers.OTHER, 0.4 * CAP, about={})
@@ -277,7 +277,7 @@ def test_records_against_the_rules_are_refused_even_with_good_hashes(folder, mon
 # Copies put back
 
 
-def test_an_old_database_under_a_newer_mark_is_refused(folder):
+def test_old_database_with_a_newer_mark_is_refused(folder):
     live, old = folder / "live", folder / "old"
     with opened(live) as ledger:
         answer(ledger, 1)
@@ -291,7 +291,7 @@ def test_an_old_database_under_a_newer_mark_is_refused(folder):
         assert refused.value.code == "ledger-damaged"
 
 
-def test_a_copy_that_went_its_own_way_is_refused(folder):
+def test_diverged_copy_is_refused(folder):
     live, fork = folder / "live", folder / "fork"
     with opened(live) as ledger:
         answer(ledger, 1)
@@ -304,7 +304,7 @@ def test_a_copy_that_went_its_own_way_is_refused(folder):
         Ledger.open(live, cap=CAP)
 
 
-def test_a_lost_database_comes_back_from_a_copy_as_new_as_the_mark_only(folder):
+def test_lost_database_can_be_replaced_by_an_up_to_date_copy_only(folder):
     live, old, new = (folder / name for name in ("live", "old", "new"))
     with opened(live) as ledger:
         answer(ledger, 1)
@@ -323,7 +323,7 @@ def test_a_lost_database_comes_back_from_a_copy_as_new_as_the_mark_only(folder):
 
 
 @pytest.mark.parametrize("missing", [DATABASE, MARK])
-def test_half_a_ledger_is_no_ledger(folder, missing):
+def test_ledger_without_database_or_mark_is_refused(folder, missing):
     with opened(folder) as ledger:
         answer(ledger, 1)
     (folder / missing).unlink()
@@ -333,8 +333,8 @@ def test_half_a_ledger_is_no_ledger(folder, missing):
         assert refused.value.code == "ledger-damaged"
 
 
-def test_database_and_mark_put_back_together_show_only_in_the_fingerprint(folder):
-    """The known limit: who can write both files can turn back time, unless the owner notes fingerprints."""
+def test_rollback_of_database_and_mark_is_visible_in_the_fingerprint_only(folder):
+    """This is a known limit: without noted fingerprints, a person who can write both files can roll them back."""
     live, old = folder / "live", folder / "old"
     with opened(live) as ledger:
         answer(ledger, 1)
@@ -349,7 +349,7 @@ def test_database_and_mark_put_back_together_show_only_in_the_fingerprint(folder
         assert ledger.status().fingerprint != noted
 
 
-def test_a_mark_replaced_under_a_running_ledger_stops_it(folder):
+def test_replaced_mark_stops_a_running_ledger(folder):
     with opened(folder) as ledger:
         answer(ledger, 1)
         copy = folder / "copy"
@@ -363,7 +363,7 @@ def test_a_mark_replaced_under_a_running_ledger_stops_it(folder):
 # Several processes
 
 
-def test_one_process_holds_it_others_may_read_and_its_death_frees_it(folder):
+def test_one_process_holds_the_lock_until_it_ends_and_others_may_read(folder):
     words = [sys.executable, ledgers.__file__, "hold", str(folder)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -372,7 +372,7 @@ def test_one_process_holds_it_others_may_read_and_its_death_frees_it(folder):
                 Ledger.open(folder, cap=CAP, create=True)
             assert refused.value.code == "ledger-locked"
             seen = [1]
-            while seen[-1] < ledgers.ROUNDS:  # while the other goes on spending
+            while seen[-1] < ledgers.ROUNDS:  # while the other process continues spending
                 seen.append(len(read_ledger(folder).accounts[STUDY].rounds))
             assert seen == sorted(seen)
         finally:
@@ -380,18 +380,18 @@ def test_one_process_holds_it_others_may_read_and_its_death_frees_it(folder):
     assert check(folder, {}) == ledgers.ROUNDS
 
 
-def test_one_process_cannot_open_it_twice(folder):
+def test_process_cannot_open_a_ledger_twice(folder):
     with opened(folder), pytest.raises(RefusalError) as refused:
         Ledger.open(folder, cap=CAP)
     assert refused.value.code == "ledger-locked"
     opened(folder).close()
 
 
-def test_a_forked_process_may_not_use_its_parents_ledger(folder):
+def test_forked_process_cannot_use_its_parents_ledger(folder):
     assert run("fork_run", folder)["codes"] == ["ledger-closed"] * 4 + ["ledger-locked"]
 
 
-def test_threads_take_turns(folder):
+def test_threads_are_serialised(folder):
     from concurrent.futures import ThreadPoolExecutor
 
     def spend(ledger: Ledger, study: str) -> None:

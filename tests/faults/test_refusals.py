@@ -1,4 +1,4 @@
-"""Every code of a refusal: provoked here, documented in docs/explanation/threat-model.md, and silent about the rows."""
+"""Every refusal code is provoked here, documented in docs/explanation/threat-model.md, and independent of the rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HASH, POINT = STUDY.hash, np.zeros((D, 1))
 
 
 def codes_in(path: Path) -> set[str]:
-    """Codes of all refusals in a file; a part that is put in at run time is a star."""
+    """Return the codes of all refusals in a file. A part that is inserted at run time becomes a star."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     ours = any(
         isinstance(node, ast.ImportFrom)
@@ -39,14 +39,15 @@ def codes_in(path: Path) -> set[str]:
         for node in ast.walk(tree)
     )
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    sent = [call.args[2] for call in calls if call.func.id == "refusal_of"]  # over the network, from no guard
-    sent_codes = {str(each.value) for each in sent if isinstance(each, ast.Constant)}
+    # sent over the network, not raised by a guard
+    sent = [call.args[2] for call in calls if call.func.id == "refusal_of"]
+    sent_codes = {str(item.value) for item in sent if isinstance(item, ast.Constant)}
     if not ours:
         return sent_codes
     found = [_code(call.args[0]) for call in calls if call.func.id == "RefusalError"]
-    if None in found:  # passed on, from somewhere in this file
+    if None in found:  # passed on from elsewhere in this file
         texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-        found += [each for each in texts if re.fullmatch(f"({FAMILIES})-[a-z]+", str(each))]
+        found += [text for text in texts if re.fullmatch(f"({FAMILIES})-[a-z]+", str(text))]
     return sent_codes | {code for code in found if code}
 
 
@@ -56,8 +57,8 @@ def _code(word: ast.expr) -> str | None:
     return str(word.value) if isinstance(word, ast.Constant) else None
 
 
-def matches(code: str, known: set[str]) -> bool:
-    return any(re.fullmatch(re.escape(each).replace(r"\*", "[a-z]+"), code) for each in known)
+def matches(code: str, codes: set[str]) -> bool:
+    return any(re.fullmatch(re.escape(item).replace(r"\*", "[a-z]+"), code) for item in codes)
 
 
 @cache
@@ -67,7 +68,7 @@ def codes() -> dict[str, set[str]]:
     return {name: found for name, path in files.items() if (found := codes_in(path))}
 
 
-# How to get each of them
+# Cases that provoke each code
 
 
 def _enrolled(folder: Path, opened: Any, **policy: Any) -> Any:
@@ -83,7 +84,7 @@ def _enrol(asked: Any = STUDY, **policy: Any) -> Callable[[Path, Any], Any]:
 
 
 def _answer(*requests: tuple[int, Any], asked: Any = STUDY) -> Callable[[Path, Any], Any]:
-    """The last of some requests."""
+    """Send requests and return the last result."""
 
     def act(folder: Path, opened: Any) -> Any:
         with _enrolled(folder, opened) as guard:
@@ -142,7 +143,7 @@ def _release_failed(folder: Path, opened: Any) -> Any:
 
 
 def _beyond_the_reservation(folder: Path, opened: Any) -> Any:
-    """By no request: only a guard that forgot its number of rounds would get here."""
+    """No request leads here, only a guard that lost its number of rounds."""
     with guarded(folder, opened) as guard:
         guard.enrol(STUDY)
         return refusal(guard._ledger.spend, HASH, 1, digest="1" * 64, mu_squared=0.05, upload=b"")
@@ -218,20 +219,20 @@ CASES: dict[str, Callable[[Path, Any], Any]] = {
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_a_refusal_has_its_code_and_the_same_words_for_all_rows(code):
+def test_code_and_message_of_a_refusal_do_not_depend_on_rows(code):
     if code == "ledger-failed" and sqlite_vfs() is None:
         pytest.skip("this Python hides its SQLite library, so its writes cannot be made fail")
-    said = []
+    messages = []
     for seed in (1, 2):
         features, labels = rows(seed)
         with memory_folder() as folder:
             refused = CASES[code](folder, lambda study, a=features, b=labels: TinyRows(a, b))
             assert refused.code == code
-            said.append(repr(refused).replace(str(folder), "FOLDER"))
-    assert said[0] == said[1]
+            messages.append(repr(refused).replace(str(folder), "FOLDER"))
+    assert messages[0] == messages[1]
 
 
-def test_a_refusal_is_a_sentence():
+def test_refusal_message_is_a_sentence():
     features, labels = rows()
     with memory_folder() as folder:
         for i, (code, act) in enumerate(CASES.items()):
@@ -242,16 +243,16 @@ def test_a_refusal_is_a_sentence():
                 assert code not in text
 
 
-def test_every_code_of_the_guard_is_provoked_here():
-    known = set().union(*(found for name, found in codes().items() if name in GUARDED))
+def test_every_code_of_the_guard_has_a_case():
+    known_codes = set().union(*(found for name, found in codes().items() if name in GUARDED))
     assert {name for name in GUARDED if name in codes()} == set(GUARDED)
     for code in CASES:
-        assert matches(code, known), f"{code} is not in the guard any more"
-    for code in known:
+        assert matches(code, known_codes), f"{code} is not in the guard any more"
+    for code in known_codes:
         assert any(matches(case, {code}) for case in CASES), f"{code} is nowhere provoked"
 
 
-def test_every_other_code_is_in_a_test():
+def test_every_other_code_occurs_in_a_test():
     text = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
     for name, found in codes().items():
         for code in found if name not in GUARDED else ():
@@ -264,11 +265,11 @@ def documented() -> set[str]:
     return {code for cell in first for code in re.findall("`([a-z-]+)`", cell)}
 
 
-def test_the_threat_model_lists_every_code_and_no_other():
-    known = set().union(*codes().values()) | {WITHHELD}
-    assert {code for code in documented() if not matches(code, known)} == set()
+def test_threat_model_lists_exactly_these_codes():
+    known_codes = set().union(*codes().values()) | {WITHHELD}
+    assert {code for code in documented() if not matches(code, known_codes)} == set()
     assert {code for code in CASES if code not in documented()} == set()
-    assert {code for code in known if "*" not in code} <= documented()
+    assert {code for code in known_codes if "*" not in code} <= documented()
 
 
 def test_codes_are_found():

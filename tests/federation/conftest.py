@@ -1,4 +1,4 @@
-"""A live page for the tests of it."""
+"""The server's page for the tests of it."""
 
 from page_visits import page, run
 

@@ -1,4 +1,4 @@
-"""Commands that alarms, status and errors print work as printed, with two studies in the folder: real processes."""
+"""Commands printed by alarms, status and errors work as printed, with two studies in the folder and real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READY = {
 
 
 def commands_in(text: str) -> list[list[str]]:
-    """The words of every command in a text, which stands at the end of its line."""
+    """Return the words of every command that stands at the end of a line."""
     return [shlex.split(found) for found in re.findall(r"(?:^|: )(dpadmm .*)$", text, re.MULTILINE)]
 
 
@@ -36,16 +36,16 @@ def printed(text: str, word: str) -> list[str]:
     return found
 
 
-def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(tmp_path: Path, cli: Any) -> None:
+def test_command_of_the_alarm_continues_a_study_killed_before_round_1(tmp_path: Path, cli: Any) -> None:
     rounds, folder = 300, ("--folder", tmp_path / "aggregator")
     with Federation(tmp_path, small_study(rounds, name="first one"), limit=90.0) as all:
         all.accept()
         all.begin()
         all.start()
         all.serve()
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         with chdir(tmp_path):
-            cli(*printed(all.said, "export")).succeeded()
+            cli(*printed(all.output, "export")).succeeded()
         assert (tmp_path / "MODEL.dpadmm").exists()
 
         second = small_study(rounds, name="second one")
@@ -75,7 +75,7 @@ def test_a_study_killed_before_round_1_continues_with_the_command_of_its_alarm(t
         resumed.kill()
         resumed.wait()
         all.serve()  # dpadmm server run --folder: the only study that is not finished
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         assert status_of(all.authority, path)["headline"] == f"Finished: {rounds} of {rounds} rounds"
         none = cli("server", "run", *folder)
         assert (none.code, none.err.count("\n")) == (2, 1)
@@ -105,7 +105,7 @@ def unconnected() -> dict[str, Any]:
     }
 
 
-def test_the_command_of_every_alarm_can_be_run(tmp_path: Path, cli: Any) -> None:
+def test_commands_of_all_alarms_can_be_run(tmp_path: Path, cli: Any) -> None:
     with Federation(tmp_path, small_study(5)) as all:
         folder = all.authority.folder
         begin(all.authority, all.study, list(NAMES))

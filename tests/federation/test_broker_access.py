@@ -1,4 +1,4 @@
-"""Who may connect, speak and listen: asked of the real nats-server."""
+"""Permissions to connect, publish and subscribe, checked against the real nats-server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def refused_to_connect(who, url=None):
             pass
 
 
-def test_everybody_speaks_and_hears_as_the_study_needs(ground):
+def test_sites_and_server_can_exchange_messages(ground):
     authority, broker, sites = ground
 
     async def talk():
@@ -63,7 +63,7 @@ def test_everybody_speaks_and_hears_as_the_study_needs(ground):
     asyncio.run(talk())
 
 
-def test_no_site_speaks_for_another_or_the_aggregator(ground):
+def test_site_cannot_publish_as_another_site_or_the_server(ground):
     authority, broker, sites = ground
 
     async def talk():
@@ -91,7 +91,7 @@ def test_no_site_speaks_for_another_or_the_aggregator(ground):
     asyncio.run(talk())
 
 
-def test_no_site_hears_what_others_upload(ground):
+def test_site_cannot_receive_uploads_of_others(ground):
     authority, broker, sites = ground
     secrets = [">", "*", "dpadmm.>", "dpadmm.*.up.*", up("site-a"), up("site-b"), "$SYS.>", "_INBOX.>"]
 
@@ -112,7 +112,7 @@ def test_no_site_hears_what_others_upload(ground):
     asyncio.run(talk())
 
 
-def test_without_a_certificate_nobody_gets_in(ground):
+def test_connection_without_a_certificate_is_refused(ground):
     authority, _, sites = ground
     context = ssl.create_default_context(cafile=str(sites["site-a"].authority))
     address = ("localhost", authority.settings.port)
@@ -141,7 +141,7 @@ def test_tls_before_1_3_is_refused(ground):
         pass
 
 
-def test_certificates_of_others_and_of_another_kind_are_refused(ground, tmp_path):
+def test_certificates_of_another_authority_or_kind_are_refused(ground, tmp_path):
     authority, _, sites = ground
     other = new_authority(tmp_path / "other")
     theirs = joined(other, tmp_path / "site-a", "site-a")
@@ -158,7 +158,7 @@ def test_certificates_of_others_and_of_another_kind_are_refused(ground, tmp_path
     asyncio.run(refused_to_connect(as_client))  # the broker's own certificate is no client's
 
 
-def test_an_expired_certificate_and_an_unlisted_one_are_refused(ground, tmp_path):
+def test_expired_and_unlisted_certificates_are_refused(ground, tmp_path):
     authority, broker, _ = ground
     long_ago = datetime.now(UTC) - timedelta(days=10)
     expired = joined(authority, tmp_path / "late", "late", days=5, now=long_ago)
@@ -178,7 +178,7 @@ def test_an_expired_certificate_and_an_unlisted_one_are_refused(ground, tmp_path
     assert unlisted.name not in broker_config(authority, now=datetime.now(UTC) + timedelta(days=400))
 
 
-def test_more_than_8_mb_end_the_connection_and_nobody_hears_them(ground):
+def test_message_above_8_mb_closes_the_connection_and_is_not_delivered(ground):
     authority, broker, sites = ground
 
     async def talk():
@@ -197,7 +197,7 @@ def test_more_than_8_mb_end_the_connection_and_nobody_hears_them(ground):
     asyncio.run(talk())
 
 
-def test_a_revoked_site_is_out_at_once_and_the_others_go_on(ground, tmp_path):
+def test_revoked_site_is_disconnected_and_others_continue(ground, tmp_path):
     authority, broker, sites = ground
     old = joined(authority, tmp_path / "shaky", "shaky")
     broker.reload()
@@ -231,7 +231,7 @@ def test_a_revoked_site_is_out_at_once_and_the_others_go_on(ground, tmp_path):
     asyncio.run(again())
 
 
-def test_a_renewed_certificate_works_beside_the_old_one_and_both_can_be_revoked(ground, tmp_path):
+def test_renewed_and_old_certificate_both_work_and_can_be_revoked(ground, tmp_path):
     authority, broker, _ = ground
     old = joined(authority, tmp_path / "steady", "steady")
     shutil.copytree(tmp_path / "steady", tmp_path / "before")

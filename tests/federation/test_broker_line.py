@@ -1,4 +1,4 @@
-"""What someone on the line between a site and the broker sees, and can make a site say."""
+"""Capabilities of an attacker on the connection between a site and the broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ground(tmp_path_factory):
 
 
 class Eavesdropper:
-    """A forwarder between a client and the broker that keeps every byte of both directions."""
+    """A forwarder between a client and the broker that stores all bytes of both directions."""
 
     def __init__(self, port: int) -> None:
         self.target, self.seen, self.tasks = port, bytearray(), set()
@@ -78,8 +78,8 @@ def test_an_eavesdropper_sees_no_plaintext(ground):
         assert secret not in seen
 
 
-def test_a_server_that_wants_no_tls_is_not_talked_to(ground):
-    """Who sits on the line and says in the clear that no TLS is needed hears nothing of what a site says."""
+def test_site_sends_nothing_to_a_server_without_tls(ground):
+    """An attacker on the connection cannot disable TLS by announcing that it is not required."""
     _, site = ground
     heard = bytearray()
 

@@ -1,4 +1,4 @@
-"""The authority's folder and what it signs: each certificate may do one thing, and a name has one owner."""
+"""The authority's folder and its certificates: each certificate has one purpose, and a name has one owner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def extension(certificate, kind):
     return certificate.extensions.get_extension_for_class(kind)
 
 
-def test_a_new_folder_is_secret_and_complete(authority):
+def test_new_folder_is_private_and_complete(authority):
     folder = authority.folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for path in folder.rglob("*"):
@@ -46,7 +46,7 @@ def test_a_new_folder_is_secret_and_complete(authority):
     assert len(authority.fingerprint.split(":")) == 32
 
 
-def test_each_certificate_may_do_one_thing(authority, tmp_path):
+def test_each_certificate_has_one_purpose(authority, tmp_path):
     site = joined(authority, tmp_path / "site", "site-a")
     ca = certificate_in(authority.folder / "authority" / "ca.pem")
     server = certificate_in(authority.folder / "broker.pem")
@@ -76,8 +76,8 @@ def test_each_certificate_may_do_one_thing(authority, tmp_path):
     assert client.not_valid_before_utc <= datetime.now(UTC) - timedelta(minutes=59)
 
 
-def test_what_a_request_asks_for_beside_its_key_is_not_certified(authority, tmp_path):
-    """A site that asks to be the aggregator, an authority, or a server gets a site's certificate."""
+def test_request_determines_only_the_key(authority, tmp_path):
+    """A site that requests a certificate as server or authority gets a site certificate."""
     from cryptography.hazmat.primitives import hashes
 
     from dpadmm.federation.identity.joining import Request
@@ -95,7 +95,7 @@ def test_what_a_request_asks_for_beside_its_key_is_not_certified(authority, tmp_
     assert not extension(invitation.certificate, x509.BasicConstraints).value.ca
 
 
-def test_wrong_settings_write_nothing(tmp_path_factory: pytest.TempPathFactory):
+def test_invalid_settings_write_nothing(tmp_path_factory: pytest.TempPathFactory):
     for choices, sentence in [
         ({"hosts": []}, "give at least one host name"),
         ({"hosts": "localhost"}, "give at least one host name"),
@@ -145,7 +145,7 @@ def test_an_authority_is_never_overwritten(authority, tmp_path):
     assert stat.S_IMODE((tmp_path / "empty").stat().st_mode) == 0o700
 
 
-def test_a_folder_that_cannot_be_finished_is_not_left_half_written(tmp_path, monkeypatch):
+def test_failed_creation_leaves_no_partial_folder(tmp_path, monkeypatch):
     from dpadmm.federation.identity import private_files
 
     written = []
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_finished_is_not_left_half_written(tmp_path, mon
 
 
 @pytest.mark.parametrize("name", ["authority/ca.key", "broker.key", "server.key"])
-def test_keys_that_others_may_read_are_refused(authority, name):
+def test_keys_readable_by_others_are_refused(authority, name):
     path = authority.folder / name
     path.chmod(0o640)
     with pytest.raises(StudyError, match="others can read or change this secret: run chmod 600") as refused:
@@ -174,7 +174,7 @@ def test_keys_that_others_may_read_are_refused(authority, name):
     Authority.open(authority.folder)
 
 
-def test_a_folder_that_others_may_change_is_refused(authority):
+def test_folder_writable_by_others_is_refused(authority):
     authority.folder.chmod(0o770)
     with pytest.raises(StudyError, match="others can change it"):
         Authority.open(authority.folder)
@@ -187,7 +187,7 @@ def test_keys_of_another_user_are_refused(authority):
         Authority.open(authority.folder)
 
 
-def test_what_is_damaged_is_one_sentence(authority, tmp_path):
+def test_damaged_files_give_one_sentence(authority, tmp_path):
     folder = authority.folder
     with pytest.raises(StudyError, match="not the folder of a server"):
         Authority.open(tmp_path)
@@ -216,12 +216,12 @@ def test_what_is_damaged_is_one_sentence(authority, tmp_path):
         Authority.open(folder)
 
 
-def test_an_authority_that_ended_says_so(authority):
+def test_expired_authority_is_reported(authority):
     with pytest.raises(DPADMMError, match="the authority expired on 20"):
         Authority.open(authority.folder, now=datetime.now(UTC) + timedelta(days=4000))
 
 
-def test_own_certificates_are_renewed_before_they_end(authority):
+def test_own_certificates_are_renewed_before_they_expire(authority):
     server, key = authority.folder / "broker.pem", authority.folder / "broker.key"
     before = server.read_bytes()
     assert not authority.renew_certificates()
@@ -232,7 +232,7 @@ def test_own_certificates_are_renewed_before_they_end(authority):
     authority.client_context().load_cert_chain(server, key)
 
 
-def test_no_certificate_outlives_its_authority(tmp_path):
+def test_no_certificate_is_valid_longer_than_its_authority(tmp_path):
     authority = Authority.create(tmp_path / "a", hosts=["localhost"], port=free_port(), days=20)
     invitation = authority.approve(make_request(tmp_path / "s", "site-a"))
     assert invitation.certificate.not_valid_after_utc == authority.certificate.not_valid_after_utc
@@ -260,7 +260,7 @@ def test_a_name_has_one_key_until_it_is_revoked(authority, tmp_path):
     assert not user.usable(user.expires)
 
 
-def test_an_ended_certificate_frees_its_name_and_is_forgotten(authority, tmp_path):
+def test_expired_certificate_frees_its_name(authority, tmp_path):
     long_ago = datetime.now(UTC) - timedelta(days=20)
     authority.approve(make_request(tmp_path / "one", "site-a"), days=5, now=long_ago)
     assert authority.users() == []
@@ -277,7 +277,7 @@ def test_an_unknown_site_cannot_be_revoked(authority, tmp_path):
         authority.revoke("../authority/ca")
 
 
-def test_a_damaged_approval_stops_the_broker_from_guessing(authority, tmp_path):
+def test_damaged_approval_stops_the_broker(authority, tmp_path):
     authority.approve(make_request(tmp_path / "one", "site-a"))
     path = authority.folder / "sites" / "site-a.json"
     good = json.loads(path.read_text())
@@ -295,14 +295,14 @@ def test_a_damaged_approval_stops_the_broker_from_guessing(authority, tmp_path):
             authority.users()
 
 
-def test_approvals_at_the_same_time_are_all_kept(authority, tmp_path):
+def test_concurrent_approvals_are_all_stored(authority, tmp_path):
     request = make_request(tmp_path / "one", "site-a")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: authority.approve(request), range(16)))
     assert len(authority.users()) == 16
 
 
-def test_an_invitation_has_no_secret(authority, tmp_path):
+def test_invitation_contains_no_secret(authority, tmp_path):
     invitation = authority.approve(make_request(tmp_path / "one", "site-a"))
     path = tmp_path / "invitation.json"
     path.write_bytes(invitation.as_bytes())
@@ -321,8 +321,8 @@ def test_a_revoked_key_is_not_certified_under_another_name(authority, tmp_path):
         authority.approve(make_request(tmp_path / "a", "site-b"))
 
 
-def test_a_revoked_key_stays_revoked_after_its_certificate_has_ended(authority, tmp_path):
-    """Others may have it for good: that an entry is old is no reason to forget it."""
+def test_revoked_key_stays_revoked_after_expiry(authority, tmp_path):
+    """A stolen key may be used at any later time."""
     long_ago = datetime.now(UTC) - timedelta(days=20)
     first = make_request(tmp_path / "one", "site-a")
     authority.approve(first, days=5, now=long_ago)

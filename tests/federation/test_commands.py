@@ -75,8 +75,8 @@ class Land:
             text = "\n".join(f"{a},{s},{b}" for a, s, b in lines)
             (home / "rows.csv").write_text(f"age,smokes,ill\n{text}\n")
             (home / "site.toml").write_text(SITE)
-            self.said("site", "join", "--request", name, "--site", f"{name}/site.toml")
-            self.said("server", "invite", name, "--request", f"{name}/network/request.json", "--folder", "hub")
+            self.said("site", "join", "--manual", name, "--site", f"{name}/site.toml")
+            self.said("server", "invite", name, "--manual", f"{name}/network/request.json", "--folder", "hub")
             invitation = f"{name}.invitation.json"
             self.said("site", "join", "--invitation", invitation, "--site", f"{name}/site.toml", "--yes")
 
@@ -270,7 +270,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("server", "propose", "study.toml", "--folder", "hub", "--sites", "east"), "its sites are fixed: omit --sites"),
     (("server", "revoke", "south", "--folder", "hub"), "south is not a site"),
     (("server", "init", "hub", "--host", "localhost"), "hub"),
-    (("server", "invite", "west", "--request", "east/network/request.json", "--folder", "hub"), "not from west"),
+    (("server", "invite", "west", "--manual", "east/network/request.json", "--folder", "hub"), "not from west"),
     (
         ("site", "join", "--invitation", "east.invitation.json", "--site", "west/site.toml", "--yes"),
         "request was for west",
@@ -281,5 +281,5 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "the invitation is not from these study coordinators",
     ),
     (("site", "run", "--site", "west/site.toml"), "in use by another process"),
-    (("site", "join", "--request", "No Name", "--site", "west/site.toml"), "not a valid site name"),
+    (("site", "join", "--manual", "No Name", "--site", "west/site.toml"), "not a valid site name"),
 ]

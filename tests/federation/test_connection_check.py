@@ -1,4 +1,4 @@
-"""``dpadmm site check --connect``: each way in which a connection fails is told apart, with real servers."""
+"""``dpadmm site check --connect`` distinguishes the causes of failed connections, with real servers."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def broker(hub: Authority, site: Path) -> Iterator[Broker]:
     made.stop()
 
 
-def checked(site: Path, url: str) -> list[ConnectionCheck]:
-    """The checks of a site whose invitation has another address."""
+def run_checks(site: Path, url: str) -> list[ConnectionCheck]:
+    """Return the checks of a site whose invitation has another address."""
     path = site / "network" / "invitation.json"
     before = path.read_bytes()
     path.write_bytes(replace(read_invitation(path), url=url).as_bytes())
@@ -61,9 +61,7 @@ def checked(site: Path, url: str) -> list[ConnectionCheck]:
     return found
 
 
-def test_a_connection_that_works_passes_every_check_by_tls_and_by_websocket(
-    hub: Authority, tmp_path: Path, cli
-) -> None:
+def test_working_connection_passes_every_check_over_tls_and_websocket(hub: Authority, tmp_path: Path, cli) -> None:
     folder = tmp_path / "north"
     folder.mkdir()
     write_rows(folder / "table.csv", 0)
@@ -85,7 +83,7 @@ def test_a_connection_that_works_passes_every_check_by_tls_and_by_websocket(
     assert said.out.count("nothing listens there, or a firewall rejects it") == 2
 
 
-def test_names_ports_and_what_is_no_tls(site: Path, tmp_path: Path) -> None:
+def test_unknown_names_closed_ports_and_missing_tls_are_distinguished(site: Path, tmp_path: Path) -> None:
     with listening(None) as web:
         for url, name, text in (
             ("tls://nowhere.invalid:4222", "name", "nowhere.invalid cannot be resolved"),
@@ -93,21 +91,21 @@ def test_names_ports_and_what_is_no_tls(site: Path, tmp_path: Path) -> None:
             (f"tls://localhost:{web}", "TLS", "no TLS there"),
         ):
             with case(url):
-                failed, why = failure(checked(site, url))
+                failed, why = failure(run_checks(site, url))
                 assert failed == name
                 assert text in why
 
 
-def test_inspected_tls_names_whoever_inspects_it(site: Path, tmp_path: Path) -> None:
+def test_inspected_tls_names_the_inspecting_party(site: Path, tmp_path: Path) -> None:
     OwnCa("Firewall").new(tmp_path, "false", x509.DNSName("localhost"), usage=SERVER)
     with listening(tls_server(tmp_path, "false")) as port:
-        name, text = failure(checked(site, f"tls://localhost:{port}"))
+        name, text = failure(run_checks(site, f"tls://localhost:{port}"))
     assert name == "TLS"
     assert "CN=Firewall Issuing CA,O=Clinic" in text
     assert f"exempt localhost:{port} from inspection" in text
 
 
-def test_dates_that_do_not_fit_are_a_matter_of_clocks_and_other_names_are_not(tmp_path: Path) -> None:
+def test_validity_errors_hint_at_clocks_and_name_errors_do_not(tmp_path: Path) -> None:
     ca, now = OwnCa(), datetime.now(UTC).replace(microsecond=0)
     hub = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), ca=ca.root)
     hub.install(ca.sign((hub.folder / "server.csr").read_bytes()))
@@ -121,35 +119,35 @@ def test_dates_that_do_not_fit_are_a_matter_of_clocks_and_other_names_are_not(tm
             csr = (hub.folder / "broker.csr").read_bytes()
             (hub.folder / "broker.pem").write_bytes(ca.sign(csr, of, usage=SERVER, first=first, last=last))
             with listening(tls_server(hub.folder, "broker")) as port:
-                failed, why = failure(checked(site, f"tls://localhost:{port}"))
+                failed, why = failure(run_checks(site, f"tls://localhost:{port}"))
             assert failed == name
             assert text in why
             if name == "clock":
                 assert f"the clock of this machine shows {now:%Y-%m-%d}" in why
 
 
-def test_certificates_that_the_broker_refuses(hub: Authority, broker: Broker, site: Path) -> None:
+def test_refused_certificates_are_reported(hub: Authority, broker: Broker, site: Path) -> None:
     hub.revoke("north")
     broker.reload()
     for url in hub.url.split(","):
         with case(url):
-            name, text = failure(checked(site, url))
+            name, text = failure(run_checks(site, url))
             assert name == "certificate"
             assert "may be revoked: ask the study coordinators" in text
 
 
-def test_a_certificate_that_expired_is_told_without_asking(tmp_path: Path) -> None:
+def test_expired_certificate_is_reported_without_connecting(tmp_path: Path) -> None:
     hub = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), now=datetime.now(UTC) - 30 * DAY)
     site = joined(hub, tmp_path / "site", "north", days=5, now=datetime.now(UTC) - 10 * DAY)
     broker = Broker(hub)
     broker.start()
     try:
-        name, text = failure(checked(tmp_path / "site", site.url))
+        name, text = failure(run_checks(tmp_path / "site", site.url))
     finally:
         broker.stop()
     assert name == "certificate"
     assert "the certificate of this site expired at" in text
-    assert "send network/request.json to the study coordinators again" in text
+    assert "ask the study coordinators for a join token" in text
 
 
 def listens(port: int) -> bool:
@@ -160,7 +158,7 @@ def listens(port: int) -> bool:
     return True
 
 
-def test_permissions_that_a_cluster_does_not_give(hub: Authority, site: Path, tmp_path: Path) -> None:
+def test_missing_permissions_of_a_cluster_are_reported(hub: Authority, site: Path, tmp_path: Path) -> None:
     for subject in ("dpadmm.*.up.north", "dpadmm.*.down"):
         with case(subject):
             port = free_port()
@@ -171,7 +169,7 @@ def test_permissions_that_a_cluster_does_not_give(hub: Authority, site: Path, tm
             server = subprocess.Popen([nats_server(), "-c", config])
             try:
                 wait_for(lambda port=port: listens(port))  # type: ignore[misc]
-                name, text = failure(checked(site, f"tls://localhost:{port}"))
+                name, text = failure(run_checks(site, f"tls://localhost:{port}"))
             finally:
                 server.kill()
                 server.wait()
@@ -179,26 +177,26 @@ def test_permissions_that_a_cluster_does_not_give(hub: Authority, site: Path, tm
             assert "dpadmm server sites --nats-users" in text
 
 
-def test_proxies_are_told_apart_from_brokers(
+def test_proxy_errors_are_distinguished_from_broker_errors(
     broker: Broker, hub: Authority, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"tls://localhost.example:{hub.settings.port}"
     with ConnectProxy("secret") as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-        name, text = failure(checked(site, url))
+        name, text = failure(run_checks(site, url))
         assert (name, "is for another host" in text) == ("TLS", True)  # it got through
-        name, text = failure(checked(site, f"tls://localhost.example:{free_port()}"))
+        name, text = failure(run_checks(site, f"tls://localhost.example:{free_port()}"))
         assert (name, "let CONNECT to localhost.example" in text) == ("port", True)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("secret", "wrong"))
-        name, text = failure(checked(site, url))
+        name, text = failure(run_checks(site, url))
         assert (name, "the proxy requires a password" in text) == ("port", True)
         assert "wrong" not in text
         monkeypatch.setenv("NO_PROXY", "localhost.example")
-        assert failure(checked(site, url))[0] == "name"
+        assert failure(run_checks(site, url))[0] == "name"
     monkeypatch.delenv("NO_PROXY")
-    name, text = failure(checked(site, url))
+    name, text = failure(run_checks(site, url))
     assert (name, f"does the proxy 127.0.0.1:{proxy.port} run" in text) == ("port", True)
     monkeypatch.setenv("HTTPS_PROXY", "socks5://secret@127.0.0.1:1")
     with pytest.raises(Exception, match="is not the address of an HTTP proxy") as refused:
-        checked(site, url)
+        run_checks(site, url)
     assert "secret" not in str(refused.value)

@@ -423,6 +423,7 @@ def test_the_first_phase_has_a_wait_of_its_own_and_ends_with_who_is_missing(
 ) -> None:
     clock, table = Seconds(monkeypatch), make(SOME)
     run, run.start_wait = table.run, 60.0
+    run.gives_up = True
     table.here("a", "b")
     assert not run.over(59.9), "the deadline is that of rounds"
     assert run.over(60.0)

@@ -1,4 +1,4 @@
-"""A study that its owner declined is answered no more and never enrolled, whatever was decided before."""
+"""A declined study is not answered and never enrolled, whatever earlier decisions were."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def call(study: Study) -> bytes:
     return packed(Message(Kind.CALL, study.hash))
 
 
-def said(responder: Responder, study: Study, data: bytes) -> str | None:
-    """The kind of an answer, the code of a refusal, or None for silence."""
+def answer_of(responder: Responder, study: Study, data: bytes) -> str | None:
+    """Return the kind of an answer, the code of a refusal, or None for no answer."""
     answer = responder.answer(study.hash, data)
     if answer is None:
         return None
@@ -47,9 +47,9 @@ def said(responder: Responder, study: Study, data: bytes) -> str | None:
 
 
 def check_closed(responder: Responder, study: Study) -> None:
-    """Every message is told that it is closed: also one that was answered before."""
+    """Check that every message is refused as closed, including one that was answered before."""
     for data in (call(study), request(1, study), request(2, study), b"garbage"):
-        assert said(responder, study, data) == "study-closed"
+        assert answer_of(responder, study, data) == "study-closed"
 
 
 # --- the responder
@@ -65,10 +65,12 @@ def responder(tmp_path: Path) -> Iterator[Responder]:
 
 @pytest.mark.parametrize("declined", [True, False])
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_a_study_that_took_part_is_closed(responder: Responder, tmp_path: Path, rounds: int, declined: bool) -> None:
+def test_declined_study_with_answers_is_closed(
+    responder: Responder, tmp_path: Path, rounds: int, declined: bool
+) -> None:
     responder.accept(STUDY)
     for round in range(1, rounds + 1):
-        assert said(responder, STUDY, request(round, STUDY)) == "UPLOAD"
+        assert answer_of(responder, STUDY, request(round, STUDY)) == "UPLOAD"
     responder.leave(STUDY, declined=declined)
     check_closed(responder, STUDY)
     account = read_ledger(tmp_path).accounts[STUDY.hash]
@@ -81,26 +83,26 @@ def test_a_study_that_took_part_is_closed(responder: Responder, tmp_path: Path, 
     assert read_ledger(tmp_path).accounts[STUDY.hash].closed
 
 
-def test_of_a_study_that_never_took_part_nothing_is_said(responder: Responder, tmp_path: Path) -> None:
+def test_declined_study_that_never_participated_gets_no_answer(responder: Responder, tmp_path: Path) -> None:
     before = read_ledger(tmp_path).fingerprint
     responder.leave(STUDY, declined=True)
-    assert said(responder, STUDY, call(STUDY)) is None
-    assert said(responder, STUDY, request(1, STUDY)) is None
+    assert answer_of(responder, STUDY, call(STUDY)) is None
+    assert answer_of(responder, STUDY, request(1, STUDY)) is None
     assert read_ledger(tmp_path).fingerprint == before
     assert responder.accept(STUDY) is None  # the owner may still accept it
-    assert said(responder, STUDY, call(STUDY)) == "PRESENT"
+    assert answer_of(responder, STUDY, call(STUDY)) == "PRESENT"
 
 
-def test_one_that_could_not_be_enrolled_is_not_tried_again(responder: Responder, tmp_path: Path) -> None:
+def test_declined_study_is_not_enrolled_again(responder: Responder, tmp_path: Path) -> None:
     wrong = other_study(n_rounds=10**4)
     assert responder.accept(wrong) is not None
-    assert said(responder, wrong, call(wrong)) == "study-blocked"
+    assert answer_of(responder, wrong, call(wrong)) == "study-blocked"
     responder.leave(wrong, declined=True)
-    assert said(responder, wrong, call(wrong)) is None
+    assert answer_of(responder, wrong, call(wrong)) is None
     assert wrong.hash not in responder._accepted
 
 
-def test_a_reservation_of_an_earlier_process_is_given_back(tmp_path: Path) -> None:
+def test_reservation_of_an_earlier_process_is_released(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         guard.enrol(STUDY)
     responder = Responder(lambda: guarded(tmp_path), 1, logging.getLogger("nobody listens"))
@@ -111,15 +113,15 @@ def test_a_reservation_of_an_earlier_process_is_given_back(tmp_path: Path) -> No
     responder.close()
 
 
-def test_while_the_ledger_cannot_be_used_it_is_not_answered_and_tried_again(
+def test_closing_is_retried_while_the_ledger_is_unavailable(
     responder: Responder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     responder.accept(STUDY)
-    assert said(responder, STUDY, request(1, STUDY)) == "UPLOAD"
+    assert answer_of(responder, STUDY, request(1, STUDY)) == "UPLOAD"
     responder._close_failed_ledger(RefusalError("ledger-failed", "a full disk, say"))
     with pytest.raises(RefusalError, match="not open"):
         responder.leave(STUDY, declined=True)
-    assert said(responder, STUDY, call(STUDY)) in (None, "study-closed")
+    assert answer_of(responder, STUDY, call(STUDY)) in (None, "study-closed")
     assert not read_ledger(tmp_path).accounts[STUDY.hash].closed
     monkeypatch.setattr(responder_module, "monotonic", lambda: 1e12)
     responder.leave(STUDY, declined=True)
@@ -150,7 +152,7 @@ def site(tmp_path: Path, authority: Authority, small: Study) -> Site:
 
 
 class Running:
-    """An agent without its connection: it heeds what was decided, and answers."""
+    """A site process without its connection. It applies decisions and answers."""
 
     def __init__(self, site: Site) -> None:
         self.process = SiteProcess(site, logging.getLogger("nobody listens"))
@@ -178,11 +180,11 @@ def closed(site: Site, study: Study) -> bool:
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_declined_while_it_runs(site: Site, small: Study, rounds: int) -> None:
+def test_declining_a_running_study(site: Site, small: Study, rounds: int) -> None:
     accept(site, small)
     with Running(site) as agent:
         for round in range(1, rounds + 1):
-            assert said(agent.responder, small, request(round, small)) == "UPLOAD"
+            assert answer_of(agent.responder, small, request(round, small)) == "UPLOAD"
         decide(site.path.parent, small, "declined")
         agent.heed()
         check_closed(agent.responder, small)
@@ -196,8 +198,8 @@ def test_declined_while_it_runs(site: Site, small: Study, rounds: int) -> None:
     assert len(found.rounds) == rounds
 
 
-def test_declined_while_it_did_not_run(site: Site, small: Study) -> None:
-    """The file alone was changed: what is open in the ledger is closed by the agent's next start."""
+def test_declining_while_the_site_is_stopped(site: Site, small: Study) -> None:
+    """Only the file was changed. The site's next start closes what is open in the ledger."""
     accept(site, small)
     decide(site.path.parent, small, "declined")
     with Running(site) as agent:
@@ -207,21 +209,21 @@ def test_declined_while_it_did_not_run(site: Site, small: Study) -> None:
         check_closed(agent.responder, small)
 
 
-def test_declined_before_it_was_accepted(site: Site, small: Study) -> None:
+def test_declining_before_accepting(site: Site, small: Study) -> None:
     decide(site.path.parent, small, "declined")
     with Running(site) as agent:
-        assert said(agent.responder, small, call(small)) is None
+        assert answer_of(agent.responder, small, call(small)) is None
         assert account(site, small) is None
         decide(site.path.parent, small, "accepted")
         agent.heed()
-        assert said(agent.responder, small, call(small)) == "PRESENT"
+        assert answer_of(agent.responder, small, call(small)) == "PRESENT"
         decide(site.path.parent, small, "declined")
         agent.heed()
         check_closed(agent.responder, small)
     assert closed(site, small)
 
 
-def test_after_a_ledger_that_failed_a_declined_study_does_not_come_back(
+def test_declined_study_stays_closed_after_a_ledger_failure(
     site: Site, small: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept(site, small)
@@ -229,7 +231,7 @@ def test_after_a_ledger_that_failed_a_declined_study_does_not_come_back(
         agent.responder._close_failed_ledger(RefusalError("ledger-failed", "a full disk, say"))
         decide(site.path.parent, small, "declined")
         agent.heed()
-        assert said(agent.responder, small, call(small)) in (None, "study-closed")
+        assert answer_of(agent.responder, small, call(small)) in (None, "study-closed")
         assert not closed(site, small)
         monkeypatch.setattr(responder_module, "monotonic", lambda: 1e12)
         agent.heed()  # it looks again until it is done
@@ -237,15 +239,13 @@ def test_after_a_ledger_that_failed_a_declined_study_does_not_come_back(
         check_closed(agent.responder, small)
 
 
-def test_an_agent_encodes_the_table_once_for_each_enrolment(
-    site: Site, small: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_is_encoded_once_per_enrolment(site: Site, small: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     accept(site, small)
     encoded, real = [], table.encode_table
     monkeypatch.setattr(table, "encode_table", lambda *a, **k: encoded.append(a[0]) or real(*a, **k))
     with Running(site) as agent:
-        assert said(agent.responder, small, call(small)) == "PRESENT"
-        assert said(agent.responder, small, request(1, small)) == "UPLOAD"
+        assert answer_of(agent.responder, small, call(small)) == "PRESENT"
+        assert answer_of(agent.responder, small, request(1, small)) == "UPLOAD"
         assert encoded == [site.table]
         other = small_study(4, name="other")
         decide(site.path.parent, other, "accepted")

@@ -17,20 +17,18 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
-from urllib.error import HTTPError
 
 import pytest
 from brokers import free_port
 from federations import NAMES, Federation, small_study, wait_for
 from looping import case
+from page_visits import visitor
 from proxies import Faults, Proxy
 
 from dpadmm.cli import main
 from dpadmm.errors import StudyError
 from dpadmm.federation import health
 from dpadmm.federation.health import (
-    metrics_address,
-    metrics_server,
     server_alarms,
     site_alarms,
     study_alarms,
@@ -39,10 +37,11 @@ from dpadmm.federation.health import (
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.settings import url_of
 from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.server.process import begin, cached_for
+from dpadmm.federation.server.process import begin
 from dpadmm.federation.server.status import overview
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.states import SiteState, StudyState, headline, site_state, study_state
+from dpadmm.federation.web.server_data import CONNECTION_STATES, FOLDER_SECONDS, ServerData
 
 
 def command(*words: object) -> tuple[object, str]:
@@ -112,7 +111,7 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 await asyncio.to_thread(within, 60.0, lambda: status()["healthy"])
                 assert command("server", "status", "--health", *folder)[0] == 0
                 assert "dpadmm_alarm{" not in scraped(metrics).replace('code="disk-small"', "")
-                told = [json.loads(line) for line in all.said.splitlines() if line.startswith("{")]
+                told = [json.loads(line) for line in all.output.splitlines() if line.startswith("{")]
                 for name in NAMES:
                     start, end = [each for each in told if re.match(rf"{name}: .*stall", each["text"])]
                     assert start["level"] == "error"
@@ -237,12 +236,15 @@ def test_the_reference_has_every_state_and_no_other() -> None:
     for title, states in (("Study", StudyState), ("Site", SiteState)):
         section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
         assert re.findall(r"^\| `([a-z]+)` \|", section, re.MULTILINE) == [str(state) for state in states]
-    live = files("dpadmm.federation.server").joinpath("live")
-    words, legend = (live.joinpath(name).read_text("utf-8") for name in ("words.js", "live.html"))
-    for name, states in (("RUN_SIGNS", StudyState), ("SITE_STATES", SiteState)):
+    static = files("dpadmm.federation.web").joinpath("static")
+    words, legend = (static.joinpath(name).read_text("utf-8") for name in ("words.js", "server.html"))
+    site_states = {*map(str, SiteState), *CONNECTION_STATES}
+    for name, states in (("RUN_SIGNS", set(map(str, StudyState))), ("SITE_STATES", site_states)):
         (listed,) = re.findall(rf"const {name} = new Map\(\[(.*?)\]\);", words, re.DOTALL)
-        assert set(re.findall(r'\["([a-z]+)",', listed)) == {str(state) for state in states}
-    assert set(re.findall(r"</b> ([a-z]+)</dt>", legend)) == {str(state) for state in SiteState}
+        assert set(re.findall(r'\["([a-z]+)",', listed)) == states
+    assert set(re.findall(r"</b> ([a-z]+)</dt>", legend)) == site_states
+    connections = page.partition("\n## Connection\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([a-z]+)` \|", connections, re.MULTILINE) == list(CONNECTION_STATES)
 
 
 def test_the_state_of_a_study_and_its_headline() -> None:
@@ -276,9 +278,7 @@ def test_a_disk_is_full_before_nothing_can_be_written(tmp_path: Path, monkeypatc
         usage = SimpleNamespace(free=free)
         monkeypatch.setattr(health.shutil, "disk_usage", lambda _, usage=usage: usage)
         assert [alarm.code for alarm in site_alarms(agent_status(), tmp_path)] == expected
-        assert f"dpadmm_disk_free_bytes {free}\n" in health.prometheus_text(
-            health.site_samples(agent_status(), tmp_path)
-        )
+        assert ("disk_free_bytes", {}, float(free)) in list(health.site_samples(agent_status(), tmp_path))
 
 
 def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_path: Path) -> None:
@@ -316,21 +316,6 @@ def test_a_broker_that_should_run_a_site_that_refuses_and_a_clock_are_named(tmp_
     assert all(alarm.action for alarm in told)
     (lost,) = study_alarms({"state": "waiting", "live": live | {"connected": False}, "sites": []}, tmp_path)
     assert (lost.code, lost.level) == ("not-connected", "error")
-
-
-def test_metrics_are_on_loopback_unless_an_address_is_given() -> None:
-    assert metrics_address("9100") == ("127.0.0.1", 9100)
-    assert metrics_address("0.0.0.0:9100") == ("0.0.0.0", 9100)
-    assert metrics_address("[::1]:9100") == ("::1", 9100)
-    for wrong in ("", "host:1", "-1", "65536", "1.2.3.4:"):
-        with pytest.raises(StudyError, match="--metrics"):
-            metrics_address(wrong)
-    with metrics_server("0", lambda: [("connected", {}, 1.0)]) as port:
-        assert scraped(port or 0) == "# TYPE dpadmm_connected gauge\ndpadmm_connected 1\n"
-        with pytest.raises(HTTPError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
-        with pytest.raises(StudyError, match="cannot listen"), metrics_server(str(port), list):
-            pass
 
 
 def test_a_status_of_another_version_is_one_sentence(tmp_path: Path) -> None:
@@ -372,10 +357,11 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
         assert seen["state"] == "several"
         assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
         assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
-        latest = cached_for(0.0, lambda: overview(folder))
-        assert [each["state"] for each in latest()] == ["stalled", "proposed"]
+        data = ServerData(all.authority)
+        assert [each["state"] for each in data.snapshot()["studies"]] == ["stalled", "proposed"]
         path.write_bytes(b"no journal")
-        assert len(latest()) == 2, "the page keeps what it knew"
+        time.sleep(FOLDER_SECONDS)
+        assert len(data.snapshot()["studies"]) == 2, "the page keeps the last list"
 
 
 def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path) -> None:
@@ -383,21 +369,19 @@ def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path
         all.begin()
         all.serve("--page")
         said = tmp_path / "aggregator.txt"
-        wait_for(lambda: said.exists() and "token=" in said.read_text())
+        wait_for(lambda: said.exists() and "login#" in said.read_text())
         begin(all.authority, small_study(20, name="kidney"), list(NAMES))
-        found = re.search(r"http://\S+/\?token=\S+", said.read_text())
-        assert found is not None
-
-        def snapshot() -> dict[str, Any]:
-            with urllib.request.urlopen(found[0].replace("/?", "/snapshot?")) as answer:
-                return json.load(answer)
+        get = visitor(said.read_text())
 
         def shown() -> dict[str, str]:
-            return {each["name"]: each["state"] for each in snapshot()["studies"]}
+            return {each["name"]: each["state"] for each in get("/snapshot")["studies"]}
 
         wait_for(lambda: shown() == {"heart": "waiting", "kidney": "proposed"})
-        page = snapshot()
-        assert (page["state"], page["headline"]) == ("waiting", "Waiting for sites: 0 of 3 present, 3 needed")
+        page = get("/snapshot")
+        assert (page["study"]["state"], page["study"]["headline"]) == (
+            "waiting",
+            "Waiting for sites: 0 of 3 present, 3 needed",
+        )
         alarms = [alarm for alarm in page["alarms"] if alarm["code"] == "site-silent"]
         assert [alarm["text"] for alarm in alarms] == [f"{name} silent, never connected" for name in NAMES]
         assert [alarm["action"][:6] for alarm in alarms] == [f"Call {name}" for name in NAMES]

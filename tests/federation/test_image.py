@@ -35,7 +35,7 @@ def run(image: str, words: Sequence[str], **folders: Path) -> subprocess.Complet
 
 
 class Container(SiteSubprocess):
-    """A process in an image, with the image's own command unless another is given."""
+    """A process in an image, by default with the image's own command."""
 
     def __init__(self, image: str, output: Path, words: Sequence[str] = (), **folders: Path) -> None:
         stage, self._is_terminating, self._output = images.stages()[image], False, output
@@ -50,7 +50,7 @@ def give(folder: Path, user: str) -> None:
     subprocess.run(["chown", "-R", user, folder], check=True)
 
 
-def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: Path) -> None:
+def test_federation_of_images_equals_the_run_in_one_process(tmp_path: Path) -> None:
     for name, study in [
         ("dp_admm", small_study(20)),
         ("auto, secure aggregation", small_study(20, max_rows_per_site=100, quorum=3, deadline=5.0)),
@@ -97,7 +97,7 @@ def test_a_federation_of_images_reaches_the_same_bits_as_one_process(tmp_path: P
                 all.check()
 
 
-def test_an_image_has_no_root_nothing_to_write_and_nothing_that_is_not_needed() -> None:
+def test_image_is_read_only_without_root_and_minimal() -> None:
     for image in ("site", "server"):
         with case(image):
             assert run(image, ["id", "-u"]).stdout == "10001\n"
@@ -109,8 +109,8 @@ def test_an_image_has_no_root_nothing_to_write_and_nothing_that_is_not_needed() 
     assert there == [False, True]
 
 
-def test_the_list_of_packages_is_whole_but_for_compiler_and_figures() -> None:
-    """pip, which is not in the image, tells what dpadmm and the packages beside it still need."""
+def test_package_list_is_complete_except_compiler_and_figures() -> None:
+    """pip, which is not in the image, reports missing requirements."""
     tool = shutil.which("pip", path=f"{images.sys.base_prefix}/bin")
     assert tool is not None
     python = images.HERE / "build" / "opt" / "dpadmm" / "bin" / "python"
@@ -120,7 +120,7 @@ def test_the_list_of_packages_is_whole_but_for_compiler_and_figures() -> None:
     ]
 
 
-def test_what_is_left_out_is_named_where_it_is_needed(tmp_path: Path) -> None:
+def test_missing_extras_are_named_when_needed(tmp_path: Path) -> None:
     give(tmp_path, "10001:10001")
     for words, package in [
         (["demo", "-o", "/site/out"], "matplotlib"),

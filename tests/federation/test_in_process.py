@@ -1,4 +1,4 @@
-"""A study through messages, journal and the responders of sites, with nothing but the network left out."""
+"""A study through messages, journal and responders of sites, without a network."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def seeded(agent: int, round: int):
 
 
 class Sites:
-    """Three sites with their own rows, guards and ledgers; the noise of each is a function of its round."""
+    """Three sites with their own rows, guards and ledgers. Their noise is a function of the round."""
 
     def __init__(self, folder: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.rows, self.turn, self.away = folder, rows, [0, 0], set[tuple[str, int]]()
@@ -126,7 +126,7 @@ def run(accepted: Study, sites: Sites, file: Path) -> list[np.ndarray]:
         return list(journal.consensus())
 
 
-def test_the_same_bits_as_a_cohort_in_process(sites: Sites, rows: Rows, tmp_path: Path) -> None:
+def test_result_equals_a_cohort_in_one_process(sites: Sites, rows: Rows, tmp_path: Path) -> None:
     accepted = study()
     for name in NAMES:
         sites.start(name, accepted)
@@ -138,9 +138,7 @@ def test_the_same_bits_as_a_cohort_in_process(sites: Sites, rows: Rows, tmp_path
         assert [event.text for event in journal.events()][-1] == f"finished after {ROUNDS} rounds"
 
 
-def test_intervals_across_sites_are_those_of_one_process_to_the_last_bit(
-    sites: Sites, rows: Rows, tmp_path: Path
-) -> None:
+def test_intervals_equal_those_of_one_process(sites: Sites, rows: Rows, tmp_path: Path) -> None:
     training = {"method": {"name": "auto", "inference": True}, "n_rounds": ROUNDS, "noise_multiplier": 0.3}
     accepted = Study(name="together", features=tuple("vwxyz"), classes=(-1, 1), training=training)  # type: ignore[arg-type]
     for name in NAMES:
@@ -163,7 +161,7 @@ def test_intervals_across_sites_are_those_of_one_process_to_the_last_bit(
     assert [each.release.statistic for each in group.releases] == ["newton", "newton"]
 
 
-def test_a_site_that_misses_rounds_and_comes_back(sites: Sites, rows: Rows, tmp_path: Path) -> None:
+def test_site_that_misses_rounds_and_returns(sites: Sites, rows: Rows, tmp_path: Path) -> None:
     accepted = study(allow_missed_rounds=True, quorum=2, deadline=0.1)
     for name in NAMES:
         sites.start(name, accepted)

@@ -135,7 +135,7 @@ def test_a_key_with_a_password_asks_nobody(authority, site):
     identity.key.write_bytes(locked)
     with pytest.raises(StudyError, match="do not match"):
         client_context(identity.key, identity.certificate, identity.authority)
-    with pytest.raises(StudyError, match="not a key from dpadmm site join --request"):
+    with pytest.raises(StudyError, match="not a key from dpadmm site join"):
         site_identity(site)
 
 

@@ -1,4 +1,4 @@
-"""Leases without a network: which agent of a site may answer, and how an old copy of a ledger is found out."""
+"""Leases without a network: which process of a site may answer, and how old copies of a ledger are detected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Hub:
-    """An aggregator, and what it said to people."""
+    """A server, and its messages to people."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         folder.mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ class Hub:
         return self.asked(agent) if grant is not None and agent.apply(grant) else grant
 
     def seconds(self, seconds: int, *agents: Lease) -> list[list[str]]:
-        """Every agent claims once a second: their states."""
+        """Let every process claim once a second, and return their states."""
         found = []
         for _ in range(seconds):
             self._clock.now += 1.0
@@ -84,7 +84,7 @@ def copied(ledger: Path, name: str) -> Path:
     return ledger.with_name(name)
 
 
-def test_one_of_two_agents_has_the_lease_and_both_learn_of_each_other(tmp_path: Path, clock: Clock) -> None:
+def test_one_of_two_processes_has_the_lease_and_both_are_notified(tmp_path: Path, clock: Clock) -> None:
     ledger = begun(tmp_path / "ledger")
     hub, site, clone = Hub(tmp_path / "hub", clock), agent_of(ledger), agent_of(copied(ledger, "copy"))
     assert (site.held, clone.held) == (False, False)
@@ -102,7 +102,7 @@ def test_one_of_two_agents_has_the_lease_and_both_learn_of_each_other(tmp_path: 
     assert hub.leases.doubts(clock.now) == {}
 
 
-def test_a_lease_holds_for_less_time_than_it_takes_to_be_free(tmp_path: Path, clock: Clock) -> None:
+def test_lease_expires_before_it_can_be_granted_again(tmp_path: Path, clock: Clock) -> None:
     assert LEASE_HOLDS + 1.0 < LEASE_FREE_AFTER
     ledger = begun(tmp_path / "ledger")
     hub, site, other = Hub(tmp_path / "hub", clock), agent_of(ledger), agent_of(ledger)
@@ -118,7 +118,7 @@ def test_a_lease_holds_for_less_time_than_it_takes_to_be_free(tmp_path: Path, cl
     assert not hub.said, "an agent that was killed and started again is no clone"
 
 
-def test_a_grant_counts_from_its_claim_by_the_clock_that_went_further(
+def test_grant_counts_from_its_claim_by_the_faster_clock(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub, site = Hub(tmp_path / "hub", clock), agent_of(begun(tmp_path / "ledger"))
@@ -150,7 +150,7 @@ MOVES = {
 }
 
 
-def test_a_lease_ends_by_whichever_clock_is_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_ends_by_the_clock_that_is_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = begun(tmp_path / "ledger")
     for number, (name, (monotonic, wall, held)) in enumerate(MOVES.items()):
         with case(name):
@@ -164,7 +164,7 @@ def test_a_lease_ends_by_whichever_clock_is_ahead(tmp_path: Path, monkeypatch: p
             assert site.held is held
 
 
-def test_a_lease_that_was_given_back_is_free_at_once_and_not_claimed_again(tmp_path: Path, clock: Clock) -> None:
+def test_returned_lease_is_free_immediately(tmp_path: Path, clock: Clock) -> None:
     ledger = begun(tmp_path / "ledger")
     hub, site, next_one = Hub(tmp_path / "hub", clock), agent_of(ledger), agent_of(ledger)
     hub.seconds(1, site)
@@ -175,9 +175,7 @@ def test_a_lease_that_was_given_back_is_free_at_once_and_not_claimed_again(tmp_p
     assert next_one.held
 
 
-def test_an_old_copy_is_refused_until_the_latest_ledger_is_back_or_its_owner_says_so(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_old_copy_is_refused_until_the_latest_ledger_or_a_restore(tmp_path: Path, clock: Clock) -> None:
     ledger = begun(tmp_path / "ledger")
     old = copied(ledger, "old")
     hub, site = Hub(tmp_path / "hub", clock), agent_of(ledger)
@@ -202,7 +200,7 @@ def test_an_old_copy_is_refused_until_the_latest_ledger_is_back_or_its_owner_say
     assert hub.seconds(6, agent_of(ledger))[-1] == ["behind"], "the old lineage does not come back"
 
 
-def test_another_ledger_with_the_same_number_of_records_is_found_out(tmp_path: Path, clock: Clock) -> None:
+def test_different_ledger_with_the_same_number_of_records_is_detected(tmp_path: Path, clock: Clock) -> None:
     hub, first = Hub(tmp_path / "hub", clock), begun(tmp_path / "first")
     site = agent_of(first)
     hub.seconds(1, site)
@@ -212,7 +210,7 @@ def test_another_ledger_with_the_same_number_of_records_is_found_out(tmp_path: P
     assert (other.state, other.held) == ("behind", False)
 
 
-def test_processes_of_one_aggregator_grant_one_lease(tmp_path: Path, clock: Clock) -> None:
+def test_processes_of_one_server_grant_one_lease(tmp_path: Path, clock: Clock) -> None:
     ledger = begun(tmp_path / "ledger")
     one, two = Hub(tmp_path / "hub", clock), Hub(tmp_path / "hub", clock)
     site, clone = agent_of(ledger), agent_of(copied(ledger, "copy"))
@@ -235,7 +233,7 @@ def test_processes_of_one_aggregator_grant_one_lease(tmp_path: Path, clock: Cloc
     assert not any("lacks records" in text for text in two.said)
 
 
-def test_who_was_deaf_takes_no_silence_for_an_answer(tmp_path: Path, clock: Clock) -> None:
+def test_server_that_received_no_claims_restarts_its_waiting_times(tmp_path: Path, clock: Clock) -> None:
     ledger = begun(tmp_path / "ledger")
     hub, site, clone = Hub(tmp_path / "hub", clock), agent_of(ledger), agent_of(copied(ledger, "copy"))
     hub.seconds(2, site)
@@ -243,7 +241,7 @@ def test_who_was_deaf_takes_no_silence_for_an_answer(tmp_path: Path, clock: Cloc
     assert hub.asked(clone).verdict is LeaseReply.WAIT  # type: ignore[union-attr]
 
 
-def test_without_a_mark_or_an_open_ledger_nothing_is_claimed(tmp_path: Path, clock: Clock) -> None:
+def test_no_claim_without_a_mark_or_an_open_ledger(tmp_path: Path, clock: Clock) -> None:
     ledger = begun(tmp_path / "ledger")
     closed = Lease(ledger, lambda: None, logging.getLogger("nobody"))
     with case("the ledger failed"):

@@ -1,4 +1,4 @@
-"""A study at a site from its acceptance to its end: states, the ledger, and what is sent in each state."""
+"""A study at a site from acceptance to its end: states, ledger, and messages in each state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Site:
         return tiny(*rows(self.seed))(study)  # type: ignore[arg-type]
 
     def restart(self) -> None:
-        """As after a restart of the agent: nothing but the ledger is kept."""
+        """Restart: only the ledger is kept."""
         self.responder.close()
         self.responder = Responder(self._guard, 1, self.responder._log)
         self.responder.open()
@@ -80,7 +80,7 @@ class Site:
         return participation("accepted", ending.get(GAPS.hash, ""), obstacle.get(GAPS.hash))
 
     def check_closed(self, state: Participation, spent: Fraction) -> None:
-        """Nothing more can be released, in this process or a later one, and what was charged stays charged."""
+        """Check that nothing more can be released, now or in a later process, and that charges stay."""
         for restarted in (False, True):
             if restarted:
                 self.restart()
@@ -110,7 +110,7 @@ def lines_about_the_end(site: Site) -> list[str]:
     return [line for line in site.lines if "unused budget released" in line]
 
 
-def test_a_study_whose_last_round_is_answered_is_finished(site: Site) -> None:
+def test_study_is_finished_after_its_last_round(site: Site) -> None:
     assert site.responder.accept(GAPS) is None
     assert site.state is Participation.ACTIVE
     site.answer(1, 2, ROUNDS)
@@ -125,7 +125,7 @@ def test_a_study_whose_last_round_is_answered_is_finished(site: Site) -> None:
     site.check_closed(Participation.FINISHED, 3 * price)
 
 
-def test_the_last_answer_is_repeated_after_a_restart_too_unless_the_rows_changed(site: Site) -> None:
+def test_last_answer_is_repeated_after_a_restart_unless_rows_changed(site: Site) -> None:
     site.responder.accept(GAPS)
     site.answer(1, ROUNDS)
     first = site.responder.answer(GAPS.hash, request(ROUNDS))
@@ -143,7 +143,7 @@ def test_the_last_answer_is_repeated_after_a_restart_too_unless_the_rows_changed
     assert site.state is Participation.FINISHED
 
 
-def test_a_study_that_was_answered_to_the_end_by_an_earlier_process_is_finished_whatever_the_rows(site: Site) -> None:
+def test_study_completed_by_an_earlier_process_is_finished_for_any_rows(site: Site) -> None:
     site.responder.accept(GAPS)
     site.answer(ROUNDS)
     site.restart()
@@ -160,7 +160,7 @@ def test_a_study_that_was_answered_to_the_end_by_an_earlier_process_is_finished_
         (0, "end", Participation.ENDED, "ended by the server"),
     ],
 )
-def test_a_study_is_closed_when_the_server_reports_its_end(
+def test_study_is_closed_when_the_server_reports_its_end(
     site: Site, rounds: int, ending: str, state: Participation, text: str
 ) -> None:
     site.responder.accept(GAPS)
@@ -176,7 +176,7 @@ def test_a_study_is_closed_when_the_server_reports_its_end(
     site.check_closed(state, spent)
 
 
-def test_a_study_that_is_blocked_is_closed_by_its_end_and_the_obstacle_is_gone(site: Site) -> None:
+def test_end_closes_a_blocked_study_and_clears_its_obstacle(site: Site) -> None:
     site.responder.accept(GAPS)
     site.answer(1)
     site.restart()
@@ -191,7 +191,7 @@ def test_a_study_that_is_blocked_is_closed_by_its_end_and_the_obstacle_is_gone(s
     site.check_closed(Participation.ENDED, site.account.spent)
 
 
-def test_an_end_of_a_study_that_the_owner_never_accepted_changes_nothing(site: Site) -> None:
+def test_end_of_an_unaccepted_study_has_no_effect(site: Site) -> None:
     before = read_ledger(site.folder).fingerprint
     assert site.say(end(3)) is None
     assert read_ledger(site.folder).fingerprint == before
@@ -201,9 +201,7 @@ def test_an_end_of_a_study_that_the_owner_never_accepted_changes_nothing(site: S
     assert site.state is Participation.ACTIVE
 
 
-def test_an_end_that_cannot_be_recorded_stops_the_answers_and_is_recorded_later(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrecorded_end_stops_answers_and_is_recorded_later(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("dpadmm.federation.site.responder.monotonic", lambda: now)
     site.responder.accept(GAPS)
@@ -230,7 +228,7 @@ def test_an_end_that_cannot_be_recorded_stops_the_answers_and_is_recorded_later(
     site.check_closed(Participation.ENDED, site.account.spent)
 
 
-def test_after_a_restore_the_study_is_charged_and_the_server_learns_that_it_is_closed(site: Site) -> None:
+def test_restore_charges_the_study_and_reports_it_as_closed(site: Site) -> None:
     site.responder.accept(GAPS)
     site.answer(1)
     site.responder.close()
@@ -245,7 +243,7 @@ def test_after_a_restore_the_study_is_charged_and_the_server_learns_that_it_is_c
     site.check_closed(Participation.CHARGED, site.account.spent)
 
 
-def test_a_refused_round_is_an_obstacle_until_one_is_answered(site: Site) -> None:
+def test_refused_round_is_an_obstacle_until_a_round_is_answered(site: Site) -> None:
     site.responder.accept(GAPS)
     site.answer(2)
     assert site.say(request(1)) == "round-old"
@@ -261,7 +259,7 @@ def test_a_refused_round_is_an_obstacle_until_one_is_answered(site: Site) -> Non
     assert site.responder.obstacles() == {}
 
 
-def test_a_ledger_that_cannot_be_written_is_an_obstacle_until_a_write_succeeds_or_for_a_minute(
+def test_failed_write_is_an_obstacle_until_a_write_succeeds_or_for_a_minute(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
@@ -291,7 +289,7 @@ def test_a_ledger_that_cannot_be_written_is_an_obstacle_until_a_write_succeeds_o
         assert site.responder.obstacles() == {}
 
 
-def test_an_enrolment_that_the_ledger_cannot_record_is_repeated(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrecorded_enrolment_is_repeated(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("dpadmm.federation.site.responder.monotonic", lambda: now)
 
@@ -307,7 +305,7 @@ def test_an_enrolment_that_the_ledger_cannot_record_is_repeated(site: Site, monk
     assert site.say(packed(CALL)) == "PRESENT"
 
 
-def test_a_study_that_the_ledger_has_without_a_decision_is_refused_and_named(site: Site) -> None:
+def test_study_in_the_ledger_without_a_decision_is_refused_and_named(site: Site) -> None:
     assert site.responder.reserved() == {}
     site.responder.accept(GAPS)
     assert site.responder.reserved() == {}
@@ -319,7 +317,7 @@ def test_a_study_that_the_ledger_has_without_a_decision_is_refused_and_named(sit
 
 
 @pytest.mark.parametrize("kind", ["accepted", "declined", "left"])
-def test_what_the_ledger_says_of_an_end_goes_before_the_decision(kind: str) -> None:
+def test_ending_in_the_ledger_takes_precedence_over_the_decision(kind: str) -> None:
     endings = {"finish": "finished", "end": "ended", "close": "left", "restore": "charged"}
     for ending, state in endings.items():
         assert participation(kind, ending, "data-changed") == state

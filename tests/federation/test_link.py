@@ -1,4 +1,4 @@
-"""A connection that is made again whenever it is lost, with the real nats-server."""
+"""A connection that is re-established after every loss, with the real nats-server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def link_of(site: Identity, said: list[bytes]) -> Link:
     return Link(site.url, site.client_context, lambda _, data: said.append(data), LOG, name="a")
 
 
-def test_a_loss_that_nobody_tells_of_is_seen(authority: Authority, site: Identity) -> None:
+def test_silent_connection_loss_is_detected(authority: Authority, site: Identity) -> None:
     said: list[bytes] = []
 
     async def run() -> None:
@@ -68,7 +68,7 @@ def test_a_loss_that_nobody_tells_of_is_seen(authority: Authority, site: Identit
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_a_subject_that_is_added_while_it_connects(
+def test_subject_added_while_connecting_is_subscribed(
     authority: Authority, site: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[bytes] = []
@@ -90,7 +90,7 @@ def test_a_subject_that_is_added_while_it_connects(
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_brokers_that_take_a_connection_and_drop_it_are_not_asked_without_a_pause(
+def test_brokers_that_drop_connections_are_retried_with_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
@@ -110,8 +110,8 @@ def test_brokers_that_take_a_connection_and_drop_it_are_not_asked_without_a_paus
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_waiting_for_mail_can_always_be_cancelled(turns: int) -> None:
-    """Else Ctrl-C would be lost where it comes together with an answer."""
+def test_waiting_for_messages_can_always_be_cancelled(turns: int) -> None:
+    """Otherwise Ctrl-C would be lost if it coincides with an answer."""
 
     async def run() -> None:
         mail = nats_link.Mailbox(max_messages=1)
@@ -128,7 +128,7 @@ def test_waiting_for_mail_can_always_be_cancelled(turns: int) -> None:
     asyncio.run(run())
 
 
-def test_a_request_and_the_mask_after_it_both_wait_for_a_site_that_is_busy() -> None:
+def test_request_and_mask_wait_for_a_busy_site() -> None:
     async def run() -> None:
         link = nats_link.SiteLink("a", "tls://localhost:1", lambda: None, LOG)  # type: ignore[arg-type,return-value]
         for data in (b"old", b"request", b"mask"):
@@ -138,7 +138,7 @@ def test_a_request_and_the_mask_after_it_both_wait_for_a_site_that_is_busy() -> 
     asyncio.run(run())
 
 
-def test_a_task_that_does_not_hear_the_first_time_ends() -> None:
+def test_task_that_ignores_the_first_cancellation_ends() -> None:
     heard = []
 
     async def deaf() -> None:
@@ -158,9 +158,7 @@ def test_a_task_that_does_not_hear_the_first_time_ends() -> None:
     assert len(heard) == 3
 
 
-def test_a_broker_cannot_fill_the_log_with_errors_that_alternate_or_vary(
-    site: Identity, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_varying_broker_errors_cannot_fill_the_log(site: Identity, caplog: pytest.LogCaptureFixture) -> None:
     async def flood() -> None:
         link = Link(site.url, site.client_context, lambda *_: None, LOG, name="a")
         for n in range(300):
@@ -175,10 +173,10 @@ def test_a_broker_cannot_fill_the_log_with_errors_that_alternate_or_vary(
 
 
 @pytest.mark.parametrize("scheme", ["tls", "wss"])
-def test_a_broker_whose_certificate_has_another_name_is_refused(
+def test_broker_certificate_with_another_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    """The certificate of the authority is not enough: a site's own machine has one too."""
+    """A certificate of the authority is not sufficient: a site's own machine has one too."""
     host, ports = "study.example.org", {"tls": free_port(), "wss": free_port()}
     authority = Authority.create(
         tmp_path / "hub", hosts=[host], port=ports["tls"], listen="127.0.0.1", websocket_port=ports["wss"]

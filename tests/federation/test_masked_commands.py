@@ -79,11 +79,12 @@ def _offers_and_mistakes(land: Land) -> None:
     told = land.refused("site", "accept", "study.toml", "--site", "east/site.toml", "-o", "offer.json")
     assert "--output is for drafts of studies with secure aggregation" in sentence(told)
     for name in SITES:
-        said = land.said("site", "accept", "draft.toml", "--site", f"{name}/site.toml")
+        words = ("site", "accept", "draft.toml", "--site", f"{name}/site.toml", "-o", f"{name}.offer.json")
+        said = land.said(*words)
         assert f"{name}.offer.json" in said
         (key,) = (land.folder / name / "keys").iterdir()
         assert key.stat().st_mode & 0o777 == 0o600
-    told = land.refused("site", "accept", "draft.toml", "--site", "east/site.toml")
+    told = land.refused("site", "accept", "draft.toml", "--site", "east/site.toml", "-o", "east.offer.json")
     assert "east.offer.json already exists" in sentence(told)
 
 

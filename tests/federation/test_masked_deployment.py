@@ -1,4 +1,4 @@
-"""Secure aggregation with a process for every site, over a broker; and what a second run and the disk say of it."""
+"""Secure aggregation with a process per site, over a broker, checked by a second run and a search of the disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MASKED = {"max_rows_per_site": 60, "quorum": 3}
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="memory is read in /proc")
-def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) -> None:
+def test_masked_run_with_a_killed_site_and_a_returning_site(tmp_path: Path) -> None:
     with Federation(tmp_path, small_study(40, **MASKED, deadline=2.0), NAMES) as all:
         all.accept()
         all.begin()
@@ -51,7 +51,7 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
         all.aggregator.send_signal(signal.SIGSTOP)
         in_memory = memory_of(all.aggregator.pid)
         all.aggregator.send_signal(signal.SIGCONT)
-        assert all.finished(120) == 0, all.said
+        assert all.finished(120) == 0, all.output
         found = all.check()
         assert found is not None
         on_disk = b"".join(path.read_bytes() for path in (tmp_path / "aggregator").rglob("*") if path.is_file())
@@ -59,7 +59,9 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
             sums, answered = journal.sums(), journal.answered()
             assert len(answered["d"]) < len(answered["a"])
             known = list(journal.consensus())
-            assert any(held(in_memory, each.view(np.int64)) for each in known[10:20]), "this is not the server's memory"
+            assert any(contains(in_memory, each.view(np.int64)) for each in known[10:20]), (
+                "this is not the server's memory"
+            )
             assert {name for aborted in journal.aborted_rounds() for name in aborted.sites} <= {"b", "d"}
         for total in sums.values():
             assert total.astype("<i8").tobytes() in on_disk
@@ -68,14 +70,14 @@ def test_a_site_that_is_killed_for_good_and_one_that_comes_back(tmp_path: Path) 
             assert said
             for round, (numbers, _) in said.items():  # x_i; and then y_i, as its ledger has it
                 assert not any(each.astype("<i8").tobytes() in on_disk for each in numbers.ravel())
-                assert round > 15 or not held(in_memory, numbers)
+                assert round > 15 or not contains(in_memory, numbers)
             with Ledger.open(site.ledger, cap=site.policy.cap, collusion_cap=site.policy.collusion_cap) as ledger:
                 masked = [stored[:8] for _, stored in ledger.transcript(all.study.hash)]
             assert not any(each in on_disk for each in masked), name
 
 
 def memory_of(pid: int) -> bytes:
-    """All that a process can write to, as it is now."""
+    """Return the current writable memory of a process."""
     found = []
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in maps:
@@ -88,8 +90,8 @@ def memory_of(pid: int) -> bytes:
     return b"".join(found)
 
 
-def held(memory: bytes, numbers: np.ndarray) -> bool:
-    """Whether these numbers stand somewhere one after the other: in an array, or in a message."""
+def contains(memory: bytes, numbers: np.ndarray) -> bool:
+    """Return whether these numbers are stored consecutively, in an array or a message."""
     pattern = numbers.astype("<i8").tobytes()
     for offset in (0, 4):
         words = np.frombuffer(memory, "<i8", len(memory) // 8 - 1, offset)
@@ -116,7 +118,7 @@ class Line(InProcess):
 
 
 class Run:
-    """A run of all its rounds, with lost messages; its sites and its journal."""
+    """A complete run with lost messages: its sites and its journal."""
 
     def __init__(self, folder: Path, lost: set[tuple[str, int, Kind]] = frozenset()) -> None:  # type: ignore[assignment]
         self.sites = {}
@@ -144,8 +146,8 @@ class Run:
             return replay(journal, self.sites)
 
 
-def test_the_same_without_masks_in_one_process(tmp_path: Path) -> None:
-    """Also if a site was not ready, and if one vanished."""
+def test_masked_run_equals_the_unmasked_run_in_one_process(tmp_path: Path) -> None:
+    """This includes a site that was not ready, and one that vanished."""
     run = Run(tmp_path, {("b", 3, Kind.REQUEST), ("c", 5, Kind.MASK), ("d", 1, Kind.MASK)})
     seen = run.replayed()
     assert seen.equal
@@ -174,7 +176,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def test_a_sum_that_is_not_that_of_the_answers_is_found(run: Run) -> None:
+def test_wrong_sum_is_detected(run: Run) -> None:
     with closing(sqlite3.connect(run.path, isolation_level=None)) as database:
         ((blob,),) = database.execute("SELECT sum FROM sums WHERE round = 4").fetchall()
         changed = np.frombuffer(blob, "<i8").copy()
@@ -184,7 +186,7 @@ def test_a_sum_that_is_not_that_of_the_answers_is_found(run: Run) -> None:
         run.replayed()
 
 
-def test_shares_of_noise_that_are_too_small_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_noise_shares_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = exact_noise.discrete_gaussian
     monkeypatch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: drawn(scale, count) // 10)
     seen = Run(tmp_path).replayed()

@@ -1,4 +1,4 @@
-"""Secure aggregation with real guards and ledgers: a run, its faults, and an aggregator that tries to learn more."""
+"""Secure aggregation with real guards and ledgers: a run, its faults, and an active server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def seeded(agent: int, round: int) -> Callable[[int, int], Integers]:
 
 
 class Sites:
-    """All sites of a study, and a line on which messages of some sites in some rounds get lost."""
+    """All sites of a study, with a connection that loses some messages."""
 
     def __init__(self, folder: Path, study: Study = QUICK, held: Mapping[str, CheckedRows] | None = None) -> None:
         self.study = study
@@ -92,24 +92,24 @@ class Sites:
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Iterator[Sites]:
-    made = Sites(tmp_path)
-    yield made
-    for site in made.sites.values():
+    all_rows = Sites(tmp_path)
+    yield all_rows
+    for site in all_rows.sites.values():
         site.close()
 
 
 OFFSETS = np.cumsum([0, *ROWS.values()])
 
 
-def made() -> Rows:
-    """The rows of all sites."""
+def all_rows() -> Rows:
+    """Return the rows of all sites."""
     parts = [made_rows(ord(name), ROWS[name], D) for name in NAMES]
     features, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
     return make_rows(clip_rows(features), labels, offsets=OFFSETS)
 
 
 def reference(study: Study, rows: Rows, mask: np.ndarray, aborted_rounds: set[int]) -> np.ndarray:
-    """The same study in one process, with who took part and which rounds are aborted."""
+    """Run the same study in one process, with the same participants and aborted rounds."""
     history: list[np.ndarray] = []
     train(
         study.method(*ROWS.values()), study.problem, rows, n_rounds=ROUNDS,
@@ -121,7 +121,7 @@ def reference(study: Study, rows: Rows, mask: np.ndarray, aborted_rounds: set[in
 
 
 def check_same_bits(sites: Sites, rows: Rows, file: Path) -> bytes:
-    """A run with an absent site and an aborted round, beside the same in one process; what it said."""
+    """Compare a run with an absent site and an aborted round with the run in one process; return the messages."""
     sites.lost = {("b", 2, Kind.REQUEST), ("c", 3, Kind.MASK)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact_noise, "discrete_gaussian", lambda scale, count: seeded(*sites.turn)(scale, count))
@@ -132,8 +132,8 @@ def check_same_bits(sites: Sites, rows: Rows, file: Path) -> bytes:
     return np.array(got).tobytes()
 
 
-def test_the_same_bits_as_in_one_process_with_absent_sites_and_aborted_rounds(sites: Sites, tmp_path: Path) -> None:
-    check_same_bits(sites, made(), tmp_path / "s" / "journal.sqlite")
+def test_run_with_dropouts_and_aborted_rounds_equals_one_process(sites: Sites, tmp_path: Path) -> None:
+    check_same_bits(sites, all_rows(), tmp_path / "s" / "journal.sqlite")
     with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
         assert [(each.round, each.sites) for each in journal.aborted_rounds()] == [(3, ("c",))]
     assert [sites.ledger_rounds(name) for name in NAMES] == [
@@ -141,8 +141,8 @@ def test_the_same_bits_as_in_one_process_with_absent_sites_and_aborted_rounds(si
     ]  # fmt: skip
 
 
-def test_the_same_bits_of_tables_with_weights_by_column_and_by_class(tmp_path: Path) -> None:
-    """Every site reads its own table; in one process there is one."""
+def test_weighted_run_equals_one_process(tmp_path: Path) -> None:
+    """Each site reads its own table. The run in one process reads one table."""
     plain = Label("ill", classes=("no", "yes"))
     heavy = replace(plain, weight="w", weight_bound=4.0, class_weight={"yes": 12.0, "no": 1.0})
     rng = np.random.default_rng(3)
@@ -168,7 +168,7 @@ def test_the_same_bits_of_tables_with_weights_by_column_and_by_class(tmp_path: P
     assert len(said) == 4
 
 
-def test_a_site_that_restarts_after_it_was_ready_answers_the_repeated_request(tmp_path: Path) -> None:
+def test_site_restarted_after_ready_answers_the_repeated_request(tmp_path: Path) -> None:
     sites = Sites(tmp_path, masked_study(deadline=30.0))
     sites.crash = {("a", 2), ("d", 4)}
     with pytest.MonkeyPatch.context() as patch:
@@ -180,7 +180,7 @@ def test_a_site_that_restarts_after_it_was_ready_answers_the_repeated_request(tm
     assert all(sites.ledger_rounds(name) == [1, 2, 3, 4, 5] for name in NAMES)
 
 
-def test_an_aggregator_that_dies_goes_on_with_the_same_members(sites: Sites, tmp_path: Path) -> None:
+def test_restarted_server_continues_with_the_same_members(sites: Sites, tmp_path: Path) -> None:
     file = tmp_path / "s" / "journal.sqlite"
     Journal.begin(file, QUICK, NAMES)
     closed = 0
@@ -225,8 +225,11 @@ def mask(study: Study, asked: bytes, members: str, round: int = 1) -> bytes:
     return packed(Message(Kind.MASK, study.hash, round, digest=digest_of(asked), body=body))
 
 
-def test_an_aggregator_that_tells_two_stories_gets_numbers_that_do_not_cancel(sites: Sites) -> None:
-    """It asks some for the sum over abcd, others for that over abc; or for another point: no subset is readable."""
+def test_answers_to_different_requests_do_not_cancel(sites: Sites) -> None:
+    """The server names members abcd to some sites and abc to others, or sends different points.
+
+    No subset sums to a plain value.
+    """
     for name in NAMES:
         sites.ask(name, request(QUICK))
     said = {}
@@ -239,7 +242,7 @@ def test_an_aggregator_that_tells_two_stories_gets_numbers_that_do_not_cancel(si
         assert np.abs(total.astype(float)).max() > 2.0**58, chosen
 
 
-def test_one_answer_to_one_set_of_members_in_a_round(sites: Sites, tmp_path: Path) -> None:
+def test_site_answers_one_set_of_members_per_round(sites: Sites, tmp_path: Path) -> None:
     asked = request(QUICK)
     assert sites.code("a", mask(QUICK, asked, "abcd")) == "round-not-ready", "before it was asked for anything"
     sites.ask("a", asked)
@@ -261,7 +264,7 @@ def test_one_answer_to_one_set_of_members_in_a_round(sites: Sites, tmp_path: Pat
     assert sites.ledger_rounds("b") == []
 
 
-def test_a_site_that_is_asked_for_another_point_in_between_answers_the_first(sites: Sites) -> None:
+def test_site_answers_the_first_point_of_a_round_only(sites: Sites) -> None:
     asked, other = request(QUICK), request(QUICK, value=1e-9)
     assert [sites.code("a", data) for data in (asked, other, asked)] == ["", "round-forked", ""]
     assert sites.code("a", mask(QUICK, other, "abcd")) == "round-not-ready"
@@ -269,7 +272,7 @@ def test_a_site_that_is_asked_for_another_point_in_between_answers_the_first(sit
     assert sites.ledger_rounds("a") == [1]
 
 
-def test_a_mask_of_another_round_or_study_is_not_answered(sites: Sites, tmp_path: Path) -> None:
+def test_mask_request_of_another_round_or_study_is_refused(sites: Sites, tmp_path: Path) -> None:
     asked = request(QUICK)
     sites.ask("a", asked)
     assert sites.code("a", mask(QUICK, asked, "abcd", round=2)) != ""

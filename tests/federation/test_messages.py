@@ -1,4 +1,4 @@
-"""Messages: what was packed comes back, and whatever else arrives is refused before it costs memory."""
+"""Messages round trip, and all other bytes are refused before memory is allocated."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def read(data: bytes, from_site: bool, n_sites: int = 0) -> Message:
 
 
 def of_both() -> Iterator[tuple[Message, bool, int]]:
-    """Every message, whether it is a site's, and the sites of its study's roster."""
+    """Return every message, whether a site sends it, and the number of sites in the roster."""
     for n_sites, down, up in ((0, DOWN, UP), (N, MASKED_DOWN, MASKED_UP)):
         yield from ((message, False, n_sites) for message in down)
         yield from ((message, True, n_sites) for message in up)
 
 
-def test_a_round_has_a_bit_for_every_site() -> None:
+def test_opening_has_a_bit_for_every_site() -> None:
     for n_sites in range(1, 20):
         for n_bytes in range(1, 4):
             data = packed(Message(Kind.MASK, STUDY, 4, digest="ef" * 32, body=bytes(n_bytes)))
@@ -73,7 +73,7 @@ def test_a_round_has_a_bit_for_every_site() -> None:
                         read(data, False, n_sites)
 
 
-def test_what_was_packed_comes_back() -> None:
+def test_messages_round_trip() -> None:
     for message, from_site, n_sites in of_both():
         with case(message):
             back = read(packed(message), from_site, n_sites)
@@ -86,13 +86,13 @@ def test_what_was_packed_comes_back() -> None:
                     assert np.array_equal(got, sent)
 
 
-def test_nobody_speaks_for_the_other_side() -> None:
+def test_messages_of_the_other_direction_are_refused() -> None:
     for message, from_site, n_sites in of_both():
         with case(message), pytest.raises(BadMessageError, match="is not allowed from this sender"):
             read(packed(message), not from_site, n_sites)
 
 
-def test_a_study_has_masked_answers_or_plain_ones() -> None:
+def test_masked_and_plain_answers_are_not_mixed() -> None:
     for message in (MASKED_DOWN[3], MASKED_UP[1], MASKED_UP[2]):
         with case(message), pytest.raises(BadMessageError, match="is not allowed from this sender"):
             read(packed(message), message.kind > 16)
@@ -131,20 +131,20 @@ def test_another_shape_is_refused() -> None:
             read(packed(UP[1]._replace(values=np.zeros(shape))), True)
 
 
-def test_a_head_that_promises_much_allocates_nothing() -> None:
+def test_large_length_in_a_header_allocates_nothing() -> None:
     head = HEAD.pack(b"dpAM", 1, Kind.UPLOAD, 0, bytes.fromhex(STUDY), bytes(32), 1, 2**32 - 1, 2**32 - 1, 1, 1, 2**63)
     with pytest.raises(BadMessageError, match="length"):
         read(head, True)
 
 
-def test_too_much_is_refused_unread() -> None:
+def test_too_large_messages_are_refused_unread() -> None:
     with pytest.raises(BadMessageError, match="invalid message size"):
         read(bytes(HEAD.size + MAX_BODY + 1), True)
     with pytest.raises(BadMessageError, match="8 MB"):
         packed(Message(Kind.REQUEST, STUDY, 1, np.zeros((MAX_BODY // 8 + 1, 1))))
 
 
-def test_sites_say_how_many_rows_they_have() -> None:
+def test_presence_contains_the_number_of_rows() -> None:
     for rows in [{"n_rows": 0}, {"rows_per_person": 0}, {"n_rows": 10**13}]:
         with case(rows), pytest.raises(BadMessageError, match="number of rows"):
             read(packed(UP[1]._replace(**rows)), True)
@@ -156,8 +156,8 @@ def test_codes_are_short_and_plain() -> None:
             read(packed(UP[2]._replace(code=code)), True)
 
 
-def test_the_form_on_the_wire_is_the_one_of_version_1() -> None:
-    """Sites and aggregators of different releases talk to each other: nothing here may move by itself."""
+def test_wire_format_of_version_1_is_stable() -> None:
+    """Sites and servers of different releases communicate."""
     assert {kind.name: kind.value for kind in Kind} == {
         "CALL": 1, "REQUEST": 2, "END": 3, "MASK": 4,
         "PRESENT": 17, "UPLOAD": 18, "REFUSED": 19, "READY": 20, "MASKED": 21,
@@ -171,7 +171,7 @@ def test_the_form_on_the_wire_is_the_one_of_version_1() -> None:
 
 
 def raw(body: bytes = b"", **fields: object) -> bytes:
-    """A message with any head; a call, unless told otherwise."""
+    """Return a message with any header, by default a call."""
     head: dict[str, object] = {
         "magic": b"dpAM", "version": 1, "kind": Kind.CALL, "nothing": 0, "study": bytes.fromhex(STUDY),
         "digest": bytes(32), "round": 0, "d": 0, "p": 0, "n_rows": 0, "k": 0, "length": len(body),
@@ -207,13 +207,13 @@ WRONG = [
 ]
 
 
-def test_every_field_that_does_not_fit_is_refused() -> None:
+def test_every_invalid_field_is_refused() -> None:
     for fields, complaint in WRONG:
         with case(fields, complaint), pytest.raises(BadMessageError, match=complaint):
             read(raw(**fields), fields.get("kind", Kind.CALL) > 16)
 
 
-def test_limits_of_messages_include_their_last_value() -> None:
+def test_message_limits_are_inclusive() -> None:
     assert read(raw(**REQUEST, body=bytes(48)), False).round == 1
     assert read(raw(**{**PRESENT, "n_rows": 10**12}), True).n_rows == 10**12
     assert read(packed(UP[2]._replace(code="a" * 40)), True).code == "a" * 40
@@ -228,7 +228,7 @@ def test_limits_of_messages_include_their_last_value() -> None:
 
 @prove
 @given(st.data())
-def test_flips_and_cuts_are_refused_or_are_messages(data: st.DataObject) -> None:
+def test_flipped_or_truncated_messages_are_refused_or_valid(data: st.DataObject) -> None:
     message, from_site, n_sites = data.draw(st.sampled_from(list(of_both())))
     whole = bytearray(packed(message))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -244,11 +244,11 @@ def test_flips_and_cuts_are_refused_or_are_messages(data: st.DataObject) -> None
 
 @prove
 @given(st.binary(max_size=400), st.booleans(), st.sampled_from([0, N]))
-def test_any_bytes_are_refused_or_are_messages(data: bytes, from_site: bool, n_sites: int) -> None:
+def test_arbitrary_bytes_are_refused_or_valid(data: bytes, from_site: bool, n_sites: int) -> None:
     with pytest.raises(BadMessageError):
         read(data, from_site, n_sites)
 
 
-def test_digests_name_the_whole_request() -> None:
+def test_digest_covers_the_whole_request() -> None:
     one, other = packed(DOWN[1]), packed(DOWN[1]._replace(values=VALUES + 1e-12))
     assert digest_of(one) != digest_of(other) != NO_DIGEST

@@ -1,4 +1,4 @@
-"""Events for the program of ``[notify]``: real programs, which succeed, fail, hang, or cannot be started."""
+"""Events for the program of ``[notify]``: real programs that succeed, fail, hang, or cannot be started."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_an_event_has_all_fields_and_without_a_command_nothing_happens(tmp_path: Path) -> None:
+def test_event_has_all_fields_and_nothing_happens_without_a_command(tmp_path: Path) -> None:
     target = tmp_path / "events"
     with Notifier(appending(target), tmp_path, LOG, role="site", site="north") as notifier:
         notifier.send("study-proposed", "a text", study="ab" * 32)
@@ -64,7 +64,7 @@ def test_an_event_has_all_fields_and_without_a_command_nothing_happens(tmp_path:
     assert len(events(target)) == 2
 
 
-def test_the_program_gets_a_small_environment_and_its_output_goes_nowhere(
+def test_program_gets_a_small_environment_and_its_output_is_discarded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_PASSWORD", "secret")
@@ -81,7 +81,7 @@ def test_the_program_gets_a_small_environment_and_its_output_goes_nowhere(
     assert capfd.readouterr() == ("", "")
 
 
-def test_alarms_are_raised_and_cleared_once_whatever_numbers_their_texts_have(
+def test_alarms_are_raised_and_cleared_once_despite_changing_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "UPDATE_SECONDS", 0.0)
@@ -109,7 +109,7 @@ def test_alarms_are_raised_and_cleared_once_whatever_numbers_their_texts_have(
     ]
 
 
-def test_an_alarm_is_reported_after_it_lasted_for_the_delay_and_at_the_end_it_is_only_cleared(
+def test_alarm_is_reported_after_its_delay_and_cleared_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, target = 1000.0, tmp_path / "events"
@@ -137,9 +137,7 @@ def test_an_alarm_is_reported_after_it_lasted_for_the_delay_and_at_the_end_it_is
         monkeypatch.undo()
 
 
-def test_studies_are_reported_when_they_change_and_what_was_so_before_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_changes_of_studies_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "UPDATE_SECONDS", 0.0)
     target, about = tmp_path / "events", ("ab" * 32, "Adult")
     accepted, finished = StudyNotice("study-accepted", *about), StudyNotice("study-finished", *about)
@@ -201,12 +199,12 @@ def test_failures_are_logged_once_and_never_raised(tmp_path: Path, caplog: pytes
 
 
 def blocked_on(fifo: Path, tmp_path: Path, **options: float) -> Notifier:
-    """A program that writes its process id and that of a child; both then wait for a FIFO that nobody opens."""
+    """Return a program that writes the process ids of itself and a child. Both wait for a FIFO that is never opened."""
     text = "echo $$ >> pids; (exec cat fifo) & echo $! >> pids; cat fifo"
     return Notifier(NotifySettings(("/bin/sh", "-c", text)), tmp_path, LOG, role="site", **options)  # type: ignore[arg-type]
 
 
-def test_a_program_that_hangs_is_killed_with_its_children_after_its_time_limit_and_at_the_end(
+def test_hanging_program_is_killed_with_its_children(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
@@ -229,9 +227,7 @@ def test_a_program_that_hangs_is_killed_with_its_children_after_its_time_limit_a
     assert caplog.text.count("events arrive faster than it handles them; further events are dropped") == 1
 
 
-def test_dropped_events_are_counted_when_the_program_works_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dropped_events_are_counted_after_recovery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     os.mkfifo(tmp_path / "fifo")
     text = "[ -e open ] || { : > waiting; cat fifo; }; cat >> events"
     with Notifier(NotifySettings(("/bin/sh", "-c", text)), tmp_path, LOG, role="site") as notifier:
@@ -246,7 +242,7 @@ def test_dropped_events_are_counted_when_the_program_works_again(
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Keeps what is posted."""
+    """Store what is posted."""
 
     received: list[tuple[str, str | None, dict[str, Any]]]
 
@@ -261,7 +257,7 @@ class Hook(BaseHTTPRequestHandler):
 
 
 class Smtp(StreamRequestHandler):
-    """As much of SMTP as one mail needs."""
+    """The part of SMTP that one mail needs."""
 
     received: list[str]
 
@@ -277,7 +273,7 @@ class Smtp(StreamRequestHandler):
 
 
 @pytest.mark.parametrize("name", ["mail", "webhook"])
-def test_the_examples_deliver_an_event(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_examples_deliver_an_event(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     received = list[Any]()
     base = {"mail": Smtp, "webhook": Hook}[name]
     handler = type("Handler", (base,), {"received": received})
@@ -306,7 +302,7 @@ def test_the_examples_deliver_an_event(tmp_path: Path, name: str, caplog: pytest
         assert "study" not in found
 
 
-def test_kinds_are_those_of_the_guide() -> None:
+def test_kinds_match_the_guide() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "notifications.md").read_text()
     assert all(f"| `{kind}` |" in page for kind in get_args(EventKind))
     assert all(f"| `{name}` |" in page for name in FIELDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 from federations import Federation, small_study, wait_for
 
-from dpadmm.federation.notify import StudyNotice
+from dpadmm.federation.protocol import ProposalReply, ReplyCode
 from dpadmm.federation.server.journal import Journal
-from dpadmm.federation.site.process import MAX_PROPOSALS, SiteProcess
+from dpadmm.federation.site.process import SiteProcess
+from dpadmm.federation.site.proposals import MAX_PROPOSALS, proposals
 
 ROUNDS = 20
 APPEND = "import sys; open('events', 'a').write(sys.stdin.read())"
@@ -60,11 +62,11 @@ def test_events_of_a_study_and_a_program_that_hangs(tmp_path: Path) -> None:
         (a / "table.csv").write_text(rows)
         all.start("b")
         wait_for(lambda: events(b, "study-proposed", study=all.study.hash, site="b"))
-        assert events(b, "study-proposed")[0]["study_name"] is None
+        assert events(b, "study-proposed")[0]["study_name"] == "small"
         wait_for(lambda: events(hub, "alarm-cleared", code="site-silent"))
         wait_for(lambda: events(a, "study-accepted", study_name="small"))
         all.accept("b")
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
 
         (pid,) = map(int, (c / "pids").read_text().split())
         assert is_running(pid), "its first event is still not handled, and all rounds are over"
@@ -113,20 +115,46 @@ def test_mistakes_in_the_file_of_the_server_are_one_sentence(tmp_path: Path, cli
 
 
 def test_a_server_cannot_flood_an_owner_with_proposals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Proposals count from the moment when decisions are known, and only without one."""
+    """Studies are stored only if they were asked for, up to a limit, and reported only without a decision."""
     caplog.set_level(logging.INFO)
+    link = _Replies()
     with Federation(tmp_path, small_study(), ("a",)) as all:
         all.accept()
         process = SiteProcess(all.sites["a"], logging.getLogger("test"))
-        process._take_proposal("ab" * 32)
-        assert caplog.records == []
-        process._proposed = set()
+
+        def propose(hash: str, text: bytes | None = None) -> list[ReplyCode]:
+            link.sent.clear()
+            asyncio.run(process._take_proposal(link, hash, text))  # type: ignore[arg-type]
+            return [reply.code for reply in link.sent]
+
+        assert propose("ab" * 32) == [], "before the decisions are read"
+        process._responder.open()
         process._apply_decisions()
-        caplog.clear()
+        asyncio.run(process._report_replies(link))  # type: ignore[arg-type]
         process._latest = {"studies": []}
-        for n in (0, *range(150)):
-            process._take_proposal(f"{n:064x}")
-        process._take_proposal(all.study.hash)
-        assert len(caplog.records) == len(list(process._notices())) == MAX_PROPOSALS
-        process._proposed = {all.study.hash, "cd" * 32}
-        assert list(process._notices()) == [StudyNotice("study-proposed", "cd" * 32, None)]
+        assert propose(all.study.hash) == [ReplyCode.ACCEPTED]
+        caplog.clear()
+        studies = [small_study(name=f"study {n}") for n in range(MAX_PROPOSALS + 5)]
+        texts = [json.dumps(study.as_json()).encode() for study in studies]
+        assert propose(studies[0].hash, texts[0]) == [], "not asked for"
+        for study, text in zip(studies, texts, strict=True):
+            assert propose(study.hash) == [ReplyCode.WANTED]
+            propose(study.hash, text)
+        assert propose(studies[0].hash) == [ReplyCode.RECEIVED]
+        stored = [record for record in caplog.records if "proposed; next" in record.getMessage()]
+        assert (
+            len(stored) == len(list(process._notices())) == len(proposals(all.sites["a"].path.parent)) == MAX_PROPOSALS
+        )
+        assert sum("there are 100 undecided proposals" in record.getMessage() for record in caplog.records) == 5
+        process._responder.close()
+
+
+class _Replies:
+    """A link that keeps the replies."""
+
+    def __init__(self) -> None:
+        self.sent: list[ProposalReply] = []
+
+    async def reply(self, reply: ProposalReply) -> bool:
+        self.sent.append(reply)
+        return True

@@ -69,13 +69,13 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
             )
             for renewing in (False, True):
                 if not renewing:
-                    assert cli("site", "join", "--request", name, "--site", site.path).code == 0
+                    assert cli("site", "join", "--manual", name, "--site", site.path).code == 0
                 csr = (tmp_path / name / "network" / "request.csr").read_bytes()
                 (tmp_path / "signed.pem").write_bytes(ca.sign(csr, x509.RFC822Name(f"{name}@clinic.example")))
                 words = (
                     "site",
                     "join",
-                    "--request",
+                    "--manual",
                     name,
                     "--site",
                     site.path,
@@ -89,7 +89,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
                     "server",
                     "invite",
                     name,
-                    "--request",
+                    "--manual",
                     request,
                     "--folder",
                     hub.folder,
@@ -114,7 +114,7 @@ def test_a_study_with_certificates_of_an_own_ca_which_are_renewed_meanwhile(
         for csr, usage in (("broker", SERVER), ("server", CLIENT)):
             (tmp_path / "signed.pem").write_bytes(ca.sign((hub.folder / f"{csr}.csr").read_bytes(), usage=usage))
             assert cli("server", "init", hub.folder, "--certificate", tmp_path / "signed.pem").code == 0
-        assert all.finished(120) == 0, all.said
+        assert all.finished(120) == 0, all.output
         for name in NAMES:
             assert "with the renewed certificate" in all.log(name)
             assert "lost the connection" not in all.log(name)

@@ -13,6 +13,8 @@ from dpadmm.federation.protocol import (
     CLAIMS,
     LEASE_FREE_AFTER,
     LEASE_HOLDS,
+    MAX_BODY,
+    NO_DIGEST,
     SERVER,
     SERVER_USER,
     SILENT_AFTER,
@@ -22,19 +24,24 @@ from dpadmm.federation.protocol import (
     LeaseReply,
     Mark,
     MissingPackagesError,
+    ProposalReply,
+    ReplyCode,
     beat_subjects_of,
     check_name,
     clock_of_beat,
     grants_of,
     packed_beat,
     packed_claim,
+    packed_document,
     packed_grant,
     packed_proposal,
+    packed_reply,
     proposals_of,
     subjects_of,
     unpacked_claim,
     unpacked_grant,
     unpacked_proposal,
+    unpacked_reply,
     user_of,
 )
 
@@ -81,7 +88,6 @@ def test_a_sign_of_life_is_the_clock_in_16_bytes_and_anything_else_is_refused() 
     for wrong in (
         b"",
         fine[:-1],
-        fine + b"x",
         b"dpAN" + fine[4:],
         fine[:4] + b"\x02" + fine[5:],
         fine[:7] + b"\x01" + fine[8:],
@@ -148,13 +154,34 @@ def test_a_proposal_is_the_hash_of_a_study_in_40_bytes_and_anything_else_is_refu
     assert proposals_of("north") == "dpadmm.proposal-north.down"
     fine = packed_proposal("ab" * 32)
     assert fine == b"dpAM\x01\xfc\x00\x00" + bytes.fromhex("ab" * 32)
-    assert unpacked_proposal(fine) == "ab" * 32
+    assert unpacked_proposal(fine) == ("ab" * 32, None)
     for wrong in (
         b"",
         fine[:-1],
-        fine + b"x",
         b"dpAN" + fine[4:],
         *(fine[:i] + b"\x07" + fine[i + 1 :] for i in range(8)),
     ):
         with pytest.raises(BadMessageError, match=r"^not a proposal$"):
             unpacked_proposal(wrong)
+
+
+def test_a_document_is_a_study_after_its_hash() -> None:
+    fine = packed_document("ab" * 32, b"{}")
+    assert unpacked_proposal(fine) == ("ab" * 32, b"{}")
+    with pytest.raises(BadMessageError, match="exceeds the message limit"):
+        packed_document("ab" * 32, b" " * (MAX_BODY + 1))
+    for wrong in (fine + b" " * MAX_BODY, fine[:-2], *(fine[:i] + b"\x07" + fine[i + 1 :] for i in range(8))):
+        with pytest.raises(BadMessageError, match=r"^not a proposal$"):
+            unpacked_proposal(wrong)
+
+
+@pytest.mark.parametrize("code", list(ReplyCode))
+def test_a_reply_to_a_proposal_has_72_bytes_and_a_key_only_with_an_offer(code: ReplyCode) -> None:
+    key = "cd" * 32 if code is ReplyCode.OFFERED else NO_DIGEST
+    fine = packed_reply(ProposalReply("ab" * 32, code, key))
+    assert len(fine) == 72
+    assert unpacked_reply(fine) == ProposalReply("ab" * 32, code, key)
+    other = bytes(32) if code is ReplyCode.OFFERED else b"\x01" * 32
+    for wrong in (b"", fine[:-1], fine + b"x", fine[:40] + other, fine[:6] + b"\x09\x00" + fine[8:]):
+        with pytest.raises(BadMessageError, match="not a reply"):
+            unpacked_reply(wrong)

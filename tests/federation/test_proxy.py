@@ -1,4 +1,4 @@
-"""A bad network on purpose does what it says."""
+"""The faulty network proxy works as documented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def echoing(faults: Faults = NO_FAULTS):
     server.close()
 
 
-def test_all_bytes_in_their_order():
+def test_bytes_arrive_in_order():
     async def run() -> None:
         async with echoing(Faults(jitter=0.002, stall=0.2, stall_seconds=0.01)) as (proxy, reader, writer):
             sent = bytes(range(256)) * 200
@@ -37,7 +37,7 @@ def test_all_bytes_in_their_order():
 
 
 @pytest.mark.parametrize("faults", [Faults(cut=1.0), Faults(loss=1.0, stall_seconds=0.05)])
-def test_cut_and_lost(faults: Faults):
+def test_connections_are_cut_and_data_is_lost(faults: Faults):
     async def run() -> None:
         async with echoing(faults) as (proxy, reader, writer):
             writer.write(b"hello")
@@ -48,7 +48,7 @@ def test_cut_and_lost(faults: Faults):
     asyncio.run(run())
 
 
-def test_held_let_go_and_cut_by_hand():
+def test_hold_release_and_cut():
     async def run() -> None:
         async with echoing() as (proxy, reader, writer):
             proxy.hold()

@@ -1,4 +1,4 @@
-"""Getting through to a broker: clusters whose servers die, WebSocket, HTTP proxies; real servers and processes."""
+"""Reaching a broker: clusters with failing servers, WebSocket, HTTP proxies; real servers and processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answered(all: Federation) -> dict[str, int]:
         return {name: len(rounds) for name, rounds in journal.answered().items()}
 
 
-def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(tmp_path: Path) -> None:
+def test_no_round_is_lost_when_cluster_servers_are_killed(tmp_path: Path) -> None:
     """The study waits for all sites in every round."""
     cluster = Cluster(tmp_path / "cluster")
     cluster.authority = authority = Authority.create(
@@ -54,7 +54,7 @@ def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(
             all.after_round(done + 20)
             cluster.start(i)
             wait_for(lambda i=i: cluster.log(i).count("Route connection created") >= 2)  # type: ignore[misc]
-        assert all.finished(180) == 0, all.said
+        assert all.finished(180) == 0, all.output
         assert answered(all) == dict.fromkeys(NAMES, ROUNDS)
         for port in cluster.ports:
             for name in NAMES:
@@ -62,8 +62,8 @@ def test_each_server_of_a_cluster_is_killed_during_a_study_and_no_round_is_lost(
         all.check()
 
 
-def test_a_whole_study_by_websocket_and_by_tls_through_an_http_proxy(tmp_path: Path) -> None:
-    """The name of the broker means something to the proxy only, and the proxy wants a password."""
+def test_study_over_websocket_and_tls_through_an_http_proxy(tmp_path: Path) -> None:
+    """Only the proxy can resolve the broker's name, and it requires a password."""
     web, host = free_port(), "study.example.org"
     authority = Authority.create(
         tmp_path / "hub", hosts=[host], port=free_port(), listen="127.0.0.1", websocket_port=web
@@ -81,7 +81,7 @@ def test_a_whole_study_by_websocket_and_by_tls_through_an_http_proxy(tmp_path: P
         all.serve()
         all.after_round(50)
         proxy.cut_all()
-        assert all.finished(180) == 0, all.said
+        assert all.finished(180) == 0, all.output
         assert answered(all) == dict.fromkeys(NAMES, 150)
         assert set(proxy.asked) == {f"{host}:{port}" for port in (authority.settings.port, web, 1)}
         assert proxy.asked.count(f"{host}:{web}") >= 4
@@ -92,7 +92,7 @@ def test_a_whole_study_by_websocket_and_by_tls_through_an_http_proxy(tmp_path: P
         all.check()
 
 
-def test_websocket_admits_nobody_else_and_allows_nothing_else(tmp_path: Path) -> None:
+def test_websocket_has_the_same_access_rules(tmp_path: Path) -> None:
     web = free_port()
     authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), websocket_port=web)
     site = joined(authority, tmp_path / "a", "a")
@@ -137,7 +137,7 @@ def test_websocket_admits_nobody_else_and_allows_nothing_else(tmp_path: Path) ->
         broker.stop()
 
 
-def test_which_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_of_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -158,7 +158,7 @@ def test_which_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
             proxy_for("tls://elsewhere.example.com:4222")
 
 
-def test_a_port_for_websocket_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_used_websocket_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         web = int(taken.getsockname()[1])
         authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), websocket_port=web)
@@ -166,7 +166,7 @@ def test_a_port_for_websocket_that_is_taken_is_named(tmp_path: Path) -> None:
             Broker(authority).start()
 
 
-def test_addresses_of_a_hub(tmp_path: Path, cli) -> None:
+def test_addresses_of_a_server(tmp_path: Path, cli) -> None:
     hub = tmp_path / "hub"
     words = ("--host", "study.example.org", "--websocket-port", 443)
     assert (

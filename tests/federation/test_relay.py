@@ -1,4 +1,4 @@
-"""``[server] addresses``: a site reaches the broker through a relay, and the certificate check stays."""
+"""``[server] addresses``: a site reaches the broker through a relay, with an unchanged certificate check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOST = "study.example.org"
 
 @contextmanager
 def relay(port: int) -> Iterator[Proxy]:
-    """A TCP relay to a port of this machine, in a thread."""
+    """Run a TCP relay to a local port, in a thread."""
     made, started, stop = list[Proxy](), threading.Event(), asyncio.Event()
 
     async def run() -> None:
@@ -50,7 +50,7 @@ def relay(port: int) -> Iterator[Proxy]:
         thread.join()
 
 
-def test_a_study_whose_sites_reach_the_broker_through_a_relay(tmp_path: Path, cli) -> None:
+def test_study_through_a_relay(tmp_path: Path, cli) -> None:
     """No site can resolve the host of the invitation, and the relay has another name and port."""
     authority = Authority.create(tmp_path / "hub", hosts=[HOST], port=free_port(), listen="127.0.0.1")
     study = small_study(20, allow_missed_rounds=False, quorum=None, deadline=None)
@@ -68,15 +68,15 @@ def test_a_study_whose_sites_reach_the_broker_through_a_relay(tmp_path: Path, cl
         all.start()
         all.all_connected()
         all.serve()
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         for name in NAMES:
             assert f"connected to {url}" in all.log(name)
         assert there.connections >= 4, "the check and three agents"
         all.check()
 
 
-def test_a_relay_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
-    """The certificate must be from the authority of the invitation and for its host, not for the relay's."""
+def test_relay_to_another_server_is_refused(tmp_path: Path) -> None:
+    """The certificate must be from the invitation's authority and for its host, not for the relay's."""
     ca = OwnCa()
     hub = Authority.create(tmp_path / "hub", hosts=[HOST], port=free_port(), ca=ca.root)
     hub.install(ca.sign((hub.folder / "server.csr").read_bytes()))
@@ -110,7 +110,7 @@ def test_a_relay_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
                         asyncio.run(dial(url))
 
 
-def test_server_names_are_those_of_the_invitation_whatever_the_addresses_are(tmp_path: Path) -> None:
+def test_server_names_come_from_the_invitation(tmp_path: Path) -> None:
     urls = ["tls://one.example.org:4222", "wss://one.example.org:443", "tls://two.example.org:4222"]
     hub = Authority.create(tmp_path / "hub", hosts=["one.example.org"], port=free_port(), brokers=urls)
     joined(hub, site := tmp_path / "site", "north")

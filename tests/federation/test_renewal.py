@@ -1,4 +1,4 @@
-"""Certificates that end, and clocks that jump: what goes on, what waits, and what is said."""
+"""Expiring certificates and wrong clocks: continuity, waiting and messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAITING = small_study(60, allow_missed_rounds=False, quorum=None, deadline=None)
 """It waits for all sites in every round."""
 
 
-def test_sites_that_renew_in_time_are_not_interrupted_and_one_that_does_not_is_waited_for(tmp_path: Path) -> None:
+def test_timely_renewal_does_not_interrupt_and_late_renewal_is_waited_for(tmp_path: Path) -> None:
     authority, lifetime = new_authority(tmp_path / "hub"), 20.0
     with Federation(tmp_path, WAITING, authority=authority) as all:
         all.accept()
@@ -55,7 +55,7 @@ def test_sites_that_renew_in_time_are_not_interrupted_and_one_that_does_not_is_w
         assert all.aggregator.poll() is None, "it waits for c"
         assert "c: certificate expired; it cannot connect" in all.events()
         joined(authority, tmp_path / "c", "c")
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         for name in "ab":
             assert "lost the connection" not in all.log(name)
         assert not [alarm for alarm in alarms_of(authority, []) if alarm.code == "certificate"]
@@ -68,7 +68,7 @@ def only_last(text: str) -> str:
     return json.dumps(table)
 
 
-def test_certificates_made_while_the_clock_was_ahead_can_be_used_at_once(tmp_path: Path) -> None:
+def test_certificates_created_with_a_fast_clock_are_valid_immediately(tmp_path: Path) -> None:
     ahead = Authority.create(tmp_path / "ahead", hosts=["localhost"], port=free_port(), now=datetime.now(UTC) + YEARS)
     joined(ahead, tmp_path / "b", "b")
     started(ahead)
@@ -80,8 +80,8 @@ def test_certificates_made_while_the_clock_was_ahead_can_be_used_at_once(tmp_pat
     started(authority)
 
 
-def test_certificates_that_are_not_valid_yet_are_made_again(tmp_path: Path) -> None:
-    """Those that an earlier version made while the clock was ahead, which kept the broker from starting."""
+def test_certificates_that_are_not_valid_yet_are_replaced(tmp_path: Path) -> None:
+    """Earlier versions created them with a fast clock, and the broker could not start."""
     authority = new_authority(tmp_path / "hub")
     for name, usage in (
         ("broker", ExtendedKeyUsageOID.SERVER_AUTH),
@@ -116,7 +116,7 @@ def started(authority: Authority) -> None:
         broker.stop()
 
 
-def test_a_clock_outside_of_the_authoritys_time_changes_nothing_and_is_named(tmp_path: Path) -> None:
+def test_clock_outside_the_validity_of_the_authority_is_reported(tmp_path: Path) -> None:
     authority = new_authority(tmp_path / "hub")
     before = {path: path.read_bytes() for path in authority.folder.rglob("*") if path.is_file()}
     for days, text in (
@@ -142,14 +142,14 @@ def test_a_clock_outside_of_the_authoritys_time_changes_nothing_and_is_named(tmp
     started(authority)
 
 
-def test_a_clock_that_is_behind_makes_certificates_that_are_replaced_when_it_is_right(tmp_path: Path) -> None:
+def test_certificates_created_with_a_slow_clock_are_replaced(tmp_path: Path) -> None:
     made = datetime.now(UTC) - YEARS
     authority = Authority.create(tmp_path / "hub", hosts=["localhost"], port=free_port(), now=made)
     assert authority.renew_certificates(), "they ended long ago by the right clock"
     started(authority)
 
 
-def test_a_site_with_a_wrong_clock_is_told_so(tmp_path: Path) -> None:
+def test_site_with_a_wrong_clock_gets_a_message(tmp_path: Path) -> None:
     site = joined(new_authority(tmp_path / "hub"), tmp_path / "a", "a")
     for wrong, text in (
         (datetime.now(UTC) + YEARS, "expired at .* if the clock is right, a new one is needed"),
@@ -160,7 +160,7 @@ def test_a_site_with_a_wrong_clock_is_told_so(tmp_path: Path) -> None:
         assert f"the clock of this machine shows {wrong:%Y-%m-%d}" in str(refused.value)
 
 
-def test_a_clock_that_jumps_is_noticed_once_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_jumps_are_detected_once_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1e9]
     monkeypatch.setattr(health.time, "time", lambda: now[0] + time.monotonic())
     clock = health.Clock()

@@ -1,4 +1,4 @@
-"""The second run in one process: it finds what is the same, and what is not."""
+"""The second run in one process detects equal and different results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def enrolled(folder: Path, study: Study) -> dict[str, Site]:
 
 
 class Line(InProcess):
-    """Some answers are held back until the next request, and some are lost; some sites are away."""
+    """Some answers are delayed until the next request, some are lost, and some sites are absent."""
 
     def __init__(self, study: Study, responders: dict[str, Responder], **faults: set[tuple[str, int]]) -> None:
         self._study, self._responders, self._faults = study, responders, faults
@@ -85,11 +85,11 @@ class Line(InProcess):
 
 
 class Killed(Exception):
-    """The aggregator's process ended."""
+    """The server's process ended."""
 
 
 class Mortal(Uploads):
-    """It ends after round 4, once."""
+    """A journal that raises once, after round 4."""
 
     def close_round(self, seconds: float) -> None:
         super().close_round(seconds)
@@ -129,20 +129,20 @@ def found(path: Path, sites: dict[str, Site]) -> Replay:
         return replay(journal, sites)
 
 
-def test_the_same(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
+def test_replay_of_a_complete_run(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
     seen = found(run(tmp_path, study, sites), sites)
     assert seen.equal
     assert (seen.n_rounds, seen.n_releases, seen.n_late, seen.n_lost) == (ROUNDS, 3 * ROUNDS, 0, 0)
     assert 0.5 < seen.noise_scale < 1.5
 
 
-def test_the_same_with_sites_away(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
+def test_replay_with_absent_sites(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
     seen = found(run(tmp_path, study, sites, away={("b", 2), ("b", 3), ("c", 5)}), sites)
     assert seen.equal
     assert (seen.n_releases, seen.n_late, seen.n_lost) == (3 * ROUNDS - 3, 0, 0)
 
 
-def test_the_same_with_answers_late_and_lost(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
+def test_replay_with_late_and_lost_answers(tmp_path: Path, study: Study, sites: dict[str, Site]) -> None:
     seen = found(run(tmp_path, study, sites, late={("b", 2), ("c", 7)}, lost={("a", 4)}), sites)
     assert seen.equal
     assert (seen.n_releases, seen.n_lost) == (3 * ROUNDS, 1)
@@ -150,10 +150,8 @@ def test_the_same_with_answers_late_and_lost(tmp_path: Path, study: Study, sites
 
 
 @pytest.mark.parametrize("late", [set(), {("b", 3)}])
-def test_the_same_from_public_rows_also_after_a_restart_and_without_their_file(
-    tmp_path: Path, study: Study, late: set[tuple[str, int]]
-) -> None:
-    """Only the aggregator ever has the file, and only until there is a journal."""
+def test_replay_with_public_rows_needs_no_file(tmp_path: Path, study: Study, late: set[tuple[str, int]]) -> None:
+    """Only the server has the file, and only until there is a journal."""
     public = tmp_path / "public.csv"
     write_rows(public, 9, 200)
     training = Training(method="auto", epsilon=3.0, n_rounds=ROUNDS)
@@ -180,7 +178,7 @@ def changed(tmp_path: Path, study: Study, sites: dict[str, Site]) -> Iterator[tu
         yield path, database
 
 
-def test_one_bit_of_one_consensus(changed, sites: dict[str, Site]) -> None:
+def test_one_changed_bit_of_a_consensus_is_detected(changed, sites: dict[str, Site]) -> None:
     path, database = changed
     ((blob,),) = database.execute("SELECT consensus FROM rounds WHERE round = 9").fetchall()
     values = np.frombuffer(blob, "<u8").copy()
@@ -191,14 +189,14 @@ def test_one_bit_of_one_consensus(changed, sites: dict[str, Site]) -> None:
     assert seen.first_difference == 9
 
 
-def test_an_upload_that_no_ledger_has(changed, sites: dict[str, Site]) -> None:
+def test_upload_that_is_in_no_ledger_is_detected(changed, sites: dict[str, Site]) -> None:
     path, database = changed
     database.execute("UPDATE uploads SET round = 99 WHERE site = 'b' AND round = 9")
     with pytest.raises(DataError, match="upload of b for round 99 that is not in its ledger"):
         found(path, sites)
 
 
-def test_too_little_noise(
+def test_too_little_noise_is_detected(
     tmp_path: Path, study: Study, sites: dict[str, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = exact_noise.discrete_gaussian

@@ -1,4 +1,4 @@
-"""A site's side: what leaves with a "no", what stays in the owner's log, and whose decisions count."""
+"""A site's responder: contents of refusals, contents of the owner's log, and valid decisions."""
 
 from __future__ import annotations
 
@@ -60,58 +60,56 @@ def call(study: str = STUDY.hash) -> bytes:
     return packed(Message(Kind.CALL, study))
 
 
-def said(data: bytes | None) -> Message:
+def message_of(data: bytes | None) -> Message:
     assert data is not None
     return unpacked(data, study=STUDY.hash, shape=STUDY.upload_shape, from_site=True)
 
 
-def test_reasons_about_rows_reach_neither_the_wire_nor_the_log(tmp_path: Path, heard: Listener) -> None:
+def test_reasons_about_rows_are_neither_sent_nor_logged(tmp_path: Path, heard: Listener) -> None:
     def bad(study: object) -> object:
         raise DataError("row 18 has the label 777")
 
     responder = responder_over(tmp_path, bad)
     refusal = responder.accept(STUDY)
     assert isinstance(refusal, RefusalError)
-    assert said(responder.answer(STUDY.hash, call())).code == "study-blocked"
+    assert message_of(responder.answer(STUDY.hash, call())).code == "study-blocked"
     assert "777" not in " ".join(heard.lines)
     assert "run dpadmm site review for the reason" in " ".join(heard.lines)
     responder.close()
 
 
-def test_a_computation_that_fails_is_named_by_its_kind_alone(tmp_path: Path, heard: Listener) -> None:
+def test_failed_computation_is_logged_by_its_type_only(tmp_path: Path, heard: Listener) -> None:
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
     responder._active[STUDY.hash].agent.step = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     request = packed(Message(Kind.REQUEST, STUDY.hash, 1, np.zeros(STUDY.shape)))
-    assert said(responder.answer(STUDY.hash, request)).code == "release-failed"
+    assert message_of(responder.answer(STUDY.hash, request)).code == "release-failed"
     assert heard.lines[-1].endswith("request failed (ZeroDivisionError)")
     responder.close()
 
 
-def test_a_study_that_was_left_is_told_so(tmp_path: Path) -> None:
+def test_left_study_is_refused_as_closed(tmp_path: Path) -> None:
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
-    assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+    assert message_of(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     responder.leave(STUDY)
-    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert message_of(responder.answer(STUDY.hash, call())).code == "study-closed"
     assert responder.answer(other_study(n_rounds=3).hash, call()) is None
     responder.close()
 
 
-def test_who_sends_much_cannot_fill_the_log(tmp_path: Path, heard: Listener) -> None:
+def test_many_messages_cannot_fill_the_log(tmp_path: Path, heard: Listener) -> None:
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
     before = len(heard.lines)
     for _ in range(500):
-        refused = said(responder.answer(STUDY.hash, b"garbage"))
+        refused = message_of(responder.answer(STUDY.hash, b"garbage"))
         assert (refused.code, refused.digest) == ("request-malformed", digest_of(b"garbage"))
     assert len(heard.lines) == before + 1
     responder.close()
 
 
-def test_who_alternates_or_varies_messages_cannot_fill_the_log_either(
-    tmp_path: Path, heard: Listener, clock: Clock
-) -> None:
+def test_varying_messages_cannot_fill_the_log(tmp_path: Path, heard: Listener, clock: Clock) -> None:
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
     heard.lines.clear()
@@ -121,7 +119,7 @@ def test_who_alternates_or_varies_messages_cannot_fill_the_log_either(
             responder.answer(STUDY.hash, data)
     assert len(heard.lines) == 2
     for n in range(500):
-        assert said(responder.answer(STUDY.hash, bytes(9 + n % 100))).code == "request-malformed"
+        assert message_of(responder.answer(STUDY.hash, bytes(9 + n % 100))).code == "request-malformed"
     assert len(heard.lines) == MAX_LINES + 1 == 21
     assert heard.lines[-1].endswith("more than 20 different events in a minute; further events are omitted")
     clock.now = 60.0  # a minute later the owner is told again
@@ -131,7 +129,7 @@ def test_who_alternates_or_varies_messages_cannot_fill_the_log_either(
 
 
 class Clock:
-    """Seconds since the machine was started, which pass only when a test says so."""
+    """Seconds since boot, advanced by tests only."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -153,7 +151,7 @@ def request(round: int, value: float = 0.0) -> bytes:
 
 
 def failing(responder: Responder, error: Exception) -> None:
-    """From now on the study's agent fails in this way."""
+    """Let the study's agent fail in this way from now on."""
 
     def step(*_: object) -> None:
         raise error
@@ -161,7 +159,7 @@ def failing(responder: Responder, error: Exception) -> None:
     responder._active[STUDY.hash].agent.step = step  # type: ignore[method-assign,assignment]
 
 
-def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
+def test_warning_is_repeated_after_a_minute_and_a_new_one_immediately(
     tmp_path: Path, heard: Listener, clock: Clock
 ) -> None:
     responder = responder_over(tmp_path)
@@ -176,25 +174,25 @@ def test_a_warning_is_repeated_after_a_minute_and_another_one_is_told_at_once(
     assert heard.lines[0] == f"{short}: refused an invalid message: invalid message size: 7 bytes"
     assert heard.lines[1].startswith(f"{heard.lines[0]} (3 times since 20")
     assert heard.lines[2].startswith(f"{short}: refused (round-missed): ")
-    assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+    assert message_of(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     responder.close()
 
 
-def test_a_request_that_is_repeated_gets_the_same_bytes_without_the_agent(tmp_path: Path) -> None:
+def test_repeated_request_is_answered_from_the_cache(tmp_path: Path) -> None:
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
     assert responder.rounds() == {STUDY.hash: 0}
     first = responder.answer(STUDY.hash, request(1))
-    assert said(first).kind is Kind.UPLOAD
+    assert message_of(first).kind is Kind.UPLOAD
     assert responder.rounds() == {STUDY.hash: 1}
     failing(responder, RuntimeError())
     assert responder.answer(STUDY.hash, request(1)) == first
-    assert said(responder.answer(STUDY.hash, request(1, 0.5))).code == "release-failed"
+    assert message_of(responder.answer(STUDY.hash, request(1, 0.5))).code == "release-failed"
     responder.close()
 
 
 @pytest.mark.parametrize("code", ["ledger-failed", "ledger-damaged"])
-def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
+def test_failed_ledger_is_closed_and_reopened_after_two_seconds(
     tmp_path: Path, heard: Listener, clock: Clock, code: str
 ) -> None:
     responder = responder_over(tmp_path)
@@ -202,11 +200,11 @@ def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
     responder.answer(STUDY.hash, request(1))
     clock.now = 10.0
     failing(responder, RefusalError(code, "the disk is full"))
-    assert said(responder.answer(STUDY.hash, request(2))).code == code
+    assert message_of(responder.answer(STUDY.hash, request(2))).code == code
     assert heard.lines[-1] == "the ledger failed; closed, retrying: the disk is full"
     clock.now = 11.9
     with guarded(tmp_path):  # anybody may hold it now
-        assert said(responder.answer(STUDY.hash, call())).code == code
+        assert message_of(responder.answer(STUDY.hash, call())).code == code
         assert responder.obstacles() == {STUDY.hash: code}
         assert refusal(responder.leave, other_study(n_rounds=3)).code == "ledger-closed"
     clock.now = 12.0
@@ -214,15 +212,13 @@ def test_a_ledger_that_failed_is_let_go_and_opened_again_after_two_seconds(
     if code == "ledger-failed":  # by itself, or by the next message
         responder.reopen()
         assert responder.is_open
-    assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+    assert message_of(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     assert responder.rounds() == {STUDY.hash: 1}
     responder.close()
 
 
 @pytest.mark.parametrize("error", [RefusalError("ledger-locked", "held by another"), OSError("no such disk")])
-def test_a_ledger_that_cannot_be_opened_is_tried_every_two_seconds(
-    heard: Listener, clock: Clock, error: Exception
-) -> None:
+def test_opening_the_ledger_is_retried_every_two_seconds(heard: Listener, clock: Clock, error: Exception) -> None:
     tried = []
 
     def open_guard() -> AbstractContextManager[Guard]:
@@ -235,14 +231,14 @@ def test_a_ledger_that_cannot_be_opened_is_tried_every_two_seconds(
     assert closed.code == "ledger-closed"
     code = error.code if isinstance(error, RefusalError) else "ledger-failed"
     for clock.now in (0.0, 0.5, 1.9, 2.0, 3.9, 4.0):
-        assert said(responder.answer(STUDY.hash, call())).code == code
+        assert message_of(responder.answer(STUDY.hash, call())).code == code
     assert tried == [0.0, 2.0, 4.0]
     assert heard.lines == [f"cannot open the ledger; retrying: {error}"], "and not three times"
     assert heard.levels == [logging.ERROR]
     assert not responder.is_open
 
 
-def test_who_may_not_take_part_is_told_to_the_owner_with_the_reason(tmp_path: Path, heard: Listener) -> None:
+def test_owner_sees_the_reason_of_a_refused_study(tmp_path: Path, heard: Listener) -> None:
     responder, refused = responder_over(tmp_path), other_study(n_rounds=5001)
     reason = responder.accept(refused)
     assert reason is not None
@@ -251,7 +247,7 @@ def test_who_may_not_take_part_is_told_to_the_owner_with_the_reason(tmp_path: Pa
     responder.close()
 
 
-def test_an_agent_that_cannot_be_made_is_named_by_its_error_s_kind_alone(
+def test_failed_construction_of_an_agent_is_logged_by_its_type_only(
     tmp_path: Path, heard: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -272,7 +268,7 @@ def reserved(folder: Path) -> bool:
     return account is not None and not account.closed
 
 
-def test_a_study_that_is_left_gives_back_what_it_reserved(tmp_path: Path) -> None:
+def test_leaving_a_study_releases_its_reservation(tmp_path: Path) -> None:
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
     assert reserved(tmp_path)
@@ -281,40 +277,40 @@ def test_a_study_that_is_left_gives_back_what_it_reserved(tmp_path: Path) -> Non
     assert responder.rounds() == {}
     again = responder.accept(STUDY)  # it has ended in the ledger
     assert again is not None
-    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert message_of(responder.answer(STUDY.hash, call())).code == "study-closed"
     responder.close()
 
 
-def test_of_a_study_that_never_took_part_nothing_is_said_when_it_is_declined(tmp_path: Path) -> None:
+def test_declined_study_without_participation_gets_no_answer(tmp_path: Path) -> None:
     responder = responder_over(tmp_path)
     responder.leave(STUDY, declined=True)
     assert responder.answer(STUDY.hash, call()) is None
     assert responder.accept(STUDY) is None  # the owner's second thought
     responder.leave(STUDY, declined=True)
-    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert message_of(responder.answer(STUDY.hash, call())).code == "study-closed"
     responder.close()
 
 
-def test_a_study_that_never_took_part_and_is_left_is_told_so_until_it_is_accepted(tmp_path: Path) -> None:
+def test_left_study_without_participation_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
     responder = responder_over(tmp_path)
     responder.leave(STUDY)
-    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert message_of(responder.answer(STUDY.hash, call())).code == "study-closed"
     assert responder.accept(STUDY) is None
-    assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+    assert message_of(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
     responder.close()
 
 
-def test_a_reservation_of_an_earlier_process_is_given_back_when_its_study_is_declined(tmp_path: Path) -> None:
+def test_declining_releases_the_reservation_of_an_earlier_process(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         guard.enrol(STUDY)
     responder = responder_over(tmp_path)
     responder.leave(STUDY, declined=True)
     assert not reserved(tmp_path)
-    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert message_of(responder.answer(STUDY.hash, call())).code == "study-closed"
     responder.close()
 
 
-def test_a_study_is_answered_no_more_even_if_its_reservation_cannot_be_given_back(
+def test_study_is_not_answered_even_if_its_reservation_cannot_be_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     responder = responder_over(tmp_path)
@@ -326,14 +322,14 @@ def test_a_study_is_answered_no_more_even_if_its_reservation_cannot_be_given_bac
     with monkeypatch.context() as broken:
         broken.setattr(Guard, "leave", leave)
         assert refusal(responder.leave, STUDY, declined=True).code == "ledger-failed"
-    assert said(responder.answer(STUDY.hash, call())).code == "study-closed"
+    assert message_of(responder.answer(STUDY.hash, call())).code == "study-closed"
     assert reserved(tmp_path)
     responder.leave(STUDY)
     assert not reserved(tmp_path)
     responder.close()
 
 
-def test_a_study_can_be_left_as_soon_as_its_ledger_can_be_opened_again(tmp_path: Path, clock: Clock) -> None:
+def test_study_can_be_left_after_the_ledger_is_reopened(tmp_path: Path, clock: Clock) -> None:
     responder = responder_over(tmp_path)
     responder.accept(STUDY)
     failing(responder, RefusalError("ledger-failed", "the disk is full"))
@@ -347,16 +343,16 @@ def test_a_study_can_be_left_as_soon_as_its_ledger_can_be_opened_again(tmp_path:
     responder.close()
 
 
-def test_no_more_rows_of_a_person_are_told_than_there_are(tmp_path: Path) -> None:
+def test_reported_rows_per_person_do_not_exceed_the_number_of_rows(tmp_path: Path) -> None:
     responder = responder_over(tmp_path, tiny(*rows(n_rows=8)), k=50)
     responder.accept(STUDY)
-    answer = said(responder.answer(STUDY.hash, call()))
+    answer = message_of(responder.answer(STUDY.hash, call()))
     assert (answer.n_rows, answer.rows_per_person) == (8, 8)
     assert answer.digest == digest_of(call())
     responder.close()
 
 
-def test_the_log_is_for_its_owner_alone_also_when_it_is_begun_anew(tmp_path: Path) -> None:
+def test_log_is_readable_by_its_owner_only_after_rotation(tmp_path: Path) -> None:
     log = make_log("test", terminal=False, file=tmp_path / "site.log")
     for _ in range(20):
         log.info("x" * 2**17)
@@ -367,7 +363,7 @@ def test_the_log_is_for_its_owner_alone_also_when_it_is_begun_anew(tmp_path: Pat
         handler.close()
 
 
-def test_decisions_that_others_could_have_made_do_not_count(tmp_path: Path) -> None:
+def test_decisions_writable_by_others_are_ignored(tmp_path: Path) -> None:
     decide(tmp_path, STUDY, "accepted")
     assert [made.kind for made in decisions(tmp_path)] == ["accepted"]
     for path in (tmp_path / "studies", tmp_path / "studies" / f"{STUDY.hash}.json", tmp_path):
@@ -382,7 +378,7 @@ def test_decisions_that_others_could_have_made_do_not_count(tmp_path: Path) -> N
             decisions(tmp_path)
 
 
-def test_one_bad_decision_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_invalid_decision_does_not_hide_the_others(tmp_path: Path) -> None:
     decide(tmp_path, STUDY, "accepted")
     (tmp_path / "studies" / "a.json").write_text("[" * 100_000)
     (tmp_path / "studies" / "b.json").write_text(json.dumps({"format": "other"}))
@@ -391,8 +387,8 @@ def test_one_bad_decision_does_not_hide_the_others(tmp_path: Path) -> None:
     assert len(told) == 2
 
 
-def test_a_copy_of_a_decision_under_another_name_is_none(tmp_path: Path) -> None:
-    """Else a copy from before would accept again what its owner has left since."""
+def test_copied_decision_with_another_name_is_ignored(tmp_path: Path) -> None:
+    """Otherwise an old copy could accept a study that its owner has left since."""
     decide(tmp_path, STUDY, "accepted")
     made = tmp_path / "studies" / f"{STUDY.hash}.json"
     (tmp_path / "studies" / f"{STUDY.hash} copy.json").write_bytes(made.read_bytes())
@@ -404,14 +400,12 @@ def test_a_copy_of_a_decision_under_another_name_is_none(tmp_path: Path) -> None
         decisions(tmp_path)
 
 
-def test_what_a_broker_says_cannot_write_on_the_terminal() -> None:
+def test_broker_messages_are_escaped() -> None:
     assert "\x1b" not in reason_of(ValueError("\x1b[2J\rgone"))
     assert len(reason_of(ValueError("x" * 10**6))) < 300
 
 
-def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
-    tmp_path: Path, heard: Listener, clock: Clock
-) -> None:
+def test_enrolment_is_retried_until_the_table_is_back(tmp_path: Path, heard: Listener, clock: Clock) -> None:
     there: dict[str, object] = {"rows": 0}
     tries = 0
 
@@ -445,7 +439,7 @@ def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
         clock.now += 61.0
         responder.try_again()
         assert responder.obstacles() == {}
-        assert said(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
+        assert message_of(responder.answer(STUDY.hash, call())).kind is Kind.PRESENT
         responder.close()
     told = [line for line in heard.lines if "retrying" in line]
     assert 2 <= len(told) < 20
@@ -453,7 +447,7 @@ def test_a_table_that_was_away_or_changed_is_tried_again_until_it_is_back(
     assert levels == {logging.ERROR}
 
 
-def test_how_often_an_old_ledger_was_put_back_is_known_while_it_is_open(tmp_path: Path) -> None:
+def test_number_of_restores_is_available_while_the_ledger_is_open(tmp_path: Path) -> None:
     def restores_told() -> int | None:
         responder = responder_over(tmp_path)
         told = responder.restores
@@ -467,7 +461,7 @@ def test_how_often_an_old_ledger_was_put_back_is_known_while_it_is_open(tmp_path
     assert restores_told() == 1
 
 
-def test_a_try_that_takes_long_is_repeated_as_seldom(tmp_path: Path, clock: Clock) -> None:
+def test_slow_attempts_are_retried_less_often(tmp_path: Path, clock: Clock) -> None:
     tries = 0
 
     def slow(study: object) -> object:
@@ -491,7 +485,7 @@ def test_a_try_that_takes_long_is_repeated_as_seldom(tmp_path: Path, clock: Cloc
     responder.close()
 
 
-def test_what_cannot_heal_is_not_tried_again(tmp_path: Path, clock: Clock) -> None:
+def test_permanent_failures_are_not_retried(tmp_path: Path, clock: Clock) -> None:
     too_long = other_study(n_rounds=10**6)
     responder = responder_over(tmp_path, lambda _: pytest.fail("rows were read"))
     assert responder.accept(too_long) is not None

@@ -1,4 +1,4 @@
-"""A site's process answers while it has the lease, also if the lease ends after the link has checked it."""
+"""A site's process answers only while it has the lease, also if the lease ends after the link checked it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def process(site: Site) -> Iterator[SiteProcess]:
 
 
 def answer(process: SiteProcess, round: int) -> str | None:
-    """The kind of an answer, the code of a refusal, or None for no answer."""
+    """Return the kind of an answer, the code of a refusal, or None for no answer."""
     data = process._answer(STUDY.hash, packed(Message(Kind.REQUEST, STUDY.hash, round, np.zeros(STUDY.shape))))
     if data is None:
         return None

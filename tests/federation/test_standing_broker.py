@@ -31,8 +31,8 @@ def test_sites_that_were_idle_answer_every_round_of_a_study_that_begins(tmp_path
             pid = note.read_text()
             begin(all.authority, all.study, list(NAMES))
             all.serve()
-            assert all.finished() == 0, all.said
-            assert "using the broker of dpadmm server start" in all.said
+            assert all.finished() == 0, all.output
+            assert "using the broker of dpadmm server start" in all.output
             with Journal.open(all.journal, read_only=True) as journal:
                 assert {name: len(rounds) for name, rounds in journal.answered().items()} == dict.fromkeys(
                     NAMES, ROUNDS
@@ -64,10 +64,10 @@ def test_a_study_does_not_begin_without_its_quorum_and_says_who_is_missing_and_w
         wait_for(lambda: "gone: connected" in all.events())
         all.agents["gone"].kill()
         assert all.finished() == 75  # a service tries again
-        said = " ".join(all.said.split())
+        said = " ".join(all.output.split())
         assert "starting a broker until the last study ends" in said
         assert "the study did not start: 1 of 5 sites connected within 8 seconds, 4 needed." in said
-        assert "unasked: connected, but no answer; has its owner accepted the study?" in said
+        assert "unasked: connected; its owner has not decided about the study" in said
         assert "never: silent, never connected" in said
         assert "refusing: refused; see the site's log" in said
         assert "gone: silent since" in said
@@ -83,6 +83,6 @@ def test_a_study_does_not_begin_without_its_quorum_and_says_who_is_missing_and_w
         all.all_connected("gone", "refusing")
         all.start_wait = 20.0  # agents that nobody heard end are waited for a few seconds
         all.serve()
-        assert all.finished() == 0, all.said
+        assert all.finished() == 0, all.output
         assert "round 1 starts with 4 of 5 sites" in all.events()
         all.check()

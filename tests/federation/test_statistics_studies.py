@@ -1,4 +1,4 @@
-"""Statistics and evaluations across sites: over messages, guards and ledgers, with local trust and under masks."""
+"""Statistics and evaluations across sites: messages, guards and ledgers, with plain and secure aggregation."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def masked(study: Study) -> Study:
 
 
 class Sites:
-    """Sites of tables in which 20 rows have the id of another row, and so count for nothing."""
+    """Sites whose tables have 20 rows with the id of another row, which are therefore silent."""
 
     def __init__(self, folder: Path, methods: str = '["statistics", "evaluation"]') -> None:
         self.folder, self.held = folder, ExitStack()
@@ -100,7 +100,7 @@ class Sites:
             (place / "site.toml").write_text(SITE.format(methods=methods))
 
     def auc(self) -> float:
-        """Of ages, among rows that count."""
+        """AUC of age among active rows."""
         cells = [line.split(",") for name in NAMES for line in self._lines(name)]
         found = auc(np.array([each[3] == "yes" for each in cells]), np.array([float(each[1]) for each in cells]))
         assert found is not None
@@ -150,7 +150,7 @@ def run(study: Study, sites: Sites) -> FederatedResult:
         return result_of(journal)
 
 
-def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
+def test_statistics_count_the_rows_of_all_sites(sites: Sites) -> None:
     for study in (statistics(), masked(statistics())):
         with case(study.training.aggregation):
             result = run(study, sites)
@@ -179,7 +179,7 @@ def test_statistics_across_sites_count_the_rows_of_all(sites: Sites) -> None:
                 assert float(account.spent) == pytest.approx(study.noise_multiplier**-2.0)
 
 
-def test_an_evaluation_across_sites_is_about_that_of_the_rows(sites: Sites) -> None:
+def test_evaluation_across_sites_is_close_to_the_exact_values(sites: Sites) -> None:
     for study in (evaluation(), masked(evaluation())):
         with case(study.training.aggregation):
             found = private_evaluation_of(run(study, sites), all_count=False)
@@ -197,7 +197,7 @@ def test_owners_allow_statistics_and_evaluations_by_name(tmp_path: Path) -> None
             made._responder("a", study)
 
 
-def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Sites) -> None:
+def test_study_with_too_much_noise_stops_before_round_1(sites: Sites) -> None:
     study = replace(statistics(), training=statistics().training.with_changes(epsilon=0.1))
     with pytest.raises(StudyError, match=r"counts would have noise of ±[\d,]+ among 1,200 rows"):
         run(study, sites)
@@ -205,7 +205,7 @@ def test_noise_that_would_hide_everything_stops_a_study_before_round_1(sites: Si
         assert not read_ledger(sites.folder / name / "ledger").accounts[study.hash].rounds
 
 
-def test_intervals_that_noise_would_hide_stop_a_study_before_round_1(tmp_path: Path) -> None:
+def test_study_with_infeasible_intervals_stops_before_round_1(tmp_path: Path) -> None:
     made, like = Sites(tmp_path, methods='["newton"]'), evaluation()
     training = Training(loss="logistic", method=Auto(inference=True), epsilon=0.1, delta=1e-5, intercept=True)
     study = Study(name="odds ratios", schema=Schema(COLUMNS), label=like.label, training=training)
@@ -215,14 +215,14 @@ def test_intervals_that_noise_would_hide_stop_a_study_before_round_1(tmp_path: P
         assert not read_ledger(made.folder / name / "ledger").accounts[study.hash].rounds
 
 
-def test_a_study_whose_rounds_are_aborted_has_no_result(sites: Sites) -> None:
+def test_study_with_only_aborted_rounds_has_no_result(sites: Sites) -> None:
     study = statistics()
     method = study.method(1)
     with pytest.raises(StudyError, match="nothing was released: every round was aborted"):
         method.released(method.start(study.shape))  # type: ignore[attr-defined]
 
 
-def test_real_processes_under_masks_end_in_a_table_of_counts(tmp_path: Path, cli: Cli) -> None:
+def test_masked_statistics_study_with_real_processes(tmp_path: Path, cli: Cli) -> None:
     columns = (Number("age", (0, 100)), Number("bmi", (10, 60)), Category("sick", ("no", "yes")))
     training = Training(
         method=StatisticsRelease(bins=4), epsilon=3.0, delta=1e-5, aggregation="secure", min_honest_sites=2

@@ -1,4 +1,4 @@
-"""The aggregator of masked answers: phases, what is stored before what is sent, aborted rounds, and who caused them."""
+"""The server of masked answers: phases, storage before sending, aborted rounds and their causes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = masked_study(allow_missed_rounds=False, quorum=None, deadline=None)
 
 
 class Table:
-    """An aggregator, and sites whose messages are written by hand with real masks."""
+    """A server, and sites whose messages are built by hand with real masks."""
 
     def __init__(self, file: Path, study: Study) -> None:
         self.file, self.study = file, study
@@ -50,7 +50,7 @@ class Table:
             self.say(name, Kind.READY, self.run.request, **{"body": self.masks(name).tags, **more})
 
     def answer(self, name: str, members: str = "abcd", request: str = "00" * 32, value: int = 0) -> np.ndarray:
-        """x = value, masked over the members, which are those of the round unless a site is told otherwise."""
+        """Send x = value, masked for the members, which are those of the round by default."""
         over = bitmap_of([NAMES.index(each) for each in members], len(NAMES))
         shape = self.study.upload_shape(self.run.round)
         mask = self.masks(name).for_round(self.run.round, request, over).numbers(int(np.prod(shape)))
@@ -63,7 +63,7 @@ class Table:
 
     @property
     def mask(self) -> bytes:
-        """The message that asks to mask."""
+        """Return the message that requests masked answers."""
         return self.run.messages(again=False)[-1]
 
     def begin(self, *names: str) -> None:
@@ -72,13 +72,13 @@ class Table:
         self.run.proceed(0.1)
 
     def opened(self, *names: str, waited: float = 11.0) -> None:
-        """These are ready, and become the members of the round."""
+        """Let these sites be ready and become the members of the round."""
         self.ready(*names)
         assert self.run.over(waited)
         self.run.proceed(0.1)
 
     def round(self, names: str = "abcd") -> None:
-        """A round that goes well."""
+        """Run a round without faults."""
         self.opened(*names)
         self.masked(*names, members=names)
         assert self.run.over(0.0)
@@ -102,7 +102,7 @@ def make(tmp_path: Path) -> Iterator[Any]:
         each.journal.close()
 
 
-def test_a_round_is_ready_then_opened_then_summed(make: Any) -> None:
+def test_round_is_ready_then_opened_then_summed(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     request = table.run.request
@@ -130,7 +130,7 @@ def test_a_round_is_ready_then_opened_then_summed(make: Any) -> None:
     assert table.journal.answered() == {name: [1] for name in NAMES}
 
 
-def test_the_quorum_opens_a_round_at_its_deadline_and_it_is_made_of_those_alone(make: Any) -> None:
+def test_quorum_opens_a_round_at_its_deadline(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.ready("a", "c", "d")
@@ -147,7 +147,7 @@ def test_the_quorum_opens_a_round_at_its_deadline_and_it_is_made_of_those_alone(
     assert "b: missed the deadline of round 1" in table.told
 
 
-def test_masked_answers_are_not_in_the_journal_and_their_sum_is(make: Any) -> None:
+def test_journal_contains_the_sum_but_no_masked_answers(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.opened(*NAMES)
@@ -164,7 +164,7 @@ def test_masked_answers_are_not_in_the_journal_and_their_sum_is(make: Any) -> No
     assert total.astype("<i8").tobytes() in files
 
 
-def test_a_member_that_vanishes_makes_the_round_aborted_for_good(make: Any) -> None:
+def test_missing_member_aborts_the_round(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.round()
@@ -195,7 +195,7 @@ def test_a_member_that_vanishes_makes_the_round_aborted_for_good(make: Any) -> N
     assert table.run.rounds_done == 3
 
 
-def test_after_a_second_aborted_round_a_site_is_out_and_saboteurs_aborted_two_rounds_each(make: Any) -> None:
+def test_site_is_excluded_after_two_aborted_rounds(make: Any) -> None:
     table = make(masked_study(quorum=3))
     table.begin(*NAMES)
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_after_a_second_aborted_round_a_site_is_out_and_saboteurs_aborted_two_ro
         again.run.over(0.0)
 
 
-def test_who_made_a_round_aborted_takes_part_where_the_quorum_needs_it(make: Any) -> None:
+def test_site_that_aborted_a_round_participates_if_the_quorum_needs_it(make: Any) -> None:
     table = make(masked_study(quorum=4))
     table.begin(*NAMES)
     table.opened(*NAMES)
@@ -232,7 +232,7 @@ def test_who_made_a_round_aborted_takes_part_where_the_quorum_needs_it(make: Any
     assert table.run.answered_now() == set(NAMES)
 
 
-def test_who_made_a_round_aborted_takes_part_where_others_do_not_come(make: Any) -> None:
+def test_site_that_aborted_a_round_participates_if_others_are_absent(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.opened(*NAMES)
@@ -244,7 +244,7 @@ def test_who_made_a_round_aborted_takes_part_where_others_do_not_come(make: Any)
     assert table.run.answered_now() == {"a", "b", "d"}
 
 
-def test_without_missed_rounds_members_are_waited_for_as_long_as_it_takes(make: Any) -> None:
+def test_study_without_missed_rounds_waits_for_all_members(make: Any) -> None:
     table = make(ALL)
     table.begin(*NAMES)
     table.opened(*NAMES, waited=0.0)
@@ -292,9 +292,7 @@ def test_after_a_crash_the_same_bytes_are_asked_for(make: Any, where: str) -> No
         assert np.all(again.journal.sums()[2] == 10_000)
 
 
-def test_the_aggregator_cannot_ask_to_mask_before_the_opening_is_stored(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_is_stored_before_masks_are_requested(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = make()
     table.begin(*NAMES)
     table.ready(*NAMES)
@@ -309,7 +307,7 @@ def test_the_aggregator_cannot_ask_to_mask_before_the_opening_is_stored(
     assert table.run.messages(again=True) == [request]
 
 
-def test_two_different_answers_of_one_site_are_refused_and_the_first_counts(make: Any) -> None:
+def test_first_of_two_different_answers_of_a_site_counts(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.opened(*NAMES)
@@ -323,7 +321,7 @@ def test_two_different_answers_of_one_site_are_refused_and_the_first_counts(make
 
 
 @pytest.mark.parametrize("story", ["other members", "other point", "wrong masks"])
-def test_different_stories_or_wrong_masks_give_garbage_and_a_aborted_round(make: Any, story: str) -> None:
+def test_inconsistent_requests_or_wrong_masks_abort_the_round(make: Any, story: str) -> None:
     table = make()
     table.begin(*NAMES)
     table.opened(*NAMES)
@@ -338,7 +336,7 @@ def test_different_stories_or_wrong_masks_give_garbage_and_a_aborted_round(make:
     assert table.run.answered_now() == set(NAMES), "nobody can tell whose masks are wrong"
 
 
-def test_garbled_rounds_stop_a_study_before_they_use_up_its_budget(make: Any) -> None:
+def test_garbled_rounds_stop_a_study_early(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     for k in (1, 2, 3):
@@ -352,8 +350,8 @@ def test_garbled_rounds_stop_a_study_before_they_use_up_its_budget(make: Any) ->
         make().run.over(0.0)
 
 
-def test_the_bound_of_a_sum_is_that_of_its_members(make: Any) -> None:
-    """Just within what rows and noise of so many sites can be, and just beyond."""
+def test_bound_of_a_sum_depends_on_its_members(make: Any) -> None:
+    """Just within and just beyond the range of rows and noise of these sites."""
     release = gaussian(STUDY.terms.plan.at(1))
     size = int(np.prod(STUDY.upload_shape(1)))
     grid = Lattice(STUDY.terms.statistics[release.statistic].row_norm, size, MOST_ROWS)
@@ -373,7 +371,7 @@ def test_the_bound_of_a_sum_is_that_of_its_members(make: Any) -> None:
         table.file.unlink()
 
 
-def test_keys_that_do_not_match_are_named_before_anything_is_spent(make: Any) -> None:
+def test_mismatched_keys_are_named_before_budget_is_spent(make: Any) -> None:
     table = make(ALL)
     table.present("a", "b", "c")
     right = table.masks("d").tags
@@ -387,7 +385,7 @@ def test_keys_that_do_not_match_are_named_before_anything_is_spent(make: Any) ->
     assert table.run.over(0.0)
 
 
-def test_a_site_whose_key_does_not_match_the_others_is_left_out_where_that_may_be(make: Any) -> None:
+def test_site_with_a_mismatched_key_is_excluded_if_permitted(make: Any) -> None:
     table = make()
     table.present("a", "b", "c")
     table.present("d", tags=bytes(range(24)) + bytes(8))
@@ -423,13 +421,13 @@ def test_what_is_not_an_answer_is_refused_and_its_site_named(make: Any, change: 
         assert table.run.answered_now() == set()
 
 
-def test_a_site_with_more_rows_than_the_study_allows_is_refused(make: Any) -> None:
+def test_site_with_too_many_rows_is_refused(make: Any) -> None:
     table = make()
     table.say("a", Kind.PRESENT, table.run.request, body=table.masks("a").tags, n_rows=MOST_ROWS + 1)
     assert f"{MOST_ROWS + 1} rows exceed the study's limit of {MOST_ROWS} per site" in table.told[-1]
 
 
-def test_status_has_members_aborted_rounds_and_both_epsilons(make: Any) -> None:
+def test_status_contains_members_aborted_rounds_and_both_epsilons(make: Any) -> None:
     table = make()
     table.begin(*NAMES)
     table.round("abc")

@@ -1,4 +1,4 @@
-"""An agent that is suspended until the broker closes its connection leaves no pending task behind."""
+"""A site process that is suspended until the broker closes its connection leaves no pending task."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ ESTABLISHED, CLOSE_WAIT, TIME_WAIT = "01", "08", "06"
 
 
 def states_of(port: int) -> set[str]:
-    """The states of connections to this port; CLOSE_WAIT: the other side has closed it."""
+    """Return the states of connections to this port. CLOSE_WAIT: the other side has closed it."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {words[3] for words in lines if words[2].endswith(f":{port:04X}")} - {TIME_WAIT}
 
 
-def test_a_connection_that_breaks_while_it_is_closed_leaves_no_task(tmp_path: Path) -> None:
-    """nats-py stops in the middle of its own clean-up if it cannot send its last bytes."""
+def test_connection_that_breaks_while_closing_leaves_no_task(tmp_path: Path) -> None:
+    """nats-py aborts its clean-up if it cannot send its last bytes."""
     authority = new_authority(tmp_path / "hub")
     site = joined(authority, tmp_path / "site", "a")
     broker, problems = Broker(authority), list[dict[str, Any]]()
@@ -82,10 +82,8 @@ def test_a_connection_that_breaks_while_it_is_closed_leaves_no_task(tmp_path: Pa
     assert problems == []
 
 
-def test_an_agent_whose_connection_was_closed_while_it_was_suspended_logs_no_lost_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When it continues, pings of the broker, the end of the connection and its own heartbeat come together."""
+def test_suspended_process_logs_no_lost_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it continues, pings of the broker, the end of the connection and its own heartbeat coincide."""
     text = nats_broker._TEXT.replace('ping_interval: "10s"', 'ping_interval: "100ms"')
     monkeypatch.setattr(nats_broker, "_TEXT", text)
     with Federation(tmp_path, small_study(), ("a",)) as all:

@@ -1,9 +1,9 @@
-"""Fuzz every reader, and keep the inputs that reach a new branch of it, and every input that fails.
+"""Fuzz every reader, and keep inputs that reach a new branch, and every failing input.
 
-``make fuzz``, or ``python tests/fuzz/make_corpus.py --seconds 60 [READER ...]``. It begins with the seeds and
-the corpus, changes inputs at random, and follows the lines that the project's own code runs. A failing input
-is written to the corpus at once, where ``tests/fuzz/test_corpus.py`` sees it until the reader is cured. At
-the end the corpus is thinned: few and short inputs that reach all branches; ``failed-*`` stay for good.
+``make fuzz``, or ``python tests/fuzz/make_corpus.py --seconds 60 [READER ...]``. It starts with the seeds and the
+corpus, mutates inputs at random, and traces the executed lines of the project. A failing input is written to the corpus
+at once, and ``tests/fuzz/test_corpus.py`` fails until the reader is fixed. At the end the corpus is reduced to few and
+short inputs that reach all branches; ``failed-*`` files stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 import dpadmm  # noqa: E402
 from fuzz.mutations import mutated  # noqa: E402
-from fuzz.parsers import CORPUS, READERS, NotKept, outcome  # noqa: E402
+from fuzz.parsers import CORPUS, READERS, ReaderFailure, outcome  # noqa: E402
 from fuzz.seeds import edges, seeds  # noqa: E402
 
 SOURCES = str(Path(dpadmm.__file__).parent)
@@ -38,7 +38,7 @@ Arc = tuple[str, int, int]
 
 
 class Branches:
-    """``with Branches() as seen``: pairs of lines of the project that ran one after the other."""
+    """``with Branches() as seen``: pairs of consecutively executed lines of the project."""
 
     def __init__(self, name: str) -> None:
         self._file, self._close = OWN.get(name, ".py"), name.startswith("messages/")
@@ -56,7 +56,7 @@ class Branches:
         file = frame.f_code.co_filename
         if not file.startswith(SOURCES) or not file.endswith(self._file):
             return None
-        frame.f_trace_opcodes = self._close  # then each part of a condition is a branch
+        frame.f_trace_opcodes = self._close  # so that each part of a condition is a branch
         self._last[id(frame)] = 0
         return self._line
 
@@ -71,26 +71,26 @@ class Branches:
 def fuzz(
     name: str, begin: list[bytes], always: list[bytes], seconds: float, rng: random.Random, folder: Path
 ) -> list[str]:
-    """Fuzz one reader and renew its part of the corpus; what failed, as sentences."""
+    """Fuzz one reader and update its part of the corpus. Return a sentence for each failure."""
     place = CORPUS / name
     place.mkdir(parents=True, exist_ok=True)
     stored = sorted(place.iterdir())
-    cured = {each.read_bytes(): each.name for each in stored if each.name.startswith("failed-")}
+    cured = {item.read_bytes(): item.name for item in stored if item.name.startswith("failed-")}
     pool: list[tuple[bytes, frozenset[Arc]]] = []
     reached: set[Arc] = set()
     problems: dict[str, str] = {}
     tries, end = 0, time.monotonic() + seconds
-    waiting = [*begin, *always, *(each.read_bytes() for each in stored)]
+    waiting = [*begin, *always, *(item.read_bytes() for item in stored)]
     while waiting or time.monotonic() < end:
-        known = [each for each, _ in pool] or begin
-        data = waiting.pop(0) if waiting else mutated(rng.choice(known), known, rng)
+        inputs = [each for each, _ in pool] or begin
+        data = waiting.pop(0) if waiting else mutated(rng.choice(inputs), inputs, rng)
         if len(data) > MOST_BYTES and data not in begin:
             continue
         tries += 1
         try:
             with Branches(name) as seen:
                 outcome(name, data, folder)
-        except NotKept as problem:
+        except ReaderFailure as problem:
             what = str(problem)[:300]
             if _kind(problem) not in problems:
                 problems[_kind(problem)] = what
@@ -99,19 +99,19 @@ def fuzz(
         if seen.arcs - reached:
             reached |= seen.arcs
             pool.append((data, frozenset(seen.arcs)))
-    for each in stored:
-        if not each.name.startswith("failed-"):
-            each.unlink()
-    kept = [data for data in {*_fewest(pool), *always} if data not in cured]
-    for data in kept:
+    for item in stored:
+        if not item.name.startswith("failed-"):
+            item.unlink()
+    corpus = [data for data in {*_fewest(pool), *always} if data not in cured]
+    for data in corpus:
         (place / _digest(data)).write_bytes(data)
-    size = sum(each.stat().st_size for each in place.iterdir())
-    sys.stdout.write(f"{name}: {tries:,} inputs, {len(reached):,} branches, {len(kept)} files kept, {size:,} bytes\n")
+    size = sum(path.stat().st_size for path in place.iterdir())
+    sys.stdout.write(f"{name}: {tries:,} inputs, {len(reached):,} branches, {len(corpus)} files kept, {size:,} bytes\n")
     return [f"{name}: {what}" for what in problems.values()]
 
 
-def _kind(problem: NotKept) -> str:
-    """Failures at the same line of the same kind are one."""
+def _kind(problem: ReaderFailure) -> str:
+    """Return the identity of a failure: failures of the same type at the same line are one."""
     trace, where = (problem.__cause__ or problem).__traceback__, ""
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith(SOURCES):
@@ -121,14 +121,14 @@ def _kind(problem: NotKept) -> str:
 
 
 def _fewest(pool: list[tuple[bytes, frozenset[Arc]]]) -> list[bytes]:
-    """A few short inputs that reach all that the pool reaches: always the one with most that is new."""
+    """Return a few short inputs that reach everything that the pool reaches: greedily, those with most new branches."""
     left = set().union(*(arcs for _, arcs in pool))
-    kept = []
+    chosen = []
     while left:
-        best = max(pool, key=lambda each: (len(each[1] & left) / (50 + len(each[0])), -len(each[0]), each[0]))
-        kept.append(best[0])
+        best = max(pool, key=lambda item: (len(item[1] & left) / (50 + len(item[0])), -len(item[0]), item[0]))
+        chosen.append(best[0])
         left -= best[1]
-    return kept
+    return chosen
 
 
 def _digest(data: bytes) -> str:
@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of fuzzing, for each reader")
     parser.add_argument("--seed", type=int, default=None, help="of the changes (default: another each time)")
     chosen = parser.parse_args()
-    if unknown := [each for each in chosen.readers if each not in READERS]:
+    if unknown := [reader for reader in chosen.readers if reader not in READERS]:
         parser.error(f"there is no reader {unknown[0]}; there are {', '.join(READERS)}")
     warnings.simplefilter("error")
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -150,8 +150,8 @@ def main() -> int:
     for name in chosen.readers or READERS:
         with tempfile.TemporaryDirectory() as folder:
             problems += fuzz(name, begin[name], always.get(name, []), chosen.seconds, rng, Path(folder))
-    for each in problems:
-        sys.stdout.write(f"FAILED {each}\n")
+    for problem in problems:
+        sys.stdout.write(f"FAILED {problem}\n")
     return 1 if problems else 0
 
 

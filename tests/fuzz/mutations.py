@@ -1,4 +1,4 @@
-"""Changes of an input, at random: of bytes, of the words and lines of a text, of what stands in base64."""
+"""Random mutations of an input: of bytes, of words and lines of a text, and of base64 contents."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ BYTES: Sequence[bytes] = (
 
 
 def mutated(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """An input with one to four changes."""
+    """Return an input with one to four mutations."""
     kinds: list[Callable[[bytes, Sequence[bytes], random.Random], bytes]] = [_bytes]
     if data[:2] == b"PK":
         kinds += [_in_zip, _in_zip, _in_zip]
@@ -156,13 +156,13 @@ def _lines(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
 
 
 def _in_pem(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change what a certificate says, not how it is written."""
+    """Change the contents of a certificate, not its encoding."""
     found = list(_PEM.finditer(data))
     if not found:
         return data
-    each = rng.choice(found)
+    match = rng.choice(found)
     try:
-        inside = base64.b64decode(each.group(2).replace(b"\\n", b"").replace(b"\n", b""))
+        inside = base64.b64decode(match.group(2).replace(b"\\n", b"").replace(b"\n", b""))
     except ValueError:
         return data
     if rng.random() < 0.3 and (oids := [m.end() for m in re.finditer(rb"\x06\x03\x55\x1d", inside)]):
@@ -171,14 +171,14 @@ def _in_pem(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     else:
         inside = _bytes(inside, others, rng)
     text = base64.b64encode(inside)
-    return data[: each.start(2)] + text + data[each.end(2) :]
+    return data[: match.start(2)] + text + data[match.end(2) :]
 
 
 def _in_zip(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change one member of an archive, or how it is packed, and pack it again."""
+    """Change one member of an archive, or its compression, and pack it again."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = [(each.filename, archive.read(each)) for each in archive.infolist()]
+            members = [(member.filename, archive.read(member)) for member in archive.infolist()]
     except Exception:
         return _bytes(data, others, rng)
     if not members:
@@ -204,8 +204,8 @@ def _in_zip(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     members[at : at + 1] = [] if change == "drop" else [(name, inside)]
     out = io.BytesIO()
     with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(out, "w", how) as archive:  # a name twice
-        for each, content in members:
-            info = zipfile.ZipInfo(each)  # without the clock's time
+        for member, content in members:
+            info = zipfile.ZipInfo(member)  # without the current time
             info.compress_type = how
             archive.writestr(info, content)
     whole = out.getvalue()

@@ -1,7 +1,7 @@
-"""Everything that reads what somebody else may have written, as ``reader(bytes, folder)``, and what it owes.
+"""All readers of files that others may have written, as ``reader(bytes, folder)``, and their requirements.
 
-A reader returns something, or raises an error of dpadmm's own whose text is one line. Nothing else, for any
-bytes, in bounded time and memory. The files in ``corpus/KIND/READER/`` are given to the reader of that name.
+A reader returns a value, or raises an error of dpadmm's own with a message of one line. Nothing else may happen for any
+bytes, within limits of time and memory. The files in ``corpus/KIND/READER/`` are inputs of the reader of that name.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ MOST_TEXT = 2000
 Reader = Callable[[bytes, Path], object]
 
 
-class NotKept(AssertionError):
-    """A reader did something else than to return or to refuse in a sentence."""
+class ReaderFailure(AssertionError):
+    """A reader did something other than returning or refusing in a sentence."""
 
 
 def _message(from_site: bool, n_sites: int = 0) -> Reader:
     def read(data: bytes, _: Path) -> object:
         message = unpacked(data, study=STUDY, shape=lambda _: SHAPE, from_site=from_site, n_sites=n_sites)
         if packed(message) != data:
-            raise NotKept("a message that was accepted is packed to other bytes")
+            raise ReaderFailure("a message that was accepted is packed to other bytes")
         return message
 
     return read
@@ -84,11 +84,11 @@ def _file(name: str, read: Callable[[Path], object]) -> Reader:
 
 
 def _checked(path: Path) -> object:
-    """``dpadmm study check``: sentences, and questions to the author."""
+    """Run ``dpadmm study check``: errors and warnings."""
     table = read_toml(path)
     found = study_problems(table)
-    for each in (*found, *(f"{each.name}: {each.values}" for each in confirmations(table))):
-        _check_text(each)
+    for item in (*found, *(f"{confirmation.name}: {confirmation.values}" for confirmation in confirmations(table))):
+        _check_text(item)
     if found:
         raise StudyError(found[0])
     return study_from(table)
@@ -106,12 +106,12 @@ def _grid(path: Path) -> object:
 
 
 def _drafted(path: Path) -> object:
-    """``dpadmm study new --from-dictionary``: the draft as the text of a study file."""
+    """Run ``dpadmm study new --from-dictionary`` and return the draft as a study file."""
     return study_text(draft_from_dictionary(path), "a draft")
 
 
 def _decided(data: bytes, folder: Path) -> object:
-    """A decision's file is called after the hash of its study, where it has one."""
+    """Read a decision. Its file name is the hash of its study, if it has one."""
     try:
         name = study_from(json.loads(data)["study"]).hash
     except Exception:
@@ -151,7 +151,7 @@ SMALL_STUDY = {
 
 
 def _journal(data: bytes, folder: Path) -> object:
-    """A journal whose study says this; the rest of the database is whole."""
+    """Read a journal with this study. The rest of the database is valid."""
     path = _empty_journal(folder)
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE about SET value = ? WHERE name = 'study'", (data.decode("utf-8", "replace"),))
@@ -160,9 +160,9 @@ def _journal(data: bytes, folder: Path) -> object:
 
 
 def _model_about(data: bytes, folder: Path) -> object:
-    """A model whose JSON says this, with arrays that are whole."""
+    """Read a model with this JSON. Its arrays are valid."""
     whole = io.BytesIO()
-    text = data.decode("utf-8", "replace").rstrip("\0")  # NumPy's texts end where their zeros begin
+    text = data.decode("utf-8", "replace").rstrip("\0")  # NumPy strips trailing zeros of texts
     np.savez(whole, allow_pickle=False, about=np.array(text), weights=np.ones((3, 1)))
     (folder / "model.dpadmm").write_bytes(whole.getvalue())
     return load_model(folder / "model.dpadmm")
@@ -175,14 +175,14 @@ def _table(path: Path) -> object:
 def _lease(read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Reader:
     def reader(data: bytes, _: Path) -> object:
         if write(read(data)) != data:
-            raise NotKept("a message that was accepted is packed to other bytes")
+            raise ReaderFailure("a message that was accepted is packed to other bytes")
         return data
 
     return reader
 
 
 def _copy(path: Path) -> object:
-    """``dpadmm site restore``: a copy, before anything is put in its place."""
+    """Run ``dpadmm site restore`` up to the check of the copy."""
     return staged(path, path.with_name("staged")).seq
 
 
@@ -218,29 +218,29 @@ READERS: dict[str, Reader] = {
 
 
 def outcome(name: str, data: bytes, folder: Path) -> DPADMMError | None:
-    """What became of an input: None where it was accepted, else the refusal; NotKept where neither."""
+    """Return None if the input was accepted, or the refusal. Raise ReaderFailure for anything else."""
     with _limited(name):
         try:
             READERS[name](data, folder)
         except DPADMMError as refusal:
             _check_text(str(refusal).replace(str(folder), ""))
             return refusal
-        except (NotKept, KeyboardInterrupt):
+        except (ReaderFailure, KeyboardInterrupt):
             raise
         except BaseException as error:
-            raise NotKept(f"{type(error).__name__}: {error}") from error
+            raise ReaderFailure(f"{type(error).__name__}: {error}") from error
     return None
 
 
 def _check_text(text: str) -> None:
     if not text.strip() or not text.isprintable() or len(text) > MOST_TEXT:
-        raise NotKept(f"not a sentence of one line: {text[:200]!r} ({len(text):,} characters)")
+        raise ReaderFailure(f"not a sentence of one line: {text[:200]!r} ({len(text):,} characters)")
 
 
 @contextmanager
 def _limited(name: str) -> Iterator[None]:
     def stop(*_: Any) -> None:
-        raise NotKept(f"{name} took more than {MOST_SECONDS} seconds")
+        raise ReaderFailure(f"{name} took more than {MOST_SECONDS} seconds")
 
     before: Callable[[int, FrameType | None], Any] | int | None = signal.signal(signal.SIGALRM, stop)
     signal.alarm(MOST_SECONDS)

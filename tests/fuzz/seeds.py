@@ -1,4 +1,4 @@
-"""Valid inputs of every reader, to begin with; keys are made here and thrown away."""
+"""Valid inputs of every reader as a starting point. Keys are generated and discarded."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ ill,category,,,no|yes,,label,,
 
 
 def seeds() -> dict[str, list[bytes]]:
-    """Reader -> inputs that it accepts."""
+    """Return valid inputs by reader."""
     with tempfile.TemporaryDirectory() as place:
         return {**_messages(), **_texts(), **_json(Path(place)), **_archives(Path(place))}
 
@@ -161,12 +161,12 @@ def _messages() -> dict[str, list[bytes]]:
     ]
     masked_down = [*down, Message(Kind.MASK, STUDY, 4, digest="cd" * 32, body=b"\xff\x03")]
     kinds = {"to-site": down, "from-site": up, "masked-to-site": masked_down, "masked-from-site": masked_up}
-    return {f"messages/{name}": [*map(packed, kept)] for name, kept in kinds.items()}
+    return {f"messages/{name}": [*map(packed, messages)] for name, messages in kinds.items()}
 
 
 def edges() -> dict[str, list[bytes]]:
-    """Reader -> inputs that stay in the corpus whatever they reach: messages with one field changed."""
-    return {name: [new for each in kept for new in _changed(each)] for name, kept in _messages().items()}
+    """Return inputs by reader that always stay in the corpus: messages with one field changed."""
+    return {name: [new for message in messages for new in _changed(message)] for name, messages in _messages().items()}
 
 
 def _changed(message: bytes) -> Iterator[bytes]:
@@ -190,7 +190,7 @@ def _texts() -> dict[str, list[bytes]]:
         "toml/server": [_SERVER],
         "csv/dictionary": [_DICTIONARY],
     }
-    return {name: [each.encode() for each in kept] for name, kept in texts.items()}
+    return {name: [item.encode() for item in texts_of_kind] for name, texts_of_kind in texts.items()}
 
 
 def _schema_study() -> Study:
@@ -239,7 +239,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
         "json/model": [_about(study), _about(None)],
         "json/description": [_description()],
     }
-    texts = {name: [json.dumps(each, indent=0).encode() for each in kept] for name, kept in tables.items()}
+    texts = {name: [json.dumps(value, indent=0).encode() for value in values] for name, values in tables.items()}
     return {
         **texts,
         "json/request": [request.as_bytes()],
@@ -250,7 +250,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
 
 
 def _description() -> dict[str, Any]:
-    """Private statistics of two columns."""
+    """Return private statistics of two columns."""
     method = StatisticsRelease(tables=(("age", "smoker"),), bins=2)
     training = Training(method=method, noise_multiplier=5.0)
     study = Study(name="counts", schema=Schema((Number("age", (0, 120)), Boolean("smoker"))), training=training)
@@ -259,7 +259,7 @@ def _description() -> dict[str, Any]:
 
 
 def _about(study: Study | None) -> dict[str, Any]:
-    """What a model's file says beside its arrays, for weights of shape (3, 1)."""
+    """Return the JSON of a model file for weights of shape (3, 1)."""
     schema = Schema((Number("age", (0, 120)), Boolean("smoker"), Boolean("male")))
     label = Label("ill", classes=("no", "yes"))
     model = Model(

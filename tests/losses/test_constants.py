@@ -1,4 +1,4 @@
-"""c1 and c3 of every loss are bounds, and are attained."""
+"""c1 and c3 of every loss are valid and attained bounds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dpadmm.losses import Huber, SmoothedHinge, slopes
 
 
 def _limit(loss):
-    """How large scores and labels may be. Squared: the largest with which its declared bound never clips."""
+    """Return the maximum size of scores and labels. Squared loss: the maximum at which its bound does not clip."""
     return loss.lipschitz / 2.0 if loss.name == "squared" else 1e3
 
 
 N = 3000
 
 
-def test_row_gradients_are_bounded_by_lipschitz():
+def test_row_gradient_norms_are_at_most_lipschitz():
     for loss in BOUNDED_LOSS_CASES:
         with case(loss):
             rng = np.random.default_rng(1)
@@ -37,8 +37,8 @@ def test_lipschitz_is_attained():
             assert 0.99 * loss.lipschitz < longest <= loss.lipschitz * (1.0 + 1e-14)
 
 
-def test_slopes_change_no_faster_than_smoothness():
-    """Short and long distances: slopes are not saturated at short ones, which test the bound of the Hessian."""
+def test_slopes_change_at_most_as_fast_as_smoothness():
+    """Near and far: a bound on the Hessian is visible at short distances, where slopes are not saturated."""
     for loss in SMOOTH_LOSS_CASES:
         with case(loss):
             rng, shape = np.random.default_rng(2), (N, loss.n_outputs)
@@ -66,7 +66,7 @@ def test_smoothness_is_attained():
             assert 0.95 * loss.smoothness < steepest <= loss.smoothness * (1.0 + 1e-6)
 
 
-def test_smoothness_is_none_exactly_when_the_slope_jumps():
+def test_smoothness_is_none_if_and_only_if_the_slope_jumps():
     for loss in BOUNDED_LOSS_CASES:
         with case(loss):
             line = np.linspace(-2.0, 2.0, 401)

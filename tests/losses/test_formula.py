@@ -1,4 +1,4 @@
-"""One formula, run in three ways: NumPy over rows, NumPy on one row, compiled on one row."""
+"""One formula run in three ways: NumPy over rows, NumPy on one row, and compiled on one row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from looping import case
 
 from dpadmm.losses import slopes
 
-compiled = cache(numba.njit)  # losses that differ in their parameters only share the machine code
+compiled = cache(numba.njit)  # losses that differ only in parameters share machine code
 
 
 def _row_by_row(formula, loss, labels, scores):
@@ -29,7 +29,7 @@ def _rows(loss):
     return np.concatenate([labels for labels, _ in blocks]), np.concatenate([scores for _, scores in blocks])
 
 
-def test_one_row_gives_the_same_as_many():
+def test_one_row_and_many_rows_agree():
     for loss in LOSS_CASES:
         with case(loss):
             labels, scores = _rows(loss)
@@ -37,7 +37,7 @@ def test_one_row_gives_the_same_as_many():
             np.testing.assert_array_max_ulp(alone, slopes(loss, labels, scores), maxulp=1)
 
 
-def test_compiled_gives_the_same_as_numpy():
+def test_compiled_and_numpy_agree():
     for loss in LOSS_CASES:
         with case(loss):
             labels, scores = _rows(loss)

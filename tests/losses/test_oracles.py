@@ -1,4 +1,4 @@
-"""Values compared with other libraries."""
+"""Loss values compared with other implementations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ORACLES = {
 
 
 def _deviance(loss, labels, scores):
-    """Return the deviance of one interval, or of the intervals as separate rows."""
+    """Return the deviance of a row, or of its intervals as separate rows."""
     (exposures, ends), (counts, _) = loss.spent(labels), decoded(labels)
     seen = exposures > 0.0
     happened, means = (counts[:, None] * ends)[seen], (exposures * np.exp(scores))[seen]
     return mean_poisson_deviance(happened, means) * seen.sum() / len(labels)
 
 
-def test_mean_values_agree_with_other_libraries():
+def test_mean_value_matches_the_reference():
     for scale, loss in product([0.1, 1.0, 3.0], [loss for loss in LOSS_CASES if loss.name in ORACLES]):
         with case(scale, loss):
             rng = np.random.default_rng(3)
@@ -42,7 +42,7 @@ def test_mean_values_agree_with_other_libraries():
             np.testing.assert_allclose(value.mean(), ORACLES[loss.name](loss, labels, scores), rtol=1e-10)
 
 
-def test_smoothed_hinge_lies_below_the_hinge_by_at_most_half_its_width():
+def test_smoothed_hinge_is_below_the_hinge_by_at_most_half_its_width():
     for loss in [loss for loss in LOSS_CASES if loss.name == "smoothed_hinge"]:
         with case(loss):
             scores = np.linspace(-5.0, 5.0, 1001)[:, None]
@@ -52,7 +52,7 @@ def test_smoothed_hinge_lies_below_the_hinge_by_at_most_half_its_width():
 
 
 def test_softmax_of_two_classes_is_logistic_of_the_difference():
-    by_name = {loss.name: loss for loss in reversed(LOSS_CASES)}  # reversed: softmax with p = 2 stays
+    by_name = {loss.name: loss for loss in reversed(LOSS_CASES)}  # reversed, so that softmax with p = 2 is kept
     scores = random_scores(by_name["softmax"], np.random.default_rng(4), 300, 20.0)
     labels = random_labels(by_name["softmax"], np.random.default_rng(5), 300)
     binary = by_name["logistic"].value(2.0 * labels - 1.0, scores[:, 1:] - scores[:, :1])

@@ -1,4 +1,4 @@
-"""Invalid parameters of a loss are named."""
+"""Losses refuse invalid parameters and name them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpadmm.losses import Huber, Poisson, SmoothedHinge, Softmax, Squared
 BAD = [0.0, -1.0, np.inf, -np.inf, np.nan]
 
 
-def test_an_invalid_parameter_is_named():
+def test_invalid_parameter_is_named():
     for cls, name, bad in [
         *((Huber, "delta", bad) for bad in BAD),
         *((SmoothedHinge, "width", bad) for bad in BAD),
@@ -24,12 +24,12 @@ def test_an_invalid_parameter_is_named():
             cls(**{name: bad})
 
 
-def test_an_invalid_unit_or_cuts_are_refused():
+def test_invalid_unit_and_cuts_are_refused():
     for bad in ({"unit": 0.0}, {"unit": 2.0}, {"cuts": (0.5, 0.2)}, {"cuts": (0.5, 1.0)}, {"cuts": (0.0,)}):
         with case(bad), pytest.raises(StudyError, match="cuts must rise between 0 and 1"):
             Poisson(**bad)
 
 
-def test_squared_declares_its_bound():
+def test_squared_loss_declares_its_gradient_bound():
     assert Squared(gradient_bound=0.7).lipschitz == 0.7
     assert Squared().lipschitz == 2.0

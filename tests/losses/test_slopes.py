@@ -11,7 +11,7 @@ from looping import case
 from dpadmm.losses import LOSSES, Loss, slopes
 
 
-def test_the_list_of_cases_is_complete():
+def test_every_registered_case_is_covered():
     assert {loss.name for loss in LOSS_CASES} == set(LOSSES)
     assert all(isinstance(loss, Loss) for loss in LOSS_CASES)
 
@@ -21,12 +21,12 @@ def test_slopes_are_central_differences_of_the_value():
         with case(scale, loss):
             rng = np.random.default_rng(1)
             labels, scores = random_labels(loss, rng, 5000), random_scores(loss, rng, 5000, scale)
-            step = min(1e-6 * max(1.0, scale), 1e-3)  # no row of this seed lies that close to the hinge's kink
+            step = min(1e-6 * max(1.0, scale), 1e-3)  # with this seed no row is that close to the hinge's kink
             measured = np.empty_like(scores)
             for h in range(loss.n_outputs):
                 move = step * np.eye(loss.n_outputs)[h]
                 measured[:, h] = (loss.value(labels, scores + move) - loss.value(labels, scores - move)) / (2.0 * step)
-            # far out, counts have losses of which one that is small is the difference of large ones
+            # for far points, small losses of counts are differences of large numbers
             rounding = 1e-15 * loss.value(labels, scores).max() / step if loss.task == "count" else 0.0
             np.testing.assert_allclose(slopes(loss, labels, scores), measured, rtol=1e-6, atol=1e-5 + rounding)
 
@@ -42,22 +42,22 @@ def test_value_is_convex_and_slope_is_a_subgradient():
             slope = slopes(loss, labels, here)
             size = np.abs(here).max(axis=1) + np.abs(there).max(axis=1)
             rounding = 1e-14 * (1.0 + value_here + value_there + size * (1.0 + np.linalg.norm(slope, axis=1)))
-            assert (np.minimum(value_here, value_there) >= -rounding).all()  # near the labels exactly: see below
+            assert (np.minimum(value_here, value_there) >= -rounding).all()  # scores near the labels: see below
             assert (middle <= (value_here + value_there) / 2.0 + rounding).all()
             assert (value_there >= value_here + (slope * (there - here)).sum(axis=1) - rounding).all()
 
 
-def test_no_value_is_negative_however_close_scores_are_to_labels():
+def test_values_are_not_negative_for_scores_close_to_labels():
     for loss in LOSS_CASES:
         with case(loss):
             labels, scores = grid(loss, [0.0, 1e-20, 2e-16, 1e-12, 1e-8], label_limit=2e-16)
             assert (loss.value(labels, scores) >= 0.0).all()
 
 
-def test_huge_scores_neither_overflow_nor_give_nan():
+def test_huge_scores_do_not_overflow_or_give_nan():
     for loss in LOSS_CASES:
         with case(loss):
-            huge = 1e150 if loss.name == "squared" else 1e300  # the square of 1e300 is no float
+            huge = 1e150 if loss.name == "squared" else 1e300  # the square of 1e300 overflows
             labels, scores = grid(loss, [-huge, -750.0, 0.0, 750.0, huge])
             with np.errstate(over="raise", invalid="raise", divide="raise"):
                 assert np.isfinite(loss.value(labels, scores)).all()

@@ -1,4 +1,4 @@
-"""Output and objective perturbation at every agent: as written, what they release, and the average."""
+"""Output and objective perturbation at single agents: definition, noise and average."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def empty_rows(n: int, m: int, d: int) -> Rows:
     return make_rows(np.zeros((n * m, d)), np.ones(n * m), offsets=np.arange(0, n * m + 1, m))
 
 
-def test_output_perturbation_is_every_agents_optimum_plus_noise() -> None:
+def test_output_perturbation_is_the_optimum_of_each_agent_plus_noise() -> None:
     rows, z = cohort(Logistic()), np.array([1.0, 2.0, 0.5, 4.0])
     outcome = run(OutputPerturbation(noise_multiplier=z, solver_tolerance=TIGHT), rows)
     numbers = SimulatedNoise(3, N, (D, 1)).draw(1)
@@ -66,7 +66,7 @@ def test_objective_perturbation_is_stationary_with_its_noise() -> None:
 
 
 @pytest.mark.parametrize("pure", [False, True])
-def test_output_noise_is_z_times_the_sensitivity_with_the_solvers_share(pure: bool) -> None:
+def test_output_noise_covers_sensitivity_and_solver_tolerance(pure: bool) -> None:
     n, m, z, d, tolerance = 1500, 4, 2.0, 9, 0.5
     noise = run(
         OutputPerturbation("pure" if pure else "gaussian", tolerance, noise_multiplier=np.full(n, z)),
@@ -78,7 +78,7 @@ def test_output_noise_is_z_times_the_sensitivity_with_the_solvers_share(pure: bo
     assert stats.kstest(lengths, law.cdf).pvalue > 0.01
 
 
-def test_objective_noise_covers_the_solvers_tolerance() -> None:
+def test_objective_noise_covers_the_solver_tolerance() -> None:
     n, m, d, share = 1500, 4, 50, 0.02
     noise = run(
         ObjectivePerturbation(solver_tolerance=share, perturbation=planned(2.0, 0.1, n, m)), empty_rows(n, m, d)
@@ -100,7 +100,7 @@ def totals(**options: Any) -> tuple[float, Floats]:
     return result.privacy.epsilon, result.outcome.n_attended
 
 
-def test_a_total_is_kept_and_nearly_used_up() -> None:
+def test_total_is_respected_and_nearly_used() -> None:
     for method, mechanism in product(
         ["output_perturbation", "objective_perturbation", "admm_dvp"], ["gaussian", "pure"]
     ):
@@ -111,15 +111,15 @@ def test_a_total_is_kept_and_nearly_used_up() -> None:
 
 
 @pytest.mark.parametrize("method", ["output_perturbation", "objective_perturbation"])
-def test_options_that_mean_nothing_here_are_refused(method: str) -> None:
+def test_options_without_effect_are_refused(method: str) -> None:
     with pytest.raises(StudyError, match=f"{method} has one round"):
         totals(method=method, epsilon=1.0, participation=0.5)
     with pytest.raises(StudyError, match="pure mechanism has no noise_multiplier"):
         totals(method={"name": method, "mechanism": "pure"}, noise_multiplier=1.0)
 
 
-def test_the_covering_noise_of_the_pure_form_is_paid_from_its_epsilon() -> None:
-    """Inside: 98% of ε (less the curvature's part); on top: 2%."""
+def test_pure_form_includes_the_tolerance_noise_in_its_epsilon() -> None:
+    """Objective: 98% of ε (less the curvature's part). Tolerance: 2%."""
     n, m, d, epsilon, share = 1500, 4, 9, 0.5, 0.05
     inside = epsilon * (1.0 - PURE_ROUNDING)
     plan = ObjectivePlan(PureRelease(epsilon), (2.0 / m) / inside, 0.0)

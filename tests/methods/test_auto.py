@@ -1,4 +1,4 @@
-"""``auto`` selects a method and the number of rounds from public sizes and the budget, everywhere in the same way."""
+"""``auto`` selects a method and the number of rounds from public sizes and the budget, consistently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpadmm.studies.reading import study_from
 from dpadmm.studies.settings import Training
 
 
-def test_rounds_follow_from_public_sizes_where_nobody_says_how_many() -> None:
+def test_number_of_rounds_follows_from_public_sizes() -> None:
     problem = Problem(Logistic(), L2(), 1e-6)
     rounds = []
     for m, epsilon in ((50, 0.1), (3000, 1.0), (10**6, 3.0)):
@@ -70,7 +70,7 @@ STUDY = {
 
 
 @pytest.mark.parametrize("n_agents", [1, 4])
-def test_plan_simulation_training_and_estimator_take_the_same_rounds(n_agents: int, tmp_path: Path) -> None:
+def test_plan_simulation_training_and_estimator_choose_the_same_rounds(n_agents: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     X = rng.uniform(-1.0, 1.0, (400, 2))
     y = np.where(X[:, 0] + 0.3 * rng.standard_normal(400) > 0.0, "yes", "no")

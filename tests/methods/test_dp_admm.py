@@ -1,4 +1,4 @@
-"""DP-ADMM: what it releases, that it converges without noise, and that it keeps below both bounds."""
+"""DP-ADMM: its releases, convergence without noise, and both convergence bounds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
 
 
 def released_noise(loss: Loss, *, z: float, m: int, rho: float, eta: float, n: int = 2000, d: int = 100) -> Floats:
-    """The noise on the gradient, worked back from the first released w̃ of n agents without any data."""
+    """Return the noise on the gradient, recovered from the first released w̃ of n agents without data."""
     p = loss.n_outputs
     problem = Problem(loss, NoRegularizer(), 0.0)
     rows = make_rows(np.zeros((n * m, d)), np.zeros(n * m), offsets=np.arange(0, n * m + 1, m))
@@ -93,7 +93,7 @@ def test_noise_differs_between_rounds_and_agents_have_their_own_z() -> None:
         np.testing.assert_allclose(found[k - 1], expected, atol=1e-12)
 
 
-def test_an_absent_agents_state_stays() -> None:
+def test_state_of_an_absent_agent_is_kept() -> None:
     loss = Logistic()
     rows, problem = cohort(loss), Problem(loss, L2(), 0.1)
     method, noise = DpAdmm(0.2, step_sizes=Constant(0.5, 4), noise_multiplier=np.ones(4)), SimulatedNoise(3, 4, (5, 1))
@@ -126,7 +126,7 @@ def test_releases_say_what_is_spent() -> None:
     assert method.plan(1, 1).at(1) == Release(0.0)
 
 
-def test_bad_rho_is_named() -> None:
+def test_invalid_rho_is_named() -> None:
     for rho in [0.0, -1.0, np.inf, np.nan]:
         with case(rho), pytest.raises(StudyError, match="rho"):
             DpAdmm(rho=rho)
@@ -140,7 +140,7 @@ def relative_gap(problem: Problem, rows: Rows, weights: Floats, best: Floats) ->
     return (problem.objective(rows, weights) - floor) / floor
 
 
-def test_the_centralised_optimum_is_reached() -> None:
+def test_centralised_optimum_is_reached() -> None:
     """Every loss with one regularizer, and every regularizer with a loss of one and of several outputs."""
     every = [NoRegularizer(), L1(), ElasticNet(0.5)]
     for loss, regularizer in [
@@ -158,7 +158,7 @@ def test_the_centralised_optimum_is_reached() -> None:
             assert spread < 2e-3 * size  # local models agree
 
 
-def test_towards_the_optimum_of_a_hinge() -> None:
+def test_hinge_loss_approaches_the_optimum() -> None:
     for regularizer in REGULARIZER_CASES:
         with case(regularizer):
             rows, problem = cohort(Hinge()), Problem(Hinge(), regularizer, 0.01)
@@ -172,8 +172,8 @@ def test_towards_the_optimum_of_a_hinge() -> None:
             assert abs(gaps[2]) < 5e-3
 
 
-def test_very_unequal_agents_count_the_same() -> None:
-    """Also with 2 and 300 rows the optimum is that of the mean over agents, not over rows."""
+def test_unequal_agents_have_equal_weight() -> None:
+    """With 2 and 300 rows, the optimum is that of the mean over agents, not over rows."""
     loss = Logistic()
     rows, problem = cohort(loss, sizes=(2, 300, 10)), Problem(loss, L2(), 0.02)
     outcome = run(problem, rows, rounds=3000, rho=0.3, radius=3.0, z=np.zeros(3))
@@ -182,7 +182,7 @@ def test_very_unequal_agents_count_the_same() -> None:
 
 
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3)], ids=lambda loss: loss.name)
-def test_half_of_the_agents_per_round_still_reach_it(loss: Loss) -> None:
+def test_optimum_is_reached_with_half_of_the_agents_per_round(loss: Loss) -> None:
     rows, problem = cohort(loss), Problem(loss, L2(), 0.01)
     best = minimizer(problem, rows)
     outcome = run(problem, rows, rounds=1500, rho=0.3, radius=3.0, participation=RandomParticipation(0.5, 4, seed=1))
@@ -193,7 +193,7 @@ def test_half_of_the_agents_per_round_still_reach_it(loss: Loss) -> None:
 # --- the theorems ------------------------------------------------------------------------------------------
 
 
-def test_measured_values_stay_under_the_bounds() -> None:
+def test_measured_values_are_below_the_bounds() -> None:
     """``E Σ_i [f_i(w̄_i) − f_i(w*) + β‖w̄_i − w̄‖]`` with β = ρ, over a few seeds."""
     for problem, rounds, z in product(
         [Problem(Logistic(), L2(), 0.01), Problem(Hinge(), L2(), 0.01), Problem(Logistic(), L1(), 0.01)],

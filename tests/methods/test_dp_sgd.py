@@ -1,4 +1,4 @@
-"""Distributed DP-SGD: as written, what it releases, and what a draw of rows may and may not depend on."""
+"""Distributed DP-SGD: definition, releases, and independence of sampling from rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def uploads(method: DpSgd, rows: Rows, *, round: int = 1, consensus: Floats | No
     return sent.each() if isinstance(sent, LazyAnswers) else sent
 
 
-def test_it_is_gradient_descent_as_written() -> None:
+def test_dp_sgd_is_gradient_descent() -> None:
     rows, z, rate = cohort(Logistic()), np.array([1.0, 0.0, 2.0, 5.0]), 0.7
     noise = SimulatedNoise(3, N, (D, 1))
     outcome = train(DpSgd(rate, noise_multiplier=z), PROBLEM, rows, n_rounds=6, noise=noise)
@@ -58,14 +58,14 @@ def test_it_is_gradient_descent_as_written() -> None:
     np.testing.assert_array_equal(outcome.released, np.broadcast_to(outcome.consensus, (N, D, 1)))
 
 
-def test_without_noise_it_reaches_the_optimum() -> None:
+def test_dp_sgd_reaches_the_optimum_without_noise() -> None:
     rows = cohort(Logistic())
     quiet = DpSgd(3.0, noise_multiplier=np.zeros(N))
     outcome = train(quiet, PROBLEM, rows, n_rounds=500, noise=SimulatedNoise(3, N, (D, 1)))
     np.testing.assert_allclose(outcome.consensus, minimizer(PROBLEM, rows), atol=1e-5)
 
 
-def test_noise_is_z_times_the_sensitivity_of_what_is_sent() -> None:
+def test_noise_is_z_times_the_sensitivity() -> None:
     for sampling, z, m in [(1.0, 2.0, 3), (0.25, 2.0, 3), (0.5, 0.7, 8)]:
         with case(sampling, z, m):
             n, d = 2000, 50
@@ -76,8 +76,8 @@ def test_noise_is_z_times_the_sensitivity_of_what_is_sent() -> None:
 
 @prove
 @given(seed=st.integers(0, 10**6), sampling=st.sampled_from([0.2, 0.5, 1.0]))
-def test_replacing_a_row_moves_the_upload_by_at_most_2_c1_over_q_m(seed: int, sampling: float) -> None:
-    """With the same draw of rows, whatever the replaced row: the draw depends on no row."""
+def test_replacing_a_row_changes_the_upload_by_at_most_2_c1_over_q_m(seed: int, sampling: float) -> None:
+    """The sample is the same for any replaced row: it depends on no row."""
     rng = np.random.default_rng(seed)
     m, method = 6, DpSgd(1.0, sampling, noise_multiplier=np.zeros(1))
     rows = rng.standard_normal((m, 2))
@@ -94,7 +94,7 @@ def test_replacing_a_row_moves_the_upload_by_at_most_2_c1_over_q_m(seed: int, sa
     assert (moved > 0.0) == bool(np.isin(seed % m, drawn.order))
 
 
-def test_rows_are_drawn_by_their_own_coins() -> None:
+def test_rows_are_sampled_independently() -> None:
     rows = make_rows(np.zeros((40_000, 1)), np.ones(40_000), offsets=np.arange(0, 40_001, 100))
     one, again, next_ = (rows.subsample(0.3, seed=s, round=k) for s, k in ((1, 1), (1, 1), (1, 2)))
     np.testing.assert_array_equal(one.order, again.order)
@@ -104,7 +104,7 @@ def test_rows_are_drawn_by_their_own_coins() -> None:
     assert one.n_rows.std() == pytest.approx(np.sqrt(100 * 0.3 * 0.7), rel=0.15)
 
 
-def test_sampled_gradients_are_right_on_average_and_an_empty_draw_is_zero() -> None:
+def test_sampled_gradients_are_unbiased_and_an_empty_sample_is_zero() -> None:
     rows, point = cohort(Logistic()), np.full((D, 1), 0.3)
     sampled = DpSgd(1.0, 0.3, noise_multiplier=np.zeros(N))
     mean = np.mean([uploads(sampled, rows, round=k, consensus=point, seed=5) for k in range(1, 1501)], axis=0)
@@ -119,7 +119,7 @@ def test_releases_say_what_is_spent() -> None:
     assert DpSgd(1.0, 0.1, noise_multiplier=np.array([4.0])).plan(0, 1).at(1) == SampledRelease(4.0, 0.1)
 
 
-def test_bad_numbers_are_named() -> None:
+def test_invalid_numbers_are_named() -> None:
     for bad in [0.0, -1.0, np.nan, np.inf]:
         with case(bad):
             with pytest.raises(StudyError, match="learning_rate"):
@@ -128,7 +128,7 @@ def test_bad_numbers_are_named() -> None:
                 DpSgd(sampling=bad)
 
 
-def test_the_default_step_is_one_over_the_smoothness() -> None:
+def test_default_step_is_one_over_the_smoothness() -> None:
     options = {"epsilon": 1.0, "n_agents": 3, "n_rounds": 2, "seed": 1, "alpha": 1e-3}
     given_, left_out = (
         simulate("synthetic", method=method, **options).outcome.consensus
@@ -139,7 +139,7 @@ def test_the_default_step_is_one_over_the_smoothness() -> None:
         simulate("synthetic", method="dp_sgd", **options, loss=Hinge().name)
 
 
-def test_a_sampled_run_is_accounted_as_one() -> None:
+def test_sampled_run_uses_the_subsampling_accountant() -> None:
     options = {"method": "dp_sgd", "n_agents": 3, "n_rounds": 20, "seed": 1, "delta": 1e-4}
     sampled = simulate("synthetic", **options | {"method": DpSgd(sampling=0.1)}, epsilon=1.0)
     assert 0.99 < sampled.privacy.epsilon <= 1.0

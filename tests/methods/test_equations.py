@@ -1,4 +1,4 @@
-"""The ADMM equations against a literal transcription of the paper's Algorithm 1."""
+"""The ADMM equations compared with a literal transcription of the paper's Algorithm 1."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cohort(loss: Loss, seed: int = 0, sizes: tuple[int, ...] = SIZES) -> Rows:
 
 
 def paper_row_gradients(loss: Loss, a: Floats, b: Floats, w: Floats) -> Floats:
-    """ℓ'(a_j, b_j, w) as d × p matrices, each of norm ≤ c1."""
+    """Return ℓ'(a_j, b_j, w) as d × p matrices, each of norm ≤ c1."""
     slope = slopes(loss, b, a @ w)
     each = np.einsum("jd,jp->jdp", a, slope)
     norms = np.linalg.norm(each, axis=(1, 2))
@@ -54,7 +54,7 @@ def paper_row_gradients(loss: Loss, a: Floats, b: Floats, w: Floats) -> Floats:
 
 
 def algorithm_1(problem: Problem, rows: Rows, eta: list[Floats], normals: Floats) -> list[tuple[Floats, ...]]:
-    """Lines 1..12 of Algorithm 1, agent by agent, noise on w; returns (w^k, w̃_i^k, γ_i^k) of every round."""
+    """Run lines 1..12 of Algorithm 1 per agent, with noise on w; return (w^k, w̃_i^k, γ_i^k) of every round."""
     loss, shape = problem.loss, (D, problem.loss.n_outputs)
     w, w_tilde, gamma = np.zeros(shape), np.zeros((N, *shape)), np.zeros((N, *shape))
     out = []
@@ -107,8 +107,8 @@ def test_dp_admm_is_algorithm_1() -> None:
                 np.testing.assert_allclose(view.released, w_tilde, rtol=1e-12, atol=1e-12)
 
 
-def test_a_missing_factor_2_would_be_seen() -> None:
-    """The transcription above is sensitive to the noise scale: half the noise is another run."""
+def test_transcription_is_sensitive_to_the_noise_scale() -> None:
+    """With half the noise the run differs."""
     loss = LOSS_CASES[0]
     problem, rows = Problem(loss, REGULARIZER_CASES[1], 0.01), cohort(loss)
     eta = [np.full(N, 0.5)] * ROUNDS
@@ -130,7 +130,7 @@ STATE = (3, 2, 2)
 @prove
 @given(_arrays(STATE), _arrays(STATE), _arrays(STATE), _arrays(STATE), _arrays(STATE[1:]))
 def test_primal_step_is_the_minimiser_of_the_approximate_lagrangian(h, reg, released, dual, consensus) -> None:
-    """Its gradient ``h + r − γ + ρ(w − w^{k−1}) + (w − w̃^{k−1})/η`` vanishes there."""
+    """The gradient ``h + r − γ + ρ(w − w^{k−1}) + (w − w̃^{k−1})/η`` vanishes there."""
     rho, eta = 0.7, np.array([0.1, 1.0, 30.0])[:, None, None]
     w = updates.primal_step(h, reg, released=released, dual=dual, consensus=consensus, rho=rho, step_size=eta)
     slope = h + reg - dual + rho * (w - consensus) + (w - released) / eta
@@ -155,7 +155,7 @@ def test_duals_sum_to_zero_after_dual_step(released, dual, rho) -> None:
     assert np.abs(after.sum(axis=0)).max() < 1e-10 * (1e3 + rho * 1e3)
 
 
-def test_updates_leave_their_inputs_alone() -> None:
+def test_updates_do_not_change_their_inputs() -> None:
     rng = np.random.default_rng(0)
     h, reg, released, dual = rng.standard_normal((4, *STATE))
     consensus, eta = rng.standard_normal(STATE[1:]), np.ones((3, 1, 1))
@@ -169,7 +169,7 @@ def test_updates_leave_their_inputs_alone() -> None:
 
 
 def test_duals_sum_to_zero_with_partial_participation() -> None:
-    """Closed with the consensus an agent returns to, the duals of all agents sum to zero in every round."""
+    """With the consensus that an agent returns to, the duals of all agents sum to zero in every round."""
     loss = LOSS_CASES[0]
     problem, rows = Problem(loss, REGULARIZER_CASES[1], 0.01), cohort(loss)
     present: list[Integers] = [np.array(who) for who in ([0, 2], [1], [0, 1, 3], [3], [2, 3], [0], [1, 2])]
@@ -187,7 +187,7 @@ def test_duals_sum_to_zero_with_partial_participation() -> None:
         assert np.abs(closed.sum(axis=0)).max() < 1e-12
 
 
-def test_the_compiled_round_has_the_bits_of_the_equations() -> None:
+def test_compiled_round_equals_the_equations_bit_for_bit() -> None:
     for loss, regularizer, z, alone in product(LOSS_CASES, REGULARIZER_CASES, (Z, 0.0 * Z), (0, 2**20)):
         with case(loss, regularizer, z, alone), pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(compiled, "MAX_SERIAL_NUMBERS", alone)  # numbers up to which one thread does it
@@ -208,8 +208,8 @@ def test_the_compiled_round_has_the_bits_of_the_equations() -> None:
                 consensus = updates.consensus_step(uploads)
 
 
-def test_noise_is_made_for_the_rows_and_the_bound_at_hand() -> None:
-    """One method object, asked about other rows or another loss: nothing is left of the sizes of before."""
+def test_noise_is_scaled_to_the_current_rows_and_bound() -> None:
+    """One method object used with other rows or another loss keeps nothing of earlier sizes."""
     method = DpAdmm(RHO, step_sizes=lambda k: np.array([0.5, 0.1, 2.0, 7.0]), noise_multiplier=Z)
     few, many = cohort(Huber(1.0)), cohort(Huber(1.0), sizes=tuple(9 * size for size in SIZES))
     for rows, delta in ((few, 1.0), (many, 1.0), (few, 1.0), (few, 3.0), (few, 1.0)):

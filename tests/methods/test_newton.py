@@ -1,4 +1,4 @@
-"""``auto`` with intervals: the plan, what is refused before anything is spent, and that intervals are what they say."""
+"""``auto`` with intervals: plan, refusals before any release, and coverage of the intervals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def study(**more: Any) -> Study:
 
 
 def fitted(cell: Cell, *, noise: Any = None, n: int = 20, **more: Any) -> tuple[Any, Any, Any]:
-    """A run on the rows of a cell, with those rows."""
+    """Return a run on the rows of a cell, with those rows."""
     rows, labels, _ = data(cell, np.random.default_rng(1))
     training = Training(loss=LOSSES[cell.loss], method=INFERENCE, **{"epsilon": cell.epsilon, **more})
     problem = training.problem(2 if cell.loss == "logistic" else 0)
@@ -55,7 +55,7 @@ def fitted(cell: Cell, *, noise: Any = None, n: int = 20, **more: Any) -> tuple[
 # The plan
 
 
-def test_the_last_round_has_most_of_the_budget_and_all_of_it_is_what_was_agreed() -> None:
+def test_last_round_has_most_of_the_budget_and_the_total_is_exact() -> None:
     agreed = study()
     plan = agreed.terms.plan
     assert plan.n_rounds == Newton.default_rounds == agreed.training.planned_rounds
@@ -76,7 +76,7 @@ def test_the_last_round_has_most_of_the_budget_and_all_of_it_is_what_was_agreed(
     assert 1.0 / z["last"] ** 2 + 2.0 / z["earlier"] ** 2 == pytest.approx(whole)  # whichever two rounds it takes
 
 
-def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent() -> None:
+def test_unsupported_intervals_are_refused_before_any_release() -> None:
     wide = tuple(f"x{j}" for j in range(MAX_FEATURES))
     study(features=wide)
     for made, words in [
@@ -101,7 +101,7 @@ def test_what_has_no_intervals_is_refused_in_a_sentence_before_anything_is_spent
             made()
 
 
-def test_what_is_broadcast_keeps_all_of_it() -> None:
+def test_broadcast_contains_the_whole_state() -> None:
     rng = np.random.default_rng(0)
     root = rng.normal(size=(4, 4))
     told = NewtonState(0.3, 1.7, rng.normal(size=4), root @ root.T)
@@ -115,7 +115,7 @@ def test_what_is_broadcast_keeps_all_of_it() -> None:
 # What the intervals say
 
 
-def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels() -> None:
+def test_without_noise_estimates_and_standard_errors_match_statsmodels() -> None:
     for loss, family in (("logistic", sm.families.Binomial()), ("squared", sm.families.Gaussian())):
         for correlation in (0.3, 0.8):
             with case(loss, correlation):
@@ -129,7 +129,7 @@ def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels() 
                 assert np.abs((found.weights[:, 0] - known.params) / known.bse).max() < 0.03
 
 
-def test_without_noise_rates_and_standard_errors_are_those_of_statsmodels_with_an_offset() -> None:
+def test_without_noise_rates_match_statsmodels_with_an_offset() -> None:
     for correlation in (0.3, 0.8):
         with case(correlation):
             cell = Cell("poisson", 6, correlation, "plain", 4_000, 1.0)
@@ -145,7 +145,7 @@ def test_without_noise_rates_and_standard_errors_are_those_of_statsmodels_with_a
 
 
 def people(n: int, times: tuple[float, ...], seed: int = 0) -> tuple[Any, Any, Any, Any]:
-    """Rows of norm ≤ 1 with a constant, times and events, and labels as they are encoded: hazards vary with time."""
+    """Return rows of norm ≤ 1 with a constant, times and events, and encoded labels. Hazards vary with time."""
     rng = np.random.default_rng(seed)
     rows = np.asarray(with_intercept(clip_rows(rng.normal(size=(n, 3)) / 3.0)))
     levels, scores = np.array([0.1, 0.3, 0.2]), rows[:, :3] @ [1.5, -1.0, 0.0]
@@ -160,7 +160,7 @@ def people(n: int, times: tuple[float, ...], seed: int = 0) -> tuple[Any, Any, A
 
 
 def expanded(rows: Any, time: Any, event: Any, times: tuple[float, ...]) -> Any:
-    """A row for every interval that a person is seen in, and statsmodels' fit of them."""
+    """Return one row for every interval of a person, and the fit of statsmodels."""
     parts = []
     for h, (low, high) in enumerate(pairwise([0.0, *times])):
         seen = time > low
@@ -172,7 +172,7 @@ def expanded(rows: Any, time: Any, event: Any, times: tuple[float, ...]) -> Any:
     return sm.GLM(y, x, family=sm.families.Poisson(), offset=np.log(spent / times[-1])).fit()
 
 
-def test_without_noise_hazards_are_those_of_the_expanded_rows_and_a_person_counts_once() -> None:
+def test_without_noise_hazards_match_the_expanded_rows() -> None:
     times = (1.0, 2.5, 5.0)
     rows, time, event, labels = people(5_000, times)
     known = expanded(rows, time, event, times)
@@ -185,7 +185,7 @@ def test_without_noise_hazards_are_those_of_the_expanded_rows_and_a_person_count
     np.testing.assert_allclose(np.sqrt(np.diag(covariance)), known.bse, rtol=0.01)
 
 
-def test_intervals_of_hazard_ratios_cover_what_they_should() -> None:
+def test_coverage_of_hazard_ratio_intervals() -> None:
     times, hits = (1.0, 2.5, 5.0), []
     training = Training(loss=Poisson(cuts=(0.2, 0.5)), method=INFERENCE, epsilon=4.0)
     for seed in range(40):
@@ -199,8 +199,8 @@ def test_intervals_of_hazard_ratios_cover_what_they_should() -> None:
     assert 0.91 <= np.mean(hits) <= 0.985
 
 
-def test_intervals_cover_what_they_should() -> None:
-    """The short form of ``python benchmarks/intervals.py``: 360 intervals a cell, of given seeds."""
+def test_coverage_of_intervals() -> None:
+    """The short version of ``python benchmarks/intervals.py``: 360 intervals per cell, with given seeds."""
     for cell in (
         Cell("logistic", 6, 0.8, "secure", 10_000, 2.0),
         Cell("squared", 6, 0.3, "secure", 10_000, 2.0),
@@ -215,8 +215,8 @@ def test_intervals_cover_what_they_should() -> None:
             assert told["naive"] < told["covered"] + 0.005
 
 
-def test_sites_with_other_budgets_and_sizes_are_weighed_and_counted() -> None:
-    """Where one of two sites has next to no noise and the other next to no say, it is the first one's fit."""
+def test_sites_are_weighted_by_budget_and_size() -> None:
+    """If one of two sites has almost no noise and the other almost no weight, the fit is that of the first."""
     rows, labels, _ = data(Cell("logistic", 6, 0.3, "plain", 8_000, 1.0), np.random.default_rng(2))
     training = Training(method=INFERENCE, noise_multiplier=(0.01, 1000.0))
     held = make_rows(rows, labels, offsets=np.array([0, 5_000, 8_000]))
@@ -228,7 +228,7 @@ def test_sites_with_other_budgets_and_sizes_are_weighed_and_counted() -> None:
     assert np.abs((found.weights[:, 0] - known.params) / known.bse).max() < 0.5
 
 
-def test_without_enough_rows_there_is_a_model_and_no_interval() -> None:
+def test_too_few_rows_give_a_model_without_intervals() -> None:
     cell = Cell("logistic", 11, 0.8, "plain", 4_000, 0.5)
     found, _, _ = fitted(cell)
     covariance = found.covariance
@@ -239,8 +239,8 @@ def test_without_enough_rows_there_is_a_model_and_no_interval() -> None:
     assert not np.any(found.method._state(found.outcome.broadcast).covariance)  # type: ignore[attr-defined]
 
 
-def test_columns_that_say_nothing_or_the_same_leave_the_others_their_intervals() -> None:
-    """A column of zeros, and one that is another one again: the sum of both is known, and none of them."""
+def test_constant_or_duplicate_columns_do_not_affect_other_intervals() -> None:
+    """A column of zeros, and a duplicate: the sum of both coefficients is identified, and neither alone is."""
     rows, labels, _ = data(Cell("logistic", 6, 0.3, "plain", 30_000, 4.0), np.random.default_rng(4))
     more = np.column_stack([rows[:, :5], rows[:, 0], np.zeros(len(rows)), rows[:, 5]]) / 1.5
     training = Training(method=INFERENCE, epsilon=4.0)
@@ -257,7 +257,7 @@ def test_columns_that_say_nothing_or_the_same_leave_the_others_their_intervals()
     assert np.linalg.eigvalsh(np.delete(np.delete(covariance, 6, 0), 6, 1))[0] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_an_aborted_last_round_leaves_the_model_without_intervals() -> None:
+def test_aborted_last_round_gives_a_model_without_intervals() -> None:
     rows, labels, _ = data(Cell("logistic", 6, 0.3, "secure", 8_000, 2.0), np.random.default_rng(4))
     training = Training(method=INFERENCE, epsilon=2.0, aggregation="secure", min_honest_sites=3)
     held = make_rows(rows, labels, offsets=np.array([0, 2_000, 4_000, 8_000]))
@@ -277,7 +277,7 @@ def test_an_aborted_last_round_leaves_the_model_without_intervals() -> None:
     assert np.linalg.norm(done[0].weights - done[1].weights) < 0.3 * np.linalg.norm(done[1].weights)
 
 
-def test_exact_noise_gives_intervals_too_and_regression_follows_the_residuals() -> None:
+def test_intervals_with_exact_noise_and_clipping_by_residuals() -> None:
     cell = Cell("squared", 6, 0.3, "plain", 20_000, 2.0)
     found, rows, labels = fitted(cell, noise=ExactNoise(), n=1)
     known = sm.OLS(labels, rows).fit()
@@ -291,7 +291,7 @@ def test_exact_noise_gives_intervals_too_and_regression_follows_the_residuals() 
 # In Python
 
 
-def test_estimators_tell_intervals_in_the_units_of_rows_and_labels() -> None:
+def test_estimators_report_intervals_in_the_units_of_rows_and_labels() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20_000, 2)) * [2.0, 10.0] + [1.0, 50.0]
     score = 0.8 * (x[:, 0] - 1.0) - 0.05 * (x[:, 1] - 50.0)
@@ -335,7 +335,7 @@ def test_estimators_tell_intervals_in_the_units_of_rows_and_labels() -> None:
         DPADMMRegressor(4.0, y_bounds=(10, 45), inference=True, method="dp_admm", **common).fit(x, z)
 
 
-def test_public_rows_are_the_start_and_the_estimate_is_not_drawn_towards_them() -> None:
+def test_public_rows_start_the_run_without_biasing_the_estimate() -> None:
     rows, labels, true = data(Cell("logistic", 6, 0.3, "plain", 20_000, 4.0), np.random.default_rng(6))
     dataset = Dataset("x", rows[:, :5] / 0.96, labels, (-1, 1))
     common: dict[str, Any] = {"method": INFERENCE, "epsilon": 4.0, "seed": 1, "test_rows": 0}

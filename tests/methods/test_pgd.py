@@ -1,4 +1,4 @@
-"""``pgd``: as it is defined, what it costs, and what it does with unequal agents, absences and much noise."""
+"""``pgd``: definition, cost, and behaviour with unequal agents, dropouts and much noise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dpadmm.methods.hyperparameters import HYPERPARAMETERS
 from dpadmm.methods.pgd import PublicState
 from dpadmm.models.run import Result
 from dpadmm.queries.moments import Moments
-from dpadmm.queries.preconditioner import WIDEST, Preconditioner
+from dpadmm.queries.preconditioner import MAX_DIRECTION_FEATURES, Preconditioner
 from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
 from dpadmm.regularizers import L2
 from dpadmm.studies.settings import Settings, Training
@@ -42,8 +42,8 @@ MEANT = {"test_rows": 0, "metrics_every": 0}
 
 
 @dataclass(frozen=True)
-class Silent(Noise):
-    """A noise source that puts none in, whatever noise a method is made for."""
+class Noiseless(Noise):
+    """A noise source that adds no noise."""
 
     def draw(self, *_: Any, **__: Any) -> Floats:
         raise AssertionError
@@ -63,7 +63,7 @@ def made(rows: Rows, loss: Loss, n_rounds: int, *, alpha: float = 0.0, **budget:
 
 
 def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
-    """The method for equal agents and answers without noise, with d × d matrices: its definition, read aloud."""
+    """The definition of the method with d × d matrices, for equal agents without noise."""
     features, labels, d, p = rows.features[rows.order], rows.labels, rows.n_features, loss.n_outputs
     t, nu = n_rounds - 1, 1.0 / (math.sqrt(rows.n_agents) * rows.n_rows[0] * mu)
     total = Moments(loss, d).means(rows, np.zeros((rows.n_agents, 0))).mean(axis=0)
@@ -110,15 +110,15 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
 
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
 @pytest.mark.parametrize(("mu", "n_rounds"), [(1.0, 17), (0.5, 5), (100.0, 40), (3.0, 2)])
-def test_it_is_what_its_definition_says_in_other_coordinates(loss: Loss, mu: float, n_rounds: int) -> None:
-    """The matrix there and the two vectors here differ by a rotation, which the model does not notice."""
+def test_pgd_equals_its_definition_up_to_a_rotation(loss: Loss, mu: float, n_rounds: int) -> None:
+    """The definition uses a matrix, the code two vectors. They differ by a rotation, without effect on the model."""
     rows = cohort(loss, sizes=(400, 400, 400), seed=2)
     method = made(rows, loss, n_rounds, noise_multiplier=math.sqrt(n_rounds) / mu)
-    outcome = train(method, method.problem, rows, n_rounds=n_rounds, noise=Silent())
+    outcome = train(method, method.problem, rows, n_rounds=n_rounds, noise=Noiseless())
     np.testing.assert_allclose(outcome.consensus, as_defined(rows, loss, mu, n_rounds), rtol=1e-6, atol=1e-8)
 
 
-def test_what_is_broadcast_is_all_that_is_known() -> None:
+def test_broadcast_contains_the_whole_state() -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(D, 3)) for _ in range(4)]
     shape = Preconditioner(rng.uniform(1, 2, D), rng.normal(size=D))
@@ -138,13 +138,13 @@ def test_what_is_broadcast_is_all_that_is_known() -> None:
     np.testing.assert_allclose(weighted.weights, state.preconditioner.transposed_times(start + kept))
 
 
-def test_it_starts_from_public_weights() -> None:
-    """Before round 1 the model is the start itself, and after it too: moments give the coordinates alone."""
+def test_pgd_starts_from_public_weights() -> None:
+    """The model equals the start before and after round 1, which determines only the preconditioner."""
     loss, warm = Logistic(), np.linspace(-1.0, 1.0, D)[:, None]
     rows = cohort(loss, sizes=(400, 400))
     method = made(rows, loss, 9, noise_multiplier=1.0)
     assert np.array_equal(method.model(method.start((D, 1), warm)), warm)
-    sent = Silent().answer(CohortQuery(rows, Moments(loss, D), np.zeros((2, 0)), method.first, 1))
+    sent = Noiseless().answer(CohortQuery(rows, Moments(loss, D), np.zeros((2, 0)), method.first, 1))
     packed = method.aggregate(RoundResult(sent, method.start((D, 1), warm), 1, method.problem, rows.n_rows))
     after = PublicState.unpacked(packed, (D, 1))
     np.testing.assert_allclose(after.weights, warm, atol=1e-12)
@@ -164,10 +164,10 @@ def test_it_starts_from_public_weights() -> None:
     st.floats(0.0, 1.0),
     st.integers(0, 2**32),
 )
-def test_an_agents_releases_add_up_to_its_budget_and_never_to_more(
+def test_releases_of_an_agent_add_up_to_its_budget(
     epsilons: list[float], delta: float, n_rounds: int, there: float, seed: int
 ) -> None:
-    """Whichever rounds an agent was planned for, among them round 1 or not."""
+    """For any set of planned rounds, with or without round 1."""
     mask = np.random.default_rng(seed).random((n_rounds, 3)) < there
     mask[:, 0], mask[0, 1] = True, False
     mask[-1] = True
@@ -189,8 +189,8 @@ def test_an_agents_releases_add_up_to_its_budget_and_never_to_more(
             assert spent >= 0.85 * most * (1.0 - 1.0 / mask[:, i].sum())
 
 
-def test_an_agent_that_is_planned_for_no_round_has_no_release_without_noise() -> None:
-    """It is never asked; if it were, an answer would cost no more than its share of one round."""
+def test_agent_without_planned_rounds_has_noise() -> None:
+    """It gets no query. An answer would cost at most its share of one round."""
     sizes, problem = PublicSizes(np.array([100, 100]), D), Problem(Logistic(), L2(), 1e-6)
     training = Training(method="auto", noise_multiplier=3.0, n_rounds=9)
     plan = training.build(problem, sizes, np.array([9, 0])).plan(1, 9)
@@ -200,7 +200,7 @@ def test_an_agent_that_is_planned_for_no_round_has_no_release_without_noise() ->
 
 
 @pytest.mark.parametrize("budget", [{"round_epsilon": 0.1}, {"noise_multiplier": 7.0}])
-def test_budgets_of_rounds_are_dealt_anew_and_cost_what_equal_rounds_do(budget: dict[str, float]) -> None:
+def test_redistributed_round_budgets_cost_as_much_as_equal_rounds(budget: dict[str, float]) -> None:
     sizes, problem = PublicSizes(np.array([100]), D), Problem(Logistic(), L2(), 1e-6)
     cost = [
         Training(method=name, n_rounds=20, **budget).build(problem, sizes, np.array([20])).plan(0, 20).mu_squared()
@@ -209,8 +209,8 @@ def test_budgets_of_rounds_are_dealt_anew_and_cost_what_equal_rounds_do(budget: 
     assert float(cost[0]) == pytest.approx(float(cost[1]), rel=1e-12)
 
 
-def test_a_run_reports_what_every_agent_took_part_in() -> None:
-    """One misses round 1, one leaves after it, one is always there: none is above its ε."""
+def test_report_contains_the_participation_of_each_agent() -> None:
+    """One agent misses round 1, one leaves after it, one participates in all rounds. None exceeds its ε."""
     data, epsilons = synthetic("binary", n_rows=600, n_features=4), (0.5, 1.0, 2.0)
     groups, mask = np.arange(600) % 3, np.ones((9, 3), dtype=bool)
     mask[0, 0] = mask[1:, 1] = False
@@ -226,7 +226,7 @@ def test_a_run_reports_what_every_agent_took_part_in() -> None:
         assert 1.99 < result.privacy.epsilon <= 2.0
 
 
-def test_it_needs_two_rounds() -> None:
+def test_pgd_needs_two_rounds() -> None:
     with pytest.raises(StudyError, match="at least 2 rounds: one for moments"):
         simulate("synthetic", method="auto", epsilon=1.0, n_rounds=1)
 
@@ -234,8 +234,8 @@ def test_it_needs_two_rounds() -> None:
 # Who counts how much
 
 
-def test_answers_are_weighted_by_rows_and_budget_of_those_who_are_there() -> None:
-    """W_i ∝ m_i·μ_i; what absent agents sent before is not used."""
+def test_answers_are_weighted_by_rows_and_budget_of_present_agents() -> None:
+    """W_i ∝ m_i·μ_i. Earlier answers of absent agents are not used."""
     sizes, epsilons, problem = np.array([50, 500, 20, 4000]), (0.1, 2.0, 8.0, 0.5), Problem(Logistic(), L2(), 0.0)
     training = Training(method="auto", epsilon=epsilons, n_rounds=9)
     method: Any = training.build(problem, PublicSizes(sizes, D), np.full(4, 9))
@@ -252,8 +252,8 @@ def test_answers_are_weighted_by_rows_and_budget_of_those_who_are_there() -> Non
         np.testing.assert_allclose(PublicState.unpacked(packed, (D, 1)).last_gradient, expected, rtol=1e-9)
 
 
-def test_unequal_agents_cost_little() -> None:
-    """Rows dealt by labels to agents of very different sizes, and budgets that differ by a factor of 20."""
+def test_unequal_agents_lose_little_accuracy() -> None:
+    """Rows assigned by labels to agents of very different sizes, with budgets that differ by a factor of 20."""
     data = synthetic("binary", n_rows=6000, n_features=8, seed=3)
 
     def loss_of(**choices: Any) -> float:
@@ -273,7 +273,7 @@ def test_unequal_agents_cost_little() -> None:
 
 
 def pooled_loss(result: Result, data: Dataset) -> float:
-    """Mean loss over all rows, whoever has them."""
+    """Return the mean loss over all rows."""
     rows = make_rows(data.features, data.labels)
     return result.problem.objective(rows, result.weights)
 
@@ -281,7 +281,7 @@ def pooled_loss(result: Result, data: Dataset) -> float:
 # Absences, few rounds, much noise
 
 
-def test_an_agent_that_leaves_at_a_quarter_spoils_nothing() -> None:
+def test_dropout_after_a_quarter_of_the_rounds_does_little_harm() -> None:
     data, groups = synthetic("binary", n_rows=6000, n_features=8, seed=3), np.arange(6000) % 3
     mask, keep = np.ones((17, 3), dtype=bool), groups < 2
     mask[4:, 2] = False
@@ -296,8 +296,8 @@ def test_an_agent_that_leaves_at_a_quarter_spoils_nothing() -> None:
     assert max(ratios) < 1.03
 
 
-def test_where_fewer_answer_a_step_is_as_much_shorter_as_the_noise_is_larger() -> None:
-    """The step was meant for the noise of round 1; of a round with more agents it is no longer."""
+def test_step_shrinks_with_the_noise_if_fewer_agents_answer() -> None:
+    """The step is computed for the noise of round 1. With more agents in a round it is not shortened."""
     rows = PublicSizes(np.full(3, 2000), 4)
     method = made(rows, Logistic(), 17, noise_multiplier=4.0)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
@@ -319,7 +319,7 @@ def test_where_fewer_answer_a_step_is_as_much_shorter_as_the_noise_is_larger() -
     np.testing.assert_allclose(moved[3], moved[2], rtol=1e-12)
 
 
-def test_five_rounds_are_nearly_as_good() -> None:
+def test_five_rounds_are_nearly_as_accurate() -> None:
     for task, loss in (("binary", "logistic"), ("regression", "squared")):
         data = synthetic(task, n_rows=6000, n_features=8, seed=3)  # type: ignore[arg-type]
         shared = {"loss": loss, "method": "auto", "epsilon": 1.0, "n_agents": 3, "seed": 1, **MEANT}
@@ -329,7 +329,7 @@ def test_five_rounds_are_nearly_as_good() -> None:
         assert pooled_loss(few, data) < 1.06 * pooled_loss(usual, data)
 
 
-def test_a_model_of_a_run_that_ends_early_is_the_last_point() -> None:
+def test_run_that_ends_early_returns_the_last_point() -> None:
     rows = cohort(Logistic(), sizes=(400, 400))
     method = made(rows, Logistic(), 17, noise_multiplier=1.0)
     noise = SimulatedNoise(1, 2, (D, 1))
@@ -341,8 +341,8 @@ def test_a_model_of_a_run_that_ends_early_is_the_last_point() -> None:
     assert PublicState.unpacked(whole.broadcast, (D, 1)).n_averaged == 8.0
 
 
-def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
-    """x = νd > .6: no shape, a clip of ½ (of the residuals), and steps that the noise bounds."""
+def test_noisy_moments_give_no_preconditioner() -> None:
+    """x = νd > .6: no preconditioner, a clipping bound of ½ (of the residuals), and steps limited by the noise."""
     for loss in (Logistic(), Softmax(n_outputs=3), Squared()):
         for m, seed in product((3, 20, 50), range(3)):
             with case(loss, m, seed):
@@ -360,23 +360,24 @@ def test_where_moments_are_noise_rows_keep_their_coordinates() -> None:
                 assert (state.shrink, np.abs(state.point).max()) == (1.0, 0.0)
 
 
-def test_wide_rows_get_a_diagonal_shape() -> None:
-    loss, d = Logistic(), WIDEST + 1
+def test_wide_rows_get_a_diagonal_preconditioner() -> None:
+    loss, d = Logistic(), MAX_DIRECTION_FEATURES + 1
     rng = np.random.default_rng(0)
     moments = np.concatenate([rng.uniform(0, 0.1, d), rng.uniform(0, 0.01, d), rng.uniform(-0.1, 0.1, d)])
-    for width in (d, WIDEST):
+    for width in (d, MAX_DIRECTION_FEATURES):
         problem = Problem(loss, L2(), 0.0)
         method = Pgd(problem=problem, n_features=width, n_rounds=9, first=np.full(1, 1e-3), later=np.full(1, 1e-3))
         told = np.concatenate([each[:width] for each in np.split(moments, 3)])[None]
         packed = method.aggregate(RoundResult(told, method.start((width, 1)), 1, problem, np.array([10**6])))
-        assert PublicState.unpacked(packed, (width, 1)).preconditioner.direction.any() == (width == WIDEST)
+        direction = PublicState.unpacked(packed, (width, 1)).preconditioner.direction
+        assert direction.any() == (width == MAX_DIRECTION_FEATURES)
 
 
 # The step's guard
 
 
-def test_the_step_is_halved_when_gradients_turn_against_each_other() -> None:
-    """By public values: beyond what noise explains, and a quarter of what the gradient before was above noise."""
+def test_step_is_halved_when_gradients_oppose_each_other() -> None:
+    """By public values: more than noise explains, and a quarter of the previous gradient above noise."""
     loss = Logistic()
     rows = cohort(loss, sizes=(400, 400))
     method = made(rows, loss, 17, noise_multiplier=1.0)
@@ -395,15 +396,15 @@ def test_the_step_is_halved_when_gradients_turn_against_each_other() -> None:
                 np.testing.assert_array_equal(after.last_gradient, gradient)
 
 
-def test_a_sequence_that_would_diverge_comes_to_rest() -> None:
-    """Steps of 40 times what the loss allows: each of them turns the gradient, until they are short enough."""
+def test_diverging_steps_converge_after_halving() -> None:
+    """Steps of 40 times the allowed length reverse the gradient until they are short enough."""
     loss = Squared()
     rows = cohort(loss, sizes=(400, 400))
     method = made(rows, loss, 40, noise_multiplier=0.5)
     state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), step=200.0, clip=50.0)
     packed, steps = state.packed(), []
     for k in range(2, 41):
-        now = Round(k, method.problem, rows, packed, Silent())
+        now = Round(k, method.problem, rows, packed, Noiseless())
         _, sent = method.step(method.init(method.problem, rows), now)
         packed = method.aggregate(RoundResult(sent, packed, k, method.problem, rows.n_rows))
         steps.append(PublicState.unpacked(packed, (D, 1)).step)
@@ -449,8 +450,8 @@ def test_all_losses_and_regularizers_run() -> None:
         ("regression", "huber", 1.001),
     ],
 )
-def test_without_noise_it_comes_near_the_optimum(task: Any, loss: str, worse: float) -> None:
-    """Not to it: clipping and the shrinking after it are for noise, and stay (most of all for three classes)."""
+def test_pgd_is_close_to_the_optimum_without_noise(task: Any, loss: str, worse: float) -> None:
+    """It does not reach the optimum: clipping and the shrinkage after it remain (most visible for three classes)."""
     data = synthetic(task, n_rows=3000, n_features=8, seed=3)
     shared = {"loss": loss, "n_agents": 3, "seed": 1, "alpha": 1e-6, **MEANT}
     result = simulate(data, method="auto", noise_multiplier=0.0, **shared)
@@ -462,8 +463,8 @@ def test_without_noise_it_comes_near_the_optimum(task: Any, loss: str, worse: fl
 # Noise, order and threads
 
 
-def test_noise_of_the_weighted_mean_is_what_the_guard_of_the_step_expects() -> None:
-    """Simulated and exact noise alike, for unequal agents: the deviation of every number, and of the moments."""
+def test_noise_of_the_weighted_mean_matches_the_step_control() -> None:
+    """For simulated and exact noise and unequal agents: the deviation of every number, and of the moments."""
     loss, d, sizes = Logistic(), 200, (300, 100, 50)
     rows = cohort(loss, sizes=sizes, d=d)
     method = made(rows, loss, 30, epsilon=(1.0, 3.0, 0.5))
@@ -477,14 +478,14 @@ def test_noise_of_the_weighted_mean_is_what_the_guard_of_the_step_expects() -> N
             for k in range(30):
                 now = Round(round + 1000 * k, method.problem, rows, np.zeros(0), noise)
                 query = now.query(name, parameters, z)
-                drawn.append(np.tensordot(weights, noise.answer(query) - Silent().answer(query), axes=1))
+                drawn.append(np.tensordot(weights, noise.answer(query) - Noiseless().answer(query), axes=1))
             deviation = 2.0 * row_norm * math.sqrt(np.sum(np.square(weights * z / rows.n_rows)))
             with case(noise, round):
                 assert np.std(drawn) == pytest.approx(deviation, rel=0.04)
                 assert abs(np.mean(drawn)) < 5.0 * deviation / math.sqrt(np.size(drawn))
 
 
-def test_exact_noise_reaches_what_simulated_noise_does() -> None:
+def test_exact_and_simulated_noise_are_equally_accurate() -> None:
     data = synthetic("binary", n_rows=3000, n_features=6, seed=3)
     shared = {"method": "auto", "epsilon": 1.0, "n_agents": 3, "n_rounds": 17, **MEANT}
     losses = [
@@ -495,7 +496,7 @@ def test_exact_noise_reaches_what_simulated_noise_does() -> None:
 
 
 @pytest.mark.usefixtures("all_threads")
-def test_the_result_is_the_same_for_any_number_of_threads_and_order_of_agents() -> None:
+def test_result_does_not_depend_on_threads_or_order_of_agents() -> None:
     data = synthetic("multiclass", n_rows=2000, n_features=6, seed=3)
     shared = {"loss": "softmax", "method": "auto", "epsilon": 2.0, "n_agents": 4, "n_rounds": 9, "seed": 1, **MEANT}
     before, found = numba.get_num_threads(), []
@@ -518,12 +519,12 @@ def test_the_result_is_the_same_for_any_number_of_threads_and_order_of_agents() 
     models = []
     for held in (rows, other):
         method = made(held, loss, 9, noise_multiplier=0.3)
-        models.append(train(method, method.problem, held, n_rounds=9, noise=Silent()).consensus)
+        models.append(train(method, method.problem, held, n_rounds=9, noise=Noiseless()).consensus)
     np.testing.assert_allclose(models[0], models[1], rtol=1e-9)
 
 
-def test_huber_with_a_small_delta_is_clipped_to_it_at_the_start() -> None:
-    """Residuals beyond delta count no more, so a clip above it would let nothing but noise in."""
+def test_huber_clipping_bound_starts_at_most_at_delta() -> None:
+    """Slopes beyond delta are constant, so a larger clipping bound would only admit noise."""
     rows, loss = cohort(Huber(delta=0.05), sizes=(4000, 4000)), Huber(delta=0.05)
     method = made(rows, loss, 9, noise_multiplier=0.5)
     outcome = train(method, method.problem, rows, n_rounds=2, noise=SimulatedNoise(1, 2, (D, 1)))
@@ -531,7 +532,7 @@ def test_huber_with_a_small_delta_is_clipped_to_it_at_the_start() -> None:
     assert state.clip <= 0.6 * math.sqrt(9.0) * 0.05 * math.sqrt(D)
 
 
-def test_settings_say_what_is_usual() -> None:
+def test_default_settings() -> None:
     assert Settings(method="auto", epsilon=1.0).alpha == 1e-6
     assert Settings(method="dp_admm", epsilon=1.0).alpha == 1e-4
     assert Settings(method="auto", epsilon=1.0).n_rounds is None

@@ -1,4 +1,4 @@
-"""Public rows as a prior: a plain model of them, weighed against the noise, at no cost in privacy."""
+"""Public rows as a prior: a model of them, weighted against the noise, at no privacy cost."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ TASKS = {"binary": LOSSES[0], "multiclass": LOSSES[1], "regression": LOSSES[2]}
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_it_is_the_model_that_scikit_learn_finds(loss: Loss) -> None:
-    """With the first penalty after which a lighter one is no better on rows unseen; the study's own has no say."""
+def test_prior_equals_scikit_learns_model(loss: Loss) -> None:
+    """Its penalty is the first after which a smaller one is no better on held-out rows.
+
+    The study's penalty is not used.
+    """
     for scale in (1.0, 0.05):  # shorter rows need larger weights
         rows = cohort(loss, sizes=(300,))
         features, labels = scale * rows.features[rows.order], rows.labels
@@ -59,8 +62,8 @@ def test_it_is_the_model_that_scikit_learn_finds(loss: Loss) -> None:
         np.testing.assert_allclose(found.squares, np.square(features).mean(axis=0))
 
 
-def test_scores_are_shortened_by_as_much_as_clipping_makes_them_longer() -> None:
-    """Of one feature that is ±1: after descent on clipped gradients, s times the weight is the weight without clip."""
+def test_scores_are_shrunk_by_the_factor_that_clipping_adds() -> None:
+    """For one feature of ±1, descent on clipped gradients times s gives the weight without clipping."""
     rng = np.random.default_rng(0)
     features = np.where(rng.random((4000, 1)) < 0.5, 1.0, -1.0)
     for strength in (0.4, 1.0, 2.0):
@@ -76,7 +79,7 @@ def test_scores_are_shortened_by_as_much_as_clipping_makes_them_longer() -> None
             assert prior.shrink(clip) == pytest.approx(expected, rel=0.03)
 
 
-def test_labels_that_the_rows_do_not_tell_leave_the_usual_length() -> None:
+def test_uninformative_labels_keep_the_default_clipping_bound() -> None:
     rng = np.random.default_rng(1)
     features = rng.uniform(-0.5, 0.5, size=(60, 3))
     labels = np.where(np.arange(60) % 2 == 0, 1.0, -1.0)
@@ -85,7 +88,7 @@ def test_labels_that_the_rows_do_not_tell_leave_the_usual_length() -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_sparse_rows_say_the_same(loss: Loss) -> None:
+def test_sparse_rows_give_the_same_prior(loss: Loss) -> None:
     rows, problem = cohort(loss, sizes=(100,)), Problem(loss, L2(), 0.0)
     features = rows.features[rows.order]
     dense = prior_of(problem, make_rows(features, rows.labels))
@@ -108,7 +111,7 @@ def test_rows_of_every_class_are_needed(loss: Loss) -> None:
 
 @dataclass(frozen=True)
 class World:
-    """3,000 private rows of three agents, public rows of the same kind, and 4,000 others to test on."""
+    """3,000 private rows of three agents, public rows of the same distribution, and 4,000 test rows."""
 
     problem: Problem
     private: Rows
@@ -147,8 +150,8 @@ class World:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("epsilon", "n_public"), [(0.3, 150), (0.3, 1000), (1.0, 1000), (5.0, 150)])
-def test_public_rows_of_the_same_kind_do_not_hurt(task: str, epsilon: float, n_public: int) -> None:
-    """Better than the private run alone where there is much noise, and as good as the public model at least, nearly."""
+def test_public_rows_of_the_same_distribution_do_not_hurt(task: str, epsilon: float, n_public: int) -> None:
+    """Better than the private run alone with much noise, and nearly as good as the public model at least."""
     found = []
     for seed in range(4):
         world = World.of(task, n_public, seed)
@@ -165,7 +168,7 @@ def test_public_rows_of_the_same_kind_do_not_hurt(task: str, epsilon: float, n_p
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_where_noise_hides_everything_the_public_model_is_left(task: str) -> None:
+def test_public_model_remains_under_extreme_noise(task: str) -> None:
     found = []
     for seed in range(6):
         world = World.of(task, 60, seed)
@@ -179,8 +182,8 @@ def test_where_noise_hides_everything_the_public_model_is_left(task: str) -> Non
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("epsilon", [1.0, 5.0])
-def test_public_rows_with_labels_turned_around_are_not_believed(task: str, epsilon: float) -> None:
-    """The first gradient is larger than rows of the same kind would make it, so that private rows count more."""
+def test_public_rows_with_flipped_labels_are_down_weighted(task: str, epsilon: float) -> None:
+    """The first gradient is larger than expected for rows of the same distribution, so private rows get more weight."""
     found, aggregation = [], []
     for seed in range(4):
         world = World.of(task, 150, seed)
@@ -196,7 +199,7 @@ def test_public_rows_with_labels_turned_around_are_not_believed(task: str, epsil
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_even_with_much_noise_turned_labels_leave_a_model_that_is_better_than_none(task: str) -> None:
+def test_flipped_labels_with_much_noise_still_give_a_useful_model(task: str) -> None:
     found = []
     for seed in range(4):
         world = World.of(task, 150, seed)
@@ -207,8 +210,8 @@ def test_even_with_much_noise_turned_labels_leave_a_model_that_is_better_than_no
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
-def test_public_rows_whose_labels_say_nothing_cost_little(task: str) -> None:
-    """Dummy rows: also where private rows say nothing, a model that is not believed must not be what is left."""
+def test_public_rows_with_random_labels_cost_little(task: str) -> None:
+    """Dummy rows: if private rows are uninformative too, the model must not be a down-weighted prior."""
     found = []
     for seed in range(4):
         world = World.of(task, 150, seed)
@@ -224,8 +227,8 @@ def test_public_rows_whose_labels_say_nothing_cost_little(task: str) -> None:
 
 @pytest.mark.parametrize("method", ["auto", "dp_admm"])
 @pytest.mark.parametrize("exact", [False, True])
-def test_it_costs_nothing(method: str, exact: bool) -> None:
-    """The plan, the noise and the report are those of the same run without public rows."""
+def test_prior_has_no_privacy_cost(method: str, exact: bool) -> None:
+    """Plan, noise and report equal those of the run without public rows."""
     world = World.of("binary", 100, 1)
     plain, started = (world.trained(1.0, rows, method=method, exact=exact) for rows in (None, world.public))
     assert started.privacy.to_dict() == plain.privacy.to_dict()

@@ -1,4 +1,4 @@
-"""Where a method applies: kinks, several scores, losses that are not convex once clipped, plans."""
+"""Requirements of methods: smooth losses, single scores, convexity after clipping, matching plans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dpadmm.regularizers import L1, L2
 N, RHO, SHARE = len(SIZES), 0.2, 0.05
 
 
-def test_kinks_are_refused_with_the_reason() -> None:
+def test_losses_with_kinks_are_refused_with_the_reason() -> None:
     with pytest.raises(StudyError, match=r"admm .*hinge has them: use smoothed_hinge"):
         need_solvable(Problem(Hinge(), L2(), 0.1), "admm")
     for kinked in (Problem(Hinge(), L2(), 0.1), Problem(Logistic(), L1(), 0.1)):
@@ -36,7 +36,7 @@ def test_kinks_are_refused_with_the_reason() -> None:
             need_smooth(kinked, "admm_pvp")
 
 
-def test_our_own_losses_pass() -> None:
+def test_registered_losses_pass() -> None:
     for loss in SMOOTH_LOSS_CASES:
         with case(loss):
             need_monotone_slopes(Problem(loss, L2(), 0.1), "admm_pvp")
@@ -44,7 +44,7 @@ def test_our_own_losses_pass() -> None:
 
 @dataclass(frozen=True)
 class Overflowing:
-    """Logistic loss, carelessly written: far out its slope is inf/inf, which clipping makes 0."""
+    """Logistic loss with overflow: for large scores its slope is inf/inf, which clipping turns into 0."""
 
     name: ClassVar[str] = "overflowing"
     task: ClassVar[Task] = "binary"
@@ -64,7 +64,7 @@ class Overflowing:
 
 @dataclass(frozen=True)
 class TwoScores:
-    """Two scores and a gradient that is longer than c1: clipped, it is no convex function's."""
+    """Two scores and a gradient of norm above c1. After clipping it is not the gradient of a convex function."""
 
     name: ClassVar[str] = "two_scores"
     task: ClassVar[Task] = "regression"
@@ -83,8 +83,8 @@ class TwoScores:
 
 
 @dataclass(frozen=True)
-class Falling(Overflowing):
-    """A slope that falls with the score: not convex."""
+class Decreasing(Overflowing):
+    """A slope that decreases with the score: not convex."""
 
     name: ClassVar[str] = "falling"
 
@@ -93,8 +93,8 @@ class Falling(Overflowing):
         out[0, i] = -np.tanh(scores[0, i])
 
 
-def test_a_loss_that_breaks_the_sensitivity_of_minimisers_is_refused() -> None:
-    for loss in [Overflowing(), TwoScores(), Falling()]:
+def test_loss_that_violates_the_sensitivity_of_minimisers_is_refused() -> None:
+    for loss in [Overflowing(), TwoScores(), Decreasing()]:
         with case(loss):
             problem, rows = Problem(loss, L2(), SHARE), cohort(Logistic())
             for method in (AdmmPvp(RHO, noise_multiplier=np.ones(N)), OutputPerturbation(noise_multiplier=np.ones(N))):
@@ -128,7 +128,7 @@ def plans(rho: float, *, pure: bool = False, share: float = SHARE, rows: float =
 PROBLEM = Problem(Logistic(), L2(), SHARE)
 
 
-def test_noise_planned_for_another_problem_is_refused() -> None:
+def test_noise_calibrated_for_another_problem_is_refused() -> None:
     for make, pure in product([partial(AdmmDvp, RHO), ObjectivePerturbation], [False, True]):
         with case(make, pure):
             rows = cohort(Logistic())
@@ -150,5 +150,5 @@ def test_plans_must_be_one_per_agent_and_of_one_kind() -> None:
             AdmmDvp(RHO, perturbation=ObjectiveNoise(tuple(wrong))).init(PROBLEM, rows)
 
 
-def test_every_smooth_loss_of_one_score_is_meant() -> None:
+def test_every_smooth_loss_with_one_score_is_covered() -> None:
     assert len(SMOOTH_LOSS_CASES) < len(LOSS_CASES)

@@ -1,4 +1,4 @@
-"""Step sizes and convergence bounds against the paper's own expressions in (ε, δ)."""
+"""Step sizes and convergence bounds compared with the paper's expressions in (ε, δ)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_smooth_step_is_theorem_3(epsilon: float, delta: float, k: int) -> None:
 
 @prove
 @given(epsilons, deltas, st.integers(1, 10_000), st.floats(1e-3, 1e2), st.floats(0.0, 1e2))
-def test_bounds_are_the_theorems(epsilon: float, delta: float, t: int, rho: float, beta: float) -> None:
+def test_bounds_follow_the_theorems(epsilon: float, delta: float, t: int, rho: float, beta: float) -> None:
     c, c1, share_c2, dp, c_w, n = constants(epsilon, delta), 1.7, 0.02 * 3.0, 15, 11.0, 3
     log = math.log(1.25 / delta)
     m1 = (c_w * np.sqrt(2 * (c1 + share_c2) ** 2 + 16 * dp * c1**2 * log / (ROWS**2 * epsilon**2))).sum()
@@ -81,7 +81,7 @@ def adult(problem: Problem, epsilon: float, delta: float, radius: float) -> Cons
     )
 
 
-def test_the_papers_adult_steps() -> None:
+def test_step_sizes_of_the_paper_on_adult() -> None:
     for k, (epsilon, delta) in product([1, 7, 100], [(0.05, 1e-3), (0.1, 1e-3), (0.5, 1e-6)]):
         with case(k, epsilon, delta):
             log, m = math.log(1.25 / delta), 400
@@ -94,7 +94,7 @@ def test_the_papers_adult_steps() -> None:
             np.testing.assert_allclose(l2(k), np.full(100, expected), rtol=1e-12)
 
 
-def test_the_schedule_is_the_theorem_that_applies() -> None:
+def test_schedule_follows_the_applicable_theorem() -> None:
     for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
         with case(loss, regularizer):
             problem = Problem(loss, regularizer, 0.1)
@@ -118,13 +118,13 @@ def test_less_noise_means_longer_steps_and_a_smaller_bound() -> None:
         assert bound(weak, n_rounds=50, rho=0.1, beta=0.1) < bound(strong, n_rounds=50, rho=0.1, beta=0.1)
 
 
-def test_without_noise_the_smooth_step_is_one_over_the_curvature() -> None:
+def test_smooth_step_without_noise_is_one_over_the_curvature() -> None:
     quiet = constants(noise_multiplier=np.zeros(3))
     np.testing.assert_allclose(Smooth(quiet)(9), np.full(3, 1 / 0.624), rtol=1e-14)
     assert bounds.m3(quiet) == 0.0
 
 
-def test_the_smooth_theorem_refuses_kinks() -> None:
+def test_smooth_theorem_refuses_kinks() -> None:
     for problem, kink in (
         (Problem(Hinge(), L2(), 0.1), "the loss is not smooth"),
         (Problem(Logistic(), L1(), 0.1), "the regularizer is not smooth"),
@@ -140,7 +140,7 @@ def test_constant_schedule() -> None:
     assert Constant(0.25, 3)(1).tolist() == Constant(0.25, 3)(99).tolist() == [0.25] * 3
 
 
-def test_bad_numbers_are_named() -> None:
+def test_invalid_numbers_are_named() -> None:
     for bad in [0.0, -1.0, math.inf, math.nan]:
         with case(bad):
             with pytest.raises(StudyError, match="step_size"):

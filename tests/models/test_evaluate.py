@@ -13,7 +13,7 @@ from sklearn.calibration import calibration_curve
 from dpadmm.data.schema import Label, Number, Schema
 from dpadmm.errors import DataError, StudyError
 from dpadmm.models.evaluate import auc, evaluate, evaluate_scores
-from dpadmm.models.model import Model, Scorer, score_file
+from dpadmm.models.model import Model, Scorer, score_table
 from dpadmm.models.private_evaluation import histogram_metrics
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
@@ -134,7 +134,7 @@ def test_a_table_has_the_metrics_of_its_scores(tmp_path: Path) -> None:
     found = evaluate(binary(), path)
     truth = np.array([1.0, 0.0, 0.0] * 30)
     assert (found.n_rows, found.confusion.sum()) == (90, 90)
-    (scored,) = score_file(Scorer(binary()), path)
+    (scored,) = score_table(Scorer(binary()), path)
     again = evaluate_scores(binary(), truth, scored[0])
     assert found.metrics == again.metrics
     assert found.report.columns["x"].clamped > 0

@@ -1,4 +1,4 @@
-"""``python -m mutation``: mutates the targets, runs their tests, and shows what no test noticed."""
+"""``python -m mutation`` mutates the targets, runs their tests, and lists the surviving mutants."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     start = time.monotonic()
-    for number in (signal.SIGINT, signal.SIGTERM):  # in the background the first would be ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # a background process would ignore the first signal
         signal.signal(number, signal.default_int_handler)
     options = _options(words)
     until = start + options.seconds if options.seconds else float("inf")
@@ -72,11 +72,11 @@ def main(words: Sequence[str] | None = None) -> int:
         reasons = read_reasons(project.root / project.reasons)
         targets = _targets(project, options)
     except ValueError as problem:
-        _say(str(problem))
+        _print(str(problem))
         return 2
     mutants = [mutant for target in targets for mutant in mutants_of(target, project.text(target))]
-    known = {*targets, *(each.file for each in reasons if each.file not in project.targets)}
-    stale = [each for each in reasons if each.file in known and not any(map(each.covers, mutants))]
+    files = {*targets, *(reason.file for reason in reasons if reason.file not in project.targets)}
+    stale = [reason for reason in reasons if reason.file in files and not any(map(reason.covers, mutants))]
     asked = [mutant for mutant in mutants if not options.only or any(t in _names(mutant) for t in options.only)]
     if options.rerun_survivors:
         last = _last(project)
@@ -85,7 +85,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for mutant in asked:
             sys.stdout.write(f"{mutant.short} {mutant.line} {mutant.identity}\n")
         return 0
-    excused = {mutant for mutant in asked if any(each.covers(mutant) for each in reasons)}
+    excused = {mutant for mutant in asked if any(reason.covers(mutant) for reason in reasons)}
     verdicts: dict[Mutant, Verdict] = {}
     if not options.check_reasons:
         verdicts = dict.fromkeys(excused, (EQUIVALENT, None))
@@ -101,16 +101,16 @@ def main(words: Sequence[str] | None = None) -> int:
             if verdicts.get(mutant, ("", None))[0] in MISSED:
                 verdicts[mutant] = (EQUIVALENT, None)
     wrong = [
-        each
-        for each in reasons
+        reason
+        for reason in reasons
         if options.check_reasons
-        and any(map(each.covers, verdicts))
-        and all(verdicts[m][0] in (KILLED, TIMED_OUT) for m in verdicts if each.covers(m))
+        and any(map(reason.covers, verdicts))
+        and all(verdicts[m][0] in (KILLED, TIMED_OUT) for m in verdicts if reason.covers(m))
     ]
     _report(project, verdicts, stale, wrong, n_cut, len(asked) - len(verdicts), spent, time.monotonic() - start)
     _keep(project, verdicts, options.json, stale)
     if options.keep_killers:
-        whole = [each for each in targets if all(m in verdicts for m in mutants if m.file == each)]
+        whole = [target for target in targets if all(m in verdicts for m in mutants if m.file == target)]
         write_killers(project, whole, [kill for kill in kills if kill[0].file in whole])
     missed = any(how in MISSED for how, _ in verdicts.values())
     given_up = not options.seconds and len(verdicts) < len(asked)
@@ -125,10 +125,10 @@ def _targets(project: Project, options: argparse.Namespace) -> list[str]:
     targets = project.chosen(options.files)
     if options.changed:
         changed = set(_git(project, "diff", "--name-only", options.changed, "--", project.package).split("\n"))
-        touched = [each for each in targets if f"{project.package}/{each}" in changed]
+        touched = [target for target in targets if f"{project.package}/{target}" in changed]
         if touched:
             return touched
-    if options.sample:  # to make the mutants of all takes its time
+    if options.sample:  # generating mutants of all targets is slow
         return random.Random(options.sample).sample(targets, min(4, len(targets)))
     return targets
 
@@ -145,7 +145,7 @@ def _run(
     options: argparse.Namespace,
     until: float,
 ) -> int:
-    """Fill in the verdicts; the number of tests that were cut from survivors' lists."""
+    """Fill in the verdicts. Return the number of tests that were cut from survivors' lists."""
     if not work:
         return 0
     prepare(project)
@@ -157,7 +157,7 @@ def _run(
         elif isinstance(chooser, Chooser):
             verdicts[mutant] = (NOT_COVERED, None)
     if isinstance(chooser, KillerChooser) and len(tasks) < len(work):
-        _say(f"of {len(work) - len(tasks)} mutants no test is known; run make mutation MUTATION=--keep-killers")
+        _print(f"of {len(work) - len(tasks)} mutants no test is known; run make mutation MUTATION=--keep-killers")
     folder = tempfile.mkdtemp(prefix="mutation-")
     os.environ["MUTATION_FOLDER"] = folder
     n_cut, waiting = 0, list(tasks.values())
@@ -170,10 +170,10 @@ def _run(
             answers = run(project, chooser, these, until=stop, workers=options.workers) if these else ()
             for done, (task, verdict) in enumerate(answers, start=1):
                 assert task.mutant is not None
-                each = (time.monotonic() - begun) / done
+                average = (time.monotonic() - begun) / done
                 kind = "live" if live else "fresh"
-                _progress(f"{kind} {done}/{len(these)}, {missed} survived, {each:.2f} s each")
-                if verdict is None:  # its function cannot be changed where it is
+                _progress(f"{kind} {done}/{len(these)}, {missed} survived, {average:.2f} s each")
+                if verdict is None:  # the function cannot be replaced in place
                     waiting.append(replace(task, live=False, tests=(*task.later, *task.tests), later=()))
                     continue
                 if verdict[0] == SURVIVED and task.later:
@@ -184,10 +184,10 @@ def _run(
                     kills.append((task.mutant, live, verdict[1]))
                 if verdict[0] in MISSED:
                     missed += 1
-                    _say(f"{verdict[0]}: {task.mutant.identity}")
+                    _print(f"{verdict[0]}: {task.mutant.identity}")
                     n_cut += task.n_cut
     except KeyboardInterrupt:
-        _say("interrupted; this is what is known")
+        _print("interrupted; this is what is known")
     finally:
         _progress("")
         shutil.rmtree(folder, ignore_errors=True)
@@ -195,21 +195,21 @@ def _run(
 
 
 def _chooser(project: Project, options: argparse.Namespace, until: float) -> ChoosesTests:
-    """By the map; by what is known to find mutants if this is a sample and there is no map."""
+    """Choose tests by the coverage map, or for a sample without a map by the killers of the last full run."""
     files = project.test_files
     if options.sample and len(read_map(project, files)) < len(files):
         return KillerChooser(project)
-    known = complete_map(project, files, workers=options.workers, until=until, tell=_progress)
-    for file, each in known.items():
-        if not each.times and each.failed:
-            _say(f"{file} cannot be used: it fails without a mutant")
-    return Chooser(project, known, read_killers(project))
+    known_map = complete_map(project, files, workers=options.workers, until=until, tell=_progress)
+    for file, item in known_map.items():
+        if not item.times and item.failed:
+            _print(f"{file} cannot be used: it fails without a mutant")
+    return Chooser(project, known_map, read_killers(project))
 
 
 # --- what is said ------------------------------------------------------------------------------------------
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
@@ -217,13 +217,13 @@ _told = [0.0]
 
 
 def _progress(text: str) -> None:
-    """One line that changes, or in a log a line every ten seconds."""
+    """Show one line that is overwritten, or in a log a line every ten seconds."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
     elif text and time.monotonic() > _told[0] + 10.0:
         _told[0] = time.monotonic()
-        _say(text)
+        _print(text)
 
 
 def _report(
@@ -243,13 +243,13 @@ def _report(
         out(f"\n{place} in {mutant.where}: {how} ({mutant.short})\n")
         out(f"  - {mutant.old}\n  + {mutant.new}\n")
         out("".join(f"    {line}\n" for line in as_entry(mutant).split("\n")))
-    for each in stale:
-        out(f"\nno mutant has this reason any more: {each}\n")
-    for each in wrong:
-        out(f"\na test finds what this reason excuses: {each}\n")
+    for reason in stale:
+        out(f"\nno mutant has this reason any more: {reason}\n")
+    for item in wrong:
+        out(f"\na test finds what this reason excuses: {item}\n")
     out(f"\n{'file':28}{'mutants':>9}" + "".join(f"{kind:>13}" for kind in kinds) + "\n")
     rows = Counter((mutant.file, how) for mutant, (how, _) in verdicts.items())
-    files = [each for each in project.targets if any(file == each for file, _ in rows)]
+    files = [target for target in project.targets if any(file == target for file, _ in rows)]
     for file in files:
         counts = [rows[file, kind] for kind in kinds]
         out(f"{file:28}{sum(counts):>9}" + "".join(f"{count:>13}" for count in counts) + "\n")
@@ -267,8 +267,8 @@ def _position(project: Project) -> Any:
 
 
 def _last(project: Project) -> dict[str, str]:
-    kept = project.state / "results.json"
-    return json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    path = project.state / "results.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _keep(project: Project, verdicts: dict[Mutant, Verdict], file: Path | None, stale: list[Reason]) -> None:
@@ -289,10 +289,10 @@ def _keep(project: Project, verdicts: dict[Mutant, Verdict], file: Path | None, 
                 "result": how,
                 "test": test,
             }
-            for mutant, (how, test) in sorted(verdicts.items(), key=lambda each: _position(project)(each[0]))
+            for mutant, (how, test) in sorted(verdicts.items(), key=lambda item: _position(project)(item[0]))
         ]
-        said = {"mutants": entries, "stale": [str(each) for each in stale]}
-        file.write_text(json.dumps(said, indent=1, ensure_ascii=False), encoding="utf-8")
+        report = {"mutants": entries, "stale": [str(reason) for reason in stale]}
+        file.write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 if __name__ == "__main__":

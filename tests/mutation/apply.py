@@ -1,4 +1,4 @@
-"""Two ways to put a mutant in: into the live function, or under a fresh import of its module."""
+"""Two ways to apply a mutant: to the live function, or to a fresh import of its module."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from typing import Any
 
 
 class Misfit(Exception):
-    """The function cannot be changed where it is."""
+    """The function cannot be changed in place."""
 
 
 def transplant(module: str, path: Path, source: str, function: tuple[tuple[str, ...], int]) -> None:
-    """Give a live function the code that it has in ``source``; whoever imported it by name sees the change.
+    """Replace the code of a live function by that in ``source``, also for modules that imported it by name.
 
-    Compiled functions (numba's) do not look at their code any more, and are no targets.
+    Compiled functions (numba) ignore their code, and are no targets.
     """
     names, line = function
     live = sys.modules.get(module)
     if live is None:
         raise Misfit("its module is not loaded")
     new = _code(compile(source, str(path), "exec", dont_inherit=True), names, line)
-    for each in _functions(live, names):
-        if each.__code__.co_firstlineno == line:
-            if each.__code__.co_freevars != new.co_freevars:
+    for item in _functions(live, names):
+        if item.__code__.co_firstlineno == line:
+            if item.__code__.co_freevars != new.co_freevars:
                 raise Misfit("it has other free variables")
-            each.__code__ = new
+            item.__code__ = new
             return
     raise Misfit("it was not found")
 
 
 def _code(code: CodeType, names: tuple[str, ...], line: int) -> CodeType:
-    inner = [each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == names[0]]
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType) and constant.co_name == names[0]]
     if len(names) > 1:
-        for each in inner:
+        for item in inner:
             try:
-                return _code(each, names[1:], line)
+                return _code(item, names[1:], line)
             except Misfit:
                 continue
-    for each in inner:
-        if len(names) == 1 and each.co_firstlineno == line:
-            return each
+    for node in inner:
+        if len(names) == 1 and node.co_firstlineno == line:
+            return node
     raise Misfit("the mutated file has no such function")
 
 
 def _functions(place: ModuleType | type, names: tuple[str, ...]) -> Iterator[FunctionType]:
-    """What stands under a name: the function, or those inside of what its decorators made."""
+    """Return the functions with a name, or those inside the result of their decorators."""
     found: Any = place
     for name in names:
         if name not in vars(found):
@@ -73,9 +73,9 @@ def _unwrapped(found: Any) -> Iterator[FunctionType]:
         if hasattr(found, "cache_clear"):
             found.cache_clear()
         inside = [getattr(found, "__wrapped__", None)]
-    for each in inside:
-        if each is not None:
-            yield from _unwrapped(each)
+    for node in inside:
+        if node is not None:
+            yield from _unwrapped(node)
 
 
 class _Loader(SourceFileLoader):
@@ -101,7 +101,7 @@ class _Finder(MetaPathFinder):
 
 
 def substitute(module: str, path: Path, source: str) -> None:
-    """Whoever imports the module from now on gets ``source``."""
+    """Use ``source`` for all later imports of the module."""
     if module in sys.modules:
         raise RuntimeError(f"{module} was loaded before it was mutated")
     sys.meta_path.insert(0, _Finder(module, path, source))

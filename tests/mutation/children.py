@@ -1,4 +1,4 @@
-"""Forked children, some at a time: each in a folder, a session and a time limit of its own."""
+"""Forked children with a limit on their number, each with its own folder, session and time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 Job = TypeVar("Job")
 RESULT, BROKEN, DIED, LATE = "result", "broken", "died", "late"
-_MEMORY = Path("/dev/shm")  # where tests put folders that need no disk
+_MEMORY = Path("/dev/shm")  # where tests create folders in memory
 
 
 @dataclass
@@ -37,10 +37,10 @@ def in_children(
     workers: int,
     until: float = float("inf"),
 ) -> Iterator[tuple[Job, str, Any]]:
-    """``work(job, folder)`` in a child for each (job, seconds) taken: the job, how it ended, its answer.
+    """Run ``work(job, folder)`` in a child for each (job, seconds). Yield the job, how it ended, and its result.
 
-    Jobs are taken until there is none and nothing runs. At ``until`` (of time.monotonic) nothing more is
-    begun, and what is not done is left.
+    Jobs are taken until there are none left and nothing runs. After ``until`` (of time.monotonic) no job is started,
+    and the remaining ones are skipped.
     """
     running: dict[int, _Child[Job]] = {}
     try:
@@ -91,10 +91,10 @@ def _answer(folder: Path, how: str, value: Any) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Nothing that the child writes, prints or starts outlives it."""
+    """Make sure that nothing the child writes, prints or starts outlives it."""
     os.setsid()
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, where the system knows how
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, if the system supports it
     signal.signal(signal.SIGINT, signal.default_int_handler)
     quiet = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
@@ -112,19 +112,19 @@ def _end(child: _Child[Any], ended: bool) -> tuple[str, Any]:
         os.killpg(child.pid, signal.SIGKILL)
     if not ended:
         with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)  # before it had a group of its own
+            os.kill(child.pid, signal.SIGKILL)  # before it had its own process group
         os.waitpid(child.pid, 0)
     result = child.folder / "result.json"
     answer = tuple(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else (DIED, _doing(child))
     shutil.rmtree(child.folder, ignore_errors=True)
     if _MEMORY.is_dir():
-        for each in _MEMORY.glob(f"{child.folder.name}-*"):
-            shutil.rmtree(each, ignore_errors=True)
+        for path in _MEMORY.glob(f"{child.folder.name}-*"):
+            shutil.rmtree(path, ignore_errors=True)
     return answer
 
 
 def note(folder: Path, doing: str) -> None:
-    """What a child is about to do, should it not come back from that."""
+    """Record the next action of a child, in case it does not return from it."""
     (folder / "doing").write_text(doing, encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
-"""Which test runs which line of the targets, and how long it takes: kept as long as the files stay.
+"""Which test runs which line of the targets, and how long it takes. Results are cached while the files stay the same.
 
-Every test file is mapped by itself, in a process that has loaded nothing of the package: so the files it
-depends on are known, and its map is measured again only when one of them changes.
+Every test file is mapped alone, in a process that has not loaded the package. This determines the files it depends on,
+and its map is measured again only when one of them changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class TestFile:
-    """What is known of a test file."""
+    """Cached facts about a test file."""
 
     times: dict[str, float]
     failed: list[str]
@@ -52,28 +52,28 @@ def _digest(path: Path) -> str:
 
 
 def read_map(project: Project, files: Iterable[str]) -> Map:
-    """What is kept of these files and still true."""
+    """Return the valid cached entries of these files."""
     found: Map = {}
     for file in files:
         kept = _place(project, file)
         if not kept.exists():
             continue
-        said = json.loads(kept.read_text(encoding="utf-8"))
-        if said["version"] == [VERSION, *project.targets] and all(
-            _digest(project.root / path) == digest for path, digest in said["loads"].items()
+        entry = json.loads(kept.read_text(encoding="utf-8"))
+        if entry["version"] == [VERSION, *project.targets] and all(
+            _digest(project.root / path) == digest for path, digest in entry["loads"].items()
         ):
             lines = {
-                target: {int(line): [said["names"][i] for i in tests] for line, tests in numbered.items()}
-                for target, numbered in said["lines"].items()
+                target: {int(line): [entry["names"][i] for i in tests] for line, tests in numbered.items()}
+                for target, numbered in entry["lines"].items()
             }
-            found[file] = TestFile(said["times"], said["failed"], lines, said["imported"], said["loads"])
+            found[file] = TestFile(entry["times"], entry["failed"], lines, entry["imported"], entry["loads"])
     return found
 
 
 def complete_map(project: Project, files: list[str], *, workers: int, until: float, tell: Callable[[str], None]) -> Map:
-    """The map of these files, measured where it is not known."""
-    known = read_map(project, files)
-    missing = [file for file in files if file not in known]
+    """Return the map of these files, measured where no valid entry is cached."""
+    known_map = read_map(project, files)
+    missing = [file for file in files if file not in known_map]
     _place(project, "x").parent.mkdir(parents=True, exist_ok=True)
     waiting = iter(missing)
     results = in_children(
@@ -122,7 +122,7 @@ def _measure(project: Project, file: str, folder: Path) -> dict[str, Any]:
         "times": {test: round(seconds, 4) for test, seconds in mapper.times.items()},
         "failed": sorted(mapper.failed),
         "names": list(mapper.times),
-        "lines": {t: {n: sorted(set(tests)) for n, tests in each.items() if tests} for t, each in lines.items()},
+        "lines": {t: {n: sorted(set(tests)) for n, tests in counts.items() if tests} for t, counts in lines.items()},
         "imported": imported,
         "loads": _loaded(project, before, file),
     }
@@ -133,6 +133,6 @@ def _loaded(project: Project, before: set[str], file: str) -> dict[str, str]:
     found = {project.root / file, *project.root.glob("tests/**/conftest.py")}
     for name in set(sys.modules) - before:
         path = Path(getattr(sys.modules[name], "__file__", None) or "/")
-        if any(path.is_relative_to(each) for each in inside):
+        if any(path.is_relative_to(node) for node in inside):
             found.add(path)
     return {str(path.relative_to(project.root)): _digest(path) for path in sorted(found)}

@@ -1,4 +1,4 @@
-"""Which tests a mutant meets, and how they end."""
+"""Choose the tests for each mutant, run them, and judge the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ A_FILE = 0.4
 
 @dataclass(frozen=True)
 class Task:
-    """A mutant and its tests, the likeliest first. Without a mutant: do the tests pass, run in this way?"""
+    """A mutant and its tests, the most likely killers first. Without a mutant: do the tests pass in this mode?"""
 
     target: str
     mutant: Mutant | None
@@ -61,46 +61,47 @@ Verdict = tuple[str, str | None]
 
 
 class ChoosesTests(Protocol):
-    """Knows which tests to run."""
+    """Interface of classes that choose tests."""
 
     def task(self, mutant: Mutant) -> Task | None:
-        """None if no test meets it."""
+        """Return a task; None if no test covers the mutant."""
 
     def probe(self, task: Task, test: str) -> Task:
-        """The test that killed a mutant, without it."""
+        """Return a task with the test that killed a mutant, without the mutant."""
 
 
 # --- the choice of tests -----------------------------------------------------------------------------------
 
 
 class Chooser:
-    """Tests for mutants, from the map; first those that found one of the same function before."""
+    """Choose tests by the map, first those that killed a mutant of the same function before."""
 
-    def __init__(self, project: Project, known: Map, killers: Killers) -> None:
-        self.project, self.known, self.killers = project, known, killers
+    def __init__(self, project: Project, known_map: Map, killers: Killers) -> None:
+        self.project, self.known, self.killers = project, known_map, killers
         self.times: dict[str, float] = {}
         self.by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for each in known.values():
-            self.times.update({test: time for test, time in each.times.items() if each.usable(test)})
-            for target, lines in each.lines.items():
+        for item in known_map.values():
+            self.times.update({test: time for test, time in item.times.items() if item.usable(test)})
+            for target, lines in item.lines.items():
                 for line, tests in lines.items():
-                    self.by_line[target][line] += [test for test in tests if each.usable(test)]
+                    self.by_line[target][line] += [test for test in tests if item.usable(test)]
 
     def task(self, mutant: Mutant) -> Task | None:
-        """None if no test meets it."""
+        """Return a task; None if no test covers the mutant."""
         target, covered = mutant.file, self.by_line[mutant.file]
         span = range(mutant.lines[0], mutant.lines[1] + 1)
         groups = [{test for line in span for test in covered.get(line, ())}]
         own = self.project.own_files(target)
-        if mutant.function is None:  # it runs at import: its own tests, who uses its names, the module, or loads it
+        # import-time code: its own tests, then tests of functions that use its names, then tests that load the module
+        if mutant.function is None:
             uses = _uses(self.project, target, mutant.names)
             path = f"{self.project.package}/{target}"
-            loads = [(file, each) for file, each in self.known.items() if path in each.loads]
+            loads = [(file, entry) for file, entry in self.known.items() if path in entry.loads]
             # A test of a constant runs no line of the target
-            groups += [{test for file, each in loads if file in own for test in each.times if test in self.times}]
+            groups += [{test for file, entry in loads if file in own for test in entry.times if test in self.times}]
             groups += [{test for line in uses for test in covered.get(line, ())}]
             groups += [{test for tests in covered.values() for test in tests}]
-            groups += [{test for _, each in loads for test in each.times if test in self.times}]
+            groups += [{test for _, entry in loads for test in entry.times if test in self.times}]
         before = {t for tests in self.killers.get(target, {}).get(mutant.where, {}).values() for t in tests}
         groups = [before & set().union(*groups), *groups]
         ordered: dict[str, None] = {}
@@ -129,7 +130,7 @@ class Chooser:
         return Task(target, mutant, live, seconds, True, n_cut, self.times, later)
 
     def probe(self, task: Task, test: str) -> Task:
-        """The test that killed a mutant, without it."""
+        """Return a task with the test that killed a mutant, without the mutant."""
         return Task(task.target, None, (test,), self.times.get(test, 1.0), task.live, times=self.times)
 
     def _rank(self, test: str, own: list[str]) -> tuple[int, bool, str, float]:
@@ -145,14 +146,14 @@ def _file(test: str) -> str:
 
 @cache
 def _uses(project: Project, target: str, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Lines of functions that mention one of the names."""
+    """Return the lines of functions that use one of the names."""
     lines: set[int] = set()
-    for each in ast.walk(ast.parse(project.text(target))):
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-            said = {node.id for node in ast.walk(each) if isinstance(node, ast.Name)}
-            said |= {node.attr for node in ast.walk(each) if isinstance(node, ast.Attribute)}
-            if said & set(names):
-                lines.update(range(each.body[0].lineno, (each.end_lineno or each.lineno) + 1))
+    for item in ast.walk(ast.parse(project.text(target))):
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+            names_used = {node.id for node in ast.walk(item) if isinstance(node, ast.Name)}
+            names_used |= {node.attr for node in ast.walk(item) if isinstance(node, ast.Attribute)}
+            if names_used & set(names):
+                lines.update(range(item.body[0].lineno, (item.end_lineno or item.lineno) + 1))
     return tuple(sorted(lines))
 
 
@@ -165,7 +166,7 @@ MOST_TRIES = 8
 
 @dataclass
 class _Judge:
-    """Takes the next task, and believes a test that fails only if it passes without the mutant."""
+    """Hand out tasks. A failing test counts as a kill only if it passes without the mutant."""
 
     chooser: ChoosesTests
     queue: deque[Task]
@@ -184,15 +185,15 @@ class _Judge:
             recent = [*self.killers[task.target, task.mutant.where][:4], *self.killers[task.target, ""][:4]]
             recent = [test for test in recent if test in fair]
             task = replace(task, tests=tuple(dict.fromkeys([*recent, *fair])))
-        return task, slowed() * (60.0 + 10.0 * task.seconds)  # each test has its own, shorter time
+        return task, slowed() * (60.0 + 10.0 * task.seconds)  # each test has its own shorter limit
 
     def _is_unfair(self, target: str, test: str) -> bool:
         return not self.unfair.isdisjoint({(target, test), (target, _file(test))})
 
-    def hear(self, task: Task, how: str, test: str | None) -> Iterator[tuple[Task, Verdict]]:
-        """``test`` is the one that failed, died or took too long; None if all passed."""
+    def receive(self, task: Task, how: str, test: str | None) -> Iterator[tuple[Task, Verdict]]:
+        """Process a result. ``test`` failed, died or timed out; None if all tests passed."""
         if task.mutant is None:
-            yield from self._hear_probe((task.target, task.tests[0]), passed=how == RESULT and test is None)
+            yield from self._receive_probe((task.target, task.tests[0]), passed=how == RESULT and test is None)
             return
         if test is None:
             yield task, (SURVIVED if task.tests else NOT_COVERED, None)
@@ -202,7 +203,7 @@ class _Judge:
             yield task, self._killed(task, test, end)
         elif key in self.unfair:
             self.tries[task.mutant] += 1
-            if self.tries[task.mutant] > MOST_TRIES:  # it ends in ways that no choice of tests avoids
+            if self.tries[task.mutant] > MOST_TRIES:  # its failures do not depend on the choice of tests
                 yield task, (SURVIVED, None)
             else:
                 self.queue.appendleft(task)
@@ -211,7 +212,7 @@ class _Judge:
                 self.queue.appendleft(self.chooser.probe(task, test))
             self.waiting[key].append((task, end))
 
-    def _hear_probe(self, key: tuple[str, str], *, passed: bool) -> Iterator[tuple[Task, Verdict]]:
+    def _receive_probe(self, key: tuple[str, str], *, passed: bool) -> Iterator[tuple[Task, Verdict]]:
         (self.trusted if passed else self.unfair).add(key)
         for task, end in self.waiting.pop(key, []):
             if passed:
@@ -222,17 +223,17 @@ class _Judge:
     def _killed(self, task: Task, test: str, end: str) -> Verdict:
         assert task.mutant is not None
         for place in (task.mutant.where, "") if end == KILLED else ():
-            known = self.killers[task.target, place]
-            if test in known:
-                known.remove(test)
-            known.insert(0, test)
+            killers = self.killers[task.target, place]
+            if test in killers:
+                killers.remove(test)
+            killers.insert(0, test)
         return end, test
 
 
 def run_fresh(
     project: Project, chooser: ChoosesTests, tasks: Sequence[Task], *, workers: int, until: float
 ) -> Iterator[tuple[Task, Verdict]]:
-    """Each mutant under an import of its own."""
+    """Run each mutant with its own import."""
     judge = _Judge(chooser, deque(tasks))
 
     def work(task: Task, folder: Path) -> str | None:
@@ -249,13 +250,13 @@ def run_fresh(
         return None
 
     for task, how, answer in in_children(judge.take, work, workers=workers, until=until):
-        yield from judge.hear(task, how, answer)
+        yield from judge.receive(task, how, answer)
 
 
 def run_live(
     project: Project, chooser: ChoosesTests, tasks: Sequence[Task], *, workers: int, until: float
 ) -> Iterator[tuple[Task, Verdict | None]]:
-    """Each mutant in a fork of one process that has collected all tests; None where that cannot be."""
+    """Run each mutant in a fork of one process that has collected all tests. Return None if this is impossible."""
     read, write = os.pipe()
     server = os.fork()
     if server == 0:
@@ -274,21 +275,21 @@ def run_live(
         finally:
             os._exit(0)
     os.close(write)
-    heard = 0
+    n_received = 0
     try:
         with os.fdopen(read, encoding="utf-8") as lines:
             for line in lines:
-                said = json.loads(line)
-                if isinstance(said, str):
-                    raise RuntimeError(said)
-                number, verdict = said
-                heard += 1
+                result = json.loads(line)
+                if isinstance(result, str):
+                    raise RuntimeError(result)
+                number, verdict = result
+                n_received += 1
                 yield tasks[number], verdict if verdict is None else tuple(verdict)
     finally:
         os.kill(server, signal.SIGTERM)
         os.waitpid(server, 0)
-    if heard < len(tasks) and time.monotonic() < until:
-        raise RuntimeError(f"the process that has the tests ended after {heard} of {len(tasks)} mutants")
+    if n_received < len(tasks) and time.monotonic() < until:
+        raise RuntimeError(f"the process that has the tests ended after {n_received} of {len(tasks)} mutants")
 
 
 _MISFIT = "misfit"
@@ -310,7 +311,7 @@ def _serve(
     judge = _Judge(chooser, deque(tasks))
 
     def serve(session: pytest.Session) -> None:
-        gc.freeze()  # what is here stays, and is shared with all children
+        gc.freeze()  # the parent's memory is shared with all children
         items = {item.nodeid: item for item in session.items}
 
         def work(task: Task, folder: Path) -> str | None:
@@ -340,7 +341,7 @@ def _serve(
             if answer == _MISFIT:
                 tell([numbers[task.mutant], None])
                 continue
-            for done, verdict in judge.hear(task, how, answer):
+            for done, verdict in judge.receive(task, how, answer):
                 tell([numbers[done.mutant], verdict])
 
     def serve_or_say(session: pytest.Session) -> None:

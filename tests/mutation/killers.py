@@ -1,4 +1,4 @@
-"""Which tests found mutants of a function in the last full run: what a sample runs, without a map."""
+"""Tests that killed mutants of a function in the last full run. A sample runs these if there is no map."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def read_killers(project: Project) -> Killers:
 
 
 def write_killers(project: Project, files: Iterable[str], kills: Iterable[tuple[Mutant, bool, str]]) -> None:
-    """Renew what is known of these files; a kill is a mutant, whether its function was live, and the test."""
+    """Update the entries of these files. A kill is a mutant, whether its function was live, and the test."""
     counts: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for mutant, live, test in kills:
         if "::" in test:
             counts[mutant.file, mutant.where, "live" if live else "fresh"][test] += 1
-    table = {file: known for file, known in read_killers(project).items() if file in project.targets}
+    table = {file: entry for file, entry in read_killers(project).items() if file in project.targets}
     table |= {file: {} for file in files}
     for (file, where, kind), tests in sorted(counts.items()):
         table[file].setdefault(where, {})[kind] = [test for test, _ in tests.most_common()]
@@ -34,17 +34,17 @@ def write_killers(project: Project, files: Iterable[str], kills: Iterable[tuple[
 
 
 class KillerChooser:
-    """The tests that found mutants of the same function, then those of the same file."""
+    """Choose the tests that killed mutants of the same function, then those of the same file."""
 
     def __init__(self, project: Project) -> None:
         self.table = read_killers(project)
 
     def task(self, mutant: Mutant) -> Task | None:
-        """None where nothing is known."""
-        known = self.table.get(mutant.file, {})
-        places = [known.get(mutant.where, {}), *known.values()]
+        """Return a task; None if nothing is recorded."""
+        entry = self.table.get(mutant.file, {})
+        places = [entry.get(mutant.where, {}), *entry.values()]
         live, fresh = (
-            tuple(dict.fromkeys(test for each in places for test in each.get(kind, ()))) for kind in ("live", "fresh")
+            tuple(dict.fromkeys(test for place in places for test in place.get(kind, ()))) for kind in ("live", "fresh")
         )
         if mutant.function is None:
             fresh, live = tuple(dict.fromkeys([*fresh, *live])), ()

@@ -1,7 +1,7 @@
 """Mutants of a file: one small change each, everywhere in the module.
 
-The changes are mutmut's, without those that mostly end in a TypeError, and some of our own: a check that is
-gone, a condition that is reversed, an argument that silently takes its default.
+The operators are those of mutmut, except those that mostly cause a TypeError, and some additional ones: a removed
+check, a reversed condition, an argument replaced by its default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODULE = "<module>"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A changed file. Its identity has no line numbers, so that it survives edits elsewhere."""
+    """A changed file. Its identity contains no line numbers, so it survives edits elsewhere."""
 
     file: str
     where: str
@@ -66,19 +66,19 @@ def _number(node: cst.BaseNumber) -> Iterator[cst.CSTNode]:
 
 
 def _text(node: cst.SimpleString) -> Iterator[cst.CSTNode]:
-    if " " not in node.value:  # codes, keys and names of formats; prose is no promise
+    if " " not in node.value:  # codes, keys and format names are tested, prose is not
         yield from list(mutators.operator_string(node))[:1]
 
 
 def _assignment(node: cst.Assign | cst.AnnAssign) -> Iterator[cst.CSTNode]:
-    targets = [each.target for each in node.targets] if isinstance(node, cst.Assign) else [node.target]
+    targets = [target.target for target in node.targets] if isinstance(node, cst.Assign) else [node.target]
     is_type = isinstance(node.value, cst.Subscript) and isinstance(node.value.value, cst.Name)
     if not is_type and not any(isinstance(target, cst.Tuple) for target in targets):
         yield from mutators.operator_assignment(node)
 
 
 def _argument(node: cst.Call) -> Iterator[cst.CSTNode]:
-    """Without a named argument, or without the last of several: a default takes its place."""
+    """Remove a keyword argument, or the last of several, so that the default applies."""
     plain = [i for i, arg in enumerate(node.args) if arg.keyword is None and not arg.star]
     for i, arg in enumerate(node.args):
         if arg.keyword is not None or arg.star == "**" or (len(plain) > 1 and i == plain[-1]):
@@ -88,15 +88,15 @@ def _argument(node: cst.Call) -> Iterator[cst.CSTNode]:
             yield node.with_changes(args=rest)
 
 
-def _gone(node: cst.Expr | cst.Raise) -> Iterator[cst.CSTNode]:
+def _removed(node: cst.Expr | cst.Raise) -> Iterator[cst.CSTNode]:
     value = node.value.expression if isinstance(node, cst.Expr) and isinstance(node.value, cst.Await) else None
     if isinstance(node, cst.Raise) or isinstance(value or node.value, cst.Call):
         yield cst.Pass(semicolon=node.semicolon)
 
 
 def _operand(node: cst.BooleanOperation) -> Iterator[cst.CSTNode]:
-    for each in (node.left, node.right):
-        yield _parenthesised(each) if node.lpar else each
+    for item in (node.left, node.right):
+        yield _parenthesised(item) if node.lpar else item
 
 
 def _nothing(node: cst.Return) -> Iterator[cst.CSTNode]:
@@ -129,7 +129,7 @@ OPERATORS: list[tuple[Any, str, Operator]] = [
     (cst.SimpleString, "text", _text),
     (cst.Assign | cst.AnnAssign, "assignment", _assignment),
     (cst.Call, "argument", _argument),
-    (cst.Expr | cst.Raise, "gone", _gone),
+    (cst.Expr | cst.Raise, "gone", _removed),
     (cst.BooleanOperation, "operand", _operand),
     (cst.Return, "nothing", _nothing),
 ]
@@ -141,12 +141,12 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
 def _is_prose(node: cst.CSTNode) -> bool:
-    """A sentence with values in it: at least two words, or what an exception says."""
-    said = [node] if isinstance(node, cst.FormattedString) else _strings(node)
+    """Return whether this is a message with values: at least two words, or the text of an exception."""
+    parts = [node] if isinstance(node, cst.FormattedString) else _strings(node)
     texts = []
-    for part in said:
+    for part in parts:
         if isinstance(part, cst.FormattedString):
-            texts += [each.value for each in part.parts if isinstance(each, cst.FormattedStringText)]
+            texts += [item.value for item in part.parts if isinstance(item, cst.FormattedStringText)]
         elif isinstance(part, cst.SimpleString):
             texts.append(part.value)
     text = " ".join(texts)
@@ -162,8 +162,8 @@ def _strings(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _decorated_as(node: cst.FunctionDef, name: str) -> bool:
-    found = (each.decorator for each in node.decorators)
-    return any(getattr(getattr(each, "attr", each), "value", None) == name for each in found)
+    found = (decorator.decorator for decorator in node.decorators)
+    return any(getattr(getattr(item, "attr", item), "value", None) == name for item in found)
 
 
 def _is_skipped(node: cst.CSTNode) -> bool:
@@ -179,13 +179,13 @@ def _is_skipped(node: cst.CSTNode) -> bool:
         return getattr(node.annotation.annotation, "value", None) == "TypeAlias"
     if isinstance(node, cst.Assign):
         is_variable = isinstance(node.value, cst.Call) and getattr(node.value.func, "value", None) == "TypeVar"
-        return is_variable or any(getattr(each.target, "value", None) == "__all__" for each in node.targets)
+        return is_variable or any(getattr(target.target, "value", None) == "__all__" for target in node.targets)
     return isinstance(node, cst.FormattedString | cst.ConcatenatedString) and _is_prose(node)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a node stands."""
+class _Position:
+    """Position of a node."""
 
     names: tuple[str, ...] = ()
     function: tuple[tuple[str, ...], int] | None = None
@@ -204,7 +204,7 @@ class _Finder:
         self.seen = {_tree(text)}
         self.found: list[Mutant] = []
 
-    def visit(self, node: cst.CSTNode, place: _Place) -> None:
+    def visit(self, node: cst.CSTNode, place: _Position) -> None:
         if _is_skipped(node):
             return
         if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
@@ -218,7 +218,7 @@ class _Finder:
         if isinstance(node, cst.ClassDef | cst.FunctionDef):
             inside = replace(place, names=(*place.names, node.name.value))
             if isinstance(node, cst.FunctionDef):
-                self.visit(node.params, inside)  # defaults belong to what is outside
+                self.visit(node.params, inside)  # defaults are evaluated in the enclosing scope
                 first = node.decorators[0] if node.decorators else node
                 line = self.positions[first].start.line + len(first.leading_lines)
                 line += len(node.lines_after_decorators) if first is node else 0
@@ -230,10 +230,10 @@ class _Finder:
         for child in node.children:
             self.visit(child, place)
 
-    def add(self, node: cst.CSTNode, changed: cst.CSTNode, operator: str, place: _Place) -> None:
-        start, end = (self._offset(each) for each in (self.positions[node].start, self.positions[node].end))
+    def add(self, node: cst.CSTNode, changed: cst.CSTNode, operator: str, place: _Position) -> None:
+        start, end = (self._offset(item) for item in (self.positions[node].start, self.positions[node].end))
         written = self.module.code_for_node(changed)
-        if self.text[start:end] != self.module.code_for_node(node):  # it has lines of its own
+        if self.text[start:end] != self.module.code_for_node(node):  # it occupies its own lines
             whole = self.module.deep_replace(node, changed).code
             start, end, written = _difference(self.text, whole)
         whole = self.text[:start] + written + self.text[end:]
@@ -279,7 +279,7 @@ class _Finder:
 
 
 def _is_local(node: cst.CSTNode, operator: str) -> bool:
-    """``x = None`` for a local name is a TypeError two lines later."""
+    """Return whether this is ``x = None`` for a local name, which only causes a TypeError two lines later."""
     if operator != "assignment":
         return False
     target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
@@ -287,7 +287,7 @@ def _is_local(node: cst.CSTNode, operator: str) -> bool:
 
 
 def _has_opposite(test: cst.BaseExpression) -> bool:
-    """Another operator reverses it already: ``==`` and ``!=``, ``in`` and ``not in``, ``not``."""
+    """Return whether another operator already reverses it: ``==`` and ``!=``, ``in`` and ``not in``, ``not``."""
     if isinstance(test, cst.UnaryOperation):
         return isinstance(test.operator, cst.Not)
     pairs = cst.Equal | cst.NotEqual | cst.Is | cst.IsNot | cst.In | cst.NotIn
@@ -301,14 +301,14 @@ def _assigned(statement: cst.CSTNode | None) -> tuple[str, ...]:
     if not isinstance(statement, cst.SimpleStatementLine):
         return ()
     small = statement.body[0]
-    targets = [each.target for each in small.targets] if isinstance(small, cst.Assign) else []
+    targets = [target.target for target in small.targets] if isinstance(small, cst.Assign) else []
     targets += [small.target] if isinstance(small, cst.AnnAssign) else []
     flat = [
         part
-        for each in targets
-        for part in ([p.value for p in each.elements] if isinstance(each, cst.Tuple) else [each])
+        for target in targets
+        for part in ([p.value for p in target.elements] if isinstance(target, cst.Tuple) else [target])
     ]
-    return tuple(each.value for each in flat if isinstance(each, cst.Name))
+    return tuple(value.value for value in flat if isinstance(value, cst.Name))
 
 
 def _tree(text: str) -> str:
@@ -316,7 +316,7 @@ def _tree(text: str) -> str:
 
 
 def _difference(old: str, new: str) -> tuple[int, int, str]:
-    """Start and end of what is different in ``old``, and what stands there in ``new``."""
+    """Return start and end of the differing part of ``old``, and its replacement in ``new``."""
     start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     tail = min(len(old), len(new)) - start
     back = next((i for i in range(tail) if old[-1 - i] != new[-1 - i]), tail)
@@ -324,23 +324,23 @@ def _difference(old: str, new: str) -> tuple[int, int, str]:
 
 
 def _lines(old: str, new: str) -> tuple[int, str, str]:
-    """The first line that differs, and the differing lines of both, as one line each."""
+    """Return the first line that differs, and the differing lines of both, each joined to one line."""
     before, after = old.splitlines(), new.splitlines()
     short = min(len(before), len(after))
     head = next((i for i in range(short) if before[i] != after[i]), short)
     tail = next((i for i in range(short - head) if before[-1 - i] != after[-1 - i]), short - head)
-    kept, made = before[head : len(before) - tail], after[head : len(after) - tail]
-    return head + 1, " ".join(" ".join(kept).split()), " ".join(" ".join(made).split())
+    removed, added = before[head : len(before) - tail], after[head : len(after) - tail]
+    return head + 1, " ".join(" ".join(removed).split()), " ".join(" ".join(added).split())
 
 
 def mutants_of(file: str, text: str) -> list[Mutant]:
-    """All mutants of a file, in the order of its lines."""
+    """Return all mutants of a file, in line order."""
     finder = _Finder(file, text)
     for statement in finder.module.body:
-        finder.visit(statement, _Place())
+        finder.visit(statement, _Position())
     counts: Counter[str] = Counter()
     numbered = []
-    for each in sorted(finder.found, key=lambda mutant: mutant.start):
-        counts[each.identity] += 1
-        numbered.append(replace(each, occurrence=counts[each.identity]))
+    for item in sorted(finder.found, key=lambda mutant: mutant.start):
+        counts[item.identity] += 1
+        numbered.append(replace(item, occurrence=counts[item.identity]))
     return numbered

@@ -1,4 +1,4 @@
-"""What is mutated and which tests may find it: ``targets.toml``, read."""
+"""Targets of mutation testing and the tests that may kill their mutants, from ``targets.toml``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, eq=False)
 class Project:
-    """``targets`` are named from ``package``, everything else from ``root``."""
+    """Settings of a run. ``targets`` are relative to ``package``, everything else to ``root``."""
 
     root: Path
     source: str
@@ -31,20 +31,20 @@ class Project:
         return self.path(target).read_text(encoding="utf-8")
 
     def module(self, target: str) -> str:
-        """The name that the target is imported by."""
+        """Return the name under which the target is imported."""
         return ".".join(self.path(target).relative_to(self.root / self.source).with_suffix("").parts)
 
     @property
     def state(self) -> Path:
-        """Where maps and results are kept between runs."""
+        """Folder of maps and results that are kept between runs."""
         return self.root / ".mutation"
 
     def chosen(self, globs: list[str]) -> list[str]:
-        """The targets that one of the globs names, in their order; all of them without globs."""
+        """Return the targets that match one of the globs, in order; all targets without globs."""
         chosen = [
-            each
-            for each in self.targets
-            if not globs or any(fnmatch(each, glob) or fnmatch(f"{self.package}/{each}", glob) for glob in globs)
+            target
+            for target in self.targets
+            if not globs or any(fnmatch(target, glob) or fnmatch(f"{self.package}/{target}", glob) for glob in globs)
         ]
         if not chosen:
             raise ValueError(f"no target is named {' or '.join(globs)}; targets.toml lists them")
@@ -52,19 +52,19 @@ class Project:
 
     @cached_property
     def test_files(self) -> list[str]:
-        """All files whose tests may find a mutant."""
-        doctests = [f"{self.package}/{each}" for each in self.targets if ">>>" in self.text(each)]
+        """Return all files whose tests may kill a mutant."""
+        doctests = [f"{self.package}/{target}" for target in self.targets if ">>>" in self.text(target)]
         out = set(self._files(self.left_out))
-        return [*(each for each in self._files(self.candidates) if each not in out), *doctests]
+        return [*(path for path in self._files(self.candidates) if path not in out), *doctests]
 
     def own_files(self, target: str) -> list[str]:
-        """The files among them that belong to a target."""
+        """Return those files that belong to a target."""
         stem = Path(target).stem
         named = set(self._files(self.own.get(target, ())))
         return [
-            each
-            for each in self.test_files
-            if each in named or Path(each).name == f"test_{stem}.py" or each == f"{self.package}/{target}"
+            path
+            for path in self.test_files
+            if path in named or Path(path).name == f"test_{stem}.py" or path == f"{self.package}/{target}"
         ]
 
     def _files(self, patterns: tuple[str, ...]) -> list[str]:
@@ -75,16 +75,17 @@ class Project:
                 raise ValueError(f"targets.toml names {pattern}, which is not there")
             for place in places:
                 files = sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
-                found.update(dict.fromkeys(str(each.relative_to(self.root)) for each in files))
+                found.update(dict.fromkeys(str(path.relative_to(self.root)) for path in files))
         return list(found)
 
 
 def read_project(path: Path, root: Path) -> Project:
     with path.open("rb") as file:
-        said = tomllib.load(file)
-    lists = {key: tuple(said.get(key, ())) for key in ("targets", "candidates", "left_out", "preload")}
-    own = {target: tuple(files) for target, files in said.get("own", {}).items()}
+        table = tomllib.load(file)
+    lists = {key: tuple(table.get(key, ())) for key in ("targets", "candidates", "left_out", "preload")}
+    own = {target: tuple(files) for target, files in table.get("own", {}).items()}
     unknown = sorted(set(own) - set(lists["targets"]))
     if unknown:
         raise ValueError(f"[own] in {path} names {', '.join(unknown)}, which is no target")
-    return Project(root.resolve(), said["source"], said["package"], said["reasons"], said["killers"], own=own, **lists)
+    names = (table[name] for name in ("source", "package", "reasons", "killers"))
+    return Project(root.resolve(), *names, own=own, **lists)

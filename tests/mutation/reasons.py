@@ -1,4 +1,4 @@
-"""Mutants that no test can or needs to find, each with a sentence why."""
+"""Mutants that no test can or needs to kill, each with a reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _FIELDS = {"file", "where", "operator", "old", "new", "occurrence", "why"}
 
 @dataclass(frozen=True)
 class Reason:
-    """What is not said matches everything: with ``old`` alone, all mutants of a line."""
+    """A pattern of mutants with a reason.
+
+    Missing fields match everything: ``old`` alone matches all mutants of a line.
+    """
 
     file: str
     where: str
@@ -33,7 +36,7 @@ class Reason:
             (self.new, mutant.new),
             (self.occurrence, mutant.occurrence),
         )
-        return all(said is None or said == found for said, found in pairs)
+        return all(expected is None or expected == found for expected, found in pairs)
 
     def __str__(self) -> str:
         change = f"{self.old} => {self.new}" if self.new is not None else self.old or "every line"
@@ -56,7 +59,7 @@ def read_reasons(path: Path) -> list[Reason]:
 
 
 def as_entry(mutant: Mutant) -> str:
-    """A reason for this mutant alone, to be pasted and completed."""
+    """Return an entry for this mutant alone, to be pasted and completed."""
     fields = {key: getattr(mutant, key) for key in ("file", "where", "operator", "old", "new")}
     lines = ["[[mutant]]", *(f"{key} = {_quoted(value)}" for key, value in fields.items())]
     if mutant.occurrence > 1:

@@ -1,4 +1,4 @@
-"""pytest, in the three ways that this needs it: to map tests, and to run some of them on a mutant."""
+"""pytest sessions of three kinds: to map tests, and to run some of them on a mutant, fresh or collected before."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _PLUGINS = ("_hypothesis_pytestplugin", *(f"_pytest.{name}" for name in default_
 
 
 def prepare(project: Project) -> None:
-    """Paths, and everything heavy but the package itself, before the first fork."""
+    """Set paths and import all heavy modules except the package, before the first fork."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = "1"
-    paths = [str(project.root / each) for each in (project.source, "tests", "tests/support")]
+    paths = [str(project.root / item) for item in (project.source, "tests", "tests/support")]
     sys.path[:0] = [path for path in paths if path not in sys.path]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for name in (*project.preload, *_PLUGINS):
         with suppress(ImportError):
             __import__(name)
-    # Without shrinking: that a test fails is all that is asked
+    # Without shrinking, because only failure matters
     settings.register_profile(
         "mutation",
         derandomize=True,
@@ -72,22 +72,22 @@ def run_pytest(project: Project, files: Sequence[str], plugin: object, folder: P
 
 
 def slowed() -> float:
-    """How many times longer everything may take here by the clock, as busy as the machine is now."""
+    """Return the current slowdown: how many times longer than usual everything takes by the clock."""
     return 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def limit(seconds: float) -> None:
-    """The system ends this process after so many seconds of the processor, also within C; of waiting, after more.
+    """Let the system end this process after this much CPU time, also within C code, or after a longer wait.
 
-    By the clock alone, a busy machine would end tests that are merely slow, and each end would count as a mutant found.
-    0 lifts the limit.
+    A limit by the clock alone would end slow tests on a busy machine, and each would count as a kill. 0 removes the
+    limit.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, slowed() * seconds)
 
 
 class Runner:
-    """Runs chosen tests until one fails; ``failed`` is its name."""
+    """Run chosen tests until one fails. ``failed`` is its name."""
 
     def __init__(self, chosen: Sequence[str], times: Mapping[str, float], folder: Path) -> None:
         self.chosen, self.times, self.folder = list(chosen), times, folder
@@ -123,7 +123,7 @@ class Runner:
 
 
 class Fresh(Runner):
-    """Collects a file anew, then runs what was chosen of it."""
+    """Collect a file anew, then run the chosen tests."""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and self.failed is None:
@@ -136,7 +136,7 @@ class Fresh(Runner):
 
 
 def _matching(items: Sequence[pytest.Item], chosen: Sequence[str]) -> list[pytest.Item]:
-    """The items chosen, in that order; where a mutant renames a case, all cases of its test."""
+    """Return the chosen items in order. If a mutant renames a case, return all cases of its test."""
     by_name = {item.nodeid: item for item in items}
     found: dict[pytest.Item, None] = {}
     for name in chosen:
@@ -149,7 +149,7 @@ def _matching(items: Sequence[pytest.Item], chosen: Sequence[str]) -> list[pytes
 
 
 class Collected:
-    """Collects files once and hands the session to ``work``, which forks."""
+    """Collect files once and pass the session to ``work``, which forks."""
 
     def __init__(self, work: Callable[[pytest.Session], None]) -> None:
         self.work, self.ran = work, False
@@ -161,7 +161,7 @@ class Collected:
 
 
 class Mapper:
-    """Runs all tests of a file and tells ``switch`` whose lines come next; keeps times and failures."""
+    """Run all tests of a file and notify ``switch`` of each test. Record times and failures."""
 
     def __init__(self, switch: Callable[[str], None]) -> None:
         self.switch = switch
@@ -183,7 +183,7 @@ class Mapper:
         try:
             return (yield)
         finally:
-            waited = (time.perf_counter() - start) / slowed()  # a test that waits is not free
+            waited = (time.perf_counter() - start) / slowed()  # a waiting test also costs time
             self.times[item.nodeid] = max(time.process_time() - cpu, waited)
             self._current = ""
             self.switch("")
@@ -192,7 +192,7 @@ class Mapper:
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[Any]:
         if fixturedef.scope == "function":
             return (yield)
-        self.switch(f"fixture:{fixturedef.argname}")  # every test that wants it depends on these lines
+        self.switch(f"fixture:{fixturedef.argname}")  # every test that uses it depends on these lines
         try:
             return (yield)
         finally:
@@ -204,6 +204,6 @@ class Mapper:
 
 
 def own_folder(config: Any, folder: Path) -> None:
-    """``tmp_path`` of a session that was collected by the parent."""
+    """Set ``tmp_path`` of a session that was collected by the parent."""
     factory = config._tmp_path_factory
     factory._given_basetemp, factory._basetemp = folder / "base", None

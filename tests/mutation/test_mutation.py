@@ -1,4 +1,4 @@
-"""The runner finds the hole in a toy's tests and nothing else, honours reasons, and sees stale ones."""
+"""The runner finds exactly the gap in the tests of a toy project, applies reasons, and detects stale ones."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ candidates = ["tests"]
 
 @dataclass
 class Toy:
-    """A project of one file, and what the runner says of it."""
+    """A project with one file, and the runner's output."""
 
     root: Path
 
     def run(self, *words: str, code: int) -> dict[str, Any]:
-        said, places = self.root / "said.json", [f"--root={self.root}", f"--config={self.root / 'toy.toml'}"]
+        output, places = self.root / "said.json", [f"--root={self.root}", f"--config={self.root / 'toy.toml'}"]
         done = subprocess.run(
-            [sys.executable, "-m", "mutation", *places, f"--json={said}", *words],
+            [sys.executable, "-m", "mutation", *places, f"--json={output}", *words],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             capture_output=True,
             text=True,
@@ -109,7 +109,7 @@ class Toy:
         )
         assert done.returncode == code, done.stdout + done.stderr
         self.shown = done.stdout
-        return json.loads(said.read_text())
+        return json.loads(output.read_text())
 
     def excuse(self, mutant: Mutant, old: str | None = None) -> None:
         from mutation.reasons import as_entry
@@ -120,14 +120,14 @@ class Toy:
 
 
 def mutants_of(path: str, text: str) -> list[Mutant]:
-    """What is imported here, since every worker of pytest imports this file: the parser takes a second to load."""
+    """Import here, because every pytest worker imports this file and the parser takes a second to load."""
     from mutation import mutants
 
     return list(mutants.mutants_of(path, text))
 
 
-def survivors(said: dict[str, Any]) -> list[str]:
-    return [each["identity"] for each in said["mutants"] if each["result"] in ("survived", "not covered")]
+def survivors(report: dict[str, Any]) -> list[str]:
+    return [mutant["identity"] for mutant in report["mutants"] if mutant["result"] in ("survived", "not covered")]
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +145,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return Toy(root)
 
 
-def test_exactly_the_hole_is_found_and_a_reason_closes_it(toy: Toy) -> None:
-    said = toy.run("--keep-killers", code=1)
-    assert survivors(said) == [HOLE]
+def test_the_gap_is_found_and_a_reason_closes_it(toy: Toy) -> None:
+    report = toy.run("--keep-killers", code=1)
+    assert survivors(report) == [HOLE]
     assert "  - return n <= LIMIT\n  + return n < LIMIT\n" in toy.shown
-    assert {each["where"] for each in said["mutants"]} == {
+    assert {mutant["where"] for mutant in report["mutants"]} == {
         "<module>",
         "Purse",
         "Purse.double",
@@ -158,21 +158,21 @@ def test_exactly_the_hole_is_found_and_a_reason_closes_it(toy: Toy) -> None:
         "fits",
     }
 
-    [hole] = [each for each in mutants_of("toy/purse.py", TOY) if each.identity == HOLE]
+    [hole] = [mutant for mutant in mutants_of("toy/purse.py", TOY) if mutant.identity == HOLE]
     toy.excuse(hole)
-    # a sample knows the tests from the first run, and needs no map
+    # a sample uses the killers of the first run, and needs no map
     (toy.root / ".mutation").rename(toy.root / "elsewhere")
     again = toy.run("--sample", "seed", code=0)
-    assert {each["identity"] for each in again["mutants"]} == {each["identity"] for each in said["mutants"]}
-    assert [each["identity"] for each in again["mutants"] if each["result"] != "killed"] == [HOLE]
+    assert {mutant["identity"] for mutant in again["mutants"]} == {mutant["identity"] for mutant in report["mutants"]}
+    assert [mutant["identity"] for mutant in again["mutants"] if mutant["result"] != "killed"] == [HOLE]
     assert not (toy.root / ".mutation" / "map").exists()
 
     toy.excuse(hole, old="return n <= 3")
     assert toy.run("--only", "fits", code=1)["stale"] == ["toy/purse.py::fits: return n <= 3 => return n < LIMIT"]
 
 
-def test_a_reason_for_what_a_test_finds_is_told(toy: Toy) -> None:
-    [other] = [each for each in mutants_of("toy/purse.py", TOY) if each.new == "LIMIT = 4"]
+def test_reason_for_a_killed_mutant_is_reported(toy: Toy) -> None:
+    [other] = [mutant for mutant in mutants_of("toy/purse.py", TOY) if mutant.new == "LIMIT = 4"]
     (toy.root / "reasons.toml").unlink(missing_ok=True)
     toy.excuse(other)
     toy.run("--only", other.short, "--check-reasons", code=1)
@@ -180,10 +180,10 @@ def test_a_reason_for_what_a_test_finds_is_told(toy: Toy) -> None:
 
 
 def identities(text: str) -> set[str]:
-    return {f"{each.operator}: {each.old} => {each.new}" for each in mutants_of("x.py", text)}
+    return {f"{mutant.operator}: {mutant.old} => {mutant.new}" for mutant in mutants_of("x.py", text)}
 
 
-def test_prose_types_and_imports_are_left_alone() -> None:
+def test_prose_types_and_imports_are_not_mutated() -> None:
     text = '''\
 """Module."""
 from __future__ import annotations
@@ -207,7 +207,7 @@ def f(x: "int"):
     }
 
 
-def test_checks_operands_arguments_and_numbers_are_changed() -> None:
+def test_checks_operands_arguments_and_numbers_are_mutated() -> None:
     assert identities("check(a)\n") == {"gone: check(a) => pass"}
     assert identities("x = f(a or b, c=1.5)\n") == {
         "assignment: x = f(a or b, c=1.5) => x = None",
@@ -220,15 +220,15 @@ def test_checks_operands_arguments_and_numbers_are_changed() -> None:
     }
 
 
-def test_an_identity_survives_edits_elsewhere() -> None:
-    before = [each.identity for each in mutants_of("x.py", TOY)]
+def test_identity_survives_edits_elsewhere() -> None:
+    before = [mutant.identity for mutant in mutants_of("x.py", TOY)]
     moved = TOY.replace("LIMIT = 3\n", "LIMIT = 3\n\n# a comment\n\n")
-    assert [each.identity for each in mutants_of("x.py", moved)] == before
+    assert [mutant.identity for mutant in mutants_of("x.py", moved)] == before
     assert len(set(before)) == len(before)
 
 
-def test_a_constant_meets_its_own_tests_first_and_those_that_found_a_mutant_before_all(toy: Toy) -> None:
-    """A test of a constant runs no line of the file, and whoever does could take all the time there is."""
+def test_constants_run_their_own_tests_first_after_earlier_killers(toy: Toy) -> None:
+    """A test of a constant covers no line of the file, and other tests could use all the time available."""
     from mutation.coverage_map import TestFile
     from mutation.hunt import ENOUGH, Chooser
     from mutation.project import read_project
@@ -237,20 +237,20 @@ def test_a_constant_meets_its_own_tests_first_and_those_that_found_a_mutant_befo
     others = {f"tests/test_others.py::test_{i}": ENOUGH / 8 for i in range(20)}
     own = {f"tests/test_purse.py::test_{i}": 0.5 + i / 9 for i in range(2)}
     loads = {"src/toy/purse.py": ""}
-    known = {
+    times = {
         "tests/test_others.py": TestFile(others, [], {"toy/purse.py": {used: list(others)}}, {}, loads),
         "tests/test_purse.py": TestFile(own, [], {}, {}, loads),
     }
     project = read_project(toy.root / "toy.toml", toy.root)
-    [constant] = [each for each in mutants_of("toy/purse.py", TOY) if each.new == "LIMIT = 4"]
-    task = Chooser(project, known, {}).task(constant)
+    [constant] = [mutant for mutant in mutants_of("toy/purse.py", TOY) if mutant.new == "LIMIT = 4"]
+    task = Chooser(project, times, {}).task(constant)
     assert task is not None
     assert task.tests[:2] == tuple(own)
     assert len(task.tests) + task.n_cut == len(others) + len(own)
     assert task.n_cut > 0
 
     last = list(others)[-1]
-    again = Chooser(project, known, {"toy/purse.py": {"<module>": {"fresh": [last]}}}).task(constant)
+    again = Chooser(project, times, {"toy/purse.py": {"<module>": {"fresh": [last]}}}).task(constant)
     assert again is not None
     assert again.tests[:3] == (last, *own)
 
@@ -261,7 +261,7 @@ def _spin(seconds: float) -> None:
         pass
 
 
-def test_a_test_that_becomes_endless_is_ended_and_one_that_only_waits_longer_is_not(
+def test_endless_tests_are_ended_and_slow_ones_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from mutation import sessions

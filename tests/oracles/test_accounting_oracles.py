@@ -1,4 +1,4 @@
-"""The accountant against dp_accounting and against 60-digit arithmetic."""
+"""The accountant compared with dp_accounting and with 60-digit arithmetic."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_delta_in_60_digits():
             assert precise <= exact_delta(mu, epsilon) <= precise * (1 + mpmath.mpf("1.5e-12"))
 
 
-def test_a_cap_leaves_room_for_the_roundings_of_a_ledger():
-    """A sum of μ², each rounded, may exceed the cap by less than 2⁻⁵¹ of it: the total is still (ε, δ)-private."""
+def test_cap_leaves_room_for_rounding_in_the_ledger():
+    """A sum of rounded μ² may exceed the cap by less than 2⁻⁵¹ of it. The total is still (ε, δ)-private."""
     for epsilon, delta in product([1e-6, 1e-3, 0.1, 1.0, 3.0, 20.0, 100.0], [1e-100, 1e-12, 1e-5, 1e-2]):
         with case(epsilon, delta), mpmath.workdps(60):
             cap = mu_from_epsilon(epsilon, delta) ** 2
@@ -88,8 +88,8 @@ def test_the_papers_formula_in_60_digits_is_rounded_up_by_a_few_last_bits():
             assert precise <= paper_epsilon(z, t, delta) <= precise * (1 + mpmath.mpf("1e-14"))
 
 
-def test_a_budget_of_delta_alone_buys_all_but_a_few_trillionths_of_its_noise():
-    """At ε = 0, δ = erf(μ/√8): the largest μ is known, and 3e-12 of δ is the slack against rounding."""
+def test_noise_for_epsilon_0_is_tight():
+    """At ε = 0, δ = erf(μ/√8), so the maximum μ is known. 3e-12 of δ is the margin for rounding."""
     for delta in (1e-9, 1e-5, 1e-3):
         with mpmath.workdps(60):
             largest = mpmath.sqrt(8) * mpmath.erfinv(mpmath.mpf(delta))
@@ -121,7 +121,7 @@ def test_dp_accounting_calibration():
             assert total_noise_multiplier(epsilon, delta, 100) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-3])  # apart: a mutation run leaves out tests that take long
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-3])  # separate cases, because mutation runs skip slow tests
 def test_rdp_above_pld_above_exact(delta):
     for releases in PLANS:
         with case(releases):
@@ -150,8 +150,8 @@ def test_the_papers_bound_is_the_classical_rdp_conversion_at_integer_orders():
     assert paper_epsilon(z, t, delta) == pytest.approx(classical, rel=1e-12)
 
 
-def test_trap_replace_one_in_dp_accounting_doubles_for_pld_but_not_for_rdp():
-    """Why ``pld_epsilon`` and ``rdp_epsilon`` keep the default relation: the 2 is in the sensitivity."""
+def test_dp_accounting_replace_one_doubles_sensitivity_for_pld_but_not_for_rdp():
+    """For this reason ``pld_epsilon`` and ``rdp_epsilon`` keep the default relation: the sensitivity contains the 2."""
     z, t, delta = paper_noise_multiplier(0.05, 1e-3), 100, 1e-3
     found = {}
     for name, kind in (("pld", pld.PLDAccountant), ("rdp", rdp.RdpAccountant)):

@@ -1,4 +1,4 @@
-"""Totals of sampled and pure releases against independent calculations."""
+"""Totals of subsampled and pure releases compared with independent calculations."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SAMPLED = [(5.0, 0.1, 100, 1e-5), (1.0, 0.01, 300, 1e-5), (0.6, 0.3, 3, 1e-4), (
 
 
 def pair(x, z, q):
-    """Densities of the worst pair: a sampled row adds +½ or −½ of the sensitivity."""
+    """Return the densities of the worst pair: a sampled row adds +½ or −½ of the sensitivity."""
     rest = (1.0 - q) * norm.pdf(x, 0.0, z)
     return rest + q * norm.pdf(x, 0.5, z), rest + q * norm.pdf(x, -0.5, z)
 
 
 def fft_epsilon(z, q, count, delta):
-    """ε of ``count`` rounds: the loss on a fine even grid (to the nearest point), convolved by one FFT."""
+    """Return ε of ``count`` rounds: the privacy loss on a fine grid, convolved by one FFT."""
     x = np.linspace(-12.0 * z - 0.5, 12.0 * z + 0.5, 400_001)
     edges = (x[1:] + x[:-1]) / 2.0
     cdf = (1.0 - q) * ndtr(edges / z) + q * ndtr((edges - 0.5) / z)
@@ -62,7 +62,7 @@ def test_sampled_rounds_by_another_fft():
 
 @pytest.mark.parametrize(("z", "q"), [(5.0, 0.1), (1.0, 0.01), (0.5, 0.3), (20.0, 0.9)])
 def test_one_sampled_round_by_integrating_the_densities(z, q):
-    """The ε that is given for δ has this δ by the definition, ``∫ max(0, P − e^ε Q)``."""
+    """The reported ε has this δ by the definition, ``∫ max(0, P − e^ε Q)``."""
     delta = 1e-4
     epsilon = sampled_epsilon(SampledRelease(z, q), 1, delta)
 
@@ -74,15 +74,15 @@ def test_one_sampled_round_by_integrating_the_densities(z, q):
     assert delta * 0.98 < found <= delta * (1 + 1e-6)
 
 
-def test_trap_sampling_everything_is_the_plain_gaussian():
-    """The factor 2: in dp_accounting a replaced row moves by twice its sensitivity, so that is ½ here."""
+def test_sampling_rate_1_is_the_plain_gaussian():
+    """In dp_accounting, a replaced row changes the sum by twice its sensitivity, which is therefore ½ here."""
     for z, count, delta in [(46.0, 100, 1e-3), (1.0, 5, 1e-5), (1000.0, 100, 1e-6)]:
         with case(z, count, delta):
             exact = exact_epsilon(math.sqrt(count) / z, delta)
             assert sampled_epsilon(SampledRelease(z, 1.0), count, delta) == pytest.approx(exact, rel=1e-3)
 
 
-def test_sampled_rounds_cost_at_most_removing_and_adding_a_row():
+def test_replacing_a_row_costs_at_most_removing_and_adding_one():
     """(ε, δ) for adding or removing a row is (2ε, (1 + e^ε)δ) for replacing one."""
     for z, q, count, delta in SAMPLED:
         with case(z, q, count, delta):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import planned
 import pytest
-from questions import gradient_question
+from noise_queries import gradient_query
 
 from dpadmm import kernels
 from dpadmm.accounting import exact_epsilon
@@ -79,7 +79,7 @@ def test_noise_is_that_of_the_planned_rows(pool):
     normals = SimulatedNoise(3, 2, (rows.n_features, 1))
     points, z = np.zeros((2, rows.n_features, 1)), np.array([5.0, 6.0])
     planned = PlannedNoise(normals, np.array([1000, 4000]), scale=0.5)
-    noisy = planned.answer(gradient_question(rows, Logistic(), points, z, round=1))
+    noisy = planned.answer(gradient_query(rows, Logistic(), points, z, round=1))
     added = noisy - kernels.gradient(rows, points, Logistic())
     wanted = 0.5 * np.array([5.0 * 2.0 / 1000, 6.0 * 2.0 / 4000])
     np.testing.assert_allclose(added, wanted[:, None, None] * normals.draw(1), atol=1e-15)

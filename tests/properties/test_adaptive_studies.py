@@ -1,4 +1,4 @@
-"""Studies that are chosen by what earlier ones released: the sum of all μ² stays within the owner's cap."""
+"""Studies chosen adaptively from earlier releases: the sum of all μ² stays within the owner's cap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MULTIPLIERS, STEPS = (4.0, 6.0, 9.0, 14.0, 40.0), 30
 
 
 class Analyst:
-    """Chooses every study, point and end by all that was released, and adds up the cost of what arrives."""
+    """Choose every study, point and ending from earlier releases, and add up the cost of all answers."""
 
     def __init__(self, seed: int, rows_per_person: int) -> None:
         self.seen, self.k = str(seed).encode(), rows_per_person
@@ -69,10 +69,10 @@ class Analyst:
 
 
 @pytest.mark.parametrize("rows_per_person", [1, 2])
-def test_whatever_is_chosen_by_earlier_releases_the_sum_stays_within_the_cap(
+def test_adaptive_studies_stay_within_the_cap(
     rows_per_person: int,
 ) -> None:
-    """What the filter theorem needs; also where the owner lowers the limit and raises it to no more than at first."""
+    """The filter theorem requires this. The owner may lower the limit and raise it to at most its first value."""
     policy = replace(POLICY, epsilon=3.0, unit=PrivacyUnit(rows_per_person))
     lower = replace(policy, epsilon=1.0)
     codes, largest = set[str](), 0.0

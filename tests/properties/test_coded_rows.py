@@ -1,4 +1,4 @@
-"""Coded rows against the dense rows that they stand for: every schema, statistic, loss and path."""
+"""Coded rows compared with the equivalent dense rows, for all schemas, statistics, losses and code paths."""
 
 from __future__ import annotations
 
@@ -48,19 +48,22 @@ def columns(draw: Any, name: str) -> Column:
 
 @st.composite
 def tables(draw: Any) -> tuple[Schema, Any, bool]:
-    """A schema with a category, cells of a few rows, and whether there is an intercept; rows may be shortened."""
+    """Draw a schema with a category, the cells of a few rows, and whether there is an intercept.
+
+    Some rows need clipping.
+    """
     named = [draw(columns(f"c{i}")) for i in range(draw(st.integers(0, 4)))]
     named.insert(draw(st.integers(0, len(named))), Category("kind", ("v0", "v1")))
     schema = Schema(tuple(named), draw(st.sampled_from([None, 0.5, 1.0])))
     n = draw(st.integers(2, 9))
-    cells = {each.name: draw(st.lists(st.sampled_from(CELLS[each.kind]), min_size=n, max_size=n)) for each in named}
-    kinds = {each.name: pa.float64() if each.kind == "number" else pa.string() for each in named}
+    cells = {item.name: draw(st.lists(st.sampled_from(CELLS[item.kind]), min_size=n, max_size=n)) for item in named}
+    kinds = {item.name: pa.float64() if item.kind == "number" else pa.string() for item in named}
     batch = pa.record_batch({name: pa.array(values, kinds[name]) for name, values in cells.items()})
     return schema, batch, draw(st.booleans())
 
 
 def plain(schema: Schema, batch: Any, intercept: bool) -> Floats:
-    """The dense rows, feature by feature."""
+    """Return the dense rows, feature by feature."""
     rows, first = np.zeros((batch.num_rows, len(schema.features))), 0
     for column in schema.columns:
         for place, value in ENCODERS[column.kind](column, batch.column(column.name), Tally(), WordCache()):
@@ -73,28 +76,26 @@ def plain(schema: Schema, batch: Any, intercept: bool) -> Floats:
 
 @prove
 @given(tables())
-def test_a_table_is_encoded_as_its_features_say(table: tuple[Schema, Any, bool]) -> None:
+def test_encoded_table_matches_its_features(table: tuple[Schema, Any, bool]) -> None:
     schema, batch, intercept = table
     coded = Encoder(schema, intercept=intercept).encode(batch)
     assert isinstance(coded, CodedRows)
     assert coded.codes.dtype == (np.uint8 if len(schema.features) <= 256 else np.uint16)
     np.testing.assert_allclose(coded.toarray(), plain(schema, batch, intercept), rtol=3e-6, atol=1e-7)
     alone = [Encoder(schema, intercept=intercept).encode(batch.slice(row, 1)) for row in range(batch.num_rows)]
-    assert np.concatenate([each.toarray() for each in alone]).tobytes() == coded.toarray().tobytes()
+    assert np.concatenate([item.toarray() for item in alone]).tobytes() == coded.toarray().tobytes()
 
 
 @prove
 @given(tables(), st.sampled_from(LOSS_CASES), st.sampled_from([np.float32, np.float64]), st.data())
-def test_every_sum_over_coded_rows_is_that_over_dense_ones(
-    table: tuple[Schema, Any, bool], loss: Any, kind: Any, data: Any
-) -> None:
+def test_sums_over_coded_and_dense_rows_agree(table: tuple[Schema, Any, bool], loss: Any, kind: Any, data: Any) -> None:
     schema, batch, intercept = table
     coded = Encoder(schema, intercept=intercept).encode(batch)
     wide = coded.codes.dtype == np.uint16  # each pair of types is compiled on its own, which takes seconds
     coded = coded.astype(np.float64 if wide else kind)
     coded.values[data.draw(st.integers(0, 8)) % len(coded.values)] = 0.0  # a silent row
     labels = random_labels(loss, np.random.default_rng(0), batch.num_rows)
-    short, dense, sparse = (make_rows(each, labels) for each in (coded, coded.toarray(), coded.tocsr()))
+    short, dense, sparse = (make_rows(item, labels) for item in (coded, coded.toarray(), coded.tocsr()))
     assert np.array_equal(sparse.features.toarray(), dense.features)
     np.testing.assert_allclose(short.norms, dense.norms, rtol=1e-14)
     close = {"rtol": 1e-9, "atol": 1e-9}
@@ -112,7 +113,7 @@ def test_every_sum_over_coded_rows_is_that_over_dense_ones(
 
 @prove
 @given(tables(), st.sampled_from([0.1, 1.0, 30.0]))
-def test_rows_are_shortened_and_get_a_constant_as_dense_ones_do(table: tuple[Schema, Any, bool], length: float) -> None:
+def test_clipping_and_constant_column_match_dense_rows(table: tuple[Schema, Any, bool], length: float) -> None:
     schema, batch, _ = table
     coded = Encoder(schema).encode(batch).astype(np.float64)
     coded.values[:] *= length
@@ -124,14 +125,14 @@ def test_rows_are_shortened_and_get_a_constant_as_dense_ones_do(table: tuple[Sch
     assert clip_rows(once) is once
 
 
-def test_many_rows_of_many_categories_have_the_gradients_of_dense_rows() -> None:
-    """More rows than a pass works on at once, agents of odd sizes, and more categories than are looked up at once."""
+def test_gradients_of_many_rows_and_categories_match_dense_rows() -> None:
+    """More rows than one pass processes, agents of odd sizes, and more categories than one lookup table holds."""
     rng, sizes, offsets = np.random.default_rng(0), np.array([2, 3, 300, 5, 7, 4, 9]), np.array([0, 1001, 1004, 1600])
     codes = 3 + np.cumsum(sizes) - sizes + rng.integers(0, sizes, (1600, 7))
     coded = CodedRows(rng.uniform(-0.3, 0.3, (1600, 4)), codes.astype(np.uint16), np.arange(3), 333)
     for loss in (Logistic(), Softmax(n_outputs=10)):
         labels = random_labels(loss, rng, 1600)
-        short, dense = (make_rows(each, labels, offsets=offsets) for each in (coded, coded.toarray()))
+        short, dense = (make_rows(item, labels, offsets=offsets) for item in (coded, coded.toarray()))
         points = rng.normal(size=(3, 333, loss.n_outputs))
         for bound in (0.01, loss.lipschitz):
             found, wanted = (kernels.gradient(rows, points, loss, bound=bound) for rows in (short, dense))
@@ -141,8 +142,8 @@ def test_many_rows_of_many_categories_have_the_gradients_of_dense_rows() -> None
             )
 
 
-def test_columns_that_two_entries_of_a_row_share_are_refused() -> None:
-    """Their norm would be more than the numbers say."""
+def test_two_entries_of_a_row_in_one_column_are_refused() -> None:
+    """Their norm would be larger than computed."""
     values, places = np.full((3, 2), 0.5), np.array([0])
     for codes in ([[0], [1], [2]], [[1], [2], [3]], [[1, 2], [2, 3], [1, 3]]):
         with pytest.raises(ValueError, match="columns of its own"):
@@ -152,8 +153,8 @@ def test_columns_that_two_entries_of_a_row_share_are_refused() -> None:
         CodedRows(values, np.array([1, 2, 2], np.uint8), places, 3).check()
 
 
-def test_parts_that_do_not_fit_together_are_refused() -> None:
-    """A number that is put into two columns counts once in the norm."""
+def test_inconsistent_parts_are_refused() -> None:
+    """A number stored in two columns would count once in the norm."""
     values, codes, places = np.full((3, 2), 0.5), np.array([[1], [2], [2]], np.uint8), np.array([0])
     for parts in (
         (values, codes, np.array([0, 3])),
@@ -165,11 +166,11 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
         (values, codes.astype(np.uint64) + 2**63, places),
         (values, codes.astype(np.int8), places),
     ):
-        with pytest.raises(ValueError, match="coded rows"):  # a sentence of each check
+        with pytest.raises(ValueError, match="coded rows"):  # a message for each check
             as_matrix(CodedRows(*parts, width=4))
 
 
-def test_checked_rows_are_their_own() -> None:
+def test_checked_rows_are_copies() -> None:
     coded = CodedRows(np.full((3, 2), 0.5), np.array([[1], [2], [2]], np.uint8), np.array([0]), 4)
     checked = private(coded, np.ones(3))
     before = checked.digest()
@@ -178,7 +179,7 @@ def test_checked_rows_are_their_own() -> None:
     assert checked.digest() == before
 
 
-def test_a_product_with_slopes_and_with_weights_is_that_of_the_matrix() -> None:
+def test_products_equal_products_with_the_dense_matrix() -> None:
     rng = np.random.default_rng(0)
     codes = rng.integers([2, 5, 301], [5, 300, 310], (50, 3)).astype(np.uint16)
     coded = CodedRows(rng.normal(size=(50, 3)), codes, np.array([1, 300]), 312)
@@ -199,7 +200,7 @@ def test_a_product_with_slopes_and_with_weights_is_that_of_the_matrix() -> None:
         coded.sum(axis=0)
 
 
-def test_sums_and_products_are_of_float64_whatever_is_stored() -> None:
+def test_sums_and_products_are_computed_in_float64() -> None:
     rng = np.random.default_rng(0)
     codes = rng.integers(1, 4, (20, 1)).astype(np.uint8)
     narrow = CodedRows(rng.normal(size=(20, 2)).astype(np.float32), codes, np.array([0]), 4)

@@ -1,7 +1,7 @@
-"""Noise of ``train``, ``simulate`` and the estimators: its own for every agent, round, run and study.
+"""Noise of ``train``, ``simulate`` and the estimators is independent between agents, rounds, runs and studies.
 
-Rows are zeros, so that their gradients are: what agents say is then noise alone, and it is found again from
-models that everyone sees. Nothing is put in place of the sampler.
+Rows are zeros, so their gradients are zero. Answers then consist of noise only, which is recovered from the public
+models. The sampler is not replaced.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from guards import STUDY, guarded, memory_folder, tiny
 from looping import case
-from noise_checks import Watcher, check_independent, check_nothing_shared, check_scale, gradients_said
-from questions import gradient_question
+from noise_checks import RoundRecorder, check_independent, check_nothing_shared, check_scale, released_gradients
+from noise_queries import gradient_query
 
 import dpadmm.estimators.base as base
 from dpadmm import DPADMMClassifier, DPADMMRegressor, simulate
@@ -47,21 +47,21 @@ def owners() -> Any:
 
 
 def zeros(loss: str, kind: type = np.float64) -> tuple[Floats, Floats]:
-    """Rows of zeros and labels that fit the loss."""
+    """Return rows of zeros, and labels that fit the loss."""
     n = sum(SIZES)
     classes = CLASSES[loss]
     labels = np.zeros(n) if classes is None else np.asarray(classes, float)[np.arange(n) % len(classes)]
     return np.zeros((n, SHAPES[loss][0]), kind), labels
 
 
-def standard(said: Floats, c1: float, rounds: int = ROUNDS, sizes: Any = SIZES) -> Floats:
-    """Noise in units of what is promised: z·2c1/m of every agent."""
+def standardised(answers: Floats, c1: float, rounds: int = ROUNDS, sizes: Any = SIZES) -> Floats:
+    """Return noise in units of its nominal standard deviation, z·2c1/m for each agent."""
     sigma = total_noise_multiplier(EPSILON, DELTA, rounds) * 2.0 * c1 / np.asarray(sizes, float)
-    return said / np.asarray(sigma)[None, :, None, None]
+    return answers / np.asarray(sigma)[None, :, None, None]
 
 
 def check_on_grid(noise: Floats, loss: str) -> None:
-    """Exact noise is whole numbers of the public step, of every agent; numbers of a float are not."""
+    """Check that exact noise is a multiple of each agent's public step. Float noise is not."""
     c1 = problem_of(loss).lipschitz
     d, p = SHAPES[loss]
     z = float(total_noise_multiplier(EPSILON, DELTA, ROUNDS))
@@ -75,7 +75,7 @@ def problem_of(loss: str) -> Any:
 
 
 def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Floats:
-    """The noise of ``dpadmm train``."""
+    """Return the noise of ``dpadmm train``."""
     d, _ = SHAPES[loss]
     study = Study(
         name=name,
@@ -93,19 +93,19 @@ def trained(loss: str, name: str = "a study", *, seed: int | None = None) -> Flo
     )
     features, labels = zeros(loss, np.float32)
     table = EncodedTable(features, labels, owners(), tuple(map(str, range(len(SIZES)))), Report())
-    seen = Watcher()
+    seen = RoundRecorder()
     result = run_study(study, table, seed=seed, observers=[seen])
     assert result.n_rows == SIZES
     planned = np.full(len(SIZES), ROUNDS)
     method = study.training.build(study.problem, result.rows, planned)
     assert isinstance(method, DpAdmm)
-    return standard(gradients_said(seen, method, study.problem), study.problem.loss.lipschitz)
+    return standardised(released_gradients(seen, method, study.problem), study.problem.loss.lipschitz)
 
 
 def simulated(loss: str, **more: Any) -> Floats:
-    """The noise of ``simulate``."""
+    """Return the noise of ``simulate``."""
     features, labels = zeros(loss)
-    seen = Watcher()
+    seen = RoundRecorder()
     result = simulate(
         (features, labels),
         classes=CLASSES[loss],
@@ -123,14 +123,14 @@ def simulated(loss: str, **more: Any) -> Floats:
     )
     method = result.settings.build(result.problem, result.rows, np.full(len(SIZES), ROUNDS))
     assert isinstance(method, DpAdmm)
-    return standard(gradients_said(seen, method, result.problem), result.problem.loss.lipschitz)
+    return standardised(released_gradients(seen, method, result.problem), result.problem.loss.lipschitz)
 
 
 @dataclass
 class Fits:
-    """Estimators whose runs are watched; nothing of the run is changed."""
+    """Record the runs of estimators, without changing them."""
 
-    seen: list[tuple[Watcher, Any]]
+    seen: list[tuple[RoundRecorder, Any]]
 
     def noise(self, loss: str, *, fit: Any = None, **more: Any) -> Floats:
         model = fit or _estimator(loss, **more)
@@ -140,7 +140,7 @@ class Fits:
         planned = np.full(len(SIZES), ROUNDS)
         method = result.settings.build(result.problem, result.rows, planned)
         c1 = result.problem.loss.lipschitz
-        return standard(gradients_said(watcher, method, result.problem), c1)
+        return standardised(released_gradients(watcher, method, result.problem), c1)
 
 
 def _estimator(loss: str, **more: Any) -> Any:
@@ -153,10 +153,10 @@ def _estimator(loss: str, **more: Any) -> Any:
 
 @pytest.fixture
 def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
-    watched: list[tuple[Watcher, Any]] = []
+    watched: list[tuple[RoundRecorder, Any]] = []
 
     def watching(*words: Any, **more: Any) -> Any:
-        watcher = Watcher()
+        watcher = RoundRecorder()
         result = run(*words, observers=[watcher], **more)
         watched.append((watcher, result))
         return result
@@ -172,7 +172,7 @@ RUNS = {
 }
 
 
-def test_noise_of_a_run_is_whole_and_independent() -> None:
+def test_noise_of_a_run_is_integer_and_independent() -> None:
     for how, loss in product(RUNS, SHAPES):
         with case(how, loss):
             noise = RUNS[how](loss)
@@ -184,18 +184,18 @@ def test_noise_of_a_run_is_whole_and_independent() -> None:
 
 
 @pytest.mark.parametrize("loss", SHAPES)
-def test_noise_of_an_estimator_is_whole_and_independent_and_fresh_in_every_fit(fits: Fits, loss: str) -> None:
+def test_noise_of_an_estimator_is_independent_and_fresh_in_every_fit(fits: Fits, loss: str) -> None:
     model = _estimator(loss)
     noise = [fits.noise(loss, fit=model), fits.noise(loss, fit=model), fits.noise(loss)]
-    for each in noise:
-        if loss != "squared":  # whose c1 follows from the bounds of the labels
-            check_on_grid(each, loss)
-        check_scale(each)
-        check_independent(each)
+    for share in noise:
+        if loss != "squared":  # c1 follows from the bounds of the labels
+            check_on_grid(share, loss)
+        check_scale(share)
+        check_independent(share)
     check_nothing_shared(*noise)
 
 
-def test_the_model_itself_shows_that_every_fit_has_its_own_noise() -> None:
+def test_models_of_two_fits_differ_by_their_noise() -> None:
     features, labels = zeros("logistic")
     models = [_estimator("logistic", max_iter=1).fit(features, labels, groups=owners()) for _ in range(12)]
     coefficients = np.array([model.coef_.ravel() for model in models])
@@ -203,8 +203,8 @@ def test_the_model_itself_shows_that_every_fit_has_its_own_noise() -> None:
     check_independent(coefficients[:, None, :, None])
 
 
-def test_runs_and_studies_share_nothing() -> None:
-    """Not the same study twice, nor two studies at once, nor a simulation with the same seed beside them."""
+def test_runs_and_studies_share_no_noise() -> None:
+    """Compare the same study twice, two studies in parallel, and a simulation with the same seed."""
     np.random.seed(7)  # noqa: NPY002
     random.seed(7)
     noise = [trained("logistic"), trained("logistic"), trained("logistic", "another study")]
@@ -214,11 +214,11 @@ def test_runs_and_studies_share_nothing() -> None:
     check_nothing_shared(*noise)
 
 
-def test_a_seed_of_a_simulation_names_its_noise() -> None:
+def test_seed_determines_the_noise_of_a_simulation() -> None:
     np.testing.assert_array_equal(simulated("logistic", seed=7), simulated("logistic", seed=7))
 
 
-def test_seeding_numpy_and_python_does_not_repeat_noise(fits: Fits) -> None:
+def test_global_seeds_do_not_repeat_noise(fits: Fits) -> None:
     noise = []
     for _ in range(2):
         np.random.seed(0)  # noqa: NPY002
@@ -228,8 +228,8 @@ def test_seeding_numpy_and_python_does_not_repeat_noise(fits: Fits) -> None:
     check_nothing_shared(*noise)
 
 
-def test_noise_of_guards_is_whole_and_independent_between_rounds_studies_sites_and_restarts() -> None:
-    """The same rows, points and rounds in two studies at two sites, which are started again half way."""
+def test_noise_of_guards_is_independent_between_rounds_studies_sites_and_restarts() -> None:
+    """The same rows, points and rounds in two studies at two sites, with a restart in the middle."""
     features, labels = zeros("logistic")
     studies = [
         replace(
@@ -240,7 +240,7 @@ def test_noise_of_guards_is_whole_and_independent_between_rounds_studies_sites_a
         )
         for name in ("one", "another")
     ]
-    said = np.empty((8, 4, 240, 1))
+    answers = np.empty((8, 4, 240, 1))
     for site in range(2):
         with memory_folder() as folder:
             for rounds in (range(1, 5), range(5, 9)):
@@ -249,9 +249,9 @@ def test_noise_of_guards_is_whole_and_independent_between_rounds_studies_sites_a
                         scale = guard.enrol(study).query_at(1).grid.noise_scale(study.noise_multiplier)
                         for round in rounds:
                             answer = guard.answer(study.hash, round, np.zeros(study.shape))
-                            said[round - 1, 2 * site + which] = answer / scale
-    check_scale(said)
-    check_independent(said)
+                            answers[round - 1, 2 * site + which] = answer / scale
+    check_scale(answers)
+    check_independent(answers)
 
 
 FORKS = """
@@ -290,16 +290,16 @@ json.dump(said, sys.stdout)
 def test_forked_processes_with_the_same_seeds_draw_different_noise() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert len(said) == 3
-    for kind in zip(*said, strict=True):
-        numbers = np.abs([each for process in kind for each in process])
+    report = json.loads(done.stdout)
+    assert len(report) == 3
+    for kind in zip(*report, strict=True):
+        numbers = np.abs([item for process in kind for item in process])
         assert len(np.unique(numbers)) == numbers.size
 
 
 @pytest.mark.parametrize("active", [None, np.array([0, 2])])
-def test_every_agent_and_round_gets_the_scale_of_its_own_number_of_rows(active: Any) -> None:
-    """To the last digit: σ in steps is that of the agent's own grid, for all d·p numbers at once."""
+def test_noise_scale_depends_on_the_agents_own_number_of_rows(active: Any) -> None:
+    """σ in steps equals that of the agent's own grid exactly, for all d·p numbers."""
     loss = LOSSES["softmax"](n_outputs=3)
     asked: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -318,21 +318,21 @@ def test_every_agent_and_round_gets_the_scale_of_its_own_number_of_rows(active: 
     points = np.ones((len(SIZES), *SHAPES["softmax"]))
     rounds = (1, 2, 9, 33, 101, 1001, 2**17)
     for round in rounds:
-        ExactNoise(source).answer(gradient_question(rows, loss, points, z, round, active))
+        ExactNoise(source).answer(gradient_query(rows, loss, points, z, round, active))
     agents = range(len(SIZES)) if active is None else active.tolist()
     assert asked == {
         (i, round): (Lattice(loss.lipschitz, 240, SIZES[i]).noise_scale(z[i]), 240) for i in agents for round in rounds
     }
 
 
-def test_noise_of_the_other_methods_differs_from_round_to_round_and_run_to_run() -> None:
+def test_noise_of_other_methods_differs_between_rounds_and_runs() -> None:
     for how in ["dp_sgd", "dp_sgd of samples", "dp_sgd, exact", "admm_pvp"]:
         with case(how):
             method, _, kind = how.replace(" of samples", ",samples").partition(",")
             features, labels = np.zeros((20, 240)), np.tile([-1.0, 1.0], 10)
             runs = []
             for _ in range(2):
-                seen = Watcher()
+                seen = RoundRecorder()
                 sampled = DpSgd(learning_rate=1.0, sampling=0.5 if kind == "samples" else 1.0)
                 simulate(
                     (features, labels),

@@ -1,6 +1,6 @@
-"""The constant column is a part of the row: with it no row is longer than 1, and no gradient than c1.
+"""The constant column is part of the row: with it, row norms are at most 1 and gradient norms at most c1.
 
-Lengths are computed here in exact fractions of the stored numbers, so that no rounding hides anything.
+Norms are computed in exact fractions of the stored numbers, so rounding cannot hide a violation.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def dense(features: Features) -> Any:
     return features if isinstance(features, np.ndarray) else features.toarray()
 
 
-def longest(features: Features) -> float:
-    """The length of the longest row, its square summed without rounding."""
+def max_norm(features: Features) -> float:
+    """Return the largest row norm, with its square summed without rounding."""
     squares = (sum(Fraction(float(x)) ** 2 for x in row) for row in dense(features))
     return float(max(squares)) ** 0.5
 
@@ -60,15 +60,18 @@ def slack(features: Features) -> float:
 
 
 def check_rows(features: Features, least: float = 0.0) -> None:
-    """At most 1 long with the constant column, which is the last and in every row the same."""
+    """Check that norms are at most 1 and that the constant column is the last and equal in every row."""
     assert slack(features) < NORM_SLACK
-    assert least <= longest(features) <= 1.0 + slack(features)
+    assert least <= max_norm(features) <= 1.0 + slack(features)
     column = dense(features)[:, -1]
     np.testing.assert_allclose(column, INTERCEPT, rtol=1e-15 if features.dtype == np.float64 else 3e-7)
 
 
 def on_the_sphere(seed: int = 0, n: int = 200, d: int = 6) -> Floats:
-    """Rows of length 1 to rounding: in all directions, along the axes, tiny numbers beside large ones."""
+    """Return rows of norm 1 up to rounding:
+
+    in random directions, along the axes, and with entries of very different size.
+    """
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((n, d)) * 10.0 ** rng.integers(-6, 1, (n, d))
     rows[:, 0] += 1e-3
@@ -76,14 +79,14 @@ def on_the_sphere(seed: int = 0, n: int = 200, d: int = 6) -> Floats:
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
-def test_the_two_shares_are_one_together() -> None:
+def test_squared_shares_of_rows_and_constant_sum_to_1() -> None:
     for kind in (np.float64, np.float32):
         total = sum(Fraction(float(kind(share))) ** 2 for share in (INTERCEPT, BESIDE_INTERCEPT))
         assert abs(float(total) - 1.0) <= (1e-16 if kind is np.float64 else 1e-7)
     assert INTERCEPT > 0.2
 
 
-def test_rows_of_length_1_keep_it_with_the_constant_column() -> None:
+def test_rows_of_norm_1_keep_norm_1_with_the_constant_column() -> None:
     for storage in STORAGE:
         with case(storage):
             with_constant = with_intercept(stored(on_the_sphere(), storage))
@@ -96,19 +99,17 @@ def test_rows_of_length_1_keep_it_with_the_constant_column() -> None:
 
 @prove
 @given(st.integers(0, 2**32), st.sampled_from(STORAGE), st.floats(1.0, 1e12), st.integers(1, 40))
-def test_rows_beyond_1_are_shortened_before_the_constant_column_comes(
-    seed: int, storage: str, factor: float, d: int
-) -> None:
+def test_rows_are_clipped_before_the_constant_column_is_added(seed: int, storage: str, factor: float, d: int) -> None:
     rows = on_the_sphere(seed, 50, d) * factor
     rows[::2] *= 1.0 + 1e-7
     check_rows(with_intercept(clip_rows(stored(rows, storage))), least=1.0 - 1e-6)
 
 
-def test_rows_within_the_slack_stay_within_it() -> None:
+def test_rows_within_the_tolerance_stay_within_it() -> None:
     for storage in STORAGE:
         with case(storage):
             rows = on_the_sphere() * (1.0 + 0.7 * NORM_SLACK)
-            assert longest(with_intercept(stored(rows, storage))) <= 1.0 + NORM_SLACK
+            assert max_norm(with_intercept(stored(rows, storage))) <= 1.0 + NORM_SLACK
 
 
 # --- tables ------------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ SCHEMAS = {
 
 
 def cells(n: int = 300) -> Any:
-    """Every number at a bound or beyond it: no row could be longer."""
+    """Return cells at or beyond their bounds, which give the largest possible norms."""
     rng = np.random.default_rng(1)
     table: dict[str, Any] = {
         "a": rng.choice([0.0, 1.0, -9.0, 9.0], n),
@@ -141,7 +142,7 @@ def cells(n: int = 300) -> Any:
     return pa.record_batch({name: pa.array(list(values)) for name, values in table.items()})
 
 
-def test_encoded_tables_count_the_constant_column() -> None:
+def test_norms_of_encoded_tables_include_the_constant_column() -> None:
     for name in SCHEMAS:
         with case(name):
             schema = SCHEMAS[name]
@@ -158,7 +159,7 @@ def test_encoded_tables_count_the_constant_column() -> None:
 
 
 def gradients(rows: Rows, loss: Any, point: Floats, bound: float) -> list[Floats]:
-    """The gradient of a row that is there twice, by every kernel that there is."""
+    """Return the gradient of a duplicated row, from every kernel."""
     points = point[None]
     return [
         kernels.gradient(rows, points, loss, bound=bound)[0],
@@ -167,8 +168,8 @@ def gradients(rows: Rows, loss: Any, point: Floats, bound: float) -> list[Floats
     ]
 
 
-def test_a_gradient_is_shortened_to_c1_as_a_whole() -> None:
-    """The constant column's part counts: at a far point the length is c1, not c1 for the rest alone."""
+def test_gradient_is_clipped_jointly_with_the_constant_column() -> None:
+    """At a far point the norm of the whole gradient is c1."""
     for storage, loss in product(STORAGE, LOSSES):
         with case(storage, loss):
             data = with_intercept(stored(on_the_sphere(n=8), storage))
@@ -181,7 +182,7 @@ def test_a_gradient_is_shortened_to_c1_as_a_whole() -> None:
                     for found in gradients(rows, loss, point, bound):
                         length = float(np.linalg.norm(found))
                         assert 0.999 * bound <= length <= bound * (1.0 + 1e-12)
-                        assert abs(found[-1]).max() > 0.1 * length  # it is in there
+                        assert abs(found[-1]).max() > 0.1 * length  # it occurs
 
 
 def test_an_owners_rows_with_a_constant_column() -> None:
@@ -194,7 +195,7 @@ def test_an_owners_rows_with_a_constant_column() -> None:
                 assert own.n_features == 7
                 check_rows(own._rows.features, least=1.0 - 1e-6)
                 norms = own._rows.norms
-                assert abs(norms[0] - longest(own._rows.features)) < 1e-12
+                assert abs(norms[0] - max_norm(own._rows.features)) < 1e-12
                 total = gradient_total(own, np.full((7, 1), 1e6), 0.5, loss) / 2.0
                 assert 0.4999 < np.linalg.norm(total) <= 0.5 * (1.0 + 1e-12)
 
@@ -231,11 +232,11 @@ def test_rows_of_a_simulation() -> None:
 
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize(
-    "known",
+    "bounds",
     [{"data_norm": 2.0}, {"bounds": (-2.0, 2.0)}, {"scale": 0.5, "data_norm": 4.0}],
     ids=["norm", "bounds", "scale"],
 )
-def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, known: Any) -> None:
+def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, bounds: Any) -> None:
     seen: list[Rows] = []
 
     def watching(prepared: Any, *words: Any, **more: Any) -> Any:
@@ -247,11 +248,11 @@ def test_rows_of_estimators(monkeypatch: pytest.MonkeyPatch, storage: str, known
     far = features * features.dtype.type(30.0)
     labels = np.arange(60) % 2
     for rows in (features, far):
-        DPADMMClassifier(1.0, classes=[0, 1], max_iter=2, **known).fit(rows, labels)
-        DPADMMRegressor(1.0, y_bounds=(0, 1), max_iter=2, **known).fit(rows, labels)
+        DPADMMClassifier(1.0, classes=[0, 1], max_iter=2, **bounds).fit(rows, labels)
+        DPADMMRegressor(1.0, y_bounds=(0, 1), max_iter=2, **bounds).fit(rows, labels)
     assert len(seen) == 4
-    for each in seen:
-        check_run(each, least=1.0 - 1e-6 if "data_norm" in known else INTERCEPT)
+    for item in seen:
+        check_run(item, least=1.0 - 1e-6 if "data_norm" in bounds else INTERCEPT)
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz"])

@@ -1,8 +1,8 @@
-"""All that leaves the sites of a study with secure aggregation: one row moves the sum of all, and tells nothing else.
+"""All messages of the sites of a study with secure aggregation: one row changes the sum and nothing else.
 
-Real guards play a whole study, with restarts and refusals of every kind, under the same noise and the same keys. For
-neighbouring tables of one site its masked answers differ by what the row adds, and nobody else says anything else.
-Of masked answers, alone or added up, nothing is seen but numbers that look uniform, until all members have answered.
+Real guards run a whole study, with restarts and all kinds of refusals, with the same noise and keys. For neighbouring
+tables of one site, its masked answers differ by the contribution of the row, and nothing else differs. Masked answers
+and their sums look uniform until all members have answered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from guards import STUDY, D, M, guarded, memory_folder, private, rows
 from looping import case
 from masked_sites import ALL, KEYS, MASKED, MASKING, OWNER, ROSTER, N, masked_study, site, unmasked
-from neighbours import Seen, allowed_steps, steps_between, watched
+from neighbours import Outbound, allowed_steps, steps_between, watched
 from scipy.stats import chisquare
 
 from dpadmm.accounting.events import Release
@@ -50,9 +50,9 @@ def point(round: int) -> Any:
     return np.array([[0.3], [-40.0], [1e154]]) * (round - 1)
 
 
-def played(folder: Path, neighbour: str | None) -> tuple[Seen, dict[tuple[int, int], Any]]:
-    """All that is said, beside masked answers, and those by round and site."""
-    seen, answers = Seen(), dict[tuple[int, int], Any]()
+def run_study(folder: Path, neighbour: str | None) -> tuple[Outbound, dict[tuple[int, int], Any]]:
+    """Return all messages except masked answers, and the masked answers by round and site."""
+    seen, answers = Outbound(), dict[tuple[int, int], Any]()
     with watched(seen, seed=1):
         for part in ((1, 2), (2, 3, 4), ()):
             with ExitStack() as held:
@@ -60,11 +60,11 @@ def played(folder: Path, neighbour: str | None) -> tuple[Seen, dict[tuple[int, i
                 guards = [held.enter_context(site(folder / str(i), i, MASKED, OWNER, opened[i])) for i in range(N)]
                 for round in part:
                     requests = [guards[i].prepare(HASH, round, point(round), b"memo") for i in range(N)]
-                    seen.said += requests
+                    seen.messages += requests
                     for i in ROUNDS[round]:
                         answer = guards[i].mask(HASH, round, requests[i], bitmap_of(ROUNDS[round], N))
                         assert np.array_equal(answers.setdefault((round, i), answer), answer)
-                refused(seen, guards[0])
+                send_refused_requests(seen, guards[0])
         with guarded(folder / "0", opened[0], OWNER, key=KEYS[0]) as guard:
             guard.enrol(MASKED)
             seen.ask(guard.leave, HASH)
@@ -72,8 +72,8 @@ def played(folder: Path, neighbour: str | None) -> tuple[Seen, dict[tuple[int, i
     return seen, answers
 
 
-def refused(seen: Seen, guard: Guard) -> None:
-    """Whatever can be asked that is refused, in public words."""
+def send_refused_requests(seen: Outbound, guard: Guard) -> None:
+    """Send all kinds of invalid requests and record the messages of the refusals."""
     request = guard.prepare(HASH, 1, point(1), b"memo")
     before = len(seen.uploads)
     for round, asked, members in (
@@ -101,20 +101,20 @@ def refused(seen: Seen, guard: Guard) -> None:
     assert len(seen.uploads) == before
 
 
-def test_one_row_moves_the_masked_answers_of_its_site_by_what_it_adds_and_nothing_else() -> None:
+def test_replacing_a_row_changes_only_its_sites_masked_answers_by_its_contribution() -> None:
     grid = Lattice(1.0, D, MASKING.max_rows_per_site)
     with memory_folder() as folder:
-        one, answers = played(folder, None)
+        one, answers = run_study(folder, None)
     for neighbour in (*ROWS, "opposite"):
         with case(neighbour), memory_folder() as folder:
-            other, moved = played(folder, neighbour)
-            assert other.said == one.said
+            other, moved = run_study(folder, neighbour)
+            assert other.messages == one.messages
             assert moved.keys() == answers.keys()
             for (round, i), answer in answers.items():
                 steps = steps_between(moved[round, i], answer)  # modulo 2^64, where masks are the same
                 assert (steps <= allowed_steps(grid)) if i == 0 else steps == 0.0
             for round, members in ROUNDS.items():
-                sums = [sum(each[round, i] for i in members) for each in (moved, answers)]
+                sums = [sum(item[round, i] for i in members) for item in (moved, answers)]
                 assert np.abs(sums).max() < N * grid.max_upload(grid.noise_scale(20.0, MASKING.min_honest_sites))
                 assert np.array_equal(
                     sums[0] - sums[1], moved[round, 0] - answers[round, 0] if 0 in members else 0 * sums[0]
@@ -129,13 +129,16 @@ MEMBERS, COLLUDING = (0, 1, 2, 4), (2,)
 
 
 def uniform(numbers: Any) -> bool:
-    """Each of the eight bytes of numbers takes all values as often; a false alarm in 1e6."""
+    """Return whether each of the eight bytes of the numbers is uniform; false alarms have probability 1e-6."""
     places = numbers.astype("<i8").reshape(-1).view(np.uint8).reshape(-1, 8).T
-    return min(chisquare(np.bincount(each, minlength=256)).pvalue for each in places) > 1e-6 / 8
+    return min(chisquare(np.bincount(place, minlength=256)).pvalue for place in places) > 1e-6 / 8
 
 
-def test_until_all_have_answered_masked_answers_and_their_sums_look_uniform() -> None:
-    """Also to those who know the streams of a colluding member; the sum of all is no larger than sums and noise."""
+def test_masked_answers_and_partial_sums_look_uniform() -> None:
+    """This also holds for an observer with the streams of a colluding member.
+
+    The full sum is as small as sums and noise.
+    """
     study = wide_study()
     bitmap, seen, bare = bitmap_of(MEMBERS, N), [], []
     with memory_folder() as folder, ExitStack() as held:

@@ -1,4 +1,4 @@
-"""The promise itself, on the real kernels: replacing one row moves a sum by at most 2·R, silencing one by R."""
+"""Sensitivity of the real kernels: replacing a row changes a sum by at most 2·R, silencing a row by at most R."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ signed = st.sampled_from([-1.0, 1.0])
 
 @st.composite
 def worlds(draw):
-    """Three features, four rows and a replacement for the first, labels, a point: all as bad as can be."""
+    """Draw three features, four rows and a replacement of the first, labels and a point, all extreme."""
     loss = draw(st.sampled_from(LOSS_CASES))
     cell = st.builds(np.multiply, st.sampled_from(SIZES), signed)
     if loss.task == "binary":
@@ -63,7 +63,7 @@ def _gradient(loss, features, labels, point, weights, how):
 @pytest.mark.parametrize("how", ["dense", "sparse", "coded", "reference", "reference sparse", "reference coded"])
 @prove
 @given(world=worlds())
-def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
+def test_replacing_a_row_changes_the_mean_gradient_by_at_most_the_sensitivity(how, world):
     loss, features, labels, point, weights = world
     after = [4, 1, 2, 3]
     one = _gradient(loss, features[:4], labels[:4], point, _some(weights, slice(4)), how)
@@ -78,8 +78,8 @@ def test_one_row_moves_the_mean_gradient_by_at_most_the_sensitivity(how, world):
 @pytest.mark.parametrize("storage", [np.asarray, csr_array, coded, np.float32])
 @prove
 @given(world=worlds(), place=st.integers(0, 7))
-def test_one_row_moves_every_statistic_by_at_most_its_sensitivity(name, storage, world, place):
-    """Replaced, by what the grid's noise is for; silenced, which ids of others can do to a row, by half of that."""
+def test_replacing_or_silencing_a_row_changes_each_statistic_within_its_sensitivity(name, storage, world, place):
+    """Silencing, which another person's id can do to a row, may cost at most half."""
     loss, features, labels, point, weights = world
     if name == "newton":
         loss = loss if loss.task == "count" else Logistic() if loss.task == "binary" else Squared()
@@ -102,19 +102,19 @@ def test_one_row_moves_every_statistic_by_at_most_its_sensitivity(name, storage,
     assert np.linalg.norm(one - gone) <= statistic.row_norm * (1.0 + 1e-12)
 
 
-def test_a_row_too_small_to_square_is_clipped_too():
+def test_rows_whose_square_underflows_are_clipped():
     rows = make_rows(np.array([[1e-170, 0.0], [0.0, 0.0]]), np.array([1e300, 0.0]))
     gradient = kernels.gradient(rows, np.zeros((1, 2, 1)), Squared(2.0))
     assert np.linalg.norm(2 * gradient) <= 2.0
 
 
-def test_a_huge_label_is_clipped_and_not_lost():
+def test_huge_labels_are_clipped_and_still_contribute():
     rows = make_rows(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([1e308, 0.0]))
     gradient = kernels.gradient(rows, np.zeros((1, 2, 1)), Squared(2.0))
     np.testing.assert_allclose(2 * gradient[0, 0, 0], -2.0)
 
 
-def test_no_row_can_turn_a_whole_run_into_nan():
+def test_extreme_rows_do_not_produce_nan():
     rng = np.random.default_rng(0)
     features = rng.uniform(-0.3, 0.3, (40, 4))
     labels = rng.uniform(-1, 1, 40)

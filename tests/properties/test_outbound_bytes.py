@@ -1,7 +1,7 @@
-"""All that leaves an agent, byte by byte, for neighbouring tables under the same noise: uploads alone differ.
+"""All bytes that leave an agent, compared for neighbouring tables with the same noise: only uploads differ.
 
-Noise and salt come from a seed in place of the operating system, through the real sampler. A whole study is
-played on a table D and on D', where one row is another one, with refusals of every kind in between.
+Noise and salt come from a seed instead of the operating system, through the real sampler. A whole study runs on a table
+D and on D', where one row is replaced, with all kinds of refusals.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from guards import POLICY, STUDY, D, M, consensus, guarded, memory_folder, own, rows
 from looping import case
-from neighbours import LIMIT, LONG, Seen, allowed_steps, steps_between, watched
+from neighbours import LIMIT, LONG, Outbound, allowed_steps, steps_between, watched
 from scipy.sparse import csr_array
 
 from dpadmm.sites.agent import Agent
@@ -67,7 +67,7 @@ def study_of(loss: str, method: str = "dp_admm", **changes: Any) -> Study:
 
 
 def table(loss: str, neighbour: str | None) -> tuple[Any, Any]:
-    """D, or D' where its third row is another one."""
+    """Return D, or D', where the third row is replaced."""
     features, labels = rows(seed=5)
     labels = np.maximum(labels, 0.0) if loss == "softmax" else labels
     if neighbour == "opposite":
@@ -81,7 +81,7 @@ def table(loss: str, neighbour: str | None) -> tuple[Any, Any]:
     return features, labels
 
 
-def played(
+def run_study(
     folder: Path,
     study: Study,
     neighbour: str | None,
@@ -89,25 +89,25 @@ def played(
     sparse: bool = False,
     agent: bool = False,
     seed: int = 1,
-) -> Seen:
-    """A whole study with a restart; by the guard at given points, or by an agent with its own."""
+) -> Outbound:
+    """Run a whole study with a restart: a guard at given points, or an agent at its own."""
     features, labels = table(study.training.loss.name, neighbour)
-    opened, seen = own(csr_array(features) if sparse else features, labels), Seen()
+    opened, seen = own(csr_array(features) if sparse else features, labels), Outbound()
 
     with watched(seen, seed):
         for part in (range(1, 4), range(3, len(POINTS) + 1)):
             with guarded(folder, opened, WIDE) as guard:
                 enrolled = guard.enrol(study)
-                seen.said.append(f"{enrolled.terms} {enrolled.query_at(1).grid}")
+                seen.messages.append(f"{enrolled.terms} {enrolled.query_at(1).grid}")
                 asked = Agent(guard, study) if agent else None
                 for round in part:
                     if asked:
                         seen.ask(asked.step, round, consensus(round, study.shape))
                     else:
                         seen.ask(guard.answer, study.hash, round, _point(study, round))
-                _refused(seen, guard, study, asked)
+                _send_refused_requests(seen, guard, study, asked)
                 seen.uploads += [answer for _, answer, _ in guard.transcript(study.hash)]
-                seen.said += [f"{round} {memo.hex()}" for round, _, memo in guard.transcript(study.hash)]
+                seen.messages += [f"{round} {memo.hex()}" for round, _, memo in guard.transcript(study.hash)]
         with guarded(folder, opened, WIDE) as guard:
             guard.enrol(study)
             seen.ask(guard.leave, study.hash)
@@ -120,8 +120,8 @@ def _point(study: Study, round: int) -> Any:
     return np.tile(POINTS[round - 1][:, None], (1, study.shape[1]))
 
 
-def _refused(seen: Seen, guard: Guard, study: Study, agent: Agent | None) -> None:
-    """Whatever can be asked that is refused, in public words."""
+def _send_refused_requests(seen: Outbound, guard: Guard, study: Study, agent: Agent | None) -> None:
+    """Send all kinds of invalid requests and record the messages of the refusals."""
     shape, before = study.shape, len(seen.uploads)
     for name, round, point in (
         ("ab" * 32, 1, np.zeros(shape)),
@@ -146,10 +146,10 @@ def _refused(seen: Seen, guard: Guard, study: Study, agent: Agent | None) -> Non
 
 
 @cache
-def alone(loss: str, method: str, *, sparse: bool = False, agent: bool = False) -> Seen:
-    """What is seen of D."""
+def baseline(loss: str, method: str, *, sparse: bool = False, agent: bool = False) -> Outbound:
+    """Return the outbound data of D."""
     with memory_folder() as folder:
-        return played(folder, study_of(loss, method), None, sparse=sparse, agent=agent)
+        return run_study(folder, study_of(loss, method), None, sparse=sparse, agent=agent)
 
 
 CASES = [
@@ -161,14 +161,14 @@ CASES = [
 ]
 
 
-def test_neighbours_differ_in_uploads_alone_and_by_at_most_the_sensitivity():
+def test_guards_of_neighbouring_tables_differ_only_in_uploads_within_the_sensitivity():
     for loss, sparse, neighbour in CASES:
         with case(loss, sparse, neighbour):
             study = study_of(loss)
-            one = alone(loss, "dp_admm", sparse=sparse)
+            one = baseline(loss, "dp_admm", sparse=sparse)
             with memory_folder() as folder:
-                other = played(folder, study, neighbour, sparse=sparse)
-            assert other.said == one.said
+                other = run_study(folder, study, neighbour, sparse=sparse)
+            assert other.messages == one.messages
             grid = Lattice(float(study.problem.loss.lipschitz), D * study.shape[1], M)
             moved = [steps_between(a, b) for a, b in zip(one.uploads, other.uploads, strict=True)]
             assert len(moved) > len(POINTS)
@@ -176,39 +176,39 @@ def test_neighbours_differ_in_uploads_alone_and_by_at_most_the_sensitivity():
             assert max(moved) > 0.0
 
 
-def test_agents_of_neighbours_differ_in_uploads_alone():
+def test_agents_of_neighbouring_tables_differ_only_in_uploads():
     for neighbour, method in product(["plain", "huge", "subnormal", "label flipped"], ["dp_admm", "dp_sgd"]):
         with case(neighbour, method):
             study = study_of("logistic", method)
             with memory_folder() as folder:
-                other = played(folder, study, neighbour, agent=True)
-            one = alone("logistic", method, agent=True)
-            assert other.said == one.said
+                other = run_study(folder, study, neighbour, agent=True)
+            one = baseline("logistic", method, agent=True)
+            assert other.messages == one.messages
             assert len(other.uploads) == len(one.uploads)
             assert any(not np.array_equal(a, b) for a, b in zip(one.uploads, other.uploads, strict=True))
 
 
 @pytest.mark.parametrize("agent", [False, True])
-def test_the_same_rows_and_noise_are_the_same_bytes_and_other_noise_is_not(agent):
+def test_bytes_are_a_function_of_rows_and_noise(agent):
     study, seen = study_of("logistic"), []
     for seed in (1, 1, 2):
         with memory_folder() as folder:
-            seen.append(played(folder, study, None, agent=agent, seed=seed))
-    assert seen[0].said == seen[1].said == seen[2].said
-    told = [[upload.tobytes() for upload in each.uploads] for each in seen]
-    assert told[0] == told[1]
-    assert not set(told[0]) & set(told[2])
+            seen.append(run_study(folder, study, None, agent=agent, seed=seed))
+    assert seen[0].messages == seen[1].messages == seen[2].messages
+    uploads = [[upload.tobytes() for upload in item.uploads] for item in seen]
+    assert uploads[0] == uploads[1]
+    assert not set(uploads[0]) & set(uploads[2])
 
 
 HASHES = re.compile(r'("(?:fingerprint|content|chain)": )"[0-9a-f]{64}"|(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])')
 
 
-def test_what_a_ledger_shows_and_exports_differs_in_hashes_of_salt_and_uploads_alone(cli, tmp_path):
-    """Of the rows themselves there is one hash in a ledger, salted; it is shown nowhere."""
+def test_ledger_output_differs_only_in_salted_hashes_and_uploads(cli, tmp_path):
+    """A ledger contains one hash of the rows. It is salted and never displayed."""
     study, texts, exports = study_of("logistic"), [], []
     for neighbour in (None, "huge", None):
         with memory_folder() as folder:
-            played(folder, study, neighbour)
+            run_study(folder, study, neighbour)
             exported = tmp_path / "ledger.json"
             shown = [
                 cli("site", "budget", "--ledger", folder).succeeded().out,
@@ -222,11 +222,11 @@ def test_what_a_ledger_shows_and_exports_differs_in_hashes_of_salt_and_uploads_a
             assert about["salt"] not in everything
             assert about["rows"] not in everything
             assert len(bytes.fromhex(about["salt"])) == 16
-            texts.append([each.replace(str(folder), "FOLDER") for each in shown])
+            texts.append([item.replace(str(folder), "FOLDER") for item in shown])
             exports.append(json.loads(exported.read_text()))
     assert texts[0] == texts[2]
     assert texts[0] != texts[1]
-    masked = [[HASHES.sub(r'\1"..."', text) for text in each] for each in texts]
+    masked = [[HASHES.sub(r'\1"..."', text) for text in item] for item in texts]
     assert masked[0] == masked[1]
     for record, other in zip(exports[0]["records"], exports[1]["records"], strict=True):
         differing = {name for name in record if record[name] != other[name]}

@@ -1,8 +1,7 @@
-"""Every byte that a site sends over the network: each is public, or a number of a noisy upload.
+"""Every byte that a site sends over the network is public, or a number of a noisy upload.
 
-Real responders over real sites with tables of their own play the same study, with the same entropy in place
-of that of the operating system, on tables that differ in one row. For every field of a message a decision
-here says what it may be; a new field without one fails.
+Real responders and real sites run the same study with the same entropy, on tables that differ in one row. A table in
+this file states the allowed content of every message field. A new field without an entry fails the tests.
 """
 
 from __future__ import annotations
@@ -94,14 +93,14 @@ HEAD_FIELDS = (
 )  # fmt: skip
 
 
-def expected_head(asked: bytes, said: Message) -> bytes:
-    """The head of an answer, from public values alone."""
-    upload, refused = said.kind is Kind.UPLOAD, said.kind is Kind.REFUSED
+def expected_head(asked: bytes, answer: Message) -> bytes:
+    """Build the head of an answer from public values."""
+    upload, refused = answer.kind is Kind.UPLOAD, answer.kind is Kind.REFUSED
     d, p = STUDY.shape if upload else (0, 0)
     return HEAD.pack(
         MAGIC,
         VERSION,
-        said.kind,
+        answer.kind,
         0,
         bytes.fromhex(STUDY.hash),
         hashlib.sha256(asked).digest(),
@@ -110,11 +109,11 @@ def expected_head(asked: bytes, said: Message) -> bytes:
         p,
         0 if refused else N_ROWS,
         0 if refused else PERSONS_ROWS,
-        8 * d * p + len(said.code),
+        8 * d * p + len(answer.code),
     )
 
 
-def test_there_is_a_decision_for_every_field() -> None:
+def test_every_message_field_has_an_allowed_content() -> None:
     assert set(DECIDED) == set(Message._fields)
     assert {kind.name for kind in Kind} == {
         *("CALL", "REQUEST", "END", "MASK", "PRESENT", "UPLOAD", "REFUSED", "READY", "MASKED")
@@ -126,8 +125,8 @@ def test_there_is_a_decision_for_every_field() -> None:
     assert HEAD.unpack_from(packed(Message(Kind.REQUEST, STUDY.hash, 7, np.zeros(STUDY.shape))))[6] == 7
 
 
-def test_a_sign_of_life_is_the_clock_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link gives it by itself: it has the site's name, and nothing that knows rows."""
+def test_heartbeat_contains_only_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link sends it. The link has the site's name and no access to rows."""
     sent: list[tuple[str, bytes]] = []
 
     async def publish(_: Link, subject: str, data: bytes) -> bool:
@@ -146,8 +145,8 @@ def test_a_sign_of_life_is_the_clock_and_nothing_else(monkeypatch: pytest.Monkey
     assert sent == [("dpadmm.alive.up.north", struct.pack("<4sBBHd", MAGIC, VERSION, 255, 0, 1.8e9))]
 
 
-def test_a_claim_is_what_the_ledger_s_mark_says_and_a_number_of_its_process(tmp_path: Path) -> None:
-    """The chain has no row in it but through salted digests and what was released: SHA-256 of records."""
+def test_lease_contains_only_ledger_mark_and_process_number(tmp_path: Path) -> None:
+    """The chain depends on rows only through salted digests and releases: SHA-256 of records."""
     with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
         ledger.reserve(STUDY.hash, 0.5, about={"salt": "ab", "rows": "cd"})
     lease = Lease(tmp_path, lambda: 2, logging.getLogger("nobody"))
@@ -162,8 +161,8 @@ def test_a_claim_is_what_the_ledger_s_mark_says_and_a_number_of_its_process(tmp_
 # --- a study at a responder
 
 
-class Chance:
-    """``os`` with randomness from a seed."""
+class SeededOS:
+    """``os`` with seeded randomness."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -181,8 +180,8 @@ def request(round: int, value: float = 0.25) -> bytes:
     return packed(Message(Kind.REQUEST, STUDY.hash, round, point))
 
 
-def odd_messages() -> list[bytes]:
-    """What a site answers with a refusal, or not at all."""
+def invalid_messages() -> list[bytes]:
+    """Return messages that a site refuses or ignores."""
     whole = request(1)
     nan = bytearray(whole)
     nan[HEAD.size : HEAD.size + 8] = np.array([np.nan]).tobytes()
@@ -209,11 +208,11 @@ Said = list[tuple[str, bytes, bytes | None]]
 
 
 @cache
-def played(row: str) -> tuple[Said, list[Any]]:
-    """All that a site says to a study, from the first call to the last; and what its ledger holds of it."""
-    said: Said = []
+def run_study(row: str) -> tuple[Said, list[Any]]:
+    """Return all messages of a site in a study, from the first call to the last, and the contents of its ledger."""
+    exchanges: Said = []
     with memory_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        chance = Chance()
+        chance = SeededOS()
         for module in ("discrete_gaussian", "guard", "ledger"):
             patch.setattr(f"dpadmm.trusted.{module}.os", chance)
         table = [*ROWS[:11], row, *ROWS[12:]]
@@ -225,17 +224,17 @@ def played(row: str) -> tuple[Said, list[Any]]:
         responder = Responder(site.guard, site.policy.unit.rows, logging.getLogger("nobody listens"))
 
         def ask(when: str, *messages: bytes) -> None:
-            said.extend((when, data, responder.answer(STUDY.hash, data)) for data in messages)
+            exchanges.extend((when, data, responder.answer(STUDY.hash, data)) for data in messages)
 
         responder.open()
         ask("before it is accepted", CALL, request(1), b"garbage")
         assert responder.accept(STUDY) is None
-        ask("at first", CALL, request(2), *odd_messages(), request(1), CALL, request(1), request(2))
-        ask("after two rounds", *odd_messages(), request(1, 0.5), request(1), request(2, 0.5), request(2))
+        ask("at first", CALL, request(2), *invalid_messages(), request(1), CALL, request(1), request(2))
+        ask("after two rounds", *invalid_messages(), request(1, 0.5), request(1), request(2, 0.5), request(2))
         responder.close()
         responder.open()
         responder.accept(STUDY)
-        ask("after a restart", CALL, request(2), request(3), *odd_messages())
+        ask("after a restart", CALL, request(2), request(3), *invalid_messages())
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(CheckedRows, "total", lambda rows, *_: 1 / 0 if rows.n_rows else None)
             ask("a gradient that fails", request(4))
@@ -247,29 +246,29 @@ def played(row: str) -> tuple[Said, list[Any]]:
         (folder / "table.csv").write_text(rows + "50,30,yes\n")
         responder.open()
         assert responder.accept(STUDY) is not None
-        ask("after the rows were changed", CALL, request(4), *odd_messages())
+        ask("after the rows were changed", CALL, request(4), *invalid_messages())
         (folder / "table.csv").write_text(rows)
         assert responder.accept(STUDY) is None
         ask("at the end", request(4))
         answers = responder._guard.transcript(STUDY.hash) if responder._guard else []
         ask("at the end", END)
         responder.leave(STUDY)
-        ask("after it was left", CALL, request(1), request(4), request(4, 0.5), *odd_messages())
+        ask("after it was left", CALL, request(1), request(4), request(4, 0.5), *invalid_messages())
         responder.close()
         assert read_ledger(site.ledger).accounts[STUDY.hash].closed
-    return said, answers
+    return exchanges, answers
 
 
 def message(data: bytes) -> Message:
     return unpacked(data, study=STUDY.hash, shape=STUDY.upload_shape, from_site=True)
 
 
-def test_every_byte_but_an_uploads_numbers_is_made_of_public_values() -> None:
+def test_all_bytes_except_upload_numbers_are_public() -> None:
     for neighbour in NEIGHBOURS:
         with case(neighbour):
-            said, answers = played(NEIGHBOURS[neighbour])
+            exchanges, answers = run_study(NEIGHBOURS[neighbour])
             uploads, kinds = expected_uploads(answers), set()
-            for when, asked, answer in said:
+            for when, asked, answer in exchanges:
                 if answer is None:
                     assert when == "before it is accepted" or asked == END
                     continue
@@ -291,7 +290,7 @@ def test_every_byte_but_an_uploads_numbers_is_made_of_public_values() -> None:
 
 
 def expected_uploads(answers: list[Any]) -> dict[int, Any]:
-    """Uploads from what the guard answered alone: nothing else is in them, not even in the last bits."""
+    """Build uploads from the guard's answers only, to the last bit."""
     grid = Lattice(float(STUDY.problem.loss.lipschitz), STUDY.shape[0] * STUDY.shape[1], N_ROWS)
     method = STUDY.method(N_ROWS)
     state, out = method.init(STUDY.problem, PublicSizes(np.array([N_ROWS]), STUDY.shape[0])), {}
@@ -304,19 +303,19 @@ def expected_uploads(answers: list[Any]) -> dict[int, Any]:
     return out
 
 
-def test_neighbours_say_the_same_but_for_the_numbers_of_uploads() -> None:
+def test_messages_of_neighbouring_tables_differ_only_in_upload_numbers() -> None:
     for neighbour in list(NEIGHBOURS)[1:]:
         with case(neighbour):
-            one, other = played(NEIGHBOURS["as it is"])[0], played(NEIGHBOURS[neighbour])[0]
+            one, other = run_study(NEIGHBOURS["as it is"])[0], run_study(NEIGHBOURS[neighbour])[0]
             assert len(one) == len(other)
             differing = 0
-            for (when, asked, mine), (_, _, theirs) in zip(one, other, strict=True):
-                if mine is not None and theirs is not None and message(mine).kind is Kind.UPLOAD:
-                    assert mine[: HEAD.size] == theirs[: HEAD.size], when
-                    assert len(mine) == len(theirs)
-                    differing += mine != theirs
+            for (when, asked, first), (_, _, second) in zip(one, other, strict=True):
+                if first is not None and second is not None and message(first).kind is Kind.UPLOAD:
+                    assert first[: HEAD.size] == second[: HEAD.size], when
+                    assert len(first) == len(second)
+                    differing += first != second
                 else:
-                    assert mine == theirs, (when, asked[:8])
+                    assert first == second, (when, asked[:8])
             assert differing > 0
 
 
@@ -327,8 +326,8 @@ MASKED = replace(
 )
 
 
-def masked_said(row: str) -> list[tuple[bytes, bytes | None]]:
-    """All that a site says to a study with secure aggregation: calls, requests, masks, forks and garbage."""
+def run_masked_study(row: str) -> list[tuple[bytes, bytes | None]]:
+    """Return all messages of a site in a study with secure aggregation: calls, requests, masks, forks and garbage."""
     start = MASKED.method(1).start(MASKED.shape)
     call = packed(Message(Kind.CALL, MASKED.hash))
     asked = [packed(Message(Kind.REQUEST, MASKED.hash, round, start)) for round in (1, 2)]
@@ -338,7 +337,7 @@ def masked_said(row: str) -> list[tuple[bytes, bytes | None]]:
         for body in (b"\xe0", b"\xc0", b"\x60", b"\xff")
     ]
     with memory_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        chance = Chance()
+        chance = SeededOS()
         for module in ("discrete_gaussian", "guard", "ledger"):
             patch.setattr(f"dpadmm.trusted.{module}.os", chance)
         table = [*ROWS[:11], row, *ROWS[12:]]
@@ -349,33 +348,33 @@ def masked_said(row: str) -> list[tuple[bytes, bytes | None]]:
         responder.open()
         assert responder.accept(MASKED) is None
         messages = [call, masks[0], asked[0], asked[0], *masks, masks[0], asked[0], call, asked[1], *masks[4:], b"x"]
-        said = [(data, responder.answer(MASKED.hash, data)) for data in messages]
+        exchanges = [(data, responder.answer(MASKED.hash, data)) for data in messages]
         responder.close()
-    return said
+    return exchanges
 
 
-def test_of_masked_studies_neighbours_differ_in_masked_numbers_alone() -> None:
+def test_masked_messages_of_neighbouring_tables_differ_only_in_masked_numbers() -> None:
     def read(data: bytes) -> Message:
         return unpacked(data, study=MASKED.hash, shape=MASKED.upload_shape, from_site=True, n_sites=3)
 
-    one = masked_said(ROWS[11])
+    one = run_masked_study(ROWS[11])
     kinds = {read(answer).kind for _, answer in one if answer}
     assert kinds == {Kind.PRESENT, Kind.READY, Kind.MASKED, Kind.REFUSED}
     for neighbour in ("another label", "beyond all bounds", "empty"):
         differing = 0
-        for (asked, mine), (_, theirs) in zip(one, masked_said(NEIGHBOURS[neighbour]), strict=True):
-            if mine is None or theirs is None or read(mine).kind is not Kind.MASKED:
-                assert mine == theirs, asked[:8]
+        for (asked, first), (_, second) in zip(one, run_masked_study(NEIGHBOURS[neighbour]), strict=True):
+            if first is None or second is None or read(first).kind is not Kind.MASKED:
+                assert first == second, asked[:8]
                 continue
-            assert mine[: HEAD.size] == theirs[: HEAD.size]
-            a, b = read(mine), read(theirs)
+            assert first[: HEAD.size] == second[: HEAD.size]
+            a, b = read(first), read(second)
             assert a.masked is not None
             assert b.masked is not None
             statistic = MASKED.terms.statistics[list(MASKED.terms.statistics)[min(a.round, 2) - 1]]
             grid = Lattice(statistic.row_norm, a.masked.size, N_ROWS)
             moved = (a.masked - b.masked).astype(float) * grid.step  # the masks are the same
             assert np.linalg.norm(moved) <= grid.sensitivity
-            differing += mine != theirs
+            differing += first != second
         assert differing > 0
 
 
@@ -383,32 +382,32 @@ CODES = {
     "before it is accepted": {None},
     "a gradient that fails": {"release-failed"},
     "an agent that fails": {"release-failed"},
-    "after the rows were changed": {"study-blocked"},  # why, is for the owner alone
+    "after the rows were changed": {"study-blocked"},  # only the owner may see the reason
     "after it was left": {"study-closed"},
 }
 
 
-def test_reasons_stay_at_the_site() -> None:
-    said, _ = played(NEIGHBOURS["as it is"])
+def test_refusal_messages_stay_at_the_site() -> None:
+    exchanges, _ = run_study(NEIGHBOURS["as it is"])
     for when, codes in CODES.items():
-        found = {message(data).code if data else None for each, _, data in said if each == when}
+        found = {message(data).code if data else None for time, _, data in exchanges if time == when}
         assert found == codes, when
-    seen = {message(data).code for _, _, data in said if data} - {""}
+    seen = {message(data).code for _, _, data in exchanges if data} - {""}
     assert seen >= {"round-missed", "round-over", "round-forked", "request-malformed", "study-blocked"}
 
 
-def test_the_same_request_gets_the_same_bytes_and_the_head_of_a_call_never_changes() -> None:
-    said, _ = played(NEIGHBOURS["as it is"])
+def test_repeated_requests_return_the_same_bytes() -> None:
+    exchanges, _ = run_study(NEIGHBOURS["as it is"])
     for asked in (CALL, request(1), request(2)):
         kinds = {}
-        for _, data, answer in said:
+        for _, data, answer in exchanges:
             if data == asked and answer is not None:
                 kinds.setdefault(message(answer).kind, set()).add(answer)
         assert len(kinds.get(Kind.PRESENT, kinds.get(Kind.UPLOAD, ()))) == 1
 
 
-def test_a_codes_list_is_closed() -> None:
-    """Every code that the code knows is on the list, or one of those that never leave."""
+def test_refusal_codes_are_from_the_closed_list() -> None:
+    """Every code in the source is either in the list of codes that sites send, or never sent."""
     table = (Path(__file__).parents[2] / "docs" / "explanation" / "threat-model.md").read_text(encoding="utf-8")
     section = table.partition("## Refusals")[2].partition("\n## ")[0]
     cells = (line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))

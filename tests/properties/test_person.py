@@ -1,7 +1,7 @@
-"""A person's promise, as files: replacing one person moves a sum by at most 2·k·c1, and m stays the same.
+"""Replacing one person in a file changes a sum by at most 2·k·c1 and leaves m unchanged.
 
-These are the examples of a defect: rows above the cap and rows of nobody were dropped, so that replacing one
-person could switch another person's row on. They need nothing but a site's files.
+These are regression examples: when rows above the limit and rows without an id were dropped, replacing one person could
+activate another person's row. They use only the files of a site.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ EXAMPLES = {
 
 
 def rows_of(folder, table, rows, *, k=1):
-    """The rows as a guard would hold them, from a file."""
+    """Return the rows of a file as a guard holds them."""
     columns = dict(zip(("id", "a", "b", "y"), zip(*rows, strict=True), strict=True))
     if table.endswith(".csv"):
         lines = [",".join(columns), *(",".join(row) for row in rows)]
@@ -81,7 +81,7 @@ def rows_of(folder, table, rows, *, k=1):
     return read_site(folder / "site.toml").open_rows(STUDY)
 
 
-def test_replacing_one_person_moves_a_sum_by_at_most_its_sensitivity(
+def test_replacing_a_person_changes_a_sum_by_at_most_the_sensitivity(
     tmp_path_factory: pytest.TempPathFactory,
 ):
     for example, table in product(EXAMPLES, ["table.csv", "table.parquet"]):
@@ -94,7 +94,7 @@ def test_replacing_one_person_moves_a_sum_by_at_most_its_sensitivity(
                 assert np.linalg.norm(moved) <= 2.0
 
 
-def test_silent_rows_have_no_gradient_and_the_others_keep_theirs(tmp_path):
+def test_silent_rows_have_zero_gradient_and_others_are_unchanged(tmp_path):
     rows = [("x", *UP), ("x", *SIDE), ("", *UP), ("8", *UP), ("08", *UP), ("y", *DOWN)]
     held = rows_of(tmp_path, "table.csv", rows)
     alone = rows_of(tmp_path, "table.csv", [rows[0], rows[5]])

@@ -1,4 +1,4 @@
-"""The digest that pins a study to its rows: whatever is changed in them, by one bit, it is another."""
+"""The digest that pins a study to its rows changes with every bit of the rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOSS = Huber(delta=1.0)
 
 @cache
 def table(n: int = N, d: int = D) -> tuple[Floats, Floats]:
-    """Short rows, which nothing shortens; every third number is a zero."""
+    """Return rows that need no clipping. Every third number is zero."""
     rng = np.random.default_rng([n, d])
     features = rng.uniform(0.1, 0.5, (n, d)).astype(np.float32).astype(float) / 2.0 ** np.ceil(np.log2(d))
     features.ravel()[::3] = 0.0
@@ -49,9 +49,9 @@ def digest(features: Features, labels: Floats, row_weights: Floats | None = None
 
 
 def flipped(values: Any, at: int, bit: int) -> Any:
-    """A copy with one bit of one number changed; its low bits, so that rows stay short and finite.
+    """Return a copy with one low bit of one number flipped, so that rows stay small and finite.
 
-    A zero becomes a normal number: subnormal ones are zeros in the rows that are summed.
+    A zero becomes a normal number, because subnormal numbers are replaced by zeros.
     """
     out = values.copy()
     words = out.view(np.uint64 if out.dtype.itemsize == 8 else np.uint32).reshape(-1)
@@ -60,7 +60,7 @@ def flipped(values: Any, at: int, bit: int) -> Any:
 
 
 def part(matrix: Any) -> Any:
-    """The array with the numbers of a matrix."""
+    """Return the array with the numbers of a matrix."""
     return layout(matrix)[1][0]
 
 
@@ -70,7 +70,7 @@ def with_part(matrix: Any, values: Any) -> Any:
     return replace(matrix, values=values) if isinstance(matrix, CodedRows) else values
 
 
-def test_every_cell_and_every_label_counts() -> None:
+def test_digest_depends_on_every_cell_and_label() -> None:
     for storage in STORAGE:
         with case(storage):
             features, labels = table()
@@ -84,20 +84,20 @@ def test_every_cell_and_every_label_counts() -> None:
             assert digest(stored(features, storage), labels.copy()) in seen
 
 
-def test_every_weight_counts_and_weights_of_1_too() -> None:
+def test_digest_depends_on_every_weight_including_1() -> None:
     features, labels = table()
     weights = np.linspace(0.25, 0.75, N)
     held, before = private(features, labels, row_weights=weights), weights.copy()
     seen = {digest(features, labels), digest(features, labels, np.ones(N)), held.digest()}
     seen |= {digest(features, labels, flipped(weights, at, 0)) for at in range(N)}
     assert len(seen) == 3 + N
-    weights[0] = 1.0  # by who gave them, and keeps them
+    weights[0] = 1.0  # by the caller, who keeps a reference
     assert held.digest() == digest(features, labels, before)
 
 
 @prove
 @given(st.sampled_from(STORAGE), st.integers(0, 10**6), st.integers(0, 20), st.booleans())
-def test_any_bit_of_any_number_counts(storage: str, place: int, bit: int, of_labels: bool) -> None:
+def test_digest_depends_on_every_bit(storage: str, place: int, bit: int, of_labels: bool) -> None:
     features, labels = table()
     matrix = stored(features, storage)
     if of_labels:
@@ -107,7 +107,7 @@ def test_any_bit_of_any_number_counts(storage: str, place: int, bit: int, of_lab
     assert digest(*other) != digest(matrix, labels)
 
 
-def test_every_code_counts() -> None:
+def test_digest_depends_on_every_category_code() -> None:
     features, labels = table()
     matrix = replace(coded(features), width=D + 1)
     seen = {digest(matrix, labels)}
@@ -122,7 +122,7 @@ LARGE = 150_000
 
 
 @pytest.mark.parametrize("storage", ["dense-f64", "csr-f32"])
-def test_no_cell_of_a_large_table_is_left_out(storage: str) -> None:
+def test_digest_covers_all_cells_of_a_large_table(storage: str) -> None:
     features, labels = table(LARGE, 4)
     matrix = stored(features, storage)
     size = part(matrix).size
@@ -133,7 +133,7 @@ def test_no_cell_of_a_large_table_is_left_out(storage: str) -> None:
 
 
 def moved_to(matrix: csr_array, at: int) -> csr_array:
-    """One stored number of a sparse matrix in another column."""
+    """Move one stored number of a sparse matrix to another column."""
     indices = matrix.indices.copy()
     row = int(np.searchsorted(matrix.indptr, at, "right")) - 1
     taken = set(indices[matrix.indptr[row] : matrix.indptr[row + 1]].tolist())
@@ -141,8 +141,8 @@ def moved_to(matrix: csr_array, at: int) -> csr_array:
     return csr_array((matrix.data, indices, matrix.indptr), shape=matrix.shape)
 
 
-def test_places_in_sparse_rows_count() -> None:
-    """The same numbers in other columns, or with the border of two rows elsewhere."""
+def test_digest_depends_on_positions_in_sparse_rows() -> None:
+    """The same numbers in other columns, or with another boundary between two rows."""
     features, labels = table()
     matrix = stored(features, "csr-f64")
     seen = {digest(matrix, labels)}
@@ -159,8 +159,8 @@ def test_places_in_sparse_rows_count() -> None:
     assert len(seen) == 2 + changes + 4
 
 
-def test_the_kind_of_numbers_counts_where_there_are_none() -> None:
-    """Sparse rows of zeros have no bytes of their own to tell them by."""
+def test_digest_depends_on_the_dtype_of_empty_rows() -> None:
+    """Sparse rows of zeros have no stored bytes."""
     labels = table()[1]
     kinds = {digest(csr_array((N, D), dtype=kind), labels) for kind in (np.float32, np.float64)}
     assert len(kinds) == 2
@@ -205,7 +205,7 @@ def _one_negative(a: Floats) -> Floats:
     return out
 
 
-def test_each_of_these_changes_is_another_digest() -> None:
+def test_these_changes_change_the_digest() -> None:
     features, labels = table()
     seen = {name: digest(*change(features.copy(), labels.copy())) for name, change in CHANGES.items()}
     seen["none"] = digest(features, labels)
@@ -216,7 +216,7 @@ SHAPED = [name for name in CHANGES if "column of zeros" not in name]
 
 
 @pytest.mark.parametrize("name", SHAPED)
-def test_a_study_is_not_gone_on_with_when_rows_changed(name: str) -> None:
+def test_study_is_refused_after_rows_changed(name: str) -> None:
     features, labels = table()
     other = CHANGES[name](features.copy(), labels.copy())
     with memory_folder() as folder:
@@ -230,7 +230,7 @@ def test_a_study_is_not_gone_on_with_when_rows_changed(name: str) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-def test_a_study_is_not_gone_on_with_when_one_bit_changed(storage: str) -> None:
+def test_study_is_refused_after_one_bit_changed(storage: str) -> None:
     features, labels = table()
     matrix = stored(features, storage)
     with memory_folder() as folder:
@@ -244,7 +244,7 @@ def test_a_study_is_not_gone_on_with_when_one_bit_changed(storage: str) -> None:
                 assert refusal(guard.enrol, STUDY).code == "data-changed"
 
 
-def test_rows_in_a_file_have_the_digest_of_the_same_rows_in_memory(tmp_path: Path) -> None:
+def test_digest_of_mapped_rows_equals_digest_in_memory(tmp_path: Path) -> None:
     schema, label = Schema((Number("a", (0, 1)), Number("b", (0, 1)))), Label("y", bounds=(0, 1))
     rng = np.random.default_rng(4)
     lines = [",".join(f"{x:.6f}" for x in row) for row in rng.uniform(0, 1, (5000, 3))]

@@ -1,7 +1,7 @@
-"""From an owner's file to the wire: whoever's rows are replaced, only noise is between the two worlds.
+"""From an owner's file to the network: for tables that differ in one person, only noisy sums differ.
 
-The tables are files, with persons who have many rows, several spellings of an id, or none; cells may hold
-anything. Everything is read, encoded, guarded, answered, packed and recorded by the real parts.
+The tables are files with persons who have many rows, several spellings of an id, or no id. Cells may have any content.
+Reading, encoding, guard, wire format and ledger are the real ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from guards import memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from looping import case
-from neighbours import LONG, Seen, allowed_steps, dense, steps_between, watched
+from neighbours import LONG, Outbound, allowed_steps, dense, steps_between, watched
 from person_tables import ROUNDS, SPELLINGS, Neighbours, PersonTable, neighbours, person_study
 from statistic_cases import all_statistics, grid_of, parameters_for
 
@@ -61,7 +61,7 @@ LIMITS = {
 
 
 def site_of(folder: Path, table: PersonTable, person: dict[str, Any]) -> Site:
-    """A site in a folder, read from its files."""
+    """Return a site in a folder, read from its files."""
     folder.mkdir(mode=0o700)
     sections = {
         "data": {"table": table.write(folder), "label": "outcome"},
@@ -83,7 +83,7 @@ def two_sites(folder: Path, pair: Neighbours) -> list[Site]:
 
 
 def check_sums(pair: Neighbours) -> None:
-    """At every point; and whatever the cells were: k rows that were there and k that came, and no more."""
+    """Check the sums at all points, for any content of the cells: at most k rows leave and k rows enter."""
     study = pair.study
     with memory_folder() as folder:
         one, other = (site.open_rows(study) for site in two_sites(folder, pair))
@@ -104,12 +104,12 @@ def check_sums(pair: Neighbours) -> None:
 
 @often
 @given(neighbours())
-def test_a_person_moves_a_sum_by_at_most_what_is_charged_for(pair: Neighbours) -> None:
+def test_replacing_a_person_changes_a_sum_by_at_most_the_charged_amount(pair: Neighbours) -> None:
     check_sums(pair)
 
 
-def test_who_has_anothers_id_in_another_spelling_counts_for_no_more() -> None:
-    """Who comes, and who goes: the other's rows must not be counted in, or out, beside."""
+def test_person_with_an_id_that_collides_with_another_does_not_exceed_the_charge() -> None:
+    """For the person who leaves and the person who enters: the other person's rows must not change in addition."""
     for way, form in product(SPELLINGS, ["csv", "parquet coded"]):
         with case(way, form):
             cells = ("100", "60", "north", "high", "yes", "")
@@ -120,12 +120,15 @@ def test_who_has_anothers_id_in_another_spelling_counts_for_no_more() -> None:
                 alike = [(SPELLINGS[way](name), *cells, "0"), *rows[1:]]
                 left = [("p0", *cells, "0"), *rows[1:]]
                 for one, other in ((rows, alike), (alike, left)):
-                    tables = [PersonTable(tuple(each), form, "text") for each in (one, other)]
+                    tables = [PersonTable(tuple(item), form, "text") for item in (one, other)]
                     check_sums(Neighbours(*tables, 1, True, person_study("huber"), (0,)))
 
 
-def test_labels_of_rows_above_the_cap_count_for_nothing() -> None:
-    """Many rows of a person, silent but for one, become many of another, with labels that are far away."""
+def test_labels_of_silent_rows_have_no_effect() -> None:
+    """All but one of a person's rows are silent.
+
+    They are replaced by rows of another person, with very different labels.
+    """
     cells = ("100", "60", "north", "high", "yes", "")
     for loss, (here, there) in {"huber": ("10", "5"), "squared": ("0", "5"), "logistic": ("no", "yes")}.items():
         for schema, intercept in product(("mixed", "sparse"), (True, False)):
@@ -146,24 +149,27 @@ HASHES = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 @dataclass(eq=False)
-class Heard(Seen):
-    """What an aggregator hears of a site, what stands in public files, and answers by their points."""
+class Observed(Outbound):
+    """Everything that a server receives from a site, public files, and answers by point."""
 
     wire: list[bytes | None] = field(default_factory=list)
     facts: list[Any] = field(default_factory=list)
     answers: list[tuple[Lattice, Any]] = field(default_factory=list)
 
-    def hear(self, study: Study, said: bytes | None) -> None:
-        """A message as it is; of an upload the head and the length, since numbers are noisy."""
-        if said is not None:
-            kind = unpacked(said, study=study.hash, shape=study.upload_shape, from_site=True).kind
-            said = said[: HEAD.size] + b"." * len(said[HEAD.size :]) if kind is Kind.UPLOAD else said
-        self.wire.append(said)
+    def receive(self, study: Study, message: bytes | None) -> None:
+        """Store a message as it is; of an upload, its head and length, because its numbers are noisy."""
+        if message is not None:
+            kind = unpacked(message, study=study.hash, shape=study.upload_shape, from_site=True).kind
+            message = message[: HEAD.size] + b"." * len(message[HEAD.size :]) if kind is Kind.UPLOAD else message
+        self.wire.append(message)
 
 
 @cache
 def _joined() -> Path:
-    """The ``network/`` of a site that has joined; one for all, since it is not of rows."""
+    """Return the ``network/`` folder of a site that has joined.
+
+    It is shared by all tests because it does not depend on rows.
+    """
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     authority = Authority.create(folder / "aggregator", hosts=["localhost"], port=4222)
@@ -172,42 +178,49 @@ def _joined() -> Path:
     return folder / "site" / "network"
 
 
-def played(folder: Path, pair: Neighbours, table: PersonTable, sizes: list[float]) -> Heard:
-    """A study at a site from its beginning to its end, with a restart, and whatever else may be asked."""
-    heard, study, network = Heard(), pair.study, _joined()
-    direct = [replace(study, name="asked directly"), shaped_study(pair)]
-    with watched(heard, seed=1, clocks=CLOCKS):
+def run_study(folder: Path, pair: Neighbours, table: PersonTable, sizes: list[float]) -> Observed:
+    """Run a study at a site from start to end, with a restart and all kinds of other requests."""
+    observed, study, network = Observed(), pair.study, _joined()
+    direct = [replace(study, name="asked directly"), pgd_study(pair)]
+    with watched(observed, seed=1, clocks=CLOCKS):
         site = site_of(folder / "site", table, pair.person)
         shutil.copytree(network, folder / "site" / "network")
         site.begin()
-        _review(heard, site, study)
+        _review(observed, site, study)
         decide(site.path.parent, study, "accepted")
         requests = [_request(study, i + 1, size) for i, size in enumerate(sizes)]
-        with _serving(heard, site) as say:
-            for data in (_call(study), requests[0], requests[0], *_refused(study), requests[1], requests[0]):
-                heard.hear(study, say(study.hash, data))
-            heard.facts.append(say("ab" * 32, _call(study)))
+        with _serving(observed, site) as say:
+            for data in (
+                _call(study),
+                requests[0],
+                requests[0],
+                *_refused(study),
+                requests[1],
+                requests[0],
+            ):
+                observed.receive(study, say(study.hash, data))
+            observed.facts.append(say("ab" * 32, _call(study)))
         with site.guard() as guard:
-            for each in direct:
-                _direct(heard, guard, each)
-            heard.answers += _comparable(guard, study)
-        with _serving(heard, site) as say:
+            for item in direct:
+                _direct(observed, guard, item)
+            observed.answers += _comparable(guard, study)
+        with _serving(observed, site) as say:
             for data in (_call(study), requests[1], *requests[2:], *_refused(study), _end(study)):
-                heard.hear(study, say(study.hash, data))
+                observed.receive(study, say(study.hash, data))
         with site.guard() as guard:
-            heard.answers += _comparable(guard, study)
+            observed.answers += _comparable(guard, study)
         decide(site.path.parent, study, "left")
-        with _serving(heard, site) as say:
+        with _serving(observed, site) as say:
             for data in (_call(study), requests[0], b"garbage"):
-                heard.hear(study, say(study.hash, data))
-        _books(heard, site, pair)
-    heard.said = [HASHES.sub("HASH", line.replace(str(folder), "FOLDER")) for line in heard.said]
-    return heard
+                observed.receive(study, say(study.hash, data))
+        _check_ledger(observed, site, pair)
+    observed.messages = [HASHES.sub("HASH", line.replace(str(folder), "FOLDER")) for line in observed.messages]
+    return observed
 
 
 @contextmanager
-def _serving(heard: Heard, site: Site) -> Iterator[Callable[[str, bytes], bytes | None]]:
-    """The site's process as it runs, without its connection; its responder, its log and its status."""
+def _serving(observed: Observed, site: Site) -> Iterator[Callable[[str, bytes], bytes | None]]:
+    """Return the site's process without its connection: responder, log and status."""
     process = SiteProcess(site, logging.getLogger("a site"))
     responder = process._responder
     responder.open()
@@ -218,8 +231,8 @@ def _serving(heard: Heard, site: Site) -> Iterator[Callable[[str, bytes], bytes 
         write_status(site.path.parent, process._status(SimpleNamespace(connected=True, seen={}, url="tls://hub")))
         status = json.loads((site.path.parent / STATUS).read_text())
         assert times[0] in status
-        plain = [{name: each for name, each in study.items() if name not in times} for study in status["studies"]]
-        heard.facts.append({**status, "at": None, times[0]: None, "studies": plain})
+        plain = [{name: value for name, value in study.items() if name not in times} for study in status["studies"]]
+        observed.facts.append({**status, "at": None, times[0]: None, "studies": plain})
     finally:
         responder.close()
 
@@ -239,9 +252,9 @@ def _request(study: Study, round: int, size: float) -> bytes:
 
 
 def _refused(study: Study) -> list[bytes]:
-    """Forked, skipped and absurd rounds, other shapes, no numbers, and no messages at all."""
+    """Send forked, skipped and invalid rounds, other shapes, non-numeric arrays and malformed messages."""
     right = _request(study, 2, 1.0)
-    odd = [packed(Message(Kind.REQUEST, study.hash, 2, each)) for each in (np.ones((1, 1)), np.ones((40, 9)))]
+    odd = [packed(Message(Kind.REQUEST, study.hash, 2, item)) for item in (np.ones((1, 1)), np.ones((40, 9)))]
     return [
         _request(study, 1, 0.125),
         _request(study, ROUNDS, 1.0),
@@ -258,11 +271,11 @@ def _refused(study: Study) -> list[bytes]:
     ]
 
 
-def _review(heard: Heard, site: Site, study: Study) -> None:
-    """Whether studies can be enrolled, by the dry run of ``site review``: no cell decides it."""
-    named = study.kind == "evaluation" or study.training.loss.name == "poisson"  # these say which columns they have
+def _review(observed: Observed, site: Site, study: Study) -> None:
+    """Record whether studies can be enrolled, by the dry run of ``site review``. No cell may change the result."""
+    named = study.kind == "evaluation" or study.training.loss.name == "poisson"  # these studies name their columns
     bare = person_study("logistic", "plain") if named else study
-    for each in (
+    for candidate in (
         study,
         person_study("logistic", "plain"),
         replace(study, training=study.training.with_changes(n_rounds=51)),
@@ -270,7 +283,7 @@ def _review(heard: Heard, site: Site, study: Study) -> None:
         Study(name="no such column", features=("height",), training=bare.training, **_kept(bare)),
         Study(name="ids", features=("id",), training=bare.training, **_kept(bare)),
     ):
-        heard.ask(lambda each=each: _public(site.dry_run(each, LedgerState())))
+        observed.ask(lambda candidate=candidate: _public(site.dry_run(candidate, LedgerState())))
 
 
 def _kept(study: Study) -> dict[str, Any]:
@@ -281,81 +294,83 @@ def _public(enrolled: EnrolledStudy) -> Any:
     return enrolled.terms, enrolled.query_at(1).grid, enrolled.rows.n_features, enrolled.rows.n_rows
 
 
-def _direct(heard: Heard, guard: Guard, study: Study) -> None:
-    """The guard itself, at the same points in both worlds."""
+def _direct(observed: Observed, guard: Guard, study: Study) -> None:
+    """Query the guard at the same points in both worlds."""
     enrolled = guard.enrol(study)
-    heard.facts.append(_public(enrolled))
+    observed.facts.append(_public(enrolled))
     for round in range(1, ROUNDS + 1):
         asked = enrolled.query_at(round)
         points = parameters_for(asked.statistic)
-        heard.answers.append((asked.grid, guard.answer(study.hash, round, points[(round - 1) % len(points)])))
+        observed.answers.append((asked.grid, guard.answer(study.hash, round, points[(round - 1) % len(points)])))
     shape = enrolled.query_at(2).statistic.parameter_shape
     for point in (np.ones(shape), np.full(shape, np.nan), np.full(shape, -1e300), np.ones((1, 1))):
-        heard.ask(guard.answer, study.hash, 2, point)
+        observed.ask(guard.answer, study.hash, 2, point)
 
 
-def shaped_study(pair: Neighbours) -> Study:
-    """The same columns with the method that asks for other statistics than the gradient."""
+def pgd_study(pair: Neighbours) -> Study:
+    """Return a study of the same columns with the method that uses other statistics than the gradient."""
     if pair.study.kind != "training" or (pair.study.label and pair.study.label.times):
         return replace(pair.study, name="shaped")
     return replace(pair.study, name="shaped", training=pair.study.training.with_changes(method="auto"))
 
 
 def _comparable(guard: Guard, study: Study) -> list[tuple[Lattice, Any]]:
-    """Answers at points that both worlds have in common: later ones of DP-ADMM are the agent's own."""
+    """Return the answers at points that are common to both worlds. Later points of DP-ADMM depend on the agent."""
     enrolled = guard.enrol(study)
-    told = [(enrolled.query_at(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]
-    return told[:1] if study.training.method.name == "dp_admm" else told
+    answers = [(enrolled.query_at(round).grid, answer) for round, answer, _ in guard.transcript(study.hash)]
+    return answers[:1] if study.training.method.name == "dp_admm" else answers
 
 
-def _books(heard: Heard, site: Site, pair: Neighbours) -> None:
-    """What the ledger shows and states; and that all k rows of a person were charged for."""
-    book, k = read_ledger(site.ledger), pair.k
-    heard.facts.append((book.cap, book.spent, book.promised, book.seq, [each.kind for each in book.records]))
-    account = book.accounts[pair.study.hash]
-    heard.facts.append(report_of_account(pair.study.hash, account, site="site").to_bytes())
-    for account in book.accounts.values():
+def _check_ledger(observed: Observed, site: Site, pair: Neighbours) -> None:
+    """Record the ledger's output, and check that all k rows of a person were charged."""
+    state, k = read_ledger(site.ledger), pair.k
+    observed.facts.append(
+        (state.cap, state.spent, state.promised, state.seq, [record.kind for record in state.records])
+    )
+    account = state.accounts[pair.study.hash]
+    observed.facts.append(report_of_account(pair.study.hash, account, site="site").to_bytes())
+    for account in state.accounts.values():
         plan = ReleasePlan.from_list(account.about["plan"])
         prices = {
             round: Fraction((k / gaussian(plan.at(round)).noise_multiplier) ** 2) for round in range(1, ROUNDS + 1)
         }
         assert account.reservation.mu_squared == float(sum(prices.values()))
         assert account.spent == sum(prices[round] for round in account.rounds)
-        heard.facts.append({name: each for name, each in account.about.items() if name != "rows"})
-        # The digest of a request has the agent's point in it, which follows from noisy sums; content is one
-        heard.facts.append([each._replace(content="", digest="") for each in account.rounds.values()])
+        observed.facts.append({name: value for name, value in account.about.items() if name != "rows"})
+        # Request digests depend on the agent's point, which follows from noisy sums. Contents are hashes
+        observed.facts.append([item._replace(content="", digest="") for item in account.rounds.values()])
 
 
 @seldom
 @given(neighbours(), st.lists(st.sampled_from((0.0, 1.0, -30.0, 1e6, 1e150)), min_size=3, max_size=3))
-def test_of_a_person_nothing_leaves_a_site_but_noisy_sums(pair: Neighbours, sizes: list[float]) -> None:
-    heard = []
+def test_only_noisy_sums_depend_on_a_person(pair: Neighbours, sizes: list[float]) -> None:
+    observations = []
     for table in (pair.one, pair.other):
         with memory_folder() as folder:
-            heard.append(played(folder, pair, table, sizes))
-    one, other = heard
+            observations.append(run_study(folder, pair, table, sizes))
+    one, other = observations
     assert one.wire == other.wire
     assert one.facts == other.facts
-    assert one.said == other.said
-    told = list(zip(one.answers, other.answers, strict=True))
-    assert len(told) >= 2 * ROUNDS + 2
-    for (grid, a), (twin, b) in told:
+    assert one.messages == other.messages
+    pairs = list(zip(one.answers, other.answers, strict=True))
+    assert len(pairs) >= 2 * ROUNDS + 2
+    for (grid, a), (twin, b) in pairs:
         assert grid == twin
         assert steps_between(a, b) <= allowed_steps(grid, pair.k)
 
 
-def test_a_study_that_is_played_has_uploads_and_every_refusal() -> None:
-    """What the test above compares is there to be compared."""
+def test_run_study_includes_uploads_and_all_refusals() -> None:
+    """The comparison above would be empty without them."""
     row = ("7", "100", "60", "north", "high", "yes", "", "yes")
     table = PersonTable(6 * (row,), "csv", "text")
-    told = []
+    messages = []
     for allow_missed_rounds in (False, True):
         study = person_study("logistic", method="dp_sgd", allow_missed_rounds=allow_missed_rounds)
         with memory_folder() as folder:
-            heard = played(folder, Neighbours(table, table, 2, True, study, ()), table, [0.0, 1.0, 1e6])
+            observed = run_study(folder, Neighbours(table, table, 2, True, study, ()), table, [0.0, 1.0, 1e6])
         about = {"study": study.hash, "shape": study.upload_shape, "from_site": True}
-        told += [unpacked(each, **about) for each in heard.wire if each]
-    assert {each.kind for each in told} == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
+        messages += [unpacked(message, **about) for message in observed.wire if message]
+    assert {message.kind for message in messages} == {Kind.PRESENT, Kind.UPLOAD, Kind.REFUSED}
     codes = "request-malformed round-forked round-missed round-old round-over study-closed"
-    assert sorted({each.code for each in told} - {""}) == codes.split()
-    assert {each.n_rows for each in told} == {0, 6}
+    assert sorted({message.code for message in messages} - {""}) == codes.split()
+    assert {message.n_rows for message in messages} == {0, 6}

@@ -1,7 +1,7 @@
-"""Training in one process: whichever row is replaced, the first noisy sums move by at most what noise is for.
+"""Training in one process: replacing a row changes the first noisy sums by at most the sensitivity.
 
-``train`` on a file, ``simulate`` with exact noise, and the estimators. The unit is a row. All entropy comes
-from a seed, so that both worlds deal rows and draw noise alike, unless the rows themselves decide.
+This covers ``train`` on a file, ``simulate`` with exact noise, and the estimators. The unit is a row. All entropy comes
+from a seed, so both worlds assign rows and draw noise alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cases import prove
 from guards import memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from neighbours import LONG, Releases, Seen, allowed_steps, dense, recorded, steps_between, watched
+from neighbours import LONG, Outbound, Releases, allowed_steps, dense, recorded, steps_between, watched
 from person_tables import COLUMNS, OUTCOMES, POLES, PersonTable, Row, person_study
 from scipy.sparse import csr_array
 
@@ -38,39 +38,39 @@ TASKS = {"logistic": "binary", "softmax": "multiclass", "squared": "regression",
 
 @dataclass
 class World:
-    """What is public of a run, and its releases."""
+    """Public facts and releases of a run."""
 
     public: Any
     releases: Releases
-    said: list[str]
+    messages: list[str]
     first: Any = None
 
 
 def world(run: Callable[[], tuple[Any, Any]]) -> World:
-    """Run it under the chance and the clock that all worlds have in common."""
-    seen = Seen()
+    """Run a function with the seeded entropy and the stopped clock that all worlds share."""
+    seen = Outbound()
     with watched(seen, seed=1), recorded() as releases, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         public, first = run()
-    seen.said += [f"{each.category.__name__}: {each.message}" for each in caught]
-    return World(public, releases, seen.said, first)
+    seen.messages += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+    return World(public, releases, seen.messages, first)
 
 
 def check(one: World, other: World, n_agents: int) -> None:
-    """All that is public is the same; one row is another; one agent's first sum moved, by at most S."""
+    """Check that public facts agree, that one row differs, and that one agent's first sum changed by at most S."""
     assert one.public == other.public
-    assert one.said == other.said
+    assert one.messages == other.messages
     rows, twins = one.releases.rows, other.releases.rows
     assert rows is not None
     assert twins is not None
     assert np.array_equal(rows.offsets, twins.offsets)
     (a, b), (c, d) = dense(rows), dense(twins)
     assert np.count_nonzero((a != c).any(axis=1) | (b != d)) <= 1
-    told = list(zip(one.releases.told, other.releases.told, strict=True))
-    assert len(told) >= n_agents
-    assert all(grid == twin for (grid, _), (twin, _) in told)
-    moved = [steps_between(a, b) / allowed_steps(grid) for (grid, a), (_, b) in told[:n_agents]]
-    assert sum(each > 0.0 for each in moved) <= 1
+    pairs = list(zip(one.releases.answers, other.releases.answers, strict=True))
+    assert len(pairs) >= n_agents
+    assert all(grid == twin for (grid, _), (twin, _) in pairs)
+    moved = [steps_between(a, b) / allowed_steps(grid) for (grid, a), (_, b) in pairs[:n_agents]]
+    assert sum(mutant > 0.0 for mutant in moved) <= 1
     assert max(moved) <= 1.0
 
 
@@ -88,7 +88,7 @@ ODD = {
 
 @st.composite
 def bodies(draw: Any, outcomes: tuple[str, ...]) -> Row:
-    """A row without its owner, with a label that the study knows: others are refused here, by their row."""
+    """Draw a row without its owner, with a valid label. Invalid labels raise an error that names the row."""
     cells = list(POLES[draw(st.sampled_from(("top", "bottom", "inside")))])
     for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
         column = draw(st.sampled_from(COLUMNS[1:-1]))
@@ -98,7 +98,7 @@ def bodies(draw: Any, outcomes: tuple[str, ...]) -> Row:
 
 @st.composite
 def trainings(draw: Any, loss: str) -> tuple[Any, list[PersonTable], str | None, int | None]:
-    """A study, a table and its neighbour, and how the rows are given to agents."""
+    """Draw a study, a table, its neighbour, and the assignment of rows to agents."""
     study = draw(
         st.builds(
             person_study,
@@ -118,13 +118,13 @@ def trainings(draw: Any, loss: str) -> tuple[Any, list[PersonTable], str | None,
     form = draw(st.sampled_from(("csv", "parquet text", "parquet coded", "parquet typed")))
     by = draw(st.sampled_from(("id", None)))
     agents = None if by else draw(st.sampled_from((None, 1, 2, 3)))
-    return study, [PersonTable(tuple(each), form, "text") for each in (whole, other)], by, agents
+    return study, [PersonTable(tuple(item), form, "text") for item in (whole, other)], by, agents
 
 
 @pytest.mark.parametrize("loss", sorted(TASKS))
 @some
 @given(data=st.data())
-def test_training_on_a_file_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: str) -> None:
+def test_only_noisy_sums_of_train_depend_on_a_row(data: Any, loss: str) -> None:
     study, tables, by, agents = data.draw(trainings(loss))
 
     def run(table: PersonTable) -> tuple[Any, Any]:
@@ -144,7 +144,7 @@ def test_training_on_a_file_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: 
     n_agents = 2 if by else agents or 1
     check(one, other, n_agents)
     if study.training.method.name == "dp_sgd":  # the first model is the mean of uploads, times the step
-        sizes = {grid.n_rows: grid for grid, _ in one.releases.told}
+        sizes = {grid.n_rows: grid for grid, _ in one.releases.answers}
         most = max(grid.sensitivity / m for m, grid in sizes.items()) / n_agents
         moved = float(np.linalg.norm(one.first - other.first))
         assert moved <= study.training.method.learning_rate * most * (1.0 + 1e-9)
@@ -164,8 +164,8 @@ def _label(loss: str, sign: float, size: float) -> float:
 
 @st.composite
 def arrays(draw: Any, loss: str) -> tuple[Any, Any, Any, Any]:
-    """Rows and labels, and the same with one of them replaced."""
-    few = draw(st.sampled_from((len(SIZES), 6, 5)))  # who comes may be far beyond all others
+    """Draw rows and labels, and the same with one row replaced."""
+    few = draw(st.sampled_from((len(SIZES), 6, 5)))  # the new person may be an extreme outlier
 
     def row(sizes: list[float]) -> Any:
         cell = st.builds(np.multiply, st.sampled_from(sizes), SIGNS)
@@ -182,7 +182,7 @@ def arrays(draw: Any, loss: str) -> tuple[Any, Any, Any, Any]:
 
 
 def _constants(result: Result) -> Constants:
-    """The constants of the paper's theorems, for any method."""
+    """Return the constants of the paper's theorems, for any method."""
     return constants_of(
         result.problem,
         n_features=result.rows.n_features,
@@ -195,7 +195,7 @@ def _constants(result: Result) -> Constants:
 @pytest.mark.parametrize("loss", sorted(TASKS))
 @some
 @given(data=st.data())
-def test_a_simulation_with_exact_noise_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: str) -> None:
+def test_only_noisy_sums_of_simulate_with_exact_noise_depend_on_a_row(data: Any, loss: str) -> None:
     x, y, x2, y2 = data.draw(arrays(loss))
     partition, sparse = data.draw(st.sampled_from(("equal", "unequal", "groups"))), data.draw(st.booleans())
     groups = np.arange(len(y)) % 2 if partition == "groups" else None
@@ -240,7 +240,7 @@ def test_a_simulation_with_exact_noise_tells_of_a_row_by_noisy_sums_alone(data: 
 @pytest.mark.parametrize("loss", sorted(TASKS))
 @some
 @given(data=st.data())
-def test_an_estimator_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: str) -> None:
+def test_only_noisy_sums_of_an_estimator_depend_on_a_row(data: Any, loss: str) -> None:
     x, y, x2, y2 = data.draw(arrays(loss))
     sparse, grouped = data.draw(st.booleans()), data.draw(st.booleans())
     kind = data.draw(st.sampled_from((np.float64, np.float32)))
@@ -266,7 +266,7 @@ def test_an_estimator_tells_of_a_row_by_noisy_sums_alone(data: Any, loss: str) -
     check(one, other, 2 if grouped else 1)
 
 
-def test_an_estimator_without_bounds_says_so_in_the_same_words_for_all_rows() -> None:
+def test_message_about_missing_bounds_does_not_depend_on_rows() -> None:
     x = np.random.default_rng(0).uniform(-1.0, 1.0, (12, 3))
     y = np.where(x[:, 0] > 0.0, 1.0, -1.0)
     x2 = x.copy()
@@ -277,5 +277,5 @@ def test_an_estimator_without_bounds_says_so_in_the_same_words_for_all_rows() ->
 
     one, other = world(lambda: run(x)), world(lambda: run(x2))
     assert one.public == other.public
-    assert one.said == other.said
-    assert any(PrivacyLeakWarning.__name__ in line for line in one.said)
+    assert one.messages == other.messages
+    assert any(PrivacyLeakWarning.__name__ in line for line in one.messages)

@@ -1,4 +1,4 @@
-"""The public change of coordinates: what it inverts, and that a row's result depends on this row alone."""
+"""The preconditioner: its inverse, and that a row's result depends only on this row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpadmm.queries.problem import make_rows
 
 @st.composite
 def moments(draw: Any) -> tuple[Any, Any, float]:
-    """Variances, some of them none or (by noise) below none, means, and a ridge."""
+    """Draw variances (some zero, or negative because of noise), means and a ridge."""
     d = draw(st.integers(1, 7))
     number = st.floats(-1.0, 1.0, allow_subnormal=False)
     variances = np.array(draw(st.lists(st.sampled_from([-0.1, 0.0, 1e-6, 0.02, 0.4]), min_size=d, max_size=d)))
@@ -31,13 +31,13 @@ def moments(draw: Any) -> tuple[Any, Any, float]:
 
 
 def matrix(shape: Preconditioner) -> Any:
-    """B."""
+    """Return B."""
     return shape.times(np.eye(len(shape.scale)))
 
 
 @prove
 @given(moments())
-def test_it_makes_rows_of_this_second_moment_round(world: tuple[Any, Any, float]) -> None:
+def test_rows_of_this_second_moment_become_isotropic(world: tuple[Any, Any, float]) -> None:
     variances, means, ridge = world
     shape, d = Preconditioner.of(variances, means, ridge), len(means)
     moment = np.diag(np.maximum(variances, 0.0)) + np.outer(means, means)
@@ -50,9 +50,7 @@ def test_it_makes_rows_of_this_second_moment_round(world: tuple[Any, Any, float]
 
 @prove
 @given(moments(), st.integers(0, 2**32), st.sampled_from([None, 1, 3]))
-def test_products_with_it_are_those_with_its_matrix(
-    world: tuple[Any, Any, float], seed: int, columns: int | None
-) -> None:
+def test_products_equal_products_with_the_matrix(world: tuple[Any, Any, float], seed: int, columns: int | None) -> None:
     shape, d = Preconditioner.of(*world), len(world[0])
     rng, b = np.random.default_rng(seed), matrix(shape)
     x = rng.standard_normal(d if columns is None else (d, columns))
@@ -63,18 +61,18 @@ def test_products_with_it_are_those_with_its_matrix(
     np.testing.assert_allclose(shape.transposed_times(theta), x, atol=1e-9 * np.abs(x).max() * size)
     features = random_rows(rng, 9, d)
     for rows in (features, csr_array(features), features.astype(np.float32)):
-        made = shape.rows(rows)
+        result = shape.rows(rows)
         exact = rows.toarray() if isinstance(rows, csr_array) else rows.astype(np.float64)
-        made = made.toarray() if isinstance(made, csr_array) else made
-        np.testing.assert_allclose(made, exact @ b.T, atol=1e-11 * size)
+        result = result.toarray() if isinstance(result, csr_array) else result
+        np.testing.assert_allclose(result, exact @ b.T, atol=1e-11 * size)
 
 
 @prove
 @given(moments(), st.integers(0, 2**32), st.sampled_from([1, 3]), st.sampled_from([1e-3, 0.1, 1.0, 50.0]))
-def test_what_is_filtered_is_what_dense_matrices_say(
+def test_filtered_equals_the_dense_formula(
     world: tuple[Any, Any, float], seed: int, columns: int, doubt: float
 ) -> None:
-    """``M(M + cI)⁻¹x`` with M = BKBᵀ: all of it where rows say much, none where K is zero."""
+    """``M(M + cI)⁻¹x`` with M = BKBᵀ keeps directions in which rows vary, and removes those where K is zero."""
     variances, means, ridge = world
     shape, d = Preconditioner.of(variances, means, ridge), len(means)
     b, kernel = matrix(shape), np.diag(np.maximum(variances, 0.0)) + np.outer(means, means)
@@ -86,7 +84,7 @@ def test_what_is_filtered_is_what_dense_matrices_say(
     assert np.linalg.norm(found) <= np.linalg.norm(x) * (1.0 + 1e-6)
 
 
-def test_without_doubt_nothing_is_filtered_and_with_much_nothing_is_left() -> None:
+def test_filter_is_identity_at_zero_and_vanishes_for_large_noise() -> None:
     shape, x = (
         Preconditioner.of(np.array([0.3, 0.1, 0.02]), np.array([0.2, -0.5, 0.1]), 1e-3),
         np.arange(6.0).reshape(3, 2),
@@ -102,7 +100,7 @@ SHAPES = {
 }
 
 
-def test_a_rows_result_depends_on_this_row_alone_to_the_last_bit() -> None:
+def test_result_of_a_row_depends_on_this_row_only() -> None:
     rng = np.random.default_rng(3)
     features = random_rows(rng, 50, 6)
     features[rng.random(features.shape) < 0.3] = 0.0
@@ -121,40 +119,40 @@ def test_a_rows_result_depends_on_this_row_alone_to_the_last_bit() -> None:
             assert np.array_equal(_dense(mapped), whole)
 
 
-def test_dense_and_sparse_rows_have_the_same_results() -> None:
+def test_dense_and_sparse_results_agree() -> None:
     features = random_rows(np.random.default_rng(4), 30, 6)
     features[::2, 3] = 0.0
     for name, shape in SHAPES.items():
         with case(name):
-            made = shape.rows(csr_array(features))
-            assert isinstance(made, csr_array) == (name == "diagonal")
-            assert np.array_equal(_dense(made), _dense(shape.rows(features)))
+            result = shape.rows(csr_array(features))
+            assert isinstance(result, csr_array) == (name == "diagonal")
+            assert np.array_equal(_dense(result), _dense(shape.rows(features)))
 
 
 def _dense(features: Any) -> Any:
     return features.toarray() if isinstance(features, csr_array) else np.asarray(features)
 
 
-# Rows that know their last shape
+# Cached preconditioned rows
 
 
-def test_rows_are_shaped_once_for_a_shape_and_anew_for_another() -> None:
+def test_preconditioned_rows_are_cached_per_preconditioner() -> None:
     features = random_rows(np.random.default_rng(5), 12, 6)
     rows = make_rows(features, np.ones(12), order=np.arange(12)[::-1].copy(), offsets=np.array([0, 5, 12]))
     for shape in SHAPES.values():
-        made = rows.transformed(shape)
-        assert rows.transformed(shape.copy()) is made
-        assert np.array_equal(made.features, shape.rows(rows.features))
-        assert np.array_equal(made.norms, row_norms(made.features)[made.order])
-        assert np.array_equal(made.labels, rows.labels)
+        result = rows.transformed(shape)
+        assert rows.transformed(shape.copy()) is result
+        assert np.array_equal(result.features, shape.rows(rows.features))
+        assert np.array_equal(result.norms, row_norms(result.features)[result.order])
+        assert np.array_equal(result.labels, rows.labels)
         other = Preconditioner(np.nextafter(shape.scale, 2.0), shape.direction)
         turned = Preconditioner(other.scale, np.nextafter(shape.direction, 2.0))
-        assert rows.transformed(other) is not made
+        assert rows.transformed(other) is not result
         assert rows.transformed(turned) is not rows.transformed(other)
         assert np.array_equal(rows.transformed(turned).features, turned.rows(rows.features))
 
 
-def test_a_caller_that_changes_its_arrays_gets_the_rows_of_the_new_shape() -> None:
+def test_cache_detects_changed_arrays() -> None:
     rows = make_rows(random_rows(np.random.default_rng(6), 12, 6), np.ones(12))
     scale, direction = np.ones(6), np.zeros(6)
     before = rows.transformed(Preconditioner(scale, direction)).features
@@ -162,14 +160,14 @@ def test_a_caller_that_changes_its_arrays_gets_the_rows_of_the_new_shape() -> No
     assert np.array_equal(rows.transformed(Preconditioner(scale, direction)).features, 2.0 * before)
 
 
-def test_one_agents_rows_are_not_anothers_and_no_longer_shaped_when_chosen_from() -> None:
+def test_cache_is_not_shared_with_subsets_of_rows() -> None:
     rows = make_rows(random_rows(np.random.default_rng(7), 12, 6), np.ones(12), offsets=np.array([0, 5, 12]),
                      order=np.arange(12))  # fmt: skip
     shape = SHAPES["turned"]
-    made = rows.transformed(shape)
+    result = rows.transformed(shape)
     for chosen in (rows.agent(1), rows.subsample(0.9, seed=1, round=1)):
         assert not chosen._cache
     alone = rows.agent(1).transformed(shape)
-    assert np.array_equal(alone.features[alone.order], made.features[made.order[5:]])
-    assert np.array_equal(alone.norms, made.norms[5:])
-    assert made.transformed(shape) is not made
+    assert np.array_equal(alone.features[alone.order], result.features[result.order[5:]])
+    assert np.array_equal(alone.norms, result.norms[5:])
+    assert result.transformed(shape) is not result

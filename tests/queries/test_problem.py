@@ -1,4 +1,4 @@
-"""Problems and rows: the objective, the layout of a cohort, and what is refused."""
+"""The objective, the layout of a cohort, and checks of rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cohort(loss: Loss, seed: int = 0) -> tuple[Rows, Floats, Floats, np.ndarray]
     return make_rows(a, b, order=order, offsets=OFFSETS), a, b, order
 
 
-def test_objectives_are_the_papers() -> None:
+def test_objectives_equal_the_papers_definition() -> None:
     for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
         with case(loss, regularizer):
             rows, a, b, order = cohort(loss)
@@ -45,29 +45,30 @@ def test_objectives_are_the_papers() -> None:
             assert problem.objective(rows, points[0]) == pytest.approx(np.mean(everywhere) + penalty[0], rel=1e-12)
 
 
-def test_gradient_is_the_slope_of_the_objective() -> None:
-    large = Poisson(gradient_bound=1e6), Poisson(gradient_bound=1e6, cuts=(0.5,))  # else gradients are clipped
+def test_gradient_is_the_derivative_of_the_objective() -> None:
+    large = Poisson(gradient_bound=1e6), Poisson(gradient_bound=1e6, cuts=(0.5,))  # otherwise gradients are clipped
     for loss, regularizer in product([*BOUNDED_LOSS_CASES, *large], REGULARIZER_CASES):
         with case(loss, regularizer):
             rng = np.random.default_rng(2)
             labels = 0.2 * random_labels(loss, rng, 37) if loss.task == "regression" else random_labels(loss, rng, 37)
             rows = make_rows(random_rows(rng, 37, D), labels, offsets=OFFSETS)
             problem = Problem(loss, regularizer, 0.3)
-            w, direction = 0.05 * rng.standard_normal((2, D, loss.n_outputs))  # small: no row of `squared` is clipped
+            # small, so that no row of `squared` is clipped
+            w, direction = 0.05 * rng.standard_normal((2, D, loss.n_outputs))
             step = 1e-5
             ahead, behind = (problem.objective(rows, w + sign * step * direction) for sign in (1.0, -1.0))
             slope = float(np.vdot(problem.gradient(rows, w), direction))
             assert (ahead - behind) / (2.0 * step) == pytest.approx(slope, abs=1e-6)
 
 
-def test_smooth_means_both_are() -> None:
+def test_problem_is_smooth_if_loss_and_regularizer_are() -> None:
     for loss, regularizer in product(LOSS_CASES, REGULARIZER_CASES):
         with case(loss, regularizer):
             both = loss.smoothness is not None and regularizer.smoothness is not None
             assert Problem(loss, regularizer, 0.1).smooth == both
 
 
-def test_bad_reg_share_is_named() -> None:
+def test_invalid_alpha_is_refused() -> None:
     for bad in [-1e-9, np.nan, np.inf]:
         with case(bad), pytest.raises(StudyError, match="alpha"):
             Problem(Logistic(), L2(), bad)
@@ -109,7 +110,7 @@ def test_large_data_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_rows(a, b, offsets=OFFSETS).features is a  # already in order
 
 
-def test_dense_rows_that_are_copied_begin_with_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_dense_rows_are_aligned_to_cache_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     a, b, order = random_rows(rng, 37, D), rng.choice([-1.0, 1.0], 37), rng.permutation(37)
     for dtype in (np.float64, np.float32):
@@ -126,7 +127,7 @@ def test_dense_rows_that_are_copied_begin_with_a_cache_line(monkeypatch: pytest.
     assert make_rows(crooked, b, order=order, offsets=OFFSETS).features is crooked
 
 
-def test_norms_of_large_rows_are_made_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_of_large_data_are_computed_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     a, b, order = random_rows(rng, 37, D), rng.choice([-1.0, 1.0], 37), rng.permutation(37)
     a[3] = 0.0
@@ -136,13 +137,13 @@ def test_norms_of_large_rows_are_made_when_they_are_needed(monkeypatch: pytest.M
     assert rows.known_norms is None
     assert rows.norms.tobytes() == eager.tobytes()
     assert rows.norms is rows.norms
-    with pytest.raises(DataError, match="row 2 has L2 norm"):  # checked all the same
+    with pytest.raises(DataError, match="row 2 has L2 norm"):  # still checked
         make_rows(a + 2.0 * (np.arange(37) == 1)[:, None], b, order=order, offsets=OFFSETS)
     ran = simulate((a, b), n_agents=3, method="auto", epsilon=1.0, n_rounds=2, test_rows=0, metrics_every=0, seed=1)
     assert "norms" not in vars(ran.rows)
 
 
-def test_rows_may_be_left_out() -> None:
+def test_rows_may_be_excluded() -> None:
     a = np.eye(6)
     rows = make_rows(a, np.ones(6), order=np.array([5, 0, 3, 2]), offsets=np.array([0, 2, 4]))
     np.testing.assert_array_equal(rows.features[rows.order], a[[5, 0, 3, 2]])
@@ -159,8 +160,8 @@ def _with(array: Floats, place: object, value: float) -> Floats:
     return out
 
 
-def test_bad_rows_are_refused() -> None:
-    for changes, said in [
+def test_invalid_rows_are_refused() -> None:
+    for changes, message in [
         ({"features": _with(np.eye(6), (2, 2), np.nan)}, "row 3 has a NaN"),
         ({"features": _with(np.eye(6), (5, 0), np.inf)}, "row 6 has a NaN, infinite"),
         ({"features": csr_array(_with(np.eye(6), (1, 4), -np.inf))}, "row 2 has a NaN, infinite"),
@@ -183,14 +184,14 @@ def test_bad_rows_are_refused() -> None:
         ({"offsets": np.array([1, 3, 6])}, "offsets must rise"),
         ({"offsets": np.array([0])}, "offsets must rise"),
     ]:
-        with case(changes, said):
+        with case(changes, message):
             arguments = GOOD | changes
-            with pytest.raises(DataError, match=said):
+            with pytest.raises(DataError, match=message):
                 make_rows(arguments.pop("features"), arguments.pop("labels"), **arguments)  # type: ignore[arg-type]
 
 
-def test_no_subnormal_number_is_summed() -> None:
-    """Of rows that no encoder made, as those of estimators and simulations are."""
+def test_subnormal_numbers_become_zero() -> None:
+    """This matters for rows that no encoder produced, as in estimators and simulations."""
     features, labels, weights = np.full((4, 2), 0.5), np.array([1.0, 1e-310, -1e-320, 0.0]), np.array([1, 1e-310, 0, 1])
     features[1] = 1e-310, -5e-324
     given = features.copy(), labels.copy(), weights.copy()

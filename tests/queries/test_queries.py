@@ -1,7 +1,8 @@
-"""The closed list: what a row adds is bounded, whatever the row and the parameters are, in floating point too.
+"""The closed list of queries: the contribution of a row is bounded for every row and all parameters, including
+rounding.
 
-An adversary looks for the two rows that are furthest apart, and for the row that adds most. It comes near what
-noise is made for, and beyond it as soon as rows are not shortened.
+An adversary searches for the two rows whose contributions differ most, and for the row that contributes most. It comes
+close to the sensitivity, and exceeds it as soon as contributions are not clipped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from looping import case
 from scipy.sparse import csr_array
 from scipy.spatial.distance import pdist, squareform
-from statistic_cases import all_statistics, grid_of, parameters_for, shapes_and_points
+from statistic_cases import all_statistics, grid_of, parameters_for, preconditioners_and_points
 
 from dpadmm import kernels
 from dpadmm.errors import DataError, StudyError
@@ -43,7 +44,7 @@ from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.newton import CURVATURE, SHARES, NewtonQuery
 from dpadmm.queries.preconditioned_gradient import MAX_PARAMETER, PreconditionedGradient
-from dpadmm.queries.preconditioner import WIDEST, Preconditioner
+from dpadmm.queries.preconditioner import MAX_DIRECTION_FEATURES, Preconditioner
 from dpadmm.queries.problem import Problem, Rows, make_rows
 from dpadmm.queries.score_histogram import EDGES, N_BINS, ScoreHistogram
 from dpadmm.regularizers import L2
@@ -58,7 +59,7 @@ ATTACKED: list[Loss] = [
 def contributions(
     statistic: Query, features: Any, labels: Any, parameters: Any, bound: float, weights: Any = None
 ) -> Any:
-    """What every row adds, (rows, size): each is an agent's, beside a row of zeros that adds nothing."""
+    """Return the contribution of every row, (rows, size). Each row belongs to an agent whose other row is zero."""
     n, d = features.shape
     both = np.zeros((2 * n, d))
     both[::2] = features
@@ -72,9 +73,9 @@ def contributions(
 def attack(
     statistic: Query, loss: Loss, parameters: Any, bound: float, *, turns: int = 6, weighted: bool = False
 ) -> tuple[float, float]:
-    """How far apart two rows were found to be, and how far from nothing one: by search from good places.
+    """Search for the largest distance between the contributions of two rows, and the largest norm of one.
 
-    Rows that are ``weighted`` have any weights that there may be, which the adversary chooses too.
+    If rows are ``weighted``, the adversary also chooses the weights.
     """
     d, rng = statistic.n_features, np.random.default_rng(1)
     even = np.full((1, d), d**-0.5)
@@ -90,8 +91,8 @@ def attack(
     weights = rng.choice([0.0, 1e-300, 0.5, 1.0 - 2.0**-53, 1.0], len(features)) if weighted else None
     apart = alone = 0.0
     for turn in range(turns):
-        told = contributions(statistic, features, labels, parameters, bound, weights)
-        between, lengths = squareform(pdist(told)), np.linalg.norm(told, axis=1)
+        added = contributions(statistic, features, labels, parameters, bound, weights)
+        between, lengths = squareform(pdist(added)), np.linalg.norm(added, axis=1)
         apart, alone = max(apart, float(between.max())), max(alone, float(lengths.max()))
         best = np.unravel_index(np.argsort(between, axis=None)[-8:], between.shape)
         parents = np.concatenate([*best, np.argsort(lengths)[-8:]])
@@ -105,7 +106,7 @@ def attack(
     return apart, alone
 
 
-def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
+def test_adversary_approaches_but_never_exceeds_the_sensitivity() -> None:
     for loss in ATTACKED:
         for statistic in all_statistics(loss, 40):
             grid = grid_of(statistic, 100)
@@ -117,16 +118,16 @@ def test_an_adversary_comes_near_the_sensitivity_and_never_beyond() -> None:
                     assert alone <= statistic.row_norm
                     reached = np.maximum(reached, [apart / grid.sensitivity, alone / statistic.row_norm])
             with case(loss, statistic.name):
-                # of a squared loss, rows of opposite gradients have the same Hessian and residual; of counts, rows
+                # squared loss: rows of opposite gradients have the same Hessian and residual; counts: rows
                 # that reach the bound have Hessians and labels of the same sign
-                known = {("newton", "regression"): 0.6**0.5, ("newton", "count"): 0.5**0.5}
-                most = {**known, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
+                factors = {("newton", "regression"): 0.6**0.5, ("newton", "count"): 0.5**0.5}
+                most = {**factors, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
                 # two cells of a histogram; S is for two rows of one cell that are silenced together
                 most = 0.5**0.5 if statistic.name == ScoreHistogram.name else most
                 assert (reached > 0.96 * np.array([most, 1.0])).all(), reached
 
 
-def test_an_adversary_who_chooses_weights_comes_as_near_and_never_beyond() -> None:
+def test_adversary_with_weights_never_exceeds_the_sensitivity() -> None:
     for loss in ATTACKED:
         for statistic in all_statistics(loss, 12):
             grid, reached = grid_of(statistic, 100), 0.0
@@ -141,7 +142,7 @@ def test_an_adversary_who_chooses_weights_comes_as_near_and_never_beyond() -> No
 
 
 @pytest.mark.parametrize("weight", [1.0 + 2.0**-52, -(2.0**-60), np.nan, np.inf])
-def test_no_rows_have_weights_beyond_the_bound(weight: float) -> None:
+def test_weights_outside_0_to_1_are_refused(weight: float) -> None:
     with pytest.raises(
         DataError, match=r"the weight of row 2 is .*; divided by its public bound it must lie in \[0, 1\]"
     ):
@@ -150,21 +151,21 @@ def test_no_rows_have_weights_beyond_the_bound(weight: float) -> None:
         make_rows(np.eye(2), np.ones(2), row_weights=np.ones(3))
 
 
-def test_sums_of_weighted_rows_are_those_of_rows_times_weights_and_of_repeated_ones() -> None:
-    """However rows are stored and summed: compiled, in NumPy, over agents and over all."""
+def test_weighted_sums_equal_scaled_and_repeated_rows() -> None:
+    """For all storage formats and code paths: compiled, NumPy, per agent and over all agents."""
     rng = np.random.default_rng(3)
     for loss in ATTACKED:
         features, copies = random_rows(rng, 60, 5), rng.integers(0, 5, 60)
         labels = random_labels(loss, rng, 60)
         repeated = np.repeat(np.arange(60), copies)
         for statistic in all_statistics(loss, 5):
-            if statistic.name in (ColumnSums.name, ScoreHistogram.name):  # which count rows
+            if statistic.name in (ColumnSums.name, ScoreHistogram.name):  # these count rows
                 continue
             for storage, parameters in product((np.asarray, csr_array, coded), parameters_for(statistic)[:2]):
                 with case(loss, statistic.name, storage, parameters):
                     rows = make_rows(storage(features), labels, row_weights=copies / 4.0)
-                    told = make_rows(storage(features[repeated]), labels[repeated])
-                    expected = statistic.sums(told, parameters[None], bound=statistic.row_norm)[0]
+                    repeated_rows = make_rows(storage(features[repeated]), labels[repeated])
+                    expected = statistic.sums(repeated_rows, parameters[None], bound=statistic.row_norm)[0]
                     within = {"rtol": 1e-8, "atol": 1e-8 * np.abs(expected).max() + 1e-300}
                     found = statistic.sums(rows, parameters[None], bound=statistic.row_norm)[0]
                     np.testing.assert_allclose(4.0 * found, expected, **within)
@@ -176,12 +177,12 @@ def test_sums_of_weighted_rows_are_those_of_rows_times_weights_and_of_repeated_o
                         for shares in (np.diff(offsets) / 60.0, np.array([0.5, 0.25, 0.25])):
                             some = statistic.weighted_mean(dealt, parameters, shares)
                             asked = np.broadcast_to(parameters, (3, *parameters.shape))
-                            each = np.tensordot(shares, statistic.means(dealt, asked), 1)
-                            np.testing.assert_allclose(some, each, **within)
+                            weighted = np.tensordot(shares, statistic.means(dealt, asked), 1)
+                            np.testing.assert_allclose(some, weighted, **within)
 
 
-def test_an_adversary_is_beyond_the_bound_where_rows_are_not_shortened() -> None:
-    """So what the test above finds to be kept is kept by shortening; some are short by themselves."""
+def test_adversary_exceeds_the_sensitivity_without_clipping() -> None:
+    """This shows that clipping enforces the bound. Some queries are bounded without it."""
     for loss in ATTACKED:
         for statistic in all_statistics(loss, 6):
             short = (NewtonQuery.name, ColumnSums.name, ScoreHistogram.name)
@@ -192,7 +193,7 @@ def test_an_adversary_is_beyond_the_bound_where_rows_are_not_shortened() -> None
                 with np.errstate(over="ignore"):
                     found = [attack(statistic, loss, asked, 1e300, turns=2) for asked in parameters_for(statistic)]
                 assert max(alone for _, alone in found) > 1.1 * statistic.row_norm
-                if statistic.name != Moments.name:  # whose replaced rows are 4 apart at most, for another reason
+                if statistic.name != Moments.name:  # replaced rows differ by at most 4, for another reason
                     assert max(apart for apart, _ in found) > 2.2 * statistic.row_norm
 
 
@@ -215,28 +216,30 @@ def single_rows(draw: Any) -> tuple[Loss, Any, float]:
 
 @prove
 @given(single_rows())
-def test_a_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: tuple[Loss, Any, float]) -> None:
-    """Sums of squares of fractions, so that nothing is rounded away here."""
+def test_computed_contribution_is_within_the_bound_in_exact_arithmetic(world: tuple[Loss, Any, float]) -> None:
+    """The squared norm is computed in fractions, without rounding."""
     loss, row, label = world
     for statistic in all_statistics(loss, 4):
         for parameters in parameters_for(statistic):
             with case(statistic.name, parameters):
                 grid = grid_of(statistic, 2)
-                told = contributions(statistic, row[None], np.array([label]), parameters, grid.row_bound)
-                assert np.isfinite(told).all()
-                assert sum(Fraction(x) ** 2 for x in told[0].tolist()) <= Fraction(statistic.row_norm) ** 2
+                added = contributions(statistic, row[None], np.array([label]), parameters, grid.row_bound)
+                assert np.isfinite(added).all()
+                assert sum(Fraction(x) ** 2 for x in added[0].tolist()) <= Fraction(statistic.row_norm) ** 2
 
 
 def allowance(parameters: Any, d: int, n_rows: int) -> Fraction:
-    """``(1 + k)(1 + 2m(k + rmu))`` of docs/explanation/proofs.md, in fractions but for r."""
+    """Return ``(1 + k)(1 + 2m(k + rmu))`` of docs/explanation/proofs.md, in fractions except for r."""
     spread = Fraction(float(np.sqrt(1.0 + np.sum(np.square(parameters[d : 2 * d])))))
     of_shape = spread * (3 * d + 16) / 2**53
     return (1 + of_shape) * (1 + 2 * n_rows * (of_shape + spread * n_rows / 2**53))
 
 
-def test_rounding_that_a_shape_makes_larger_is_paid_by_shorter_gradients() -> None:
-    """Many equal rows along the direction of a shape, which turns what they round to elsewhere into much. One label is
-    opposite. Clipped to no less than others, the two sums are further apart than noise is made for."""
+def test_tighter_clipping_covers_rounding_that_the_preconditioner_amplifies() -> None:
+    """Many equal rows point along the direction of the preconditioner, which amplifies their rounding error.
+
+    One label is opposite. With the ordinary clipping bound, the two sums would differ by more than the sensitivity.
+    """
     d, n_rows, loss, unpaid = 30, 500, Huber(), 0.0
     statistic, grid = PreconditionedGradient(loss, d), Lattice(1.0, d, n_rows)
     labels = np.full(n_rows, -1e6)
@@ -248,7 +251,7 @@ def test_rounding_that_a_shape_makes_larger_is_paid_by_shorter_gradients() -> No
         rows = [make_rows(np.tile(along, (n_rows, 1)), np.append(end, labels[1:])) for end in (1e6, -1e6)]
         paid = float(allowance(parameters, d, n_rows))
         for factor in (1.0, paid):
-            one, other = (statistic.sums(each, parameters[None], bound=factor * grid.row_bound)[0] for each in rows)
+            one, other = (statistic.sums(row, parameters[None], bound=factor * grid.row_bound)[0] for row in rows)
             apart = float(np.linalg.norm(one - other))
             if factor == 1.0:
                 assert 0.99 * 2.0 / paid <= apart <= 2.0
@@ -257,24 +260,24 @@ def test_rounding_that_a_shape_makes_larger_is_paid_by_shorter_gradients() -> No
     assert unpaid > grid.sensitivity * (1.0 + 1e-6)
 
 
-def test_gradients_are_shorter_by_what_the_decision_record_says_and_agents_by_their_own(
+def test_reduced_clipping_bound_follows_the_proof_for_each_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[Any] = []
     plain = kernels.guarded_sums
     monkeypatch.setattr(kernels, "guarded_sums", lambda *a, bound: seen.append(bound) or plain(*a, bound=bound))
     rows = cohort(Logistic(), sizes=(20, 41, 2))
-    for parameters in shapes_and_points(5, 1):
+    for parameters in preconditioners_and_points(5, 1):
         seen.clear()
         PreconditionedGradient(Logistic(), 5).sums(rows, np.stack([parameters] * 3), bound=0.9)
         for found, m in zip(seen[0], (20, 41, 2), strict=True):
             assert abs(Fraction(found) * allowance(parameters, 5, m) / Fraction(0.9) - 1) < Fraction(1, 2**48)
 
 
-def test_no_shaped_row_is_kept_beside_the_rows() -> None:
+def test_preconditioned_rows_are_not_stored() -> None:
     for storage in (np.asarray, csr_array, coded):
         rows = stored(cohort(Logistic(), sizes=(30, 20)), storage)
-        for parameters in shapes_and_points(5, 1)[:3]:
+        for parameters in preconditioners_and_points(5, 1)[:3]:
             asked = np.stack([parameters] * 2)
             PreconditionedGradient(Logistic(), 5).sums(rows, asked, bound=1.0)
             if storage is not np.asarray:
@@ -283,8 +286,8 @@ def test_no_shaped_row_is_kept_beside_the_rows() -> None:
             assert cached.features is rows.features
 
 
-def test_a_row_of_zeros_adds_nothing_whatever_its_label_is() -> None:
-    """Rows of persons above their cap are such rows, with their labels."""
+def test_row_of_zeros_adds_nothing_for_any_label() -> None:
+    """Silent rows of persons are such rows, and keep their labels."""
     for loss in LOSS_CASES:
         labels = random_labels(loss, np.random.default_rng(0), 20)
         labels = np.concatenate([labels, 1e300 * labels]) if loss.task == "regression" else labels
@@ -297,11 +300,11 @@ def test_a_row_of_zeros_adds_nothing_whatever_its_label_is() -> None:
                     assert not statistic.means(silent, parameters[None]).any()
 
 
-# The same sums, however rows are kept and whoever else is there
+# The same sums for every storage format and cohort
 
 
 def stored(rows: Rows, storage: Any) -> Rows:
-    """The cohort with its features in another form; CSR arrays of zeros have them as zeros."""
+    """Return the cohort with its features in another storage format. CSR arrays store explicit zeros."""
     labels = rows.labels[np.argsort(rows.order)]
     return make_rows(storage(rows.features), labels, order=rows.order, offsets=rows.offsets)
 
@@ -315,7 +318,7 @@ def in_a_file(features: Any) -> Any:
 
 @pytest.mark.parametrize("small", [0, 2**23])
 @pytest.mark.parametrize("storage", [np.asarray, csr_array, coded, np.float32, in_a_file])
-def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
+def test_sum_of_an_agent_is_identical_alone_and_in_a_cohort(
     monkeypatch: pytest.MonkeyPatch, storage: Any, small: int
 ) -> None:
     monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
@@ -324,7 +327,7 @@ def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
     monkeypatch.setattr(memmap, "MEMORY_BYTES", 0)
     for module, name in (
         (kernels, "ENTRIES_PER_BLOCK"),
-        *((each, "PORTION") for each in (shape_module, moments, newton, column_sums, score_histogram)),
+        *((item, "PORTION") for item in (shape_module, moments, newton, column_sums, score_histogram)),
     ):
         monkeypatch.setattr(module, name, 130)
     for loss in (Logistic(), Softmax(n_outputs=3), Squared(gradient_bound=0.5)):
@@ -347,7 +350,7 @@ def test_an_agents_sum_is_the_same_alone_and_in_a_cohort_to_the_last_bit(
 
 
 def rounding(statistic: Query, parameters: Any, n_rows: int) -> float:
-    """What floats may do to a sum over so many rows: of shaped ones, the more the longer the direction."""
+    """Bound the float error of a sum over this number of rows. For preconditioned rows it grows with the direction."""
     if statistic.name != PreconditionedGradient.name:
         return 0.0
     d = statistic.shape[0]
@@ -355,7 +358,7 @@ def rounding(statistic: Query, parameters: Any, n_rows: int) -> float:
     return spread * n_rows**2 * (n_rows + 3 * d + 16) * 2.0**-51
 
 
-def test_sparse_coded_and_dense_rows_and_simulated_means_have_the_same_sums() -> None:
+def test_sums_agree_for_sparse_coded_and_dense_rows_and_simulated_means() -> None:
     for loss in (Logistic(), Softmax(n_outputs=3), Huber()):
         rows = cohort(loss)
         others = [stored(rows, csr_array), stored(rows, coded)]
@@ -380,8 +383,8 @@ def test_sparse_coded_and_dense_rows_and_simulated_means_have_the_same_sums() ->
                     np.testing.assert_allclose(means * many, sums, **tolerance)
 
 
-def test_means_of_one_row_are_this_row_and_of_none_are_zero() -> None:
-    """As they may be drawn; nobody has so few to begin with."""
+def test_means_of_one_row_and_of_no_rows() -> None:
+    """Subsampling may leave so few rows."""
     some = cohort(Logistic(), sizes=(4,))
     rows = Rows(some.features, some.labels, some.order, np.array([0, 1, 4]), some.norms)
     nobody = Rows(some.features, some.labels[:0], some.order[:0], np.array([0, 0, 0]), some.norms[:0])
@@ -395,11 +398,11 @@ def test_means_of_one_row_are_this_row_and_of_none_are_zero() -> None:
                 assert not statistic.means(nobody, asked).any()
 
 
-# What they are sums of
+# The summed functions
 
 
-def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
-    """They are in studies, ledgers and statements, and noise is made for them."""
+def test_names_bounds_and_shapes_are_stable() -> None:
+    """They are part of studies, ledgers and privacy reports, and noise is scaled to them."""
     agreed = {
         "gradient": (0.5, (4, 3), (4, 3)),
         "preconditioned_gradient": (1.0, (20,), (4, 3)),
@@ -407,24 +410,24 @@ def test_names_bounds_and_shapes_are_those_that_were_agreed() -> None:
     }
     problem = Problem(Softmax(n_outputs=3), L2(), 0.0)
     assert QUERIES.keys() == {*agreed, "newton", "column_sums", "score_histogram"}
-    for name, (row_norm, asked, told) in agreed.items():
-        made = make_query(name, problem, 4)
-        assert (made.name, made.n_features, made.parameter_shape, made.shape) == (name, 4, asked, told)
-        assert made.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
+    for name, (row_norm, asked, name_of_shape) in agreed.items():
+        query = make_query(name, problem, 4)
+        assert (query.name, query.n_features, query.parameter_shape, query.shape) == (name, 4, asked, name_of_shape)
+        assert query.row_norm == (problem.loss.lipschitz if name == "gradient" else row_norm)
     assert Moments(Squared(), 4).shape == (13,)
     cut = Poisson(cuts=(0.25, 0.6))
-    for loss, asked, told in [
+    for loss, asked, name_of_shape in [
         *((Logistic(), (4,), (14,)), (Squared(), (5,), (15,)), (Poisson(), (5,), (14,)), (cut, (7,), (27,)))
     ]:
         pair = make_query("newton", Problem(loss, L2(), 0.0), 4)
-        assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton", 4, asked, told)
+        assert (pair.name, pair.n_features, pair.parameter_shape, pair.shape) == ("newton", 4, asked, name_of_shape)
         assert pair.row_norm == 1.0
     with pytest.raises(StudyError, match="intervals need the loss logistic, squared or poisson, not softmax"):
         make_query("newton", problem, 4)
 
 
-def test_the_hessian_is_free_beside_the_gradient_up_to_the_golden_ratio() -> None:
-    """κ² = φ⁵ is the least of (1 + r)/(r²(1 − r)): on a fine grid, and a Hessian 0.1% larger is beyond the bound."""
+def test_hessian_weight_up_to_the_golden_ratio_costs_nothing() -> None:
+    """κ² = φ⁵ is the minimum of (1 + r)/(r²(1 − r)) on a fine grid. A Hessian weight 0.1% larger exceeds the bound."""
     r = np.linspace(1e-6, 1.0 - 1e-6, 10**6)
     bound = (1.0 + r) / (r * r * (1.0 - r))
     assert pytest.approx(bound.min(), rel=1e-9) == CURVATURE**2
@@ -435,8 +438,8 @@ def test_the_hessian_is_free_beside_the_gradient_up_to_the_golden_ratio() -> Non
     assert sum(share**2 for share in SHARES) == pytest.approx(1.0, rel=1e-15)
 
 
-def test_a_newton_pair_has_the_gradient_and_the_hessian_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a formula over all rows; and of rows that are a hair longer than 1, whose sum is shortened to the bound."""
+def test_newton_query_contains_gradient_and_hessian_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared with a formula over all rows, also for rows of norm slightly above 1, whose contribution is clipped."""
     rng = np.random.default_rng(3)
     monkeypatch.setattr(newton, "PORTION", 16)
     for loss, clip in ((Logistic(), 1.0), (Squared(), 0.7), (Squared(), 50.0)):
@@ -446,8 +449,8 @@ def test_a_newton_pair_has_the_gradient_and_the_hessian_of_the_loss(monkeypatch:
         asked = np.stack([np.append(point, clip)[: pair.parameter_shape[0]]] * 2)
         sums = pair.sums(rows, asked, bound=1.0)
         for i in range(2):
-            mine = slice(rows.offsets[i], rows.offsets[i + 1])
-            a, b = rows.features[rows.order[mine]], rows.labels[mine]
+            own = slice(rows.offsets[i], rows.offsets[i + 1])
+            a, b = rows.features[rows.order[own]], rows.labels[own]
             s = a @ point
             if loss.task == "binary":
                 p = 1.0 / (1.0 + np.exp(-s))
@@ -460,11 +463,11 @@ def test_a_newton_pair_has_the_gradient_and_the_hessian_of_the_loss(monkeypatch:
             assert squares == pytest.approx(0.0 if loss.task == "binary" else r @ r)
         long = np.full((1, 4), 0.5 * (1.0 + 9e-7))
         for where in [1e6 * np.ones(4), *([np.zeros(4)] if clip < 1.0 else [])]:
-            told = contributions(pair, long, np.array([-1.0]), np.append(where, clip)[: asked.shape[1]], 1.0)
-            assert np.linalg.norm(told) == pytest.approx(1.0, rel=1e-12)
+            added = contributions(pair, long, np.array([-1.0]), np.append(where, clip)[: asked.shape[1]], 1.0)
+            assert np.linalg.norm(added) == pytest.approx(1.0, rel=1e-12)
 
 
-def test_bounds_of_a_newton_pairs_point_and_clip() -> None:
+def test_newton_query_accepts_points_and_clipping_bounds_in_range() -> None:
     for loss in (Logistic(), Squared()):
         pair = NewtonQuery(loss, 2)
         numbers = loss.task == "regression"
@@ -484,12 +487,12 @@ def test_bounds_of_a_newton_pairs_point_and_clip() -> None:
 
 @pytest.mark.parametrize("portion", [8, 2**20])
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
-def test_moments_are_of_rows_their_squares_and_rows_times_labels(
+def test_moments_contain_rows_squares_and_rows_times_labels(
     loss: Loss, portion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moments, "PORTION", portion)
     rows = cohort(loss, sizes=(30,), d=4)
-    statistic, features = Moments(loss, 4), 0.8 * rows.features[rows.order]  # none is shortened
+    statistic, features = Moments(loss, 4), 0.8 * rows.features[rows.order]  # none is clipped
     short = make_rows(features, rows.labels)
     labels = rows.labels
     by_label = np.eye(3)[labels.astype(int)] if loss.task == "multiclass" else np.clip(labels, -1.0, 1.0)[:, None]
@@ -502,31 +505,32 @@ def test_moments_are_of_rows_their_squares_and_rows_times_labels(
         assert squares == pytest.approx(expected)
 
 
-def test_moments_of_a_long_row_are_shortened_as_a_whole() -> None:
-    told = contributions(Moments(Logistic(), 2), np.array([[1.0, 0.0]]), np.array([-1.0]), np.zeros(0), 2.0)
+def test_moments_of_a_row_are_clipped_jointly() -> None:
+    added = contributions(Moments(Logistic(), 2), np.array([[1.0, 0.0]]), np.array([-1.0]), np.zeros(0), 2.0)
     whole = np.array([1.0, 0.0, 1.0, 0.0, -(3.0**0.5), 0.0])
-    np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
+    np.testing.assert_allclose(added[0], whole * 2.0 / np.linalg.norm(whole))
     for label in (-3.0, 3.0):
-        told = contributions(Moments(Squared(), 2), np.array([[0.0, 1.0]]), np.array([label]), np.zeros(0), 2.0)
+        added = contributions(Moments(Squared(), 2), np.array([[0.0, 1.0]]), np.array([label]), np.zeros(0), 2.0)
         whole = np.array([0.0, 1.0, 0.0, 1.0, 0.0, np.sign(label) * 3.0**0.5, 0.5])
-        np.testing.assert_allclose(told[0], whole * 2.0 / np.linalg.norm(whole))
+        np.testing.assert_allclose(added[0], whole * 2.0 / np.linalg.norm(whole))
 
 
-def test_column_sums_are_of_rows_whatever_their_labels_are() -> None:
+def test_column_sums_do_not_depend_on_labels() -> None:
     rows = cohort(Logistic(), sizes=(30, 20), d=4)
     statistic = ColumnSums(4)
     assert (statistic.shape, statistic.parameter_shape, statistic.row_norm) == ((4,), (0,), 1.0)
-    told = statistic.sums(rows, np.zeros((2, 0)), bound=1.0)
+    total = statistic.sums(rows, np.zeros((2, 0)), bound=1.0)
     for i in range(2):
-        mine = rows.agent(i)
-        np.testing.assert_allclose(told[i], mine.features[mine.order].sum(axis=0), rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(told, statistic.sums(replace(rows, labels=-rows.labels), np.zeros((2, 0)), bound=1.0))
+        own = rows.agent(i)
+        np.testing.assert_allclose(total[i], own.features[own.order].sum(axis=0), rtol=1e-12, atol=1e-12)
+    flipped = replace(rows, labels=-rows.labels)
+    np.testing.assert_array_equal(total, statistic.sums(flipped, np.zeros((2, 0)), bound=1.0))
     long = np.full((1, 4), 0.5 * (1.0 + 9e-7))
     assert np.linalg.norm(contributions(statistic, long, np.ones(1), np.zeros(0), 1.0)) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
-    """Scores at an edge are in the bin below it, so that a score of 0 is of the negative class, as in predictions."""
+def test_score_histogram_counts_rows_by_class_and_bin() -> None:
+    """A score at an edge belongs to the bin below it, so a score of 0 is the negative class, as in predictions."""
     statistic = ScoreHistogram(2)
     assert (statistic.shape, statistic.parameter_shape, statistic.row_norm) == ((2, 20), (2,), 1.0)
     assert tuple(np.arange(-4.5, 4.6, 0.5).tolist()) == EDGES
@@ -537,12 +541,12 @@ def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
         for label in (-1.0, 1.0):
             with case(score, label):
                 row = np.array([[score / 100.0, 0.1]])
-                told = contributions(statistic, row, np.array([label]), 10.0 * point, 1.0).reshape(2, N_BINS)
-                assert told[int(label > 0), place] == told.sum() == 1.0
+                added = contributions(statistic, row, np.array([label]), 10.0 * point, 1.0).reshape(2, N_BINS)
+                assert added[int(label > 0), place] == added.sum() == 1.0
     assert not contributions(statistic, np.zeros((1, 2)), np.ones(1), point, 1.0).any()
     rows = cohort(Logistic(), sizes=(30, 20), d=2)
-    told = statistic.sums(rows, np.stack([point, -point]), bound=1.0 - 2.0**-40)
-    assert told.sum(axis=(1, 2)).tolist() == [30.0 * (1.0 - 2.0**-40), 20.0 * (1.0 - 2.0**-40)]
+    added = statistic.sums(rows, np.stack([point, -point]), bound=1.0 - 2.0**-40)
+    assert added.sum(axis=(1, 2)).tolist() == [30.0 * (1.0 - 2.0**-40), 20.0 * (1.0 - 2.0**-40)]
     assert statistic.sums(rows, np.stack([point, -point]), bound=5.0).sum() == 50.0  # a row adds no more than 1
     with pytest.raises(StudyError, match="needs a loss for two classes, not squared"):
         make_query("score_histogram", Problem(Squared(), L2(), 0.0), 2)
@@ -552,7 +556,7 @@ def test_a_score_histogram_counts_rows_by_class_and_bin() -> None:
 
 
 @pytest.mark.parametrize("loss", LOSS_CASES)
-def test_a_shaped_gradient_is_the_gradient_of_shaped_rows_over_the_clip(loss: Loss) -> None:
+def test_preconditioned_gradient_is_the_gradient_of_preconditioned_rows_over_the_clipping_bound(loss: Loss) -> None:
     """``clip(ℓ'(u, θ), C)/C = clip(ℓ'(u/C, Cθ), 1)``, by a loop over rows with B as a matrix."""
     rng, clip = np.random.default_rng(2), 0.4
     rows = cohort(loss, sizes=(30,), d=4)
@@ -568,14 +572,14 @@ def test_a_shaped_gradient_is_the_gradient_of_shaped_rows_over_the_clip(loss: Lo
         )[0]
         gradient = 1e3 * gradient
         expected += gradient * min(1.0, clip / max(float(np.linalg.norm(gradient)), 1e-300))
-    told = PreconditionedGradient(loss, 4).sums(rows, parameters[None], bound=1.0)[0]
-    np.testing.assert_allclose(clip * told, expected, atol=1e-9)
+    sums = PreconditionedGradient(loss, 4).sums(rows, parameters[None], bound=1.0)[0]
+    np.testing.assert_allclose(clip * sums, expected, atol=1e-9)
 
 
-def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -> None:
+def test_agents_of_a_cohort_share_a_preconditioner_but_not_points() -> None:
     loss = Logistic()
     rows, statistic = cohort(loss, sizes=(20, 30)), PreconditionedGradient(loss, 5)
-    asked = np.stack([shapes_and_points(5, 1)[1]] * 2)
+    asked = np.stack([preconditioners_and_points(5, 1)[1]] * 2)
     asked[1, -1] += 1.0
     sums = statistic.sums(rows, asked, bound=1.0)
     assert np.array_equal(sums[1], statistic.sums(rows.agent(1), asked[1:], bound=1.0)[0])
@@ -587,10 +591,10 @@ def test_agents_of_one_cohort_share_a_shape_and_may_have_points_of_their_own() -
 # Parameters that agents refuse
 
 
-def test_bounds_of_a_shape_and_a_point() -> None:
+def test_preconditioned_gradient_accepts_parameters_in_range() -> None:
     statistic = PreconditionedGradient(Softmax(n_outputs=3), 4)
     good = np.concatenate([np.ones(4), np.zeros(4), np.zeros(12)])
-    assert all(statistic.accepts(each) for each in [good, *shapes_and_points(4, 3)])
+    assert all(statistic.accepts(item) for item in [good, *preconditioners_and_points(4, 3)])
     assert MAX_PARAMETER == 1e9
     beyond, below = np.nextafter(MAX_PARAMETER, np.inf), np.nextafter(1.0 / MAX_PARAMETER, 0.0)
     scales = (beyond, below, 0.0, -0.0, 5e-324, -1.0, 1.7e308)
@@ -601,23 +605,23 @@ def test_bounds_of_a_shape_and_a_point() -> None:
                 asked = good.copy()
                 asked[place] = value
                 assert not statistic.accepts(asked)
-    for name in QUERIES:  # of which logistic loss has all
+    for name in QUERIES:  # logistic loss has all of them
         other = make_query(name, Problem(Logistic(), L2(), 0.0), 3)
-        assert all(other.accepts(each) for each in parameters_for(other))
+        assert all(other.accepts(item) for item in parameters_for(other))
 
 
-def test_wide_rows_may_be_scaled_and_not_turned() -> None:
-    """A direction makes sparse rows dense, which takes rows times features of an agent's disk."""
-    assert WIDEST == 2000
-    for d in (WIDEST, WIDEST + 1):
+def test_wide_rows_allow_diagonal_preconditioners_only() -> None:
+    """A direction would make sparse rows dense and use rows times features of an agent's disk."""
+    assert MAX_DIRECTION_FEATURES == 2000
+    for d in (MAX_DIRECTION_FEATURES, MAX_DIRECTION_FEATURES + 1):
         statistic = PreconditionedGradient(Logistic(), d)
         asked = np.concatenate([np.full(d, 3.0), np.zeros(d), np.ones(d)])
         assert statistic.accepts(asked)
         asked[d + 5] = 1e-300
-        assert statistic.accepts(asked) == (d == WIDEST)
+        assert statistic.accepts(asked) == (d == MAX_DIRECTION_FEATURES)
 
 
-def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
+def test_unknown_statistic_error_lists_the_known_ones() -> None:
     with pytest.raises(
         StudyError, match="unknown statistic 'median'; choose one of gradient, preconditioned_gradient, "
     ):
@@ -625,7 +629,7 @@ def test_a_statistic_that_does_not_exist_is_named_with_those_that_do() -> None:
 
 
 def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights: Any, cap: float) -> tuple[Any, Any]:
-    """Gradient and Hessian of a person, from a row of its own for every interval, each as the textbook has it."""
+    """Return gradient and Hessian of a person from one row per interval, by the textbook formulas."""
     edges, d = [0.0, *loss.cuts, 1.0], len(row) - 1
     gradient, hessian, planned, parts = np.zeros(len(weights)), np.zeros((len(weights),) * 2), 0.0, []
     for h, (low, high) in enumerate(pairwise(edges)):
@@ -636,14 +640,14 @@ def written_out(loss: Poisson, row: Any, count: float, exposure: float, weights:
     weight = min(1.0, cap / planned)
     residuals = [weight * (mean - happened) for _, mean, happened in parts]
     most = max(cap, min(1.0, loss.unit + 3.0 * (loss.unit * cap) ** 0.5))
-    short = min(1.0, most / max(abs(sum(residuals)), sum(each**2 for each in residuals) ** 0.5))
+    short = min(1.0, most / max(abs(sum(residuals)), sum(item**2 for item in residuals) ** 0.5))
     for (wide, mean, _), residual in zip(parts, residuals, strict=True):
         gradient += 0.5**0.5 * short * residual / most * wide
         hessian += 0.5**0.5 * weight * mean / cap * np.outer(wide, wide)
     return gradient, hessian
 
 
-def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -> None:
+def test_newton_query_of_counts_is_the_sum_over_intervals() -> None:
     rng = np.random.default_rng(3)
     for loss in (Poisson(unit=0.125), Poisson(unit=0.02), Poisson(cuts=(0.25, 0.6))):
         pair = NewtonQuery(loss, 4)
@@ -653,39 +657,41 @@ def test_the_pair_of_counts_is_the_sum_over_a_person_s_intervals_written_out() -
                 rows = random_rows(rng, 200, 4) * np.where(rng.random((200, 1)) < 0.1, 0.0, 1.0)
                 counts, exposures = rng.integers(9, size=200) / 8.0, rng.uniform(0.05, 1.0, 200)
                 weights = rng.normal(size=d)
-                told = pair.sums(make_rows(rows, counted(counts, exposures)), np.append(weights, cap)[None], bound=1.0)[
-                    0
-                ]
-                parts = [written_out(loss, *each, weights, cap) for each in zip(rows, counts, exposures, strict=True)]
+                (total,) = pair.sums(
+                    make_rows(rows, counted(counts, exposures)), np.append(weights, cap)[None], bound=1.0
+                )
+                parts = [written_out(loss, *item, weights, cap) for item in zip(rows, counts, exposures, strict=True)]
                 labels, asked = counted(counts, exposures), np.append(weights, cap)[None]
                 single = (
                     make_rows(np.stack([a, 0.0 * a]), np.array([b, b])) for a, b in zip(rows, labels, strict=True)
                 )
-                alone = np.stack([pair.sums(each, asked, bound=1.0)[0] for each in single])  # beside a silent row
+                alone = np.stack(
+                    [pair.sums(rows_of_one, asked, bound=1.0)[0] for rows_of_one in single]
+                )  # beside a silent row
                 shorter = np.minimum(1.0, 0.3 / np.maximum(np.linalg.norm(alone, axis=1), 1e-300))
                 assert (shorter < 1.0).any()
                 short = pair.sums(make_rows(rows, labels), asked, bound=0.3)[0]
                 np.testing.assert_allclose(short, shorter @ alone, atol=1e-6)
                 off = np.where(np.eye(d) > 0.0, 1.0, 2.0**0.5)[np.triu_indices(d)]
-                np.testing.assert_allclose(told[:d], sum(part[0] for part in parts), atol=1e-6)
+                np.testing.assert_allclose(total[:d], sum(part[0] for part in parts), atol=1e-6)
                 np.testing.assert_allclose(
-                    told[d:], sum(part[1] for part in parts)[np.triu_indices(d)] * off, atol=1e-6
+                    total[d:], sum(part[1] for part in parts)[np.triu_indices(d)] * off, atol=1e-6
                 )
-                gradient, hessian, squares = pair.split(told, cap)
+                gradient, hessian, squares = pair.split(total, cap)
                 most = max(cap, min(1.0, loss.unit + 3.0 * (loss.unit * cap) ** 0.5))
-                np.testing.assert_allclose(gradient * 0.5**0.5 / most, told[:d])
+                np.testing.assert_allclose(gradient * 0.5**0.5 / most, total[:d])
                 np.testing.assert_allclose(hessian * 0.5**0.5 / cap, sum(part[1] for part in parts), atol=1e-6)
                 assert squares == 0.0
 
 
-def test_sums_and_histograms_of_several_portions_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_do_not_depend_on_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(8)
     rows, labels, weights = random_rows(rng, 40, 3), rng.choice([-1.0, 1.0], 40), rng.normal(size=3) * 4.0
     for module in (column_sums, score_histogram):
         monkeypatch.setattr(module, "PORTION", 12)
-    made = make_rows(rows, labels)
-    np.testing.assert_allclose(ColumnSums(3).sums(made, np.zeros((1, 0)), bound=1.0)[0], rows.sum(axis=0))
-    found = ScoreHistogram(3).sums(made, weights[None], bound=1.0)[0]
+    cohort = make_rows(rows, labels)
+    np.testing.assert_allclose(ColumnSums(3).sums(cohort, np.zeros((1, 0)), bound=1.0)[0], rows.sum(axis=0))
+    found = ScoreHistogram(3).sums(cohort, weights[None], bound=1.0)[0]
     bins = [sum(score > edge for edge in score_histogram.EDGES) for score in rows @ weights]
     wanted = np.zeros((2, score_histogram.N_BINS))
     for label, place in zip(labels, bins, strict=True):
@@ -698,9 +704,9 @@ def test_moments_of_counts_are_weighted_by_exposures() -> None:
     rows, counts, exposures = random_rows(rng, 50, 3) / 2.0, rng.integers(9, size=50) / 8.0, rng.uniform(0.1, 1.0, 50)
     for loss in (Poisson(), Poisson(cuts=(0.5,))):
         with case(loss):
-            made = Moments(loss, 3)
-            told = made.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=2.0)[0]
-            means, squares, by_label, label_squares = made.split(told)
+            moments = Moments(loss, 3)
+            total = moments.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=2.0)[0]
+            means, squares, by_label, label_squares = moments.split(total)
             np.testing.assert_allclose(means, exposures @ rows, rtol=1e-6)
             np.testing.assert_allclose(squares, exposures @ rows**2, rtol=1e-6)
             later = (exposures > 0.5).astype(int) if loss.cuts else np.zeros(50, int)
@@ -714,5 +720,5 @@ def test_moments_of_counts_are_weighted_by_exposures() -> None:
             whole = np.hstack([weighted, of_labels, 0.5 * counts[:, None] ** 2])
             shorter = np.minimum(1.0, 0.4 / np.linalg.norm(whole, axis=1))
             assert 0 < np.count_nonzero(shorter < 1.0) < 50
-            told = made.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=0.4)[0]
-            np.testing.assert_allclose(told, shorter @ whole, rtol=1e-6, atol=1e-9)
+            total = moments.sums(make_rows(rows, counted(counts, exposures)), np.zeros((1, 0)), bound=0.4)[0]
+            np.testing.assert_allclose(total, shorter @ whole, rtol=1e-6, atol=1e-9)

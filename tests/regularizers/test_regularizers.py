@@ -1,4 +1,4 @@
-"""Every regularizer is convex, its gradient and prox belong to its value, and its constants are bounds."""
+"""Every regularizer is convex, its gradient and prox match its value, and its constants are bounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def norms(weights):
     return np.linalg.norm(weights, axis=(1, 2))
 
 
-def test_the_list_of_cases_is_complete():
+def test_every_registered_case_is_covered():
     assert {entry.name for entry in REGULARIZER_CASES} == set(REGULARIZERS)
     assert all(isinstance(entry, Regularizer) for entry in REGULARIZER_CASES)
 
@@ -47,7 +47,7 @@ def test_value_is_convex_and_gradient_is_a_subgradient():
 
 
 def test_prox_minimises_its_objective():
-    """It is 1-strongly convex: this holds for every other point exactly when the prox is its minimum."""
+    """The objective is 1-strongly convex: the inequality holds for all other points iff prox is its minimum."""
     weights, moves = weights_of_all_sizes(2)
     moves *= np.random.default_rng(2).choice([1e-6, 1e-3, 1.0], (len(moves), 1, 1))
     weights[0], moves[0] = 1e-12, 1e-18
@@ -75,7 +75,7 @@ def test_lipschitz_bounds_the_gradient_on_the_ball_and_is_attained():
                 assert attained == pytest.approx(regularizer.lipschitz(6, far), rel=1e-12)
 
 
-def test_gradient_changes_at_most_as_fast_as_smoothness_and_so_fast_somewhere():
+def test_smoothness_bounds_the_change_of_the_gradient_and_is_attained():
     here, there = weights_of_all_sizes(4)
     for regularizer in SMOOTH_REGULARIZER_CASES:
         with case(regularizer):
@@ -87,7 +87,7 @@ def test_gradient_changes_at_most_as_fast_as_smoothness_and_so_fast_somewhere():
             assert change == pytest.approx(regularizer.smoothness * np.linalg.norm(2.0 * near), rel=1e-12)
 
 
-def test_smoothness_is_none_exactly_when_the_gradient_jumps():
+def test_smoothness_is_none_if_and_only_if_the_gradient_jumps():
     for regularizer in REGULARIZER_CASES:
         with case(regularizer):
             tiny = np.full((1, 1), 1e-9)
@@ -95,7 +95,7 @@ def test_smoothness_is_none_exactly_when_the_gradient_jumps():
             assert (jump > 0.1) == (regularizer.smoothness is None)
 
 
-def test_leading_axes_are_kept_and_the_weights_left_alone():
+def test_leading_axes_are_supported_and_weights_are_not_changed():
     for regularizer in REGULARIZER_CASES:
         with case(regularizer):
             weights = np.random.default_rng(2).standard_normal((5, 2, 4, 3))
@@ -112,7 +112,7 @@ def test_leading_axes_are_kept_and_the_weights_left_alone():
                 np.testing.assert_array_equal(prox[index], regularizer.prox(weights[index], 0.3))
 
 
-def test_no_regularizer_is_zero():
+def test_regularizer_none_is_zero():
     weights = np.random.default_rng(3).standard_normal((2, 4, 3))
     none = NoRegularizer()
     assert not none.value(weights).any()
@@ -121,7 +121,7 @@ def test_no_regularizer_is_zero():
     assert (none.lipschitz(12, 7.0), none.smoothness) == (0.0, 0.0)
 
 
-def test_values_and_soft_threshold_by_hand():
+def test_values_and_soft_threshold_of_an_example():
     weights = np.array([[-2.0, -0.5, 0.0], [0.5, 1.0, 3.0]])
     assert L1().value(weights) == np.abs(weights).sum() == 7.0
     assert L2().value(weights) == pytest.approx(0.5 * np.linalg.norm(weights) ** 2)
@@ -129,7 +129,7 @@ def test_values_and_soft_threshold_by_hand():
     np.testing.assert_array_equal(L1().prox(weights, 1.0), [[-1.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
 
 
-def test_elastic_net_ends_in_l2_and_l1():
+def test_elastic_net_has_l2_and_l1_as_limits():
     for ratio, end in [(0.0, L2()), (1.0, L1())]:
         with case(ratio, end):
             weights = np.random.default_rng(4).standard_normal((4, 3))
@@ -141,7 +141,7 @@ def test_elastic_net_ends_in_l2_and_l1():
             assert mixed.smoothness == end.smoothness
 
 
-def test_bad_parameter_is_named():
+def test_invalid_parameter_is_named():
     for bad in [-0.1, 1.1, np.inf, np.nan]:
         with case(bad), pytest.raises(StudyError, match=rf"^elastic_net: l1_ratio .*{bad}"):
             ElasticNet(l1_ratio=bad)

@@ -1,4 +1,4 @@
-"""A release: files with the same bytes each time, and texts for people and platforms that agree with each other."""
+"""Releases are reproducible, and texts for people and platforms are consistent."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def checked(tool: str, *words: object) -> str:
     return done.stdout
 
 
-def test_two_builds_have_the_same_bytes_and_hold_what_they_should(tmp_path):
+def test_two_builds_are_identical_and_complete(tmp_path):
     built = make.build_twice(tmp_path / "dist")
     make.check_contents(built)
     assert built.wheel.name == f"dpadmm-{VERSION}-py3-none-any.whl"
     assert built.sdist.name == f"dpadmm-{VERSION}.tar.gz"
 
 
-def test_a_tag_that_is_not_the_version_is_refused():
+def test_tag_must_match_the_version():
     done = subprocess.run(
         [sys.executable, str(ROOT / "release" / "make.py"), "--tag", "v99.0"],
         capture_output=True, text=True, check=False, timeout=60,
@@ -57,7 +57,7 @@ def test_a_tag_that_is_not_the_version_is_refused():
     assert f"the tag is v99.0, and src/dpadmm/version.py says {VERSION}" in done.stderr
 
 
-def test_one_version_everywhere():
+def test_version_is_the_same_everywhere():
     assert metadata.version("dpadmm") == VERSION == make.version()
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == VERSION
     assert f"\n## {VERSION}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -65,21 +65,21 @@ def test_one_version_everywhere():
     assert project["project"]["dynamic"] == ["version"]
 
 
-def test_every_extra_for_users_is_tried():
+def test_every_user_extra_is_tested():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(make.EXTRAS) == set(extras) - {"dev", "docs"}
     assert set(make.MISSING) | set(make.COMMANDS) == set(make.EXTRAS)
 
 
-def test_the_readme_has_commands_that_can_be_tried():
+def test_readme_has_testable_commands():
     verbs = [words[0] for words in make.readme_commands()]
     assert verbs[0] == "study"
     assert {"train", "explain"} <= set(verbs)
 
 
-def test_citation_workflows_and_forms_fit_their_schemas():
+def test_citation_workflows_and_forms_match_their_schemas():
     github = ROOT / ".github"
-    forms = sorted(each for each in (github / "ISSUE_TEMPLATE").glob("*.yml") if each.name != "config.yml")
+    forms = sorted(path for path in (github / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
     assert len(forms) >= 2
     for schema, files in [
         ("citation-file-format", [ROOT / "CITATION.cff"]),
@@ -91,12 +91,12 @@ def test_citation_workflows_and_forms_fit_their_schemas():
             checked("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
 
 
-def test_workflows_have_no_known_weakness():
+def test_workflows_have_no_known_vulnerability():
     checked("zizmor", "--offline", "--quiet", "--persona", "pedantic", ".github/workflows")
 
 
-def test_workflows_pin_what_they_use_and_publish_without_a_password():
-    texts = {each.name: each.read_text() for each in (ROOT / ".github" / "workflows").glob("*.yml")}
+def test_workflows_pin_actions_and_publish_without_a_password():
+    texts = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
     for used in re.findall(r"uses: (.*)", "".join(texts.values())):
         assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", used), used
     assert "run: .ci/run" in texts["ci.yml"]
@@ -108,13 +108,13 @@ def test_workflows_pin_what_they_use_and_publish_without_a_password():
     assert "secrets." not in texts["release.yml"]
 
 
-def test_the_paper_is_cited():
+def test_paper_is_cited():
     (paper,) = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
     assert paper["title"] == "DP-ADMM: ADMM-based Distributed Learning with Differential Privacy"
-    assert [each["family-names"] for each in paper["authors"]] == ["Huang", "Hu", "Guo", "Chan-Tin", "Gong"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Huang", "Hu", "Guo", "Chan-Tin", "Gong"]
 
 
-def test_hooks_before_a_commit_are_those_of_lint_and_need_no_network():
+def test_pre_commit_hooks_match_lint_and_need_no_network():
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     lint = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0]
     for repository in config["repos"]:
@@ -128,13 +128,13 @@ def test_hooks_before_a_commit_are_those_of_lint_and_need_no_network():
 
 
 @pytest.mark.parametrize("name", ["CODE_OF_CONDUCT.md", "SECURITY.md", "CONTRIBUTING.md", "release/README.md"])
-def test_links_between_these_texts_lead_somewhere(name):
+def test_links_between_documents_have_targets(name):
     file = ROOT / name
     for target in re.findall(r"\]\(([^)#:]+)[#)]", file.read_text(encoding="utf-8")):
         assert (file.parent / target).exists(), target
 
 
-def test_pages_that_the_changelog_and_doctor_name_exist():
+def test_pages_named_in_changelog_and_doctor_exist():
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "src/dpadmm/cli/doctor.py")]
     named = {page for text in texts for page in re.findall(r"\bdocs/[\w/-]+\.md", text)}
     assert len(named) >= 2

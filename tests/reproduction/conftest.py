@@ -21,13 +21,13 @@ Once = Callable[[str, Callable[[Path], object]], Path]
 
 @pytest.fixture
 def reproduction(in_process: Callable[..., Any]) -> Any:
-    """``reproduction("run", "--grid", path)``: the program in this process."""
+    """``reproduction("run", "--grid", path)`` runs the program in this process."""
     return in_process(lambda: run_app(app), "reproduction")
 
 
 @pytest.fixture(scope="session")
 def paper_results(once: Once) -> Any:
-    """Results of the paper's experiments on a few synthetic rows, made by the runner."""
+    """Results of the paper's experiments on a few synthetic rows, produced by the runner."""
     return read_results(once("paper", lambda folder: make_results(PAPER_SHAPED, folder)))
 
 
@@ -44,7 +44,7 @@ def paper_page(paper_results: Any, once: Once) -> str:
 
 @pytest.fixture(scope="session")
 def comparison_folder(once: Once) -> Path:
-    """A folder with results that are no experiment of the paper's: two methods, budgets, agents."""
+    """A folder with results outside the paper's experiments: two methods, budgets, agents."""
     return once("comparison", lambda folder: make_results(COMPARISON, folder))
 
 

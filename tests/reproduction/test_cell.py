@@ -1,4 +1,4 @@
-"""One cell: its lines are what simulate measures, with budget and bound beside them."""
+"""A cell of a grid: its lines are the measurements of simulate, with budget and bound."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lines(bench, **changes):
     return bench.run(Cell("small", SETTINGS.with_changes(**changes))).to_pylist()
 
 
-def test_lines_are_what_simulate_measures(bench):
+def test_lines_match_simulate(bench):
     result = simulate(small_rows(), settings=SETTINGS)
     found = lines(bench)
     assert [line["round"] for line in found] == [1, 3, 6, 7]
@@ -40,7 +40,7 @@ def test_lines_are_what_simulate_measures(bench):
         assert set(line) == set(SCHEMA.names)
 
 
-def test_the_budget_is_that_of_all_rounds_and_of_the_rounds_so_far(bench):
+def test_lines_contain_the_total_and_the_current_budget(bench):
     found = lines(bench)
     z = found[0]["z"]
     assert 1.0 - 1e-6 < found[0]["total_epsilon"] <= 1.0
@@ -55,7 +55,7 @@ def test_the_budget_is_that_of_all_rounds_and_of_the_rounds_so_far(bench):
 
 
 @pytest.mark.parametrize(("regularizer", "theorem"), [("l2", smooth_bound), ("l1", nonsmooth_bound)])
-def test_the_bound_is_the_theorems(bench, regularizer, theorem):
+def test_bound_follows_the_theorem(bench, regularizer, theorem):
     from dataclasses import replace
 
     result = simulate(small_rows(), settings=replace(SETTINGS, regularizer=regularizer))
@@ -63,32 +63,32 @@ def test_the_bound_is_the_theorems(bench, regularizer, theorem):
         assert line["bound"] == theorem(result.method.constants, n_rounds=line["round"], rho=0.1, beta=0.1)
 
 
-def test_no_bound_where_the_theorem_does_not_speak(bench):
+def test_no_bound_where_the_theorem_does_not_apply(bench):
     for changes in ({"method": {"schedule": "constant"}}, {"participation": 0.5}):
         assert {line["bound"] for line in lines(bench, **changes)} == {None}
 
 
-def test_no_privacy_is_null(bench):
+def test_runs_without_privacy_have_no_epsilon(bench):
     for changes in ({"method": "centralized", "epsilon": None}, {"epsilon": None, "noise_multiplier": 0.0}):
         for line in lines(bench, **changes):
             private = ("total_epsilon", "total_paper_epsilon", "spent_epsilon", "z", "accountant")
             assert [line[name] for name in private] == [None] * 5
 
 
-def test_a_run_that_diverges_leaves_its_reason(bench):
+def test_diverged_run_stores_its_reason(bench):
     (line,) = lines(bench, method={"name": "dp_sgd", "learning_rate": 1e9}, alpha=1.0, n_rounds=100)
     assert (line["status"], line["round"], line["test_error_global"]) == ("refused", 0, None)
     assert line["reason"].startswith("dp_sgd diverged in round ")
 
 
-def test_a_method_that_does_not_apply_leaves_its_reason(bench):
+def test_inapplicable_method_stores_its_reason(bench):
     (line,) = lines(bench, epsilon=None, round_epsilon=5.0)
     assert (line["status"], line["round"], line["test_error_global"]) == ("refused", 0, None)
     assert "epsilon" in line["reason"]
     assert line["method"] == "dp_admm"
 
 
-def test_rows_dealt_before_change_nothing(bench):
+def test_rows_assigned_in_advance_give_the_same_result(bench):
     changes = [
         {},
         {"regularizer": "l1"},

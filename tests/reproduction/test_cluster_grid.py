@@ -1,4 +1,4 @@
-"""A grid on a Dask cluster: the file that worker processes here make, whatever dies in between."""
+"""A grid on a Dask cluster produces the same file as local workers, whichever processes die."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Results:
         return run_grid(grid_from(SMALL), small_rows(), tmp_path_factory.mktemp("local") / "results.parquet", workers=2)
 
 
-def test_the_file_is_the_local_one_also_when_workers_die(workers: Any, local: Results, tmp_path: Path) -> None:
-    """One, whose cells another runs again; and then both, with all copies of the rows."""
+def test_file_equals_the_local_one_even_if_workers_die(workers: Any, local: Results, tmp_path: Path) -> None:
+    """First one worker dies, whose cells another runs again; then both, with all copies of the rows."""
     deaths = {4: 1, 8: 2}
 
     def watch(progress: Progress) -> None:
@@ -59,14 +59,12 @@ def test_the_file_is_the_local_one_also_when_workers_die(workers: Any, local: Re
     assert without_times(found).equals(without_times(local))
 
 
-def test_an_address_that_is_empty_is_no_reason_to_stay_here(tmp_path: Path) -> None:
+def test_empty_scheduler_address_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'' is not the address of a Dask scheduler"):
         run_grid(grid_from(SMALL), small_rows(), tmp_path / "results.parquet", scheduler="")
 
 
-def test_a_client_that_is_killed_and_one_that_is_stopped_lose_no_finished_cell(
-    workers: Any, local: Results, tmp_path: Path
-) -> None:
+def test_killed_or_stopped_client_loses_no_finished_cell(workers: Any, local: Results, tmp_path: Path) -> None:
     path, address = tmp_path / "results.parquet", workers.scheduler_address
     paths = os.pathsep.join([*sys.path, str(Path(__file__).parents[1] / "support")])
     words = [sys.executable, "-c", CLIENT, json.dumps(SMALL), str(path), address]
@@ -84,11 +82,11 @@ def test_a_client_that_is_killed_and_one_that_is_stopped_lose_no_finished_cell(
     assert len(before.cells) + 2 <= len(again.cells) < N_CELLS
     whole = run_grid(**run)
     assert without_times(whole).equals(without_times(local))
-    assert whole.select(cell=again.cells).to_table().equals(again.to_table())  # with their times: nothing was run again
+    assert whole.select(cell=again.cells).to_table().equals(again.to_table())  # with equal times: no cell was run again
     assert again.select(cell=before.cells).to_table().equals(before.to_table())
 
 
-def test_the_program_takes_a_scheduler(workers: Any, reproduction: Any, tmp_path: Path) -> None:
+def test_command_accepts_a_scheduler(workers: Any, reproduction: Any, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(
         'data = "synthetic"\nrepeats = 2\n[shared]\nn_rounds = 5\nn_agents = 3\n'
         '[[experiments.a.runs]]\nmethod = "dp_sgd"\nepsilon = 1.0\n'
@@ -96,11 +94,11 @@ def test_the_program_takes_a_scheduler(workers: Any, reproduction: Any, tmp_path
     words = ["run", "--grid", tmp_path / "grid.toml", "--no-figures", "--json"]
     answer = reproduction(*words, "-o", tmp_path / "out", "--scheduler", workers.scheduler_address)
     assert answer.succeeded().json["experiments"]["a"]["runs"] == 2
-    for wrong, said in (
+    for wrong, message in (
         (["--scheduler", "nonsense"], "'nonsense' is not the address of a Dask scheduler"),
         (["--scheduler", workers.scheduler_address, "--workers", "2"], "leave --workers or --scheduler out"),
     ):
         refused = reproduction(*words, "-o", tmp_path / "other", *wrong, columns=300)
         assert refused.code == 2
-        assert said in refused.err
+        assert message in refused.err
         assert not (tmp_path / "other").exists()

@@ -1,11 +1,11 @@
-"""The figures: there when their experiment is, true to the results, fit for other values than the paper's."""
+"""Figures exist for their experiments, match the results, and support other values than the paper's."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from looping import case
-from paper_runs import tampered
+from paper_runs import modified
 
 from reproduction.figures import comparison_picture, pictures
 from reproduction.measurements import gaps
@@ -18,23 +18,23 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def drawn(paper_results):
+def by_name(paper_results):
     return {picture.name: picture for picture in pictures(paper_results)}
 
 
-def test_every_experiment_has_its_figure(drawn):
-    assert list(drawn) == NAMES
+def test_every_experiment_has_its_figure(by_name):
+    assert list(by_name) == NAMES
 
 
-def test_captions_say_local_or_global(drawn):
+def test_captions_name_local_or_global_models(by_name):
     for name in NAMES:
         if name not in ("table3", "epsilon"):
-            assert "local" in drawn[name].caption or "global" in drawn[name].caption, name
-    assert all(picture.caption.endswith(".") for picture in drawn.values())
+            assert "local" in by_name[name].caption or "global" in by_name[name].caption, name
+    assert all(picture.caption.endswith(".") for picture in by_name.values())
 
 
-def test_lines_are_the_means_of_the_results(drawn, paper_results):
-    panel = drawn["fig7"].figure.axes[1]
+def test_curves_are_means_of_the_results(by_name, paper_results):
+    panel = by_name["fig7"].figure.axes[1]
     assert panel.get_title(loc="left") == "(b) ε per round = 0.1, δ = 10⁻³"
     lines = {line.get_label(): line for line in panel.lines}
     for label, method in (("DP-ADMM", "dp_admm"), ("PVP", "admm_pvp")):
@@ -45,29 +45,29 @@ def test_lines_are_the_means_of_the_results(drawn, paper_results):
     assert best == pytest.approx(optimum.frame["train_loss_global"].mean())
 
 
-def test_panels_for_every_delta_and_lines_for_every_epsilon(drawn):
-    panels = drawn["fig6"].figure.axes
+def test_one_panel_per_delta_and_one_line_per_epsilon(by_name):
+    panels = by_name["fig6"].figure.axes
     assert [panel.get_title(loc="left") for panel in panels] == ["(a) δ = 10⁻³", "(b) δ = 10⁻⁴"]
     labels = [line.get_label() for line in panels[0].lines]
     assert labels == ["ε per round 0.05", "ε per round 0.1", "optimum, n·F*"]
 
 
-def test_figures_fit_the_values_that_are_there(paper_results):
-    """Another ε, and only one, and fewer agents: no value of the paper's is taken for granted."""
+def test_figures_support_other_values(paper_results):
+    """Another ε, only one ε, and fewer agents: figures do not assume the paper's values."""
     few = paper_results.select(round_epsilon=[0.05, None], n_agents=[4, 8])
-    other = tampered(few, "round_epsilon", lambda values: np.full_like(values, 0.7), round_epsilon=0.05)
+    other = modified(few, "round_epsilon", lambda values: np.full_like(values, 0.7), round_epsilon=0.05)
     found = {picture.name: picture for picture in pictures(other)}
     assert set(NAMES) - {"bounds", "choices", "schedule"} <= set(found)
     assert found["fig7"].figure.axes[0].get_title(loc="left") == "(a) ε per round = 0.7, δ = 10⁻³"
 
 
-def test_a_part_of_the_experiments_gives_a_part_of_the_figures(paper_results):
+def test_some_experiments_give_some_figures(paper_results):
     part = paper_results.select("fig4")
     assert [picture.name for picture in pictures(part)] == ["fig4", "epsilon"]  # not those that share cells
     assert [picture.name for picture in pictures(paper_results.select("bounds"))] == ["bounds", "epsilon"]
 
 
-def test_distance_to_the_optimum_is_taken_split_by_split(paper_results):
+def test_distance_to_the_optimum_is_computed_per_split(paper_results):
     found = gaps(with_optimum(paper_results, "bounds"))
     assert [(gap.regularizer, gap.budget) for gap in found] == [("l1", 0.1), ("l2", 0.1)]
     runs = paper_results.select("bounds").select(method="dp_admm", regularizer="l2", round=100)
@@ -77,19 +77,19 @@ def test_distance_to_the_optimum_is_taken_split_by_split(paper_results):
     assert found[1].bound[-1] == runs.frame["bound"].iloc[0]
 
 
-def test_comparisons_have_a_panel_for_every_number_of_agents(comparison_results):
+def test_comparisons_have_one_panel_per_number_of_agents(comparison_results):
     (picture,) = pictures(comparison_results)
     error = picture.figure.axes
     assert [panel.get_title(loc="left") for panel in error] == ["2 agents", "4 agents", "", ""]
     assert [line.get_label() for line in error[0].lines] == ["DP-ADMM", "DPSGD", "non-private optimum"]
     one = comparison_results.select(method="dp_admm", epsilon=0.5, n_agents=2, seed=1)
-    drawn = error[0].lines[0].get_ydata()[0]
+    heights = error[0].lines[0].get_ydata()[0]
     two = comparison_results.select(method="dp_admm", epsilon=0.5, n_agents=2, seed=2)
-    ends = [each.last().frame["test_error_global"].iloc[0] for each in (one, two)]
-    assert drawn == pytest.approx(np.mean(ends))
+    ends = [item.last().frame["test_error_global"].iloc[0] for item in (one, two)]
+    assert heights == pytest.approx(np.mean(ends))
 
 
-def test_comparisons_of_less(comparison_results):
+def test_comparisons_with_fewer_values(comparison_results):
     for equals in [
         {"epsilon": [0.5, None]},
         {"epsilon": [0.5, None], "n_agents": [2, 10]},
@@ -103,9 +103,9 @@ def test_comparisons_of_less(comparison_results):
 
 @pytest.mark.parametrize("equals", [{}, {"epsilon": [0.5, None], "n_agents": [2, 10]}], ids=["lines", "points"])
 @pytest.mark.parametrize(("factor", "scale"), [(1.0, "linear"), (50.0, "log")])
-def test_losses_far_apart_have_a_logarithmic_scale(comparison_results, equals, factor, scale):
+def test_wide_ranges_use_a_logarithmic_scale(comparison_results, equals, factor, scale):
     lines = comparison_results.select(None, **equals)
-    other = tampered(lines, "train_loss_global", lambda values: values * factor, method="dp_sgd")
+    other = modified(lines, "train_loss_global", lambda values: values * factor, method="dp_sgd")
     picture = comparison_picture(other, "comparison")
     half = len(picture.figure.axes) // 2
     scales = [axes.get_yscale() for axes in picture.figure.axes]
@@ -113,7 +113,7 @@ def test_losses_far_apart_have_a_logarithmic_scale(comparison_results, equals, f
     assert ("logarithmic" in picture.caption) == (scale == "log")
 
 
-def test_an_interrupted_comparison_has_a_whole_caption(comparison_results):
+def test_interrupted_comparison_has_a_complete_caption(comparison_results):
     caption = comparison_picture(comparison_results.select(method="centralized", seed=1), "comparison").caption
     assert caption.startswith("The non-private optimum alone at the end of the runs (synthetic, L2, 1 random")
     assert "1 splits" not in caption
@@ -122,19 +122,19 @@ def test_an_interrupted_comparison_has_a_whole_caption(comparison_results):
     assert "dotted" not in without
 
 
-def test_a_method_without_noise_has_in_every_panel_the_value_of_its_agents(comparison_results):
+def test_method_without_noise_appears_in_every_panel(comparison_results):
     two = comparison_results.select(method=["dp_admm", "dp_sgd"])
     some = two.keep((two.frame["method"] == "dp_admm") | (two.frame["epsilon"] == 0.5))
-    lines = tampered(some, "epsilon", lambda values: values * np.nan, method="dp_sgd")
+    lines = modified(some, "epsilon", lambda values: values * np.nan, method="dp_sgd")
     panels = comparison_picture(lines, "comparison").figure.axes[2:]
     for axes, n in zip(panels, (2, 4), strict=True):
-        (drawn,) = [line.get_ydata() for line in axes.lines if line.get_label() == "DPSGD"]
+        (heights,) = [line.get_ydata() for line in axes.lines if line.get_label() == "DPSGD"]
         mine = lines.select(method="dp_sgd", n_agents=n).last().frame["train_loss_global"]
-        assert drawn == pytest.approx(mine.mean())
+        assert heights == pytest.approx(mine.mean())
 
 
-def test_the_papers_markers_leave_dp_admms_own_in_sight(drawn):
-    axes = drawn["table3"].figure.axes[0]
+def test_markers_of_the_paper_do_not_hide_those_of_dp_admm(by_name):
+    axes = by_name["table3"].figure.axes[0]
     ours = [label.get_text() for label in axes.get_yticklabels()].index("DP-ADMM")
     measured = [line for line in axes.lines if str(line.get_label()).startswith("measured")]
     paper = [line for line in axes.lines if str(line.get_label()).startswith("paper")]

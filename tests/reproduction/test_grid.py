@@ -1,4 +1,4 @@
-"""Grids: crossing, one cell for the same run, names that are stable, and mistakes with their place."""
+"""Grids: crossing of settings, identity of cells, stable names, and errors with their position."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_lists_and_seeds_are_crossed(epsilons, agents, repeats, first_seed):
     assert len({cell.key for cell in cells}) == len(cells)
 
 
-def test_a_cell_in_several_experiments_is_one_cell():
+def test_cell_shared_by_experiments_is_one_cell():
     grid = grid_from(SMALL)
-    assert [len(each.cells) for each in grid.experiments] == [10, 1, 3]
+    assert [len(experiment.cells) for experiment in grid.experiments] == [10, 1, 3]
     assert len(grid.cells()) == N_CELLS
     assert len(grid.cells(["again"])) == 3
     assert {cell.key for cell in grid.cells(["again"])} < {cell.key for cell in grid.cells()}
@@ -47,24 +47,24 @@ def test_a_cell_in_several_experiments_is_one_cell():
     assert len(once.cells()) == 2
 
 
-def test_a_timed_run_is_another_cell():
+def test_timed_run_is_a_separate_cell():
     runs = [{"method": "centralized"}, {"method": "centralized", "timed": True}]
     assert [cell.timed for cell in grid_of(*runs).cells()] == [False, True]
 
 
-def test_keys_name_settings_and_nothing_else():
+def test_keys_are_settings_only():
     settings = Settings(epsilon=1.0, method={"weight_radius": 89.0}, seed=1)
     key = Cell("adult", settings).key
     assert (
         key == Cell("adult", settings.with_changes(method={"weight_radius": 89}, epsilon=1)).key
-    )  # as TOML may write it
+    )  # as a TOML writer may format it
     assert len(key) == 16
     others = {"epsilon": 2.0, "n_agents": 7, "seed": 2, "delta": 0.1, "average": "tail", "intercept": True}
     changed = {Cell("adult", settings.with_changes(**{name: value})).key for name, value in others.items()}
     assert len(changed | {key, Cell("iris", settings).key, Cell("adult", settings, timed=True).key}) == 9
 
 
-def test_the_digest_sees_every_change_and_no_order_of_words():
+def test_digest_depends_on_settings_and_not_on_their_order():
     digest = grid_from(SMALL).digest
     shuffled = {name: SMALL[name] for name in reversed(SMALL)}
     assert grid_from(shuffled).digest == digest
@@ -72,17 +72,17 @@ def test_the_digest_sees_every_change_and_no_order_of_words():
     assert len({digest} | {grid_from({**SMALL, name: value}).digest for name, value in changes}) == 5
 
 
-def test_a_data_file_is_named_without_its_folder():
+def test_data_file_is_stored_without_its_folder():
     here, there = (grid_of({"method": "centralized"}, data=path) for path in ("a/x.csv", "/b/c/x.csv"))
     assert here.digest == there.digest
     assert there.data == {"data": "/b/c/x.csv"}
 
 
-def test_fewer_repeats_can_be_asked_for():
+def test_fewer_repeats_can_be_selected():
     grid = grid_from(SMALL, repeats=1)
     assert {cell.settings.seed for cell in grid.cells()} == {1}
     more = grid_from(SMALL, repeats=5)
-    assert [len(each.cells) for each in more.experiments] == [25, 1, 6]
+    assert [len(experiment.cells) for experiment in more.experiments] == [25, 1, 6]
 
 
 def _changed(path, value):
@@ -97,7 +97,7 @@ def _changed(path, value):
 BLOCK = ("experiments", "agents", "runs", 0)
 
 
-def test_a_mistake_is_told_with_its_place():
+def test_errors_contain_their_position():
     for path, value, says in [
         (("experimnts",), {}, "did you mean 'experiments'"),
         (("format",), 2, "format must be 1"),
@@ -126,7 +126,7 @@ def test_a_mistake_is_told_with_its_place():
             assert "\n" not in str(refused.value)
 
 
-def test_files_that_are_no_grid_are_refused(tmp_path):
+def test_invalid_grid_files_are_refused(tmp_path):
     (tmp_path / "bad.toml").write_text("title = ")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     for name, says in (
@@ -138,14 +138,14 @@ def test_files_that_are_no_grid_are_refused(tmp_path):
             read_grid(tmp_path / name)
 
 
-def test_an_unknown_experiment_is_refused_with_the_nearest():
+def test_unknown_experiment_error_suggests_the_closest():
     with pytest.raises(DPADMMError, match="no experiment 'fig8'; there are fig1, fig2"):
         paper_grid().cells(["fig8"])
 
 
-def test_the_paper_grid_is_the_paper():
+def test_paper_grid_matches_the_paper():
     grid = paper_grid()
-    named = {each.name: each.cells for each in grid.experiments}
+    named = {experiment.name: experiment.cells for experiment in grid.experiments}
     assert list(named) == [
         "fig1",
         "fig2",
@@ -172,7 +172,7 @@ def test_the_paper_grid_is_the_paper():
         pairs = {(cell.settings.round_epsilon, cell.settings.delta) for cell in named[name]}
         assert pairs == {(e, d) for e in (0.01, 0.05, 0.1, 0.2) for d in (1e-3, 1e-4, 1e-5, 1e-6)}
     figures = {cell.key for name in ("fig1", "fig4") for cell in named[name]}
-    assert {cell.key for cell in named["bounds"]} <= figures  # no run of its own
+    assert {cell.key for cell in named["bounds"]} <= figures  # without own runs
     assert all(cell.timed for cell in named["table3"])
     assert not any(cell.timed for name in named if name != "table3" for cell in named[name])
 
@@ -183,14 +183,14 @@ def test_every_setting_has_a_column():
     assert {field.name for field in fields(Settings)} <= set(SCHEMA.names)
 
 
-def test_an_experiments_shared_settings_are_those_of_its_runs_unless_a_run_says_otherwise():
+def test_runs_inherit_and_override_settings_of_their_experiment():
     runs = [{"method": "dp_admm", "epsilon": 1.0}, {"method": "dp_admm", "epsilon": 1.0, "rho": [0.2, 0.3]}]
     grid = {
         "shared": {"n_rounds": 7, "rho": 0.5},
         "experiments": {"a": {"shared": {"rho": 0.1}, "runs": runs}},
     }
     settings = [cell.settings for cell in grid_from(grid).cells()]
-    assert [(each.method.rho, each.n_rounds) for each in settings] == [(0.1, 7), (0.2, 7), (0.3, 7)]
+    assert [(setting.method.rho, setting.n_rounds) for setting in settings] == [(0.1, 7), (0.2, 7), (0.3, 7)]
     grid["experiments"]["a"]["shared"] = {"rho": [0.1, 0.2]}
     with pytest.raises(DPADMMError, match="experiment a, shared: rho must be one value"):
         grid_from(grid)

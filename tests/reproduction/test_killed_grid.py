@@ -1,4 +1,4 @@
-"""A grid whose process is killed, interrupted or out of disk: nothing finished is lost, nobody is left."""
+"""A grid that is killed, interrupted or out of disk space: no finished cell is lost, and no process is left."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ if __name__ == "__main__":
 """
 
 
-def in_one_go(path: Path, *, repeats: int = 4, **options) -> Results:
-    """The grid without any trouble."""
+def uninterrupted(path: Path, *, repeats: int = 4, **options) -> Results:
+    """Run the grid without any fault."""
     with quick_workers():
         return run_grid(grid_from(GRID, repeats=repeats), small_rows(), path, workers=1, **options)
 
@@ -57,14 +57,14 @@ def start(path: Path, *, repeats: int = 4, workers: int = 1, **options) -> subpr
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
 
-def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_path):
+def test_grid_killed_three_times_gives_the_same_file_and_leaves_no_process(tmp_path):
     grid, path = grid_from(GRID), tmp_path / "out" / "results.parquet"
     path.parent.mkdir()
     n_cells, finished, rng = len(grid.cells()), 0, random.Random()
     for workers in (2, 1, 1):
         process = start(path, workers=workers, stdin=subprocess.PIPE)
         try:
-            most = rng.randint(2, 5)  # three times five cells are fewer than the grid has, however fast it is
+            most = rng.randint(2, 5)  # 15 cells are fewer than the grid has, at any speed
             process.stdin.write("\n" * most)
             process.stdin.flush()
             until = finished + rng.randint(1, most)
@@ -80,26 +80,26 @@ def test_killed_three_times_it_ends_with_the_same_file_and_leaves_nobody(tmp_pat
             process.stdout.close()
         _, alive = psutil.wait_procs(family, timeout=20)
         assert alive == []
-        kept = len(read_results(path).cells) if path.exists() else 0
-        assert kept >= finished
-        finished = kept
+        n_finished = len(read_results(path).cells) if path.exists() else 0
+        assert n_finished >= finished
+        finished = n_finished
     assert 0 < finished < n_cells
     before = read_results(path)
     process = start(path)
     counts = [int(line) for line in process.stdout]
     process.stdout.close()
     assert process.wait() == 0
-    assert counts == list(range(finished, n_cells + 1))  # what was finished was not run again
+    assert counts == list(range(finished, n_cells + 1))  # finished cells were not run again
     whole = read_results(path)
     assert whole.select(cell=before.cells).to_table().equals(before.to_table())
-    straight = in_one_go(tmp_path / "straight.parquet")
+    straight = uninterrupted(tmp_path / "straight.parquet")
     assert without_times(whole).equals(without_times(straight))
-    assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+    assert [item.name for item in path.parent.iterdir()] == ["results.parquet"]
 
 
-def test_an_extension_killed_in_between_ends_with_the_file_of_an_uninterrupted_run(tmp_path):
+def test_killed_extension_gives_the_same_file(tmp_path):
     path = tmp_path / "out" / "results.parquet"
-    before = in_one_go(path)
+    before = uninterrupted(path)
     process = start(path, repeats=6)
     try:
         counts = (int(line) for line in process.stdout)
@@ -109,20 +109,20 @@ def test_an_extension_killed_in_between_ends_with_the_file_of_an_uninterrupted_r
         process.kill()
         process.wait()
         process.stdout.close()
-    kept = read_results(path)
-    assert kept.select(cell=before.cells).to_table().equals(before.to_table())
+    finished = read_results(path)
+    assert finished.select(cell=before.cells).to_table().equals(before.to_table())
     seen = []
-    whole = in_one_go(path, repeats=6, watch=seen.append)
-    assert seen[0].done == len(kept.cells)
-    assert whole.select(cell=kept.cells).to_table().equals(kept.to_table())
-    straight = in_one_go(tmp_path / "straight" / "results.parquet", repeats=6)
+    whole = uninterrupted(path, repeats=6, watch=seen.append)
+    assert seen[0].done == len(finished.cells)
+    assert whole.select(cell=finished.cells).to_table().equals(finished.to_table())
+    straight = uninterrupted(tmp_path / "straight" / "results.parquet", repeats=6)
     assert without_times(whole).equals(without_times(straight))
 
 
-def test_a_disk_that_fills_up_leaves_what_was_written_and_one_sentence(tmp_path):
+def test_full_disk_keeps_written_results_and_prints_one_sentence(tmp_path):
     path = tmp_path / "out" / "results.parquet"
     path.parent.mkdir()
-    first = in_one_go(path, names=["again"])
+    first = uninterrupted(path, names=["again"])
     room = path.stat().st_size + 300
 
     def little_room() -> None:
@@ -132,12 +132,12 @@ def test_a_disk_that_fills_up_leaves_what_was_written_and_one_sentence(tmp_path)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "cannot be written (File too large); make room or choose another folder" in err.splitlines()[-1]
-    kept = read_results(path)
-    assert kept.select(cell=first.cells).to_table().equals(first.to_table())
-    assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+    finished = read_results(path)
+    assert finished.select(cell=first.cells).to_table().equals(first.to_table())
+    assert [item.name for item in path.parent.iterdir()] == ["results.parquet"]
 
 
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_keeps_finished_cells_and_prints_how_to_resume(tmp_path):
     (tmp_path / "grid.toml").write_text(
         'data = "synthetic"\nrepeats = 200\n[shared]\nn_rounds = 20\n'
         '[experiments.a]\n[[experiments.a.runs]]\nmethod = "dp_admm"\nepsilon = 1.0\n'
@@ -158,7 +158,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
         if path.exists():
             break
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everyone hears it
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the whole process group
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == ""

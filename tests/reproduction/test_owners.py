@@ -1,4 +1,4 @@
-"""Rows that come with their owners: a grid's ``by`` makes each owner an agent."""
+"""Rows with owners: with ``by`` in a grid, every owner is an agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ epsilon = 1.0
 
 
 @pytest.mark.usefixtures("workers_forked")
-def test_every_owner_is_an_agent_and_the_results_say_so(reproduction, tmp_path, monkeypatch):
+def test_owners_are_agents_in_the_results(reproduction, tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     lines = ["x,z,hospital,outcome"]
     lines += [
@@ -45,7 +45,7 @@ def test_every_owner_is_an_agent_and_the_results_say_so(reproduction, tmp_path, 
     ("changes", "says"),
     [({"n_agents": 5}, "leave n_agents out"), ({"partition": "equal"}, "partition cannot be 'equal'")],
 )
-def test_nothing_else_may_say_who_owns_a_row(changes, says):
+def test_by_excludes_other_partition_settings(changes, says):
     run = {"method": "dp_admm", "epsilon": 1.0}
     for shared, block in (({}, changes), (changes, {})):
         table = {"data": "a.csv", "by": "hospital", "shared": shared}
@@ -53,6 +53,6 @@ def test_nothing_else_may_say_who_owns_a_row(changes, says):
             grid_from({**table, "experiments": {"a": {"runs": [{**run, **block}]}}})
 
 
-def test_a_seed_at_the_top_is_told_to_be_first_seed():
+def test_seed_at_the_top_level_suggests_first_seed():
     with pytest.raises(StudyError, match="write that in place of seed"):
         grid_from({"seed": 3, "experiments": {}})

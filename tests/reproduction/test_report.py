@@ -1,4 +1,4 @@
-"""Reports: self-contained HTML, Markdown with working links, and files that are the same when made again."""
+"""Reports: self-contained HTML, Markdown with valid links, and reproducible files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from reproduction.figures import pictures
 from reproduction.report import report_html, tables, together, write_all, write_markdown
 
 
-class Page(HTMLParser):
-    """What a page holds: tags with attributes, and its text."""
+class ParsedPage(HTMLParser):
+    """Tags of a page with their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -36,10 +36,10 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(paper_page):
-    return Page(paper_page)
+    return ParsedPage(paper_page)
 
 
-def test_nothing_is_fetched_and_nothing_runs(page):
+def test_page_loads_nothing_and_has_no_scripts(page):
     assert not page.all("script", "iframe", "object", "embed")
     for about in (about for _, about in page.tags):
         assert not [name for name in about if name.startswith("on")]
@@ -49,7 +49,7 @@ def test_nothing_is_fetched_and_nothing_runs(page):
     assert "url(" not in page.text
 
 
-def test_links_lead_to_things_that_are_there_once(page):
+def test_link_targets_exist_once(page):
     ids = [about["id"] for _, about in page.tags if "id" in about]
     assert len(ids) == len(set(ids))
     targets = {about["href"][1:] for about in page.all("a")}
@@ -58,28 +58,28 @@ def test_links_lead_to_things_that_are_there_once(page):
     assert labelled <= set(ids)
 
 
-def test_pictures_have_words_and_tables_have_heads(page):
+def test_images_have_alt_texts_and_tables_have_headers(page):
     assert len(page.all("img")) == 14
     assert all(len(about["alt"]) > 80 for about in page.all("img"))
     assert len(page.all("caption")) == len(page.all("table"))
     assert {about.get("scope") for about in page.all("th")} == {"col", "row"}
 
 
-def test_names_from_files_are_text_not_markup(page):
+def test_names_from_files_are_escaped(page):
     assert "small <b>&</b> synthetic" in page.text
     assert not page.all("b")
 
 
 @pytest.mark.usefixtures("sketched")
-def test_a_hostile_file_name_and_reason(paper_results):
+def test_hostile_file_name_and_reason_are_escaped(paper_results):
     evil = "<script>alert(1)</script>"
     meta = {**paper_results.meta, "command": evil, "data": {**paper_results.meta["data"], "name": evil}}
-    page = Page(report_html(replace(paper_results.select("fig4"), meta=meta), source=evil))
+    page = ParsedPage(report_html(replace(paper_results.select("fig4"), meta=meta), source=evil))
     assert not page.all("script")
     assert page.text.count(evil) >= 3
 
 
-def test_what_must_be_said(page):
+def test_page_contains_required_statements(page):
     for words in (
         "The noise of these runs is simulated.",
         "It protects nobody.",
@@ -94,7 +94,7 @@ def test_what_must_be_said(page):
 
 @pytest.mark.usefixtures("sketched")
 def test_a_comparison_has_no_claims(comparison_results):
-    page = Page(report_html(comparison_results))
+    page = ParsedPage(report_html(comparison_results))
     assert "Claims" not in page.text
     assert "verdicts are decided" not in page.text
     assert "#claims" not in {about["href"] for about in page.all("a")}
@@ -103,36 +103,36 @@ def test_a_comparison_has_no_claims(comparison_results):
 
 
 @pytest.mark.usefixtures("sketched")
-def test_few_splits_are_warned_of_once(page, comparison_results):
-    assert page.text.count("only 2 random splits, so much is not clear for lack of evidence") == 1
+def test_page_warns_about_few_splits_once(page, comparison_results):
+    assert page.text.count("only 2 random splits, so some claims are unclear for lack of evidence") == 1
     assert "lack of evidence" not in report_html(comparison_results)
 
 
 @pytest.mark.usefixtures("sketched")
-def test_the_title_names_methods_as_people_do(comparison_results):
+def test_title_uses_display_names_of_methods(comparison_results):
     grid = {**comparison_results.grid, "title": "dp_admm, dp_sgd on <rows>"}
     text = report_html(replace(comparison_results, grid=grid))
     assert "<h1>DP-ADMM, DPSGD on &lt;rows&gt;</h1>" in text
 
 
-def test_numbers_stay_in_one_piece():
+def test_numbers_do_not_break_across_lines():
     assert together("a 1.0 ± 0.1, ε = 2") == "a 1.0\u00a0±\u00a00.1, ε\u00a0=\u00a02"
 
 
 @pytest.mark.usefixtures("sketched")
-def test_results_that_are_not_complete_say_so(paper_results, page):
+def test_incomplete_results_are_marked(paper_results, page):
     assert "not complete" not in page.text
     part = paper_results.select("fig4", seed=1)
-    assert "These results are not complete. 5 runs are missing." in Page(report_html(part)).text
+    assert "These results are incomplete. 5 runs are missing." in ParsedPage(report_html(part)).text
 
 
 def anchors(text: str) -> set[str]:
-    """What a viewer makes of the headings."""
+    """Return the anchors that a viewer creates from the headings."""
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_everything_is_there_and_every_link_leads_somewhere(paper_results, tmp_path):
+def test_markdown_is_complete_and_all_links_have_targets(paper_results, tmp_path):
     some = [cell for name in ("fig4", "table3") for cell in paper_results.select(name).cells]
     paper_results = paper_results.select(cell=some)
     written = write_markdown(paper_results, tmp_path / "page.md", source="runs/x")
@@ -161,7 +161,7 @@ def test_markdown_of_a_comparison_has_no_claims(reproduction, comparison_folder,
     assert list((tmp_path / "page-figures").glob("*.png"))
 
 
-def test_everything_is_written_and_the_same_again(paper_results, tmp_path):
+def test_report_files_are_complete_and_reproducible(paper_results, tmp_path):
     part = paper_results.select("bounds")
     written = write_all(part, tmp_path / "one")
     names = {str(path.relative_to(tmp_path / "one")) for path in written}

@@ -1,4 +1,4 @@
-"""``python -m reproduction report``: a page, or one sentence why not."""
+"""``python -m reproduction report`` writes a page or prints one sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from looping import case
 
 
-def test_a_page_from_a_folder_or_a_file(reproduction, comparison_folder, tmp_path):
+def test_page_is_written_from_a_folder_or_a_file(reproduction, comparison_folder, tmp_path):
     page = tmp_path / "new" / "report.html"
     answer = reproduction("report", comparison_folder, "-o", page).succeeded()
     assert answer.out == f"Report: {page}\n"

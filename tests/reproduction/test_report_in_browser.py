@@ -1,4 +1,4 @@
-"""The report in a real browser: wide, narrow, dark, by keyboard and on paper."""
+"""The report in a real browser: wide, narrow, dark, by keyboard and printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def page(paper_page, tmp_path_factory):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 1440])
-def test_it_fits_and_reads(browser, page, width, dark):
+def test_page_fits_and_is_readable(browser, page, width, dark):
     browser.open(page, width=width, dark=dark)
     assert browser.js("document.scrollingElement.scrollWidth <= innerWidth")
     assert browser.js("getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'") is not dark
@@ -45,7 +45,7 @@ def test_headings_and_landmarks(browser, page):
     assert browser.js("document.documentElement.lang") == "en"
 
 
-def test_the_keyboard_reaches_the_content_and_shows_where_it_is(browser, page):
+def test_page_is_usable_by_keyboard_with_visible_focus(browser, page):
     browser.open(page, width=390)
     browser.press("Tab")
     assert browser.js("document.activeElement.className") == "skip"
@@ -57,7 +57,7 @@ def test_the_keyboard_reaches_the_content_and_shows_where_it_is(browser, page):
     assert browser.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_what_is_wider_than_a_phone_scrolls_in_its_own_box(browser, page):
+def test_wide_content_scrolls_in_its_own_box(browser, page):
     browser.open(page, width=390)
     wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth)"
     boxes = browser.js(f"{wide}.map(box => box.tabIndex)")
@@ -65,7 +65,7 @@ def test_what_is_wider_than_a_phone_scrolls_in_its_own_box(browser, page):
     assert set(boxes) == {0}
 
 
-def test_it_prints(browser, page):
+def test_page_can_be_printed(browser, page):
     browser.open(page, width=1440)
     printed = browser.pdf()
     assert printed.startswith(b"%PDF-")
@@ -73,7 +73,7 @@ def test_it_prints(browser, page):
     assert b"/MediaBox [0 0 594" in printed or b"/MediaBox [0 0 595" in printed  # A4
 
 
-def test_a_comparison_fits_too(browser, comparison_results, tmp_path):
+def test_comparison_fits(browser, comparison_results, tmp_path):
     path = tmp_path / "comparison.html"
     path.write_text(report_html(comparison_results), encoding="utf-8")
     browser.open(path, width=390)

@@ -1,4 +1,4 @@
-"""The results file: what is written is read, what is not ours is refused in one sentence."""
+"""The results file: round trip, and refusal of invalid files in one sentence."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def results(path) -> Results:
     return read_results(path)
 
 
-def test_what_is_written_is_read(results, path):
+def test_results_round_trip(results, path):
     assert results.to_table().equals(pa.Table.from_pylist(LINES, schema=SCHEMA))
     assert results.grid == GRID
     assert results.meta["version"] == dpadmm.__version__
     assert results.meta["data"] == DATA
     assert results.meta["command"] == "python -m reproduction run"
-    assert read_results(path.parent).to_table().equals(results.to_table())  # a folder means its results.parquet
+    assert read_results(path.parent).to_table().equals(results.to_table())  # a folder stands for its results.parquet
 
 
 def test_lines_are_selected_by_experiment_and_values(results):
@@ -86,7 +86,7 @@ def test_last_is_the_last_round_of_every_cell(results):
     assert len(results.select(n_agents=7).last()) == 0
 
 
-def test_the_digest_of_data_sees_every_part_of_it():
+def test_data_digest_depends_on_every_part():
     def stamp(**changes):
         parts = {"features": np.eye(3), "labels": np.ones(3), "classes": ("no", "yes"), "groups": None}
         return data_stamp(Dataset("d", **{**parts, **changes}))["digest"]
@@ -137,7 +137,7 @@ def _no_header(path):
         (lambda path: path.unlink(), "there is no results file"),
     ],
 )
-def test_what_is_not_ours_is_refused_in_one_sentence(path, spoil, says):
+def test_invalid_files_are_refused_in_one_sentence(path, spoil, says):
     spoil(path)
     with pytest.raises(DataError, match=says) as refused:
         read_results(path)
@@ -145,11 +145,11 @@ def test_what_is_not_ours_is_refused_in_one_sentence(path, spoil, says):
     assert "\n" not in str(refused.value)
 
 
-def test_a_full_disk_leaves_the_old_file(path):
+def test_full_disk_keeps_the_old_file(path):
     before = path.read_bytes()
     assert len(before) > 1000
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # no file can grow beyond that
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # maximum file size
     try:
         with pytest.raises(DataError, match=r"cannot be written \(File too large\); make room") as refused:
             write_results(path, SCHEMA.empty_table(), grid=GRID, data=DATA, command="")
@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_the_old_file(path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "still there" in str(refused.value)
     assert path.read_bytes() == before
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
 
 
 def test_leftovers_of_killed_writers_are_removed(path):

@@ -1,4 +1,4 @@
-"""``python -m reproduction run``: grid -> results -> figures, as people and machines see it."""
+"""``python -m reproduction run``: from a grid to results and figures, in text and JSON."""
 
 from __future__ import annotations
 
@@ -37,49 +37,49 @@ round_epsilon = 5.0
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A folder with the grid file, for all tests of this file: what is finished is not run again."""
+def grid_folder(tmp_path_factory):
+    """A folder with the grid file, shared by all tests of this file. Finished cells are not run again."""
     folder = tmp_path_factory.mktemp("reproduce")
     (folder / "grid.toml").write_text(GRID)
     return folder
 
 
 @pytest.fixture
-def words(made):
-    return ["run", "--grid", made / "grid.toml", "-o", made / "out"]
+def arguments(grid_folder):
+    return ["run", "--grid", grid_folder / "grid.toml", "-o", grid_folder / "out"]
 
 
-def test_the_table_says_what_was_run_and_where_it_is(reproduction, made, words):
+def test_table_lists_runs_and_paths(reproduction, grid_folder, arguments):
     for columns in (80, 120):
-        answer = reproduction(*words, "--no-figures", columns=columns).succeeded()
+        answer = reproduction(*arguments, "--no-figures", columns=columns).succeeded()
         lines = answer.out.splitlines()
         assert max(len(line) for line in lines if not line.startswith("Results:")) <= columns
         assert "…" not in answer.out
         rows = {line.split()[0]: line.split() for line in lines if line.split()}
         assert rows["agents"][-2:-1] == ["6"]
         assert rows["toolarge"][-3:-1] == ["2", "2"]
-        assert lines[-1] == f"Results: {made / 'out' / 'results.parquet'}"
+        assert lines[-1] == f"Results: {grid_folder / 'out' / 'results.parquet'}"
         assert answer.err == ""
 
 
-def test_machines_get_json_and_the_file_says_how_it_was_made(reproduction, made, words):
-    answer = reproduction(*words, "toolarge", "agents", "--no-figures", "--json").succeeded()
+def test_json_output_and_provenance_in_the_file(reproduction, grid_folder, arguments):
+    answer = reproduction(*arguments, "toolarge", "agents", "--no-figures", "--json").succeeded()
     assert list(answer.json["experiments"]) == ["toolarge", "agents"]
     assert answer.json["experiments"]["toolarge"]["refused"] == 2
-    assert answer.json["files"] == [str(made / "out" / "results.parquet")]
-    results = read_results(made / "out")
+    assert answer.json["files"] == [str(grid_folder / "out" / "results.parquet")]
+    results = read_results(grid_folder / "out")
     assert len(results.cells) == 8
     assert results.meta["command"].startswith("python -m reproduction run --grid ")
 
 
-def test_experiments_of_which_no_run_could_be_made_are_an_error_with_the_reason(reproduction, made, words):
-    answer = reproduction(*words, "toolarge", "--no-figures")
+def test_experiment_without_a_possible_run_is_an_error_with_the_reason(reproduction, grid_folder, arguments):
+    answer = reproduction(*arguments, "toolarge", "--no-figures")
     assert answer.code == 2
-    assert answer.err.startswith("dpadmm: none of these runs could be made; ")
+    assert answer.err.startswith("dpadmm: all of these runs were refused; ")
 
 
-def test_more_repeats_extend_a_folder(reproduction, words, tmp_path):
-    short = [*words[:3], "agents", "-o", tmp_path / "new", "--no-figures", "--json"]
+def test_additional_repeats_extend_a_folder(reproduction, arguments, tmp_path):
+    short = [*arguments[:3], "agents", "-o", tmp_path / "new", "--no-figures", "--json"]
     reproduction(*short).succeeded()
     before = read_results(tmp_path / "new")
     answer = reproduction(*short, "--repeats", "3").succeeded()
@@ -90,19 +90,19 @@ def test_more_repeats_extend_a_folder(reproduction, words, tmp_path):
     assert len(after.meta["command"].splitlines()) == 2
 
 
-def test_a_file_made_by_several_commands_names_them_all(reproduction, words, tmp_path):
+def test_file_names_all_commands_that_wrote_it(reproduction, arguments, tmp_path):
     for names in (["agents"], ["agents", "toolarge"], ["agents"]):
-        reproduction(*words[:3], *names, "-o", tmp_path / "new", "--no-figures").succeeded()
+        reproduction(*arguments[:3], *names, "-o", tmp_path / "new", "--no-figures").succeeded()
     commands = read_results(tmp_path / "new").meta["command"].splitlines()
     assert ["toolarge" in command for command in commands] == [False, True]
 
 
-def test_figures_and_tables_come_from_the_file(reproduction, made, words):
+def test_figures_and_tables_depend_on_the_file_only(reproduction, grid_folder, arguments):
     pytest.importorskip("reproduction.report")
-    answer = reproduction(*words, "--json").succeeded()
+    answer = reproduction(*arguments, "--json").succeeded()
     assert len(answer.json["files"]) > 1
     for name in answer.json["files"]:
-        assert (made / name).stat().st_size > 0
+        assert (grid_folder / name).stat().st_size > 0
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_figures_and_tables_come_from_the_file(reproduction, made, words):
         (["--grid", "nothing.toml"], "nothing.toml: there is no such file"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(reproduction, words, extra, says):
-    reproduction(*words, "--no-figures").succeeded()
-    answer = reproduction(*words, *extra)
+def test_errors_are_one_sentence(reproduction, arguments, extra, says):
+    reproduction(*arguments, "--no-figures").succeeded()
+    answer = reproduction(*arguments, *extra)
     assert answer.code == 2
     assert answer.err.startswith("dpadmm: ")
     assert says in answer.err
@@ -125,20 +125,20 @@ def test_mistakes_are_told_in_one_sentence(reproduction, words, extra, says):
     assert answer.out == ""
 
 
-def test_a_folder_of_something_else_is_left_alone(reproduction, made, tmp_path):
+def test_folder_with_other_contents_is_not_changed(reproduction, grid_folder, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    answer = reproduction("run", "--grid", made / "grid.toml", "-o", tmp_path)
+    answer = reproduction("run", "--grid", grid_folder / "grid.toml", "-o", tmp_path)
     assert answer.code == 2
-    assert "is not empty and has no results.parquet to go on with" in answer.err
+    assert "is not empty and has no results.parquet to resume from" in answer.err
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "results.parquet").write_bytes(b"PAR1 but not really")
-    answer = reproduction("run", "--grid", made / "grid.toml", "-o", damaged)
+    answer = reproduction("run", "--grid", grid_folder / "grid.toml", "-o", damaged)
     assert answer.code == 2
     assert "damaged or not a results file; choose another output folder, or give --overwrite" in answer.err
 
 
-def test_one_grid_has_one_kind_of_labels(reproduction, tmp_path):
+def test_grid_has_one_kind_of_labels(reproduction, tmp_path):
     text = GRID + '[[experiments.agents.runs]]\nmethod = "centralized"\nloss = "squared"\n'
     (tmp_path / "grid.toml").write_text(text)
     answer = reproduction("run", "--grid", tmp_path / "grid.toml", "-o", tmp_path / "out")
@@ -146,14 +146,14 @@ def test_one_grid_has_one_kind_of_labels(reproduction, tmp_path):
     assert "losses need binary and regression" in answer.err
 
 
-def test_the_paper_can_be_asked_for_by_figure(reproduction):
+def test_experiments_can_be_selected_by_figure(reproduction):
     answer = reproduction("run", "fig5")
     assert answer.code == 2
     assert "there is no experiment 'fig5'; there are fig1, fig2" in answer.err
 
 
-def test_the_grid_in_the_file_is_the_grid(reproduction, made, words):
+def test_file_contains_the_grid(reproduction, grid_folder, arguments):
     import tomllib
 
-    reproduction(*words, "--no-figures").succeeded()
-    assert read_results(made / "out").grid == json.loads(json.dumps(grid_from(tomllib.loads(GRID)).as_json))
+    reproduction(*arguments, "--no-figures").succeeded()
+    assert read_results(grid_folder / "out").grid == json.loads(json.dumps(grid_from(tomllib.loads(GRID)).as_json))

@@ -1,4 +1,7 @@
-"""The runner with real worker processes: the same file whoever did the work, finished cells never again."""
+"""The runner with real worker processes:
+
+the file does not depend on the workers, and finished cells are not repeated.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ def psutil_children() -> list:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """All cells in one go by one worker: the file, and what it says."""
+def single_run(tmp_path_factory):
+    """All cells in one run by one worker: the file and its contents."""
     path = tmp_path_factory.mktemp("straight") / "results.parquet"
     seen = []
     with quick_workers():
@@ -35,8 +38,8 @@ def straight(tmp_path_factory):
     return path, results
 
 
-def test_lines_stand_in_the_order_of_the_grid(straight):
-    path, results = straight
+def test_lines_have_the_order_of_the_grid(single_run):
+    path, results = single_run
     grid = grid_from(SMALL)
     assert results.cells == [cell.key for cell in grid.cells()]
     assert results.experiments == ["agents", "times", "again"]
@@ -45,27 +48,27 @@ def test_lines_stand_in_the_order_of_the_grid(straight):
     refused = results.select(status="refused")
     assert refused.frame["round_epsilon"].tolist() == [5.0]
     assert results.select(timed=True).frame["round"].tolist() == [1, 3, 6]
-    assert [each.name for each in path.parent.iterdir()] == ["results.parquet"]
+    assert [item.name for item in path.parent.iterdir()] == ["results.parquet"]
     assert read_results(path).to_table().equals(results.to_table())
 
 
-def test_two_workers_in_two_parts_make_the_same_file_and_run_nothing_twice(straight, tmp_path):
+def test_two_workers_in_two_runs_give_the_same_file_without_repetition(single_run, tmp_path):
     path = tmp_path / "results.parquet"
     grid = grid_from(SMALL)
     with quick_workers():
         first = run_grid(grid, small_rows(), path, names=["again"], workers=2)
         whole = run_grid(grid, small_rows(), path, workers=2)
     assert first.cells == [cell.key for cell in grid.cells() if cell.key in {c.key for c in grid.cells(["again"])}]
-    assert without_times(whole).equals(without_times(straight[1]))
-    for name in ("seconds", "wall_seconds"):  # kept to the last bit: not run again
-        kept = whole.select("again").to_table()[name].to_pylist()
-        assert kept == first.to_table()[name].to_pylist()
+    assert without_times(whole).equals(without_times(single_run[1]))
+    for name in ("seconds", "wall_seconds"):  # equal to the last bit: not run again
+        values = whole.select("again").to_table()[name].to_pylist()
+        assert values == first.to_table()[name].to_pylist()
     stamp = path.stat().st_mtime_ns
     run_grid(grid, small_rows(), path)
-    assert path.stat().st_mtime_ns == stamp  # nothing to do, nothing written
+    assert path.stat().st_mtime_ns == stamp  # no missing cells, so nothing is written
 
 
-def test_stopped_it_keeps_what_is_finished_and_ends_its_workers(straight, tmp_path):
+def test_stopping_keeps_finished_cells_and_ends_workers(single_run, tmp_path):
     done = []
     results = run_grid(
         grid_from(SMALL),
@@ -79,12 +82,12 @@ def test_stopped_it_keeps_what_is_finished_and_ends_its_workers(straight, tmp_pa
     assert 3 <= len(results.cells) < 10
     assert len(results.cells) == done[-1].done
     wanted = set(results.cells)
-    same = straight[1].select(cell=list(wanted))
+    same = single_run[1].select(cell=list(wanted))
     assert without_times(same).equals(without_times(results))
     assert psutil_children() == []
 
 
-def test_a_worker_that_dies_is_told_in_one_sentence(tmp_path):
+def test_dead_worker_is_reported_in_one_sentence(tmp_path):
     path = tmp_path / "results.parquet"
 
     def kill(progress):
@@ -99,9 +102,9 @@ def test_a_worker_that_dies_is_told_in_one_sentence(tmp_path):
 
 
 @pytest.mark.usefixtures("workers_forked")
-def test_other_grids_data_and_versions_are_refused(straight, tmp_path, monkeypatch):
+def test_other_grids_data_and_versions_are_refused(single_run, tmp_path, monkeypatch):
     path = tmp_path / "results.parquet"
-    path.write_bytes(straight[0].read_bytes())
+    path.write_bytes(single_run[0].read_bytes())
     grid, rows = grid_from(SMALL), small_rows()
     other = copy.deepcopy(SMALL)
     other["shared"]["rho"] = 0.2
@@ -121,9 +124,9 @@ def test_other_grids_data_and_versions_are_refused(straight, tmp_path, monkeypat
     assert len(run_grid(grid, rows, path, names=["times"], overwrite=True).cells) == 1
 
 
-def test_only_one_works_in_a_folder(straight, tmp_path):
+def test_one_process_per_folder(single_run, tmp_path):
     path = tmp_path / "results.parquet"
-    path.write_bytes(straight[0].read_bytes())
+    path.write_bytes(single_run[0].read_bytes())
     grid, rows = grid_from(SMALL), small_rows()
     with (
         Store(grid, rows, path),
@@ -133,32 +136,33 @@ def test_only_one_works_in_a_folder(straight, tmp_path):
     assert len(run_grid(grid, rows, path).cells) == N_CELLS
 
 
-def test_leftovers_of_a_killed_writer_are_gone_at_the_next_start(straight, tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed_at_the_next_start(single_run, tmp_path):
     path = tmp_path / "results.parquet"
-    path.write_bytes(straight[0].read_bytes())
+    path.write_bytes(single_run[0].read_bytes())
     (tmp_path / ".results.parquet.4711.part").write_bytes(b"half a file")
     run_grid(grid_from(SMALL), small_rows(), path)
-    assert [each.name for each in tmp_path.iterdir()] == ["results.parquet"]
+    assert [item.name for item in tmp_path.iterdir()] == ["results.parquet"]
 
 
 @pytest.mark.usefixtures("workers_forked")
-def test_more_repeats_extend_a_file_and_run_only_what_is_missing(straight, tmp_path):
+def test_additional_repeats_extend_a_file_and_run_only_missing_cells(single_run, tmp_path):
     path, more = tmp_path / "results.parquet", grid_from(SMALL, repeats=3)
-    path.write_bytes(straight[0].read_bytes())
+    path.write_bytes(single_run[0].read_bytes())
     seen = []
     longer = run_grid(more, small_rows(), path, workers=1, watch=seen.append)
     assert seen[0].done == N_CELLS
     assert longer.grid == more.as_json
-    assert longer.select(cell=straight[1].cells).to_table().equals(straight[1].to_table())  # with the old times
+    # with the old times: not run again
+    assert longer.select(cell=single_run[1].cells).to_table().equals(single_run[1].to_table())
     whole = run_grid(more, small_rows(), tmp_path / "whole" / "results.parquet", workers=1)
     assert without_times(longer).equals(without_times(whole))
     with pytest.raises(DataError, match=r"belongs to another grid \(repeats = 3, not 2\)"):
         run_grid(grid_from(SMALL), small_rows(), path)
 
 
-def test_more_repeats_of_another_grid_are_refused_with_the_difference(straight, tmp_path):
+def test_additional_repeats_of_another_grid_are_refused_with_the_difference(single_run, tmp_path):
     path = tmp_path / "results.parquet"
-    path.write_bytes(straight[0].read_bytes())
+    path.write_bytes(single_run[0].read_bytes())
     other = copy.deepcopy(SMALL)
     other["shared"]["rho"] = 0.2
     with pytest.raises(DataError, match=r"belongs to another grid \(.*rho"):

@@ -1,4 +1,4 @@
-"""Tables: the right numbers, in Markdown and CSV that any reader takes."""
+"""Tables: correct numbers, in standard Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dpadmm.data import synthetic
 from reproduction.figures import comparison_picture
 from reproduction.grid import grid_from
 from reproduction.measurements import PAPER_SECONDS, times
-from reproduction.report import accuracy_table, in_words, settings_table, tables, time_table
+from reproduction.report import accuracy_table, display_title, settings_table, tables, time_table
 from reproduction.results import read_results
 from reproduction.runner import run_grid
 
 
-def test_times_beside_the_papers(paper_results):
+def test_times_are_compared_with_the_paper(paper_results):
     rows = {(row.name, row.budget): row for row in times(paper_results.select("table3"))}
     assert set(rows) == {("dp_admm", 0.05), ("admm", 0.05), ("admm_pvp", 0.05)}
     admm = rows["admm", 0.05]
@@ -29,14 +29,14 @@ def test_times_beside_the_papers(paper_results):
     assert len(PAPER_SECONDS) == 12
 
 
-def test_time_table_shows_no_iterations_where_nothing_is_solved(paper_results):
+def test_time_table_has_no_iterations_without_a_solver(paper_results):
     table = time_table(paper_results)
     shown = {row[1]: row for row in table.frame.itertuples(index=False)}
     assert shown["DP-ADMM"][4:6] == ("1.0", "–")
     assert float(shown["PVP"][5]) > 0
 
 
-def test_accuracy_at_the_end(paper_results):
+def test_final_accuracy(paper_results):
     table = accuracy_table(paper_results, "fig7")
     shown = {row[:4]: row for row in table.frame.itertuples(index=False)}
     row = shown["DP-ADMM", "4", "0.05", "10⁻³"]
@@ -49,12 +49,12 @@ def test_accuracy_at_the_end(paper_results):
     assert shown["DPSGD, rate 0.1", "4", "0.05", "10⁻³"][8:] == ("–", "–")
 
 
-def test_two_kinds_of_budget_in_one_experiment(paper_results):
+def test_experiment_with_two_kinds_of_budget(paper_results):
     budgets = {row[2] for row in accuracy_table(paper_results, "choices").frame.itertuples(index=False)}
     assert budgets == {"0.1", "1 (total ε)"}
 
 
-def test_markdown_and_csv_hold_the_same(paper_results):
+def test_markdown_and_csv_agree(paper_results):
     for table in tables(paper_results):
         read = list(csv.reader(io.StringIO(table.csv())))
         assert [tuple(row) for row in read] == [
@@ -66,7 +66,7 @@ def test_markdown_and_csv_hold_the_same(paper_results):
         assert {line.replace("\\|", "").count("|") for line in lines} == {table.frame.shape[1] + 1}
 
 
-def test_settings_with_their_values(paper_results):
+def test_settings_table_contains_values(paper_results):
     shown = dict(settings_table(paper_results).frame.itertuples(index=False))
     assert shown["round_epsilon"] == "0.05, 0.1"
     assert shown["n_rounds"] == "100"
@@ -74,15 +74,15 @@ def test_settings_with_their_values(paper_results):
     assert "stop_tolerance" not in shown
 
 
-def test_totals_are_not_all_called_exact(paper_results, comparison_results):
+def test_totals_name_their_accountant(paper_results, comparison_results):
     table = accuracy_table(paper_results, "fig7")
     assert tuple(table.frame.columns[2:5]) == ("ε per round", "δ", "total ε")
     accountants = set(paper_results.select("fig7").frame["accountant"].dropna())
     assert len(accountants) > 1
     assert all(name in table.note for name in accountants)
-    assert "exact for plain Gaussian noise and otherwise a bound that holds" in table.note
+    assert "exact for plain Gaussian noise and an upper bound otherwise" in table.note
     asked = accuracy_table(comparison_results, "comparison")
-    assert tuple(asked.frame.columns[2:5]) == ("total ε, asked", "δ", "total ε")
+    assert tuple(asked.frame.columns[2:5]) == ("requested total ε", "δ", "total ε")
     optimum = accuracy_table(comparison_results.select(method="centralized"), "comparison")
     assert "Total ε" not in optimum.note
 
@@ -115,7 +115,7 @@ def test_errors_of_a_regression_are_rms_errors(tmp_path):
     assert picture.figure.axes[0].get_ylabel().endswith("RMS error, global model")
 
 
-def test_titles_of_comparisons_name_the_methods_as_people_do():
-    assert in_words("dp_admm, dp_sgd on a on b.csv") == "DP-ADMM, DPSGD on a on b.csv"
+def test_titles_of_comparisons_use_display_names():
+    assert display_title("dp_admm, dp_sgd on a on b.csv") == "DP-ADMM, DPSGD on a on b.csv"
     for title in ("A centralized model on rows", "dp_admm and others on rows", ""):
-        assert in_words(title) == title
+        assert display_title(title) == title

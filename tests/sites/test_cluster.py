@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cases import prove
-from clusters import CELLS, PARTS, STUDY, Here, site_in, three_files, uploads
+from clusters import CELLS, PARTS, STUDY, InProcessClient, site_in, three_files, uploads
 from guards import memory_folder
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ from dpadmm.trusted.unit import ONE_ROW, Ids, PrivacyUnit
 
 
 def test_warnings_are_those_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     whole = site_in(tmp_path / "one", [PersonTable(tuple(CELLS), "csv", "text")], scheduler=None).rows
     parts = three_files(tmp_path / "three", "nowhere").rows
     told, found = whole.survey(STUDY), parts.survey(STUDY)
@@ -61,7 +61,7 @@ def test_warnings_are_those_of_one_file(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_answer_is_the_sum_over_all_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     one = site_in(tmp_path / "one", [PersonTable(tuple(CELLS), "csv", "text")], scheduler=None)
     whole, site = one.rows.encoded(STUDY), three_files(tmp_path / "three", "nowhere")
     held = [CheckedRows(replace(whole, features=whole.features[a:b], labels=whole.labels[a:b])) for a, b in PARTS]
@@ -95,7 +95,7 @@ def test_an_answer_is_the_sum_over_all_parts(
 
 def test_parts_of_a_table_have_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers as in one file, in sums and in the digest of the table."""
-    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     study = person_study("logistic", weighted=True)
     cells = [(*row[:6], f"{i % 6}" if i != 20 else "-1", row[-1]) for i, row in enumerate(CELLS)]
     tables = [PersonTable(tuple(cells[a:b]), "csv", "text") for a, b in PARTS]
@@ -142,7 +142,7 @@ def test_an_id_is_the_same_person_in_a_file_where_numbers_are_written_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing id turns whole numbers into floats, which Arrow writes with an exponent from 1e10 on."""
-    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     folder = tmp_path / "rows"
     folder.mkdir()
     numbers = [4000000000000001, 4000000000000002]
@@ -158,7 +158,7 @@ def test_an_id_is_the_same_person_in_a_file_where_numbers_are_written_otherwise(
 
 
 def test_counts_and_problems_cover_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     reports = [Report(rows=2, clipped=3), Report(rows=5, clipped=4)]
     assert on_cluster.merged(reports) == Report(rows=7, clipped=7)
     assert on_cluster.merged(reports[:1]) == reports[0]
@@ -174,7 +174,7 @@ def test_counts_and_problems_cover_all_files(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_label_has_to_be_in_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     for by in (True, False):
         site = site_in(tmp_path / f"{by}", [PersonTable(tuple(CELLS), "csv", "text")] * 2, scheduler="nowhere", by=by)
         assert site.rows.persons().n_rows == 80
@@ -184,7 +184,7 @@ def test_the_label_has_to_be_in_every_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_invalid_parts_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_cluster, "Cluster", Here)
+    monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     rows = three_files(tmp_path / "a", "nowhere").rows
     folder, first = tmp_path / "a" / "rows", (tmp_path / "a" / "rows" / "part-000.csv").read_text().splitlines()
     (folder / "_SUCCESS").touch()
@@ -228,7 +228,7 @@ def test_a_person_with_rows_in_several_parts_moves_a_sum_by_at_most_what_is_char
     ends = [0, *(2 * cut for cut in cuts), n]
     sides = []
     with memory_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_cluster, "Cluster", Here)
+        patch.setattr(on_cluster, "Cluster", InProcessClient)
         for name, table in (("a", pair.one), ("b", pair.other)):
             parts = [PersonTable(table.rows[a:b], table.form, table.ids) for a, b in itertools.pairwise(ends)]
             by = "column" in pair.person

@@ -523,7 +523,7 @@ def test_every_format_gives_the_same_rows(folder, intercept):
 
 BAD_ROWS = [
     ({"data": {"table": "none.csv"}}, {}, None, "none.csv: there is no such file"),
-    ({"data": {"table": "table.xls"}}, {}, None, "unknown ending '.xls'"),
+    ({"data": {"table": "table.sav"}}, {}, None, "unknown ending '.sav'"),
     ({"data": {"label": "repayed"}}, {}, None, "did you mean 'repaid'"),
     ({"data": {"label": None}}, {}, None, "data.label is missing"),
     ({"person": {"column": "whom"}}, {}, None, "did you mean 'who'"),

@@ -248,7 +248,7 @@ def test_any_name_and_value_can_be_read_back(
     columns = tuple(DraftColumn(name, abouts[i % 2], comment) for i, name in enumerate(rest))
     left_out = DraftColumn(title, None, "unique in every row")
     target = {"column": label, "classes": tuple(values[:2])}
-    draft = Draft((*columns, left_out), target, comment, confirm=True)
+    draft = Draft((*columns, left_out), target, comment, is_inferred=True)
     found = tomllib.loads(study_text(draft, title))
     assert found["name"] == title
     assert found["label"] == {"column": label, "classes": values[:2], "public": False}

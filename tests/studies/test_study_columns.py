@@ -184,7 +184,12 @@ def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
         changed[f"interactions {pairs}"] = of_columns(MADE, interactions=pairs)
     changed["bounds alone"] = of_columns({**MADE, "number": replace(MADE["number"], center=None, scale=None)})
     own = {"column", "classes", "bounds", "plain", "counts", "exposure", "exposure_bound", "times"}
-    assert {each.name for each in fields(Label)} == own | {"weight", "weight_bound", "class_weight"}
+    assert {each.name for each in fields(Label)} == own | {
+        "weight",
+        "weight_bound",
+        "class_weight",
+        "drop_missing_labels",
+    }
     for more in (
         *({"weight": name, "weight_bound": bound} for name in "wv" for bound in (1.0, 2.0)),
         *({"class_weight": {"no": 1.0, "yes": each}} for each in (1.0, 2.0)),
@@ -202,6 +207,7 @@ def test_every_field_of_every_kind_of_column_and_label_is_in_the_hash() -> None:
     for bounds in ((0.0, 1.0), (0.0, 2.0)):
         changed[f"label {bounds}"] = of_columns(MADE, Label("ill", bounds=bounds))
     changed["label classes"] = of_columns(MADE, Label("ill", classes=("yes", "no")))
+    changed["drop_missing_labels"] = of_columns(MADE, Label("ill", classes=("no", "yes"), drop_missing_labels=True))
     changed["label column"] = of_columns(MADE, Label("sick", classes=("no", "yes")))
     assert MADE.keys() == KINDS.keys()
     assert len({study.hash for study in changed.values()}) == len(changed)

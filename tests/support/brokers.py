@@ -29,7 +29,7 @@ def up(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port that is free, below those that the system gives to outgoing connections."""
+    """Return a free port below the range that the system uses for outgoing connections."""
     while True:
         port = random.randint(20_000, 32_000)
         with socket.socket() as tried, suppress(OSError):
@@ -38,21 +38,21 @@ def free_port() -> int:
 
 
 def new_authority(folder: Path) -> Authority:
-    """One that is a month old, so that certificates can have ended."""
+    """Return an authority that is a month old, so that certificates can have expired."""
     began = datetime.now(UTC) - timedelta(days=30)
     return Authority.create(folder, hosts=["localhost"], port=free_port(), now=began)
 
 
 def joined(authority: Authority, folder: Path, name: str, **choices: object) -> Identity:
-    """A site that was approved and joined; its files are in ``folder``."""
+    """Return a site that was approved and has joined, with its files in ``folder``."""
     invitation = authority.approve(make_request(folder, name), **choices)
     now = choices.get("now")
     join(folder, invitation, now=now if isinstance(now, datetime) else None)
     return site_identity(folder)
 
 
-class Ear:
-    """A client, what it was told, and what the broker did not let it do."""
+class RecordingClient:
+    """A client that records the messages it received and the operations that the broker denied."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -83,7 +83,7 @@ class Ear:
 @asynccontextmanager
 async def connected(who: Identity | Authority, *, url: str | None = None):
     """A client as the agent's and the aggregator's are, but one that does not come back by itself."""
-    ears: list[Ear] = []
+    ears: list[RecordingClient] = []
 
     async def refused(error: Exception) -> None:
         for ear in ears:
@@ -101,10 +101,10 @@ async def connected(who: Identity | Authority, *, url: str | None = None):
         connect_timeout=5,
         error_cb=refused,
         disconnected_cb=gone,
-        max_reconnect_attempts=1,  # of the first connection too
+        max_reconnect_attempts=1,  # also for the first connection
         reconnect_time_wait=0,
     )
-    ear = Ear(client)
+    ear = RecordingClient(client)
     ears.append(ear)
     try:
         yield ear
@@ -113,12 +113,11 @@ async def connected(who: Identity | Authority, *, url: str | None = None):
 
 
 class Cluster:
-    """``with Cluster(folder) as cluster``: three nats-servers with TLS for clients and for their routes.
+    """``with Cluster(folder) as cluster``: three nats-servers with TLS for clients and routes.
 
-    ``authority`` is to be set first: it has to know the addresses.
-
-    Their configuration is what docs/how-to/networks-and-services.md says of an existing cluster; the routes have
-    certificates of the operators' own CA, since a server is a client of the others there.
+    Set ``authority`` first: its certificates contain the addresses. The configuration is that of an existing cluster in
+    docs/how-to/networks-and-services.md. Routes use certificates of the operators' own CA, because servers are clients
+    of each other there.
     """
 
     authority: Authority

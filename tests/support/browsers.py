@@ -1,4 +1,4 @@
-"""The fixture ``browser``: one real browser for the tests of pages."""
+"""The fixture ``browser``: one real browser for tests of pages."""
 
 from __future__ import annotations
 

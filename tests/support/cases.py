@@ -1,4 +1,4 @@
-"""The one list of losses and regularizers, made from their registries, that every test runs over; rows for them."""
+"""All losses and regularizers from their registries, as one list of test cases, and rows for them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dpadmm.parameters.fields import parameters
 from dpadmm.regularizers import REGULARIZERS, Regularizer
 
 
-def _variants(made: type) -> list[Any]:
-    """A class with its defaults, and with each of its numbers smaller and larger; all numbers of classes."""
-    if getattr(made, "task", "") == "multiclass":
-        return [made(n_outputs=p) for p in (2, 3, 5)]
-    found = [made(), made(cuts=(0.25, 0.6))] if getattr(made, "task", "") == "count" else [made()]
-    for each in (each for each in parameters(made) if each.base is float):
-        for value in (0.0, 0.2 * each.default, 4.0 * each.default, 1.0):
+def _variants(base: type) -> list[Any]:
+    """Return a class with its defaults, and with each number smaller and larger; all numbers of classes."""
+    if getattr(base, "task", "") == "multiclass":
+        return [base(n_outputs=p) for p in (2, 3, 5)]
+    found = [base(), base(cuts=(0.25, 0.6))] if getattr(base, "task", "") == "count" else [base()]
+    for item in (parameter for parameter in parameters(base) if parameter.base is float):
+        for value in (0.0, 0.2 * item.default, 4.0 * item.default, 1.0):
             try:
-                found.append(made(**{each.name: value}))
+                found.append(base(**{item.name: value}))
             except StudyError:  # beyond its range
                 continue
     return list(dict.fromkeys(found))
@@ -36,7 +36,7 @@ def _variants(made: type) -> list[Any]:
 
 def _all(registry: dict[str, Any]) -> list[Any]:
     only = [name for name in os.environ.get("DPADMM_CASES", "").split(",") if name in registry]
-    return [each for name in only or registry for each in _variants(registry[name])]
+    return [variant for name in only or registry for variant in _variants(registry[name])]
 
 
 LOSS_CASES: list[Loss] = _all(LOSSES)
@@ -45,11 +45,11 @@ REGULARIZER_CASES: list[Regularizer] = _all(REGULARIZERS)
 BOUNDED_LOSS_CASES = [loss for loss in LOSS_CASES if loss.task != "count"]
 """Those whose c1 is more than declared: slopes of counts have no bound but the clipping."""
 SMOOTH_LOSS_CASES = [loss for loss in LOSS_CASES if loss.smoothness is not None]
-SMOOTH_REGULARIZER_CASES = [each for each in REGULARIZER_CASES if each.smoothness is not None]
+SMOOTH_REGULARIZER_CASES = [case_ for case_ in REGULARIZER_CASES if case_.smoothness is not None]
 
 
 def random_labels(loss: Loss, rng: np.random.Generator, n: int) -> Floats:
-    """(n,) labels as the loss wants them: ±1, 0..p−1, numbers in [−1, 1], or counts with exposures."""
+    """Return (n,) labels for the loss: ±1, 0..p−1, numbers in [−1, 1], or counts with exposures."""
     if loss.task == "count":
         return counted(rng.integers(9, size=n) / 8.0, rng.choice([1.0, 0.25, 0.01, rng.uniform()], n))
     if loss.task == "binary":
@@ -65,7 +65,7 @@ def random_scores(loss: Loss, rng: np.random.Generator, n: int, scale: float = 1
 
 
 def of_all_sizes(rng: np.random.Generator, shape: tuple[int, ...], limit: float) -> Floats:
-    """Numbers within ±limit: spread evenly, of every size down to 1e-12 of it, and where something may turn."""
+    """Return numbers within ±limit: uniform, of every magnitude down to 1e-12 of it, and near turning points."""
     turns = rng.choice([0.0, 1.0, np.nextafter(1.0, 2.0), 1e-300, limit, np.nextafter(limit, 0.0)], shape)
     kinds = [rng.uniform(0.0, limit, shape), limit * 10.0 ** rng.uniform(-12.0, 0.0, shape), np.minimum(turns, limit)]
     return np.choose(rng.integers(3, size=shape), kinds) * rng.choice([-1.0, 1.0], shape)
@@ -76,24 +76,24 @@ def labels_of_all_sizes(loss: Loss, rng: np.random.Generator, n: int, limit: flo
 
 
 def random_rows(rng: np.random.Generator, n: int, d: int) -> Floats:
-    """(n, d) rows of L2 norm ≤ 1, many of them on the sphere (to rounding)."""
+    """Return (n, d) rows of L2 norm ≤ 1, many of them of norm 1 up to rounding."""
     rows = rng.standard_normal((n, d))
     return rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 def coded(rows: Floats) -> CodedRows:
-    """The same rows, coded: the last column is a category of one value, the others are numbers."""
+    """Return the same rows in coded storage: the last column is a category with one value, the others are numbers."""
     n, d = rows.shape
     return CodedRows(np.ascontiguousarray(rows), np.full((n, 1), d - 1, np.uint8), np.arange(d - 1), d)
 
 
 def grid(loss: Loss, levels: list[float], label_limit: float = 1.0) -> tuple[Floats, Floats]:
-    """Labels and scores: every extreme label with every choice of the p scores among the levels."""
+    """Return labels and scores: every extreme label with every choice of the p scores among the levels."""
     p = loss.n_outputs
     limits = {"binary": (-1.0, 1.0), "regression": (-label_limit, label_limit)}
     counts = counted(np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.1, 1.0, 0.5, 1.0])).tolist()
-    known = counts if loss.task == "count" else limits.get(loss.task, range(p))
-    rows = [(b, *s) for b in known for s in itertools.product(levels, repeat=p)]
+    labels = counts if loss.task == "count" else limits.get(loss.task, range(p))
+    rows = [(b, *s) for b in labels for s in itertools.product(levels, repeat=p)]
     table = np.array(rows, dtype=float)
     return table[:, 0], table[:, 1:]
 

@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over a pipe (no port, no further package)."""
+"""A real headless Chromium, controlled through a pipe, without a port or another package."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TIME_LIMIT = 60.0
 
 
 def find_chromium() -> str | None:
-    """The browser on the PATH, if any."""
+    """Return the browser on the PATH, if any."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One page of one browser process; ``events`` are everything the page told."""
+    """One page of one browser process. ``events`` are all events that it sent."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._out, self._in = to_browser, from_browser
@@ -68,13 +68,13 @@ class Browser:
             self._read()
 
     def js(self, expression: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def problems(self) -> list[str]:
-        """Console errors, exceptions and messages of the browser since the page was opened."""
+        """Return console errors, exceptions and browser messages since the page was opened."""
         bad = []
         for event in self.events:
             method, about = event["method"], event["params"]
@@ -87,7 +87,7 @@ class Browser:
         return bad
 
     def requests(self) -> list[str]:
-        """Addresses the page asked for, but for itself and what it carries inside."""
+        """Return the addresses that the page requested, except itself and embedded resources."""
         asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return [address for address in asked[1:] if not address.startswith("data:")]
 
@@ -99,7 +99,7 @@ class Browser:
             self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def pdf(self) -> bytes:
-        """The page as it prints."""
+        """Return the page as printed."""
         answer = self._ask("Page.printToPDF", preferCSSPageSize=True, printBackground=False)
         return base64.b64decode(answer["data"])
 
@@ -121,7 +121,7 @@ class Browser:
                 return result
 
     def _read(self) -> dict[str, Any]:
-        """The next message; events are kept."""
+        """Return the next message. Events are stored."""
         end = time.monotonic() + TIME_LIMIT
         while b"\0" not in self._buffer:
             ready, _, _ = select([self._in], [], [], max(0.0, end - time.monotonic()))
@@ -138,7 +138,7 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium(program: str, profile: Path) -> Iterator[Browser]:
-    """A browser with a fresh profile; its process, and only that, is ended."""
+    """Start a browser with a fresh profile, and end only its process."""
     read_here, write_there = os.pipe()
     read_there, write_here = os.pipe()
 
@@ -147,7 +147,7 @@ def chromium(program: str, profile: Path) -> Iterator[Browser]:
         os.dup2(there, 3)
         os.dup2(back, 4)
 
-    # its pipes must be 3 and 4, which may be ours: move ours out of the way first
+    # its pipes must have numbers 3 and 4, so move our own first
     read_there, write_there = (_above(fd) for fd in (read_there, write_there))
     with (profile / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -176,7 +176,7 @@ def chromium(program: str, profile: Path) -> Iterator[Browser]:
 
 
 def _above(fd: int, least: int = 10) -> int:
-    """The same pipe under a number that is out of the way."""
+    """Duplicate the pipe to a number that is not in use."""
     import fcntl
 
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)

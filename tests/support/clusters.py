@@ -1,4 +1,4 @@
-"""A Dask cluster of two worker processes on this machine, which tests may kill; and sites whose rows are on one."""
+"""A Dask cluster of two local worker processes, which tests may kill, and sites whose rows are on it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ CELLS = [
     )
     for i in range(40)
 ]
-CELLS[9] = ("P3", *CELLS[9][1:-1], "no")  # another spelling of an id in another file, and a label of its own
+CELLS[9] = ("P3", *CELLS[9][1:-1], "no")  # another spelling of an id in another file, with its own label
 CELLS[30] = ("", *CELLS[30][1:-1], "perhaps")
 PARTS = ((0, 12), (12, 14), (14, 40))
 
 
 @contextmanager
 def two_workers() -> Iterator[Any]:
-    """``LocalCluster`` on the loopback; a worker that dies is started again."""
+    """``LocalCluster`` on loopback. A worker that dies is restarted."""
     distributed = pytest.importorskip("distributed")
     ports = {"dashboard_address": "127.0.0.1:0", "worker_dashboard_address": "127.0.0.1:0"}
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", **ports) as cluster:
@@ -48,13 +48,13 @@ def two_workers() -> Iterator[Any]:
 
 
 def kill_workers(cluster: Any, n: int) -> None:
-    """SIGKILL to so many of its workers."""
-    for each in list(cluster.workers.values())[:n]:
-        os.kill(each.pid, signal.SIGKILL)
+    """Send SIGKILL to n workers."""
+    for worker in list(cluster.workers.values())[:n]:
+        os.kill(worker.pid, signal.SIGKILL)
 
 
-class Here:
-    """Tasks are run in this process, on copies, as a worker has them."""
+class InProcessClient:
+    """Run tasks in this process on copies, as a worker does."""
 
     def __init__(self, scheduler: str) -> None: ...
 
@@ -66,7 +66,7 @@ class Here:
 
 
 def site_in(folder: Path, tables: list[PersonTable], *, scheduler: str | None, k: int = 2, by: bool = True) -> Site:
-    """A site whose table is a folder of these, or one file if there is no scheduler."""
+    """Return a site whose table is a folder of these files, or one file if there is no scheduler."""
     (folder / "rows").mkdir(parents=True, mode=0o700)
     for i, table in enumerate(tables):
         file = Path(table.write(folder))
@@ -91,15 +91,15 @@ def three_files(folder: Path, scheduler: str) -> Site:
 
 
 def uploads(site: Site) -> list[bytes]:
-    """What the site's agent says in three rounds of a study, the noise a function of its scale."""
+    """Return the uploads of the site's agent in three rounds of a study, with noise that is a function of its scale."""
     with pytest.MonkeyPatch.context() as patch:
         noise = lambda scale, n: np.random.default_rng(scale).integers(-scale, scale, n)  # noqa: E731
         patch.setattr(exact_noise, "discrete_gaussian", noise)
         with site.guard(create=True) as guard:
             agent = Agent(guard, STUDY)
-            consensus, said = np.zeros(STUDY.broadcast_shape), []
+            consensus, uploads = np.zeros(STUDY.broadcast_shape), []
             for round in (1, 2, 3):
                 upload = agent.step(round, consensus)
-                said.append(upload.tobytes())
+                uploads.append(upload.tobytes())
                 consensus = consensus + 0.1 * upload
-    return said
+    return uploads

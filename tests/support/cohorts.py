@@ -1,4 +1,4 @@
-"""Small learnable cohorts with unequal agents, for tests that train."""
+"""Small cohorts with unequal agents and learnable labels, for tests that train."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = (20, 40, 60, 30)
 
 
 def learnable_labels(loss: Loss, features: Floats, rng: np.random.Generator) -> Floats:
-    """Noisy labels of a linear model; a squared loss gets labels that its gradient bound does not clip."""
+    """Return noisy labels of a linear model. With squared loss, gradients are not clipped."""
     n, d = features.shape
     if loss.task == "regression":
         clean = (features @ rng.standard_normal((d, 1)))[:, 0]

@@ -1,4 +1,4 @@
-"""A script for pages: every text that is hard to read on what is behind it (contrast below 4.5)."""
+"""A script for pages that lists all texts with a contrast below 4.5."""
 
 CONTRAST = """
 (() => {

@@ -1,4 +1,4 @@
-"""Real databases for tests: a PostgreSQL server on loopback in a folder of its own, and DuckDB files."""
+"""Real databases for tests: a PostgreSQL server on loopback in its own folder, and DuckDB files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = "nobody"
 
 @dataclass(frozen=True)
 class PostgreSQL:
-    """A server that asks for a password."""
+    """A server that requires a password."""
 
     folder: Path
     port: int
@@ -42,11 +42,11 @@ class PostgreSQL:
         from adbc_driver_postgresql import dbapi
 
         with dbapi.connect(self.secret_address, autocommit=True) as connection, connection.cursor() as cursor:
-            for each in statements:
-                cursor.execute(each)
+            for statement in statements:
+                cursor.execute(statement)
 
     def export(self, query: str) -> bytes:
-        """What the server itself writes as CSV."""
+        """Return the server's own CSV output."""
         file = self.folder / "export.csv"
         self.run(f"COPY ({query}) TO '{file}' (FORMAT csv, HEADER)")
         content = file.read_bytes()
@@ -54,17 +54,17 @@ class PostgreSQL:
         return content
 
     def kill(self) -> None:
-        """As when the machine is gone: the server, and with it all its processes."""
+        """Kill the server and all its processes, as in a power failure."""
         pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for each in (pid, *map(int, children)):
+        for item in (pid, *map(int, children)):
             with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
+                os.kill(item, signal.SIGKILL)
 
 
 @contextmanager
 def postgresql() -> Iterator[PostgreSQL]:
-    """A server of the wheel, or of the system; skipped where there is none, which fails where CI is true."""
+    """A server from the wheel or the system. Tests are skipped without one, and fail if CI is true."""
     folder = Path(tempfile.mkdtemp(prefix="postgresql-"))  # pytest's own folders are closed to another user
     as_user: dict[str, Any] = {}
     if os.getuid() == 0:
@@ -111,10 +111,10 @@ def _binaries(as_user: dict[str, Any]) -> Path | None:
 
 
 def duckdb_file(path: Path, *statements: str) -> Path:
-    """A DuckDB database after these statements."""
+    """Create a DuckDB database with these statements."""
     import duckdb
 
     with duckdb.connect(str(path)) as connection:
-        for each in statements:
-            connection.sql(each)
+        for statement in statements:
+            connection.sql(statement)
     return path

@@ -1,7 +1,7 @@
-"""A process that begins a ledger, records and replies, and says so: ``strace`` watches what it does to files.
+"""A process that creates a ledger, records and replies, and prints each step. ``strace`` observes its file access.
 
-``python tests/support/durable_runs.py RUN FOLDER``. Every line that starts with @ is written when something
-has returned; by then all of it must be on the disk.
+``python tests/support/durable_runs.py RUN FOLDER``. A line that starts with @ is printed when a call has returned. By
+then its data must be on disk.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ LARGE = 6 * 2**20
 """More than SQLite keeps in its -wal file: it is moved into the database."""
 
 
-def say(what: str) -> None:
+def report(what: str) -> None:
     os.write(1, f"@{what}\n".encode())
 
 
 def spend(ledger: Ledger, round: int, size: int) -> None:
     ledger.spend(STUDY, round, digest=digest(round), mu_squared=0.01, upload=os.urandom(size))
-    say(f"record: spend {round}")
+    report(f"record: spend {round}")
 
 
 def records(folder: Path) -> None:
-    """Every kind of record, in a new ledger."""
-    say("begin")
+    """Write every kind of record to a new ledger."""
+    report("begin")
     ledger = Ledger.open(folder, cap=1.0, create=True)
-    say("record: opened")
+    report("record: opened")
     for study in (STUDY, OTHER):
         ledger.reserve(study, 0.2, about=ABOUT)
-        say("record: reserve")
+        report("record: reserve")
     for round, size in enumerate((10, 5000, LARGE, 10, 300_000), 1):
         spend(ledger, round, size)
     ledger.close_study(OTHER)
-    say("record: close")
+    report("record: close")
     ledger.close()
-    say("closed")
+    report("closed")
     with Ledger.open(folder, cap=2.0) as ledger:
-        say("record: another cap")
+        report("record: another cap")
         spend(ledger, 6, 10)
     os.truncate(folder / MARK, (folder / MARK).stat().st_size - 78)
-    say("the last line of the mark is lost")
+    report("the last line of the mark is lost")
     with Ledger.open(folder, cap=2.0) as ledger:
-        say("opened")
+        report("opened")
         spend(ledger, 7, 10)
 
 
 def replies(folder: Path) -> None:
-    """Two rounds of a study at a responder, one of them twice."""
-    say("begin")
+    """Answer two rounds of a study at a responder, one of them twice."""
+    report("begin")
     responder = Responder(lambda: guarded(folder), 1, logging.getLogger("nobody listens"))
     responder.open()
-    say("record: opened")
+    report("record: opened")
     responder.accept(SMALL)
-    say("record: reserve")
+    report("record: reserve")
     for round in (1, 2, 3):
         reply = responder.answer(SMALL.hash, packed(Message(Kind.REQUEST, SMALL.hash, round, np.zeros(SMALL.shape))))
         assert reply is not None
-        say(f"record: reply {len(reply)}")
+        report(f"record: reply {len(reply)}")
     responder.leave(SMALL)
-    say("record: left")
+    report("record: left")
     responder.close()
-    say("closed")
+    report("closed")
 
 
 if __name__ == "__main__":

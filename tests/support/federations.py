@@ -1,4 +1,4 @@
-"""A small federation of real processes on loopback, for fault tests; and what must hold after any of them."""
+"""A small federation of real processes on loopback, for fault tests, with the invariants of every fault."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ EPSILON = 3.0
 
 
 def small_study(rounds: int = 60, *, name: str = "small", method: str = "dp_admm", **more: object) -> Study:
-    """Two features; sites may be away unless told otherwise."""
+    """Return a study with two features. Sites may miss rounds by default."""
     choices: dict[str, object] = {"allow_missed_rounds": True, "quorum": 2, "deadline": 1.0, **more}
     training = {"method": method, "epsilon": EPSILON, "delta": 1e-5, "n_rounds": rounds, "loss": "logistic"}
-    if "max_rows_per_site" in choices:  # secure aggregation; the sites make its roster
+    if "max_rows_per_site" in choices:  # secure aggregation; the sites form the roster
         training |= {"method": "auto", "aggregation": "secure", "min_honest_sites": 2}
     return Study(
         name=name,
@@ -58,7 +58,7 @@ def write_rows(path: Path, seed: int, n_rows: int = 60) -> None:
 
 
 def wait_for(done: Callable[[], object], seconds: float = 60.0) -> None:
-    """Until it is so; a test that waits in vain fails here."""
+    """Wait until a condition holds, or fail."""
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, "waited in vain"
@@ -66,7 +66,7 @@ def wait_for(done: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def agent_process(site: Site, **environment: str) -> SiteSubprocess:
-    """An agent that is forked, not started anew."""
+    """Start a forked site process, which is faster than a new one."""
     agent = SiteSubprocess.__new__(SiteSubprocess)
     agent._is_terminating, agent._output = False, site.path.parent / "output.txt"
     agent.process = ForkedProgram(  # type: ignore[assignment]
@@ -76,7 +76,7 @@ def agent_process(site: Site, **environment: str) -> SiteSubprocess:
 
 
 class Federation:
-    """``with Federation(folder, study) as all``: sites are set up, nothing runs; whatever runs is ended."""
+    """``with Federation(folder, study) as all``: sites are set up, nothing runs. Processes are ended on exit."""
 
     start_wait = 60.0
     """Seconds in which the aggregator waits for all sites at its start."""
@@ -130,12 +130,12 @@ class Federation:
             accept(self.sites[name], self.study)
 
     def begin(self) -> None:
-        """The broker first, so that nobody waits for it; and the journal."""
+        """Start the broker first, so that nothing waits for it; then create the journal."""
         self.broker.start()
         begin(self.authority, self.study, list(self.names))
 
     def keep_broker(self) -> ForkedProgram:
-        """``dpadmm server start``: it stays when a study has ended."""
+        """``dpadmm server start``: the server stays when a study has ended."""
         self._keeper = ForkedProgram(["server", "start", "--folder", self.authority.folder], self.folder / "broker.txt")
         return self._keeper
 
@@ -145,13 +145,13 @@ class Federation:
             self._all.append(self.agents[name])
 
     def all_connected(self, *names: str) -> None:
-        """Every agent said so in its log."""
+        """Return whether the logs of all sites report a connection."""
         for name in names or self.names:
             wait_for(lambda name=name: "connected to" in self.log(name) or not self.agents[name].running())  # type: ignore[misc]
 
     def serve(self, *words: str) -> ForkedProgram:
-        """``dpadmm server run``: from the journal as it is, or from its beginning."""
-        said = self.folder / "aggregator.txt"
+        """``dpadmm server run``, from the journal or from the beginning."""
+        log = self.folder / "aggregator.txt"
         self.aggregator = ForkedProgram(
             [
                 "server",
@@ -163,7 +163,7 @@ class Federation:
                 self.start_wait,
                 *words,
             ],
-            said,
+            log,
         )
         return self.aggregator
 
@@ -177,15 +177,15 @@ class Federation:
             os.kill(int((self.authority.folder / "broker.pid").read_text()), signal.SIGKILL)
 
     def finished(self, seconds: float = 90.0) -> int:
-        """The aggregator's exit code, when it has ended."""
+        """Return the server's exit code when it has ended."""
         assert self.aggregator is not None
         return self.aggregator.wait(timeout=seconds)
 
-    # What is seen
+    # Observations
 
     @property
-    def said(self) -> str:
-        """What the aggregator printed."""
+    def output(self) -> str:
+        """Return the server's output."""
         return (self.folder / "aggregator.txt").read_text()
 
     def log(self, name: str) -> str:
@@ -204,10 +204,10 @@ class Federation:
     def after_round(self, k: int) -> None:
         wait_for(lambda: self.rounds_done >= k)
 
-    # What must hold
+    # Invariants
 
     def check(self, *, rounds: int | None = None, equal: bool = True) -> Replay | None:
-        """All agents ended: ledgers whole, nothing overspent, nothing lost, the result as in one process."""
+        """Check that all sites ended, that ledgers are intact without overspending or loss, and the result."""
         for agent in self._all:
             agent.terminate()
         for agent in self._all:
@@ -216,16 +216,16 @@ class Federation:
             assert journal.rounds_done == (self.study.training.n_rounds if rounds is None else rounds)
             assert len(list(journal.consensus())) == journal.rounds_done
             for name, site in self.sites.items():
-                book = read_ledger(site.ledger)
-                assert float(book.spent) <= book.cap
-                account = book.accounts.get(self.study.hash)
+                state = read_ledger(site.ledger)
+                assert float(state.spent) <= state.cap
+                account = state.accounts.get(self.study.hash)
                 taken = set(journal.answered().get(name, ()))
                 if account is None:
                     assert not taken
                     continue
                 spent = self.study.terms.plan.tally(account.rounds)
                 assert account.spent == sum(n * Fraction(site.policy.release_cost(release)) for release, n in spent)
-                assert float(book.collusion_spent) <= book.collusion_cap
+                assert float(state.collusion_spent) <= state.collusion_cap
                 assert taken <= set(account.rounds)
             if not equal:
                 return None

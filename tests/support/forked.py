@@ -1,8 +1,8 @@
-"""``dpadmm`` in a process of its own that is forked from a server with everything loaded, not started anew.
+"""``dpadmm`` as a process that is forked from a server with everything loaded, not started anew.
 
-Starting a process and importing the package takes a second of computing. Tests of what processes do to each other
-(kills, full disks, lost lines) start dozens, and need not pay it for each; that the installed program starts is
-tested by those that run it (``process`` in ``conftest.py``, ``tests/federation/test_commands.py``).
+Starting a process and importing the package takes a second. Tests of process interactions (kills, full disks, lost
+connections) start dozens. That the installed program starts is covered by tests that run it (``process`` in
+``conftest.py``, ``tests/federation/test_commands.py``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ server.set_forkserver_preload(PRELOADED)
 
 
 class ForkedProgram:
-    """``dpadmm`` with these words; as much of ``subprocess.Popen`` as tests of federations need."""
+    """``dpadmm`` with arguments, and the part of the ``subprocess.Popen`` interface that federation tests use."""
 
     def __init__(self, words: Sequence[object], out: Path, environment: Mapping[str, str] | None = None) -> None:
         settings = {**os.environ, **(environment or {})}
@@ -73,9 +73,9 @@ def _main(words: list[str], out: str, environment: dict[str, str]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    said = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
-        os.dup2(said, stream)
-    os.close(said)
+        os.dup2(output, stream)
+    os.close(output)
     sys.argv = ["dpadmm", *words]
     main()

@@ -1,4 +1,4 @@
-"""A small grid with everything a grid can have, and what two results files must agree in."""
+"""A small grid that uses all features, and the comparable part of results files."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def small_rows() -> Dataset:
 
 
 def without_times(results: Results) -> pa.Table:
-    """Everything that must be the same in two runs of a grid."""
+    """Return all columns that must agree between two runs of a grid."""
     return results.to_table().drop_columns(list(TIMING))

@@ -1,7 +1,7 @@
-"""Agents that are killed: at random moments, at every step of an answer, at every write to the ledger.
+"""Agents that are killed at random moments, at every step of an answer, and at every write to the ledger.
 
-``python tests/support/guard_runs.py kill_run FOLDER KILLS SEED`` and its like fork in their own process.
-Whatever is killed, ``check`` compares what was said with what an agent says that was never killed.
+``python tests/support/guard_runs.py kill_run FOLDER KILLS SEED`` and similar commands fork in their own process. After
+every kill, ``check`` compares the answers with those of an agent that was never killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ send = os.write  # some steps replace it
 
 
 class Recorded:
-    """In place of a guard: the recorded answers once more, each for the request that it was given to."""
+    """Replacement of a guard that repeats recorded answers, each for its own request."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard, self.enrolled = guard, guard.enrol(STUDY)
@@ -60,39 +60,39 @@ class Recorded:
 
 
 def check(folder: Path, sent: Sent) -> int:
-    """What a fault has left, for a new process: nothing lost, altered or overspent. Its number of rounds."""
+    """Check in a new process that nothing was lost, altered or overspent. Return the number of rounds."""
     with guarded(folder) as guard:
         agent, recorded = Agent(guard, STUDY), Recorded(guard)
-        book = guard._ledger.status()
-        account = book.accounts[STUDY.hash]
+        state = guard._ledger.status()
+        account = state.accounts[STUDY.hash]
         last = len(account.rounds)
         assert list(account.rounds) == list(range(1, last + 1))
         assert account.rounds.keys() >= sent.keys()
         assert agent.last_round == last <= ROUNDS
         assert account.spent == last * Fraction(POLICY.release_cost(STUDY.terms.plan.at(1)))
-        assert float(book.promised) <= book.cap == POLICY.cap
-        assert (folder / MARK).stat().st_size == LINE * book.seq
-        assert read_ledger(folder).fingerprint == book.fingerprint
+        assert float(state.promised) <= state.cap == POLICY.cap
+        assert (folder / MARK).stat().st_size == LINE * state.seq
+        assert read_ledger(folder).fingerprint == state.fingerprint
 
         never_killed = Agent(recorded, STUDY)
         for round in range(1, last + 1):
-            said = never_killed.step(round, consensus(round)).tobytes()
-            assert sent.get(round, said) == said, f"what round {round} said is not what the ledger has"
+            upload = never_killed.step(round, consensus(round)).tobytes()
+            assert sent.get(round, upload) == upload, f"what round {round} said is not what the ledger has"
         if last:
             for one, other in zip(vars(agent._state).values(), vars(never_killed._state).values(), strict=True):
                 assert np.array_equal(one, other), "the state was not found again"
             for round in {last, random.randint(1, last)}:
                 assert refusal(agent.step, round, -consensus(round)).code == "round-forked"
-            assert agent.step(last, consensus(last)).tobytes() == said
+            assert agent.step(last, consensus(last)).tobytes() == upload
         assert refusal(agent.step, ROUNDS + 1, consensus(1)).code == "round-over"
         if last < ROUNDS - 1:
             assert refusal(agent.step, last + 2, consensus(1)).code == "round-missed"
-        assert guard._ledger.status().seq == book.seq == len(book.records), "a refused request was charged"
+        assert guard._ledger.status().seq == state.seq == len(state.records), "a refused request was charged"
         return last
 
 
 def _forked(work: Callable[[int], None]) -> tuple[int, int]:
-    """Let a child work, with a pipe to say what it sends; its process and the pipe's other end."""
+    """Run a function in a child, with a pipe for its messages. Return its process and the other end of the pipe."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -106,27 +106,27 @@ def _forked(work: Callable[[int], None]) -> tuple[int, int]:
     return pid, reader
 
 
-def _heard(reader: int, sent: Sent, before: bytes = b"") -> int:
-    """Take in what a child has sent before it died; the number of its replies."""
+def _received(reader: int, sent: Sent, before: bytes = b"") -> int:
+    """Read the messages of a child that has died. Return the number of its replies."""
     with os.fdopen(reader, "rb") as pipe:
-        lines = (before + pipe.read()).split(b"\n")[:-1]  # what follows the last line break was cut short
+        lines = (before + pipe.read()).split(b"\n")[:-1]  # the last line is incomplete
     for round, upload in map(json.loads, lines):
         assert round != "failed", upload
-        known = sent.setdefault(round, bytes.fromhex(upload))
-        assert known == bytes.fromhex(upload), f"round {round} had two replies"
+        earlier = sent.setdefault(round, bytes.fromhex(upload))
+        assert earlier == bytes.fromhex(upload), f"round {round} had two replies"
     return len(lines)
 
 
-def _say(pipe: int, agent: Agent, round: int) -> None:
+def _send(pipe: int, agent: Agent, round: int) -> None:
     upload = agent.step(round, consensus(round))
     send(pipe, f"{json.dumps([round, upload.tobytes().hex()])}\n".encode())
 
 
-def _go_on(folder: Path, pipe: int, until: int = ROUNDS) -> None:
+def _continue(folder: Path, pipe: int, until: int = ROUNDS) -> None:
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
         for round in range(max(1, agent.last_round), until + 1):  # the last request is repeated
-            _say(pipe, agent, round)
+            _send(pipe, agent, round)
 
 
 def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
@@ -135,14 +135,14 @@ def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
     for _ in range(n_kills):
         if last == ROUNDS:
             folder, sent, ledgers = root / str(ledgers), {}, ledgers + 1
-        pid, reader = _forked(lambda pipe: _go_on(folder, pipe))  # noqa: B023
-        replies_first, heard = rng.choice((0, 1, 2, 4)), b""
-        while heard.count(b"\n") < replies_first and (more := os.read(reader, 2**16)):
-            heard += more
+        pid, reader = _forked(lambda pipe: _continue(folder, pipe))  # noqa: B023
+        replies_first, received = rng.choice((0, 1, 2, 4)), b""
+        while received.count(b"\n") < replies_first and (more := os.read(reader, 2**16)):
+            received += more
         time.sleep(rng.uniform(0.0, 0.005 if replies_first else 0.04))  # opening takes longer
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        replies += _heard(reader, sent, heard)
+        replies += _received(reader, sent, received)
         last = check(folder, sent)
     return {"kills": n_kills, "replies": replies, "ledgers": ledgers}
 
@@ -168,7 +168,7 @@ STEPS: list[tuple[str, Any, str, bool, bool]] = [
 
 
 def kill_steps(root: Path, n_starts: int) -> dict[str, int]:
-    """Die before and after every step of an answer; with nothing said before, with one round, with more."""
+    """Kill before and after every step of an answer, with zero, one and more earlier answers."""
     kills = 0
     for start in (0, 1, 7)[:n_starts]:
         for _, owner, name, *on_record in STEPS:
@@ -178,7 +178,7 @@ def kill_steps(root: Path, n_starts: int) -> dict[str, int]:
                 pid, reader = _forked(lambda pipe: _die_at(folder, pipe, owner, name, after))  # noqa: B023
                 _, status = os.waitpid(pid, 0)
                 before = dict(sent)
-                assert _heard(reader, sent) == 0, "it sent before it died"
+                assert _received(reader, sent) == 0, "it sent before it died"
                 assert os.WIFSIGNALED(status), f"no kill at {name}"
                 assert check(folder, sent) == start + on_record[after], f"{name}, {after}"
                 _play_to(folder, start + 1, sent)
@@ -198,11 +198,11 @@ def _die_at(folder: Path, pipe: int, owner: Any, name: str, after: bool) -> None
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
         _last_step(owner, name, after)
-        _say(pipe, agent, agent.last_round + 1)
+        _send(pipe, agent, agent.last_round + 1)
 
 
 def _last_step(owner: Any, name: str, after: bool) -> None:
-    """The process dies at the next call."""
+    """End the process at the next call."""
     real = getattr(owner, name)
 
     def last_words(*words: Any, **more: Any) -> None:
@@ -233,7 +233,7 @@ MASKED_STEPS: list[tuple[str, Any, str, bool, bool]] = [
 
 
 def kill_masked(root: Path) -> dict[str, int]:
-    """Die before and after every step of a masked answer: it is on record and the same, or may be made anew."""
+    """Kill before and after every step of a masked answer: it is recorded unchanged, or may be computed anew."""
     study, few = masked_sites.MASKED.hash, masking.bitmap_of(range(4), masked_sites.N)
     for _, owner, name, *on_record in MASKED_STEPS:
         for after in (False, True):
@@ -241,15 +241,15 @@ def kill_masked(root: Path) -> dict[str, int]:
             pid, reader = _forked(lambda pipe: _die_masked(folder, pipe, owner, name, after))  # noqa: B023
             _, status = os.waitpid(pid, 0)
             assert os.WIFSIGNALED(status), f"no kill at {name}"
-            assert _heard(reader, sent) == 1  # the first round, which is answered before
+            assert _received(reader, sent) == 1  # the first round is answered before
             with masked_sites.site(folder) as guard:
                 recorded = 2 in guard._ledger.status().accounts[study].rounds
                 assert recorded == on_record[after], f"{name}, {after}"
                 request = guard.prepare(study, 2, consensus(2))
                 if recorded:
                     assert refusal(guard.mask, study, 2, request, few).code == "round-forked"
-                    said = guard._ledger.transcript(study)[1][1]
-                    assert guard.mask(study, 2, request, masked_sites.ALL).tobytes() == said[: 8 * D]
+                    stored = guard._ledger.transcript(study)[1][1]
+                    assert guard.mask(study, 2, request, masked_sites.ALL).tobytes() == stored[: 8 * D]
                 else:
                     guard.mask(study, 2, request, few)
                 first = guard.mask(study, 1, guard.prepare(study, 1, consensus(1)), masked_sites.ALL)
@@ -271,7 +271,7 @@ def _die_masked(folder: Path, pipe: int, owner: Any, name: str, after: bool) -> 
 
 
 def kill_writes(root: Path, step: int) -> dict[str, int]:
-    """Die before, in the middle of and after every write, from a new ledger to its third round."""
+    """Kill before, during and after every write, from a new ledger to its third round."""
     kills = 0
     for start, kind in enumerate(("kill before", "kill half", "kill after"), 1):
         at, killed = start, True
@@ -279,7 +279,7 @@ def kill_writes(root: Path, step: int) -> dict[str, int]:
             folder, sent = root / f"{kind} {at}", {}
             pid, reader = _forked(lambda pipe: _die_at_write(folder, pipe, kind, at))  # noqa: B023
             _, status = os.waitpid(pid, 0)
-            _heard(reader, sent)
+            _received(reader, sent)
             killed = os.WIFSIGNALED(status)
             check(folder, sent)
             _play_to(folder, 4, sent)
@@ -291,11 +291,11 @@ def kill_writes(root: Path, step: int) -> dict[str, int]:
 def _die_at_write(folder: Path, pipe: int, kind: str, at: int) -> None:
     with failing(Fault(kind, at)):
         for until in (2, 3):
-            _go_on(folder, pipe, until)
+            _continue(folder, pipe, until)
 
 
 def crash(folder: Path) -> None:
-    """An agent that ended without a word after five rounds: SQLite's -wal file holds the newest records."""
+    """Leave an agent that was killed after five rounds. SQLite's -wal file contains the newest records."""
     sent: Sent = {}
     _play_to(folder, 3, sent)
     with guarded(folder) as guard:
@@ -308,7 +308,7 @@ def crash(folder: Path) -> None:
 
 
 def fork_run(folder: Path) -> dict[str, Any]:
-    """A forked process may not answer for its parent; noise drawn in both is not the same."""
+    """Check that a forked process cannot answer for its parent, and that noise drawn in both differs."""
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
         agent.step(1, consensus(1))
@@ -333,12 +333,12 @@ def fork_run(folder: Path) -> dict[str, Any]:
             os.write(writer, json.dumps([codes, _noise()]).encode())
             os._exit(0)
         os.close(writer)
-        mine = _noise()
+        own_noise = _noise()
         os.waitpid(pid, 0)
         with os.fdopen(reader) as answers:
-            codes, theirs = json.loads(answers.read())
+            codes, child_noise = json.loads(answers.read())
         agent.step(2, consensus(2))
-    return {"codes": codes, "same_noise": mine == theirs, "rounds": check(folder, {})}
+    return {"codes": codes, "same_noise": own_noise == child_noise, "rounds": check(folder, {})}
 
 
 def _noise() -> list[int]:
@@ -346,7 +346,7 @@ def _noise() -> list[int]:
 
 
 def hold(folder: Path) -> None:
-    """Answer two rounds, say so, and go on holding the ledger."""
+    """Answer two rounds, report it, and keep the ledger open."""
     with guarded(folder) as guard:
         agent = Agent(guard, STUDY)
         for round in (1, 2):

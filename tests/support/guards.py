@@ -1,4 +1,4 @@
-"""A small study, its owner's policy, some rows and a guard over them: for every test that needs an agent."""
+"""A small study, its owner's policy, rows and a guard, for every test that needs an agent."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ STUDY = Study(
 
 
 def study(**training: Any) -> Study:
-    """The small study with other settings; ``study(n_rounds=3)``."""
+    """Return the small study with other settings: ``study(n_rounds=3)``."""
     return replace(STUDY, training=STUDY.training.with_changes(**training))
 
 
 def rows(seed: int = 0, n_rows: int = M, d: int = D) -> tuple[Floats, Floats]:
-    """Features of length at most 1, and labels ±1; every prefix of them is the same for any number."""
+    """Return features of norm at most 1 and labels ±1. Fewer rows are a prefix of more rows."""
     rng = np.random.default_rng([seed, d])
     drawn = rng.uniform(-1.0, 1.0, (n_rows, d + 1))
     return drawn[:, :d] / np.sqrt(d), np.where(drawn[:, d] < 0.0, -1.0, 1.0)
 
 
 class TinyRows:
-    """Logistic rows in a few lines of NumPy: no compiler, so that processes are cheap to start and fork."""
+    """Logistic rows in a few lines of NumPy. Without compilation, processes start and fork quickly."""
 
     def __init__(self, features: Floats, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> None:
         self.unit = unit
@@ -94,12 +94,12 @@ class TinyRows:
 
 
 def tiny(features: Floats, labels: Floats, unit: PrivacyUnit = ONE_ROW) -> Callable[[Study], TinyRows]:
-    """``open_rows`` of a guard: the same rows for every study."""
+    """Return ``open_rows`` of a guard: the same rows for every study."""
     return lambda study: TinyRows(features, labels, unit)
 
 
 def own(features: Floats, labels: Floats) -> Callable[[Study], CheckedRows]:
-    """The same with the real kernel, in the loss of the study."""
+    """Return ``open_rows`` with the real kernel and the loss of the study."""
 
     def opened(study: Study) -> CheckedRows:
         matrix = with_intercept(clip_rows(features)) if study.training.intercept else features
@@ -111,12 +111,12 @@ def own(features: Floats, labels: Floats) -> Callable[[Study], CheckedRows]:
 def private(
     features: Any, labels: Floats, unit: PrivacyUnit = ONE_ROW, row_weights: Floats | None = None
 ) -> CheckedRows:
-    """Rows as a guard holds them, each of another person."""
+    """Return rows as a guard holds them, each of a different person."""
     return CheckedRows(protect(features, labels, unit, row_weights=row_weights))
 
 
 def gradient_total(rows: CheckedRows, point: Floats, bound: float, loss: Loss | None = None) -> Floats:
-    """The sum of the gradients of rows, each clipped to ``bound``."""
+    """Return the sum of the rows' gradients, each clipped to ``bound``."""
     return Gradient(loss or Logistic(), rows.n_features).sums(rows._rows, point[None], bound=bound)[0]
 
 
@@ -132,25 +132,25 @@ def guarded(
     cap: float | None = None,
     key: bytes | None = None,
 ) -> Iterator[Guard]:
-    """A guard on the ledger in a folder, begun if need be; closed at the end."""
+    """Yield a guard with the ledger in a folder, created if missing and closed at the end."""
     caps = {"cap": policy.cap, "collusion_cap": policy.collusion_cap} if cap is None else {"cap": cap}
     with Ledger.open(folder, **caps, create=True) as ledger:
         yield Guard(policy, ledger, open_rows or tiny(*rows(), policy.unit), key and (lambda masking: key))
 
 
 def consensus(round: int, shape: tuple[int, int] = (D, 1)) -> Floats:
-    """What the coordinator says in a round."""
+    """Return the server's broadcast in a round."""
     return np.random.default_rng([7, round]).uniform(-1.0, 1.0, shape)
 
 
 def play(agent: Agent, until: int) -> dict[int, bytes]:
-    """Let an agent go on to a round, and return the bytes of what it said."""
+    """Run an agent up to a round, and return its uploads."""
     rounds = range(agent.last_round + 1, until + 1)
     return {round: agent.step(round, consensus(round)).tobytes() for round in rounds}
 
 
 def refusal(act: Callable[..., Any], *words: Any, **more: Any) -> RefusalError:
-    """The refusal that must come."""
+    """Return the refusal that the call must raise."""
     with pytest.raises(RefusalError) as refused:
         act(*words, **more)
     return refused.value
@@ -158,14 +158,14 @@ def refusal(act: Callable[..., Any], *words: Any, **more: Any) -> RefusalError:
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A folder in memory where that can be: kills and faults need no disk, whose syncs take their time."""
+    """Yield a folder in memory if possible: kills and faults need no disk, and syncing is slow."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
         yield Path(name)
 
 
 def process(*words: object) -> Any:
-    """Start ``guard_runs.py``, which forks and kills, as a process of its own, and return what it found."""
+    """Run ``guard_runs.py`` as a separate process, and return its result."""
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("guard_runs.py"), *map(str, words)],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # threads make forks slow

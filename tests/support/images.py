@@ -1,8 +1,8 @@
-"""The Dockerfile without a container engine: its steps are run in a mount namespace, over this machine's own files.
+"""The Dockerfile without a container engine: its steps run in a mount namespace, over the local system's files.
 
-This machine's Debian and Python stand in for the base image. What is built is run read-only and by the image's user, as
-``compose.yaml`` asks for. Not covered: the base image, the engine's layers, networks, limits and health checks.
-``python tests/support/images.py`` builds into ``.image`` and prints the sizes.
+The local Debian and Python replace the base image. The result runs read-only as the image's user, as in
+``compose.yaml``. Not covered: the base image, the engine's layers, networks, limits and health checks. ``python
+tests/support/images.py`` builds into ``.image`` and prints the sizes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ exec setpriv --no-new-privs chroot --userspec="$user" "$root" "$@"
 
 @dataclass
 class Stage:
-    """A stage of the Dockerfile: its steps, and what the stages that it is made from pass on."""
+    """A stage of the Dockerfile: its steps, and those of the stages it is built on."""
 
     name: str
     parent: str | None = None
@@ -63,7 +63,7 @@ class Stage:
 
 
 def stages() -> dict[str, Stage]:
-    """The stages of the Dockerfile, in its order."""
+    """Return the stages of the Dockerfile, in order."""
     text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
     found: dict[str, Stage] = {}
     stage = Stage("")
@@ -91,15 +91,15 @@ def stages() -> dict[str, Stage]:
 
 
 def _context(names: list[str]) -> list[Path]:
-    """The files of the build context under these names."""
+    """Return the files of the build context under these names."""
     found = [
-        each for name in names for each in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+        item for name in names for item in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
     ]
     return sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts)
 
 
 def keys(stage: Stage, of: dict[str, Stage]) -> list[str]:
-    """A digest for each step: of it, of all before it, and of the files that they copied."""
+    """Return a digest for each step: of the step, all earlier steps, and the files that they copied."""
     digest = hashlib.sha256(sys.version.encode())
     if stage.parent is not None:
         digest.update("".join(keys(of[stage.parent], of)).encode())
@@ -122,24 +122,24 @@ def _done(stage: Stage) -> list[str]:
 
 
 def is_built() -> bool:
-    """Whether what was built is what the Dockerfile and the source say now."""
-    known = stages()
-    return all(_done(stage) == keys(stage, known) for stage in known.values() if stage.steps)
+    """Return whether the build is up to date with the Dockerfile and the source."""
+    all_stages = stages()
+    return all(_done(stage) == keys(stage, all_stages) for stage in all_stages.values() if stage.steps)
 
 
 def build() -> None:
-    """Run the steps; those of the first RUN only if they changed, since all packages are in it."""
-    known = stages()
-    for stage in known.values():
-        wanted, done = keys(stage, known), _done(stage)
+    """Run the steps. The first RUN is repeated only if it changed, because it installs all packages."""
+    all_stages = stages()
+    for stage in all_stages.values():
+        wanted, done = keys(stage, all_stages), _done(stage)
         if wanted == done:
             continue
         first = 1 + [kind for kind, *_ in stage.steps].index("RUN") if stage.name == "build" else 0
         if not first or wanted[:first] != done[:first]:
             first = 0
             shutil.rmtree(stage.folder, ignore_errors=True)
-            if stage.parent is not None and known[stage.parent].steps:
-                subprocess.run(["cp", "-al", known[stage.parent].folder, stage.folder], check=True)
+            if stage.parent is not None and all_stages[stage.parent].steps:
+                subprocess.run(["cp", "-al", all_stages[stage.parent].folder, stage.folder], check=True)
         for kind, text, workdir in stage.steps[first:]:
             if kind == "COPY":
                 _copy(stage, text.split(), workdir)
@@ -164,8 +164,8 @@ def _copy(stage: Stage, words: list[str], workdir: str) -> None:
 
 
 def in_stage(stage: Stage, words: list[str], *, building: bool = False, **folders: Path) -> list[str]:
-    """The command line that runs ``words`` in a stage, as its user, with folders of this machine: site=PATH."""
-    mount = HERE / "mount"  # of each namespace its own
+    """Return a command that runs ``words`` in a stage as its user, with local folders: site=PATH."""
+    mount = HERE / "mount"  # separate in each namespace
     for needed in (mount, stage.folder / "opt" / "dpadmm", stage.folder / "build"):
         needed.mkdir(parents=True, exist_ok=True)
     mounts = [str(stage.folder / "opt" / "dpadmm"), "/opt/dpadmm", "rw" if building else "ro"]
@@ -177,7 +177,7 @@ def in_stage(stage: Stage, words: list[str], *, building: bool = False, **folder
 
 
 def in_image(name: str, words: list[str], **folders: Path) -> list[str]:
-    """The same with the variables of the image, and no others."""
+    """The same with exactly the variables of the image."""
     stage = stages()[name]
     path = stage.env["PATH"].replace("$PATH", "/usr/local/bin:/usr/bin:/bin")
     variables = [f"{key}={value}" for key, value in (stage.env | {"PATH": path}).items()]
@@ -185,7 +185,7 @@ def in_image(name: str, words: list[str], **folders: Path) -> list[str]:
 
 
 def can_run() -> bool:
-    """Whether this machine allows it: it needs root, and mount namespaces."""
+    """Return whether this system allows it: root and mount namespaces are required."""
     if os.getuid() != 0 or not all(map(shutil.which, ("unshare", "setpriv", "chroot"))):
         return False
     trial = in_stage(Stage("trial"), ["/bin/true"])

@@ -10,7 +10,7 @@ Answer = Callable[[bytes], bytes | None]
 
 
 class InProcess:
-    """All sites in this process; they answer every message immediately, one after another."""
+    """Sites in this process, which answer every message immediately, one after another."""
 
     def __init__(self, sites: Mapping[str, Answer]) -> None:
         self._sites = sites

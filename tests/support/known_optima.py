@@ -1,4 +1,4 @@
-"""Problems whose exact optimum is known, whatever the (smooth) loss."""
+"""Problems with a known exact optimum, for any smooth loss."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dpadmm.matrices.storage import shrink_rows
 def known_optimum(
     loss: Loss, *, n_features: int, rows_per_feature: int, l2: float = 0.0, seed: int = 0
 ) -> tuple[Dataset, Floats]:
-    """Data whose exact minimiser of ``mean loss + l2·½‖w‖²`` is known, and these weights (d × p).
+    """Return data whose exact minimiser of ``mean loss + l2·½‖w‖²`` is known, and these weights (d × p).
 
-    The rows are the columns ``q_j`` of a random orthogonal matrix Q, each repeated with different labels.
-    Then the problem separates: with ``w = Qu`` a row's scores are ``u_j``, and ``u_j`` is the root of
-    ``mean_k ℓ'(b_jk, u_j)/d + l2·u_j``, found to machine precision.
+    The rows are the columns ``q_j`` of a random orthogonal matrix Q, each repeated with different labels. Then the
+    problem separates: with ``w = Qu`` a row's scores are ``u_j``, and ``u_j`` is the root of ``mean_k ℓ'(b_jk, u_j)/d +
+    l2·u_j``, computed to machine precision.
 
-    The loss must have no kinks. ``rows_per_feature`` is at least the number of classes, so that the optimum
-    is finite. Without ``l2`` a softmax optimum is unique only up to a shift of all classes, and a smoothed
-    hinge optimum may be one of several.
+    The loss must have no kinks. ``rows_per_feature`` is at least the number of classes, so that the optimum is finite.
+    Without ``l2`` a softmax optimum is unique only up to a shift of all classes, and a smoothed hinge optimum may be
+    one of several.
     """
     n_classes = {"binary": 2, "multiclass": loss.n_outputs, "regression": 1}[loss.task]
     rng = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ def known_optimum(
 
 def _direction_labels(loss: Loss, n_classes: int, n_labels: int, rng: np.random.Generator) -> Floats:
     if loss.task == "regression":
-        # a squared loss is clipped at its declared bound: keep the residuals at the optimum below it
+        # squared loss is clipped at its declared bound, so keep the residuals at the optimum below it
         reach = min(1.0, loss.lipschitz / 2.0) if isinstance(loss, Squared) else 1.0
         return rng.uniform(-reach, reach, n_labels)
     rest = rng.choice(n_classes, n_labels - n_classes, p=rng.dirichlet(np.ones(n_classes)))
@@ -78,7 +78,7 @@ def _softmax_root(loss: Loss, labels: Floats, l2: float) -> Floats:
         length = 1.0
         while np.linalg.norm(gradient(scores - length * step)) >= np.linalg.norm(current):
             length /= 2.0
-            if length < 1e-9:  # no step is shorter than rounding: this is the root
+            if length < 1e-9:  # the step is within rounding: this is the root
                 return scores
         scores = scores - length * step
     return scores

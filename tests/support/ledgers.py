@@ -1,6 +1,6 @@
-"""Ledgers to break: processes that are killed while they spend, writes that fail where they are told to.
+"""Ledger faults: processes that are killed while they spend, and writes that fail.
 
-``python tests/support/ledgers.py kill_run FOLDER KILLS SEED`` and its like fork in their own process.
+``python tests/support/ledgers.py kill_run FOLDER KILLS SEED`` and similar commands fork in their own process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ABOUT = {"name": "a small study"}
 
 
 def digest(round: int, study: str = STUDY) -> str:
-    """The hash of the only request that is ever made for this round."""
+    """Return the hash of the only request of this round."""
     return sha256(f"{study} {round}".encode()).hexdigest()
 
 
@@ -43,7 +43,7 @@ def opened(folder: Path) -> Ledger:
 
 
 def answer(ledger: Ledger, round: int) -> bytes:
-    """What an agent does with a request: the stored upload, or a fresh one after it was recorded."""
+    """Answer a request as an agent does: return the stored upload, or record a fresh one first."""
     stored = ledger.replay(STUDY, round, digest=digest(round))
     if stored is not None:
         return stored
@@ -53,19 +53,19 @@ def answer(ledger: Ledger, round: int) -> bytes:
 
 
 def check(folder: Path, sent: dict[int, bytes]) -> int:
-    """Open what a fault has left: nothing lost, nothing overspent, every reply still the same. Its rounds."""
+    """Open the ledger after a fault: nothing lost or overspent, all replies unchanged. Return its rounds."""
     with opened(folder) as ledger:
         assert read_ledger(folder).fingerprint == ledger.status().fingerprint
-        book = ledger.status()
-        account = book.accounts[STUDY]
+        state = ledger.status()
+        account = state.accounts[STUDY]
         for round, upload in sent.items():
             assert ledger.replay(STUDY, round, digest=digest(round)) == upload, f"round {round} was altered"
         assert list(account.rounds) == list(range(1, len(account.rounds) + 1))
         assert account.rounds.keys() >= sent.keys()
         assert len(account.rounds) <= ROUNDS
         assert float(account.spent) <= ROUNDS * ROUND_COST
-        assert float(book.promised) <= book.cap
-        assert (folder / MARK).stat().st_size == LINE * book.seq
+        assert float(state.promised) <= state.cap
+        assert (folder / MARK).stat().st_size == LINE * state.seq
         ledger.verify()
         return len(account.rounds)
 
@@ -74,7 +74,7 @@ def check(folder: Path, sent: dict[int, bytes]) -> int:
 
 
 def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
-    """Kill a process that opens a ledger and answers, at random moments; check after every kill."""
+    """Kill a process that opens a ledger and answers, at random moments, and check after every kill."""
     rng, sent, n_rounds, replies, ledgers = random.Random(seed), {}, ROUNDS, 0, 0
     for _ in range(n_kills):
         if n_rounds == ROUNDS:
@@ -88,10 +88,10 @@ def kill_run(root: Path, n_kills: int, seed: int) -> dict[str, int]:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         with os.fdopen(reader) as replies_of_child:
-            lines = replies_of_child.read().split("\n")[:-1]  # what follows the last line break was cut short
+            lines = replies_of_child.read().split("\n")[:-1]  # the last line is incomplete
         for round, upload in (json.loads(line) for line in lines):
-            known = sent.setdefault(round, bytes.fromhex(upload))
-            assert known == bytes.fromhex(upload), f"round {round} had two replies"
+            earlier = sent.setdefault(round, bytes.fromhex(upload))
+            assert earlier == bytes.fromhex(upload), f"round {round} had two replies"
         replies += len(lines)
         n_rounds = check(folder, sent)
     return {"kills": n_kills, "replies": replies, "ledgers": ledgers}
@@ -111,13 +111,13 @@ def _answer_forever(folder: Path, pipe: int) -> None:
 
 
 class Fault:
-    """Counts writes, and lets the one whose turn it is fail, or kills the process there."""
+    """Count writes, and let one of them fail or kill the process."""
 
     def __init__(self, kind: str, at: int) -> None:
         self.kind, self.at, self.calls = kind, at, 0
 
     def write(self, size: int, write: Callable[[int], int]) -> int:
-        """``write(n)`` writes the first n bytes of ``size``; what comes back is what the system would say."""
+        """Write ``size`` bytes or fewer with ``write(n)``, and return the system's result."""
         self.calls += 1
         if self.calls < self.at or (self.calls > self.at and self.kind in ("EIO", "part")):
             return write(size)
@@ -132,7 +132,7 @@ class Fault:
 
 @contextlib.contextmanager
 def failing(fault: Fault) -> Iterator[None]:
-    """Every write of SQLite and of the mark goes through ``fault``: SQLite's system calls can be replaced."""
+    """Route every write of SQLite and of the mark through ``fault``, by replacing SQLite's system calls."""
     real_write, real_fsync, real_truncate = os.write, os.fsync, os.ftruncate
 
     def sqlite_write(file: int, data: int, size: int, offset: int) -> int:
@@ -193,7 +193,7 @@ class _Vfs(ctypes.Structure):
 
 
 def sqlite_vfs() -> Any:
-    """SQLite's door to the file system, in the library that Python itself uses; None where it is hidden."""
+    """Return SQLite's file system interface in Python's own library; None if it is not accessible."""
     import _sqlite3
 
     maps = Path("/proc/self/maps")
@@ -211,7 +211,7 @@ SCENARIO_ROUNDS = 3
 
 
 def scenario(folder: Path, sent: dict[int, bytes]) -> None:
-    """Everything that writes: begin a ledger, reserve, answer, change the cap, close and open again."""
+    """Perform all operations that write: create, reserve, answer, change the cap, close and reopen."""
     for rounds in ((1, 2), (3,)):
         with opened(folder) as ledger:
             for round in rounds:
@@ -221,7 +221,7 @@ def scenario(folder: Path, sent: dict[int, bytes]) -> None:
 
 
 def killed_at(folder: Path, kind: str, at: int) -> bool:
-    """Play the scenario in a process that is killed at its write number ``at``; whether it came to that."""
+    """Run the scenario in a process that is killed at write ``at``. Return whether that write was reached."""
     reader, writer = os.pipe()
     pid, send = os.fork(), os.write
     if pid == 0:
@@ -247,7 +247,7 @@ class _Sender(dict[int, bytes]):
 
 
 def kill_everywhere(root: Path, step: int) -> dict[str, int]:
-    """Before, in the middle of and after every write of the scenario, or every so many."""
+    """Kill before, during and after every write of the scenario, or every ``step`` writes."""
     kills = 0
     for start, kind in enumerate(("kill before", "kill half", "kill after"), 1):
         at = start
@@ -257,7 +257,7 @@ def kill_everywhere(root: Path, step: int) -> dict[str, int]:
 
 
 def crash(folder: Path) -> dict[str, Any]:
-    """A ledger whose process ended without a word: SQLite's -wal file holds the newest records."""
+    """Leave a ledger whose process was killed. SQLite's -wal file contains the newest records."""
     sent: dict[int, bytes] = {}
     scenario(folder, sent)
     ledger = opened(folder)
@@ -268,7 +268,7 @@ def crash(folder: Path) -> dict[str, Any]:
 
 
 def fork_run(folder: Path) -> dict[str, Any]:
-    """A forked process may not touch its parent's ledger; the parent does not notice."""
+    """Check that a forked process cannot use its parent's ledger, and that the parent is not affected."""
     with opened(folder) as ledger:
         first = answer(ledger, 1)
         reader, writer = os.pipe()
@@ -299,7 +299,7 @@ def fork_run(folder: Path) -> dict[str, Any]:
 
 
 def hold(folder: Path) -> None:
-    """Open the ledger, answer without end, and say so."""
+    """Open the ledger, answer without end, and report it."""
     with opened(folder) as ledger:
         for round in range(1, ROUNDS + 1):
             answer(ledger, round)

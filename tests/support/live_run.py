@@ -1,4 +1,4 @@
-"""A simulated run: snapshots for the live page, with the headline of the server."""
+"""A simulated run: snapshots for the status page, with the headline of the server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from threading import RLock
 from typing import Any
 
 from dpadmm.federation.states import FAILURES, headline
+from dpadmm.federation.web.server_data import thinned
 
 HASH = "0123456789abcdef" * 4
 
 
 @dataclass
 class LiveRun:
-    """Calling it gives a snapshot; what happens is played by the other methods."""
+    """Call it for a snapshot. The other methods simulate events."""
 
     n_sites: int = 10
     n_rounds: int = 100
@@ -32,6 +33,9 @@ class LiveRun:
     since: str | None = None
     stalled: list[str] = field(default_factory=list)
     alarms: list[dict[str, Any]] = field(default_factory=list)
+    has_study: bool = True
+    more_sites: list[dict[str, Any]] = field(default_factory=list)
+    """Sites that are not in the study."""
     lock: Any = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -54,7 +58,7 @@ class LiveRun:
         self.say(f"all {self.n_sites} sites are here")
 
     def play(self, rounds: int) -> None:
-        """So many rounds more, answered by whoever is present; the last one ends the run."""
+        """Simulate more rounds, answered by all present sites. The last round ends the run."""
         with self.lock:
             self._play(rounds)
 
@@ -73,7 +77,7 @@ class LiveRun:
             self.say("the study is finished")
 
     def stall(self, *indices: int) -> None:
-        """The open round stalls: these sites are silent."""
+        """Let the open round stall because these sites do not answer."""
         with self.lock:
             for index in indices:
                 self.sites[index].update(state="silent", last_seen=_now(95))
@@ -105,7 +109,7 @@ class LiveRun:
             self.state, self.since, self.stalled, self.alarms = "running", None, [], []
 
     def turn(self, index: int, state: str, *, code: str | None = None, ago: float = 0.0) -> None:
-        """A site changes its state."""
+        """Change the state of a site."""
         site = self.sites[index]
         site.update(state=state, code=code, last_seen=_now(ago))
         self.say(f"{site['name']} is {state}", "info" if state == "present" else "warning")
@@ -126,25 +130,33 @@ class LiveRun:
             "n_rounds": self.n_rounds,
         }
         own |= {"sites_present": here, "n_sites": self.n_sites, "begun_at": self.begun_at, "last_round_at": None}
-        return [own | {"seconds_left": None}, *self.others]
+        spent = max(site["epsilon"] for site in self.sites)
+        return [own | {"seconds_left": None, "epsilon": spent, "planned_epsilon": 1.0}, *self.others]
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, requested: str = "") -> dict[str, Any]:
         with self.lock:
-            return self._told()
+            study = self._snapshot() if self.has_study else None
+            return {
+                "server": {"host": "study.example.org", "running": True, "connected": True},
+                "sites": [*map(_link, self.sites), *self.more_sites],
+                "studies": self.studies() if self.has_study else [],
+                "alarms": list(self.alarms),
+                "study": study,
+            }
 
-    def _told(self) -> dict[str, Any]:
+    def _snapshot(self) -> dict[str, Any]:
         self.asked += 1
-        told = self._plain()
+        snapshot = self._plain()
         if self.min_honest_sites is None:
-            return told
-        for i, site in enumerate(told["sites"]):  # secure aggregation
+            return snapshot
+        for i, site in enumerate(snapshot["sites"]):  # secure aggregation
             site.update(epsilon_if_others_collude=2.4 * site["epsilon"], member=i != 1)
-        told["study"]["epsilon_if_others_collude"] = 2.4
-        aborted_rounds = [
+        snapshot["study"]["epsilon_if_others_collude"] = 2.4
+        rounds = [
             {"round": 3, "reason": "missing", "sites": ["site-02"]},
             {"round": 7, "reason": "garbled", "sites": []},
         ]
-        return told | {"min_honest_sites": self.min_honest_sites, "aborted_rounds": aborted_rounds[: self.done // 3]}
+        return snapshot | {"min_honest_sites": self.min_honest_sites, "aborted_rounds": rounds[: self.done // 3]}
 
     def _plain(self) -> dict[str, Any]:
         running = self.state == "running"
@@ -166,7 +178,7 @@ class LiveRun:
             "error": None,
             "since": self.since,
             "stalled": list(self.stalled),
-            "alarms": list(self.alarms),
+            "served": True,
             "round": self.done + 1,
             "rounds_done": self.done,
             "deadline_in": 27.0 if running else None,
@@ -176,11 +188,15 @@ class LiveRun:
             "sites": [dict(site) for site in self.sites],
             "begun_at": self.begun_at,
             "last_round_at": self.last_round_at,
-            "studies": self.studies(),
-            "changes": self.changes(),
+            "changes": thinned(self.changes()),
             "events": list(self.events[-200:]),
         }
         return status | {"headline": headline(status)}
+
+
+def _link(site: dict[str, Any]) -> dict[str, Any]:
+    here = site["state"] in ("present", "late", "missing", "connected")
+    return {"name": site["name"], "state": "connected" if here else "silent", "last_seen": site["last_seen"]}
 
 
 def _now(ago: float = 0.0) -> str:

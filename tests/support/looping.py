@@ -1,4 +1,4 @@
-"""One test over many cases: a loop whose failure names the case."""
+"""One test over many cases: a loop whose failure message names the case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST = 200
 
 @contextmanager
 def case(*values: object) -> Iterator[None]:
-    """``with case(loss, storage):`` adds the values to whatever fails inside, as pytest's ids would."""
+    """``with case(loss, storage):`` adds the values to any failure inside, as pytest's ids would."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""A study with secure aggregation: its keys, and sites in this process with real guards and ledgers."""
+"""A study with secure aggregation: its keys, and in-process sites with real guards and ledgers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LOG = logging.getLogger("masked")
 
 
 def key(name: str) -> bytes:
-    """The private key of a site."""
+    """Return the private key of a site."""
     return sha256(f"key of {name}".encode()).digest()
 
 
 def masked_study(names: Sequence[str] = NAMES, **more: Any) -> Study:
-    """May lose one site, unless told otherwise; at least two are honest."""
+    """Return a study that by default tolerates one missing site, with at least two honest sites."""
     training = {"noise_multiplier": 30.0, "n_rounds": ROUNDS, "intercept": False, "aggregation": "secure"}
     choices: dict[str, Any] = {"allow_missed_rounds": True, "quorum": 3, "deadline": 10.0, **more}
     return Study(
@@ -45,7 +45,7 @@ def masked_study(names: Sequence[str] = NAMES, **more: Any) -> Study:
 
 
 class MaskedSite:
-    """A responder over a guard with a ledger in a folder; ``start`` it again after a crash."""
+    """A responder over a guard with a ledger in a folder. Call ``start`` again after a crash."""
 
     def __init__(self, folder: Path, name: str, study: Study, held: CheckedRows | None = None) -> None:
         self.folder, self.name, self.study, self.key = folder / name, name, study, key(name)

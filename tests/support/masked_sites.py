@@ -28,7 +28,7 @@ ALL = bitmap_of(range(N), N)
 
 
 def masked_study(name: str = "a masked study", terms: dict[str, Any] | None = None, **masking: Any) -> SimpleNamespace:
-    """A study as a guard sees it: ``masked_study(quorum=4)``; another name or other terms are another study."""
+    """Return a study as a guard reads it: ``masked_study(quorum=4)``. Another name or other terms are another study."""
     changes = {"may_miss_rounds": True, **(terms or {})}
     asked = STUDY.terms._replace(masking=MASKING._replace(**masking), **changes)
     hash = sha256(f"{name} {asked}".encode()).hexdigest()
@@ -42,7 +42,7 @@ MASKED = masked_study()
 def site(
     folder: Path, i: int = 0, study: SimpleNamespace = MASKED, policy: Policy = OWNER, open_rows: OpenRows | None = None
 ) -> Iterator[Guard]:
-    """The guard of site i, with the study enrolled."""
+    """Yield the guard of site i, with the study enrolled."""
     with guarded(folder, open_rows or tiny(*rows(i)), policy, key=KEYS[i]) as guard:
         guard.enrol(study)
         yield guard
@@ -55,7 +55,7 @@ def sites(folder: Path, which: Sequence[int] = range(N), study: SimpleNamespace 
 
 
 def unmasked(guard: Guard, round: int, request: str, members: bytes, answer: Integers) -> Integers:
-    """The whole numbers under a mask, which only the site itself can find."""
+    """Return the integers under a mask, which only the site itself can compute."""
     ((_, enrolled),) = guard._studies.items()
     mask = enrolled.masks.for_round(round, request, members)
     return answer - mask.numbers(answer.size).reshape(answer.shape)

@@ -35,7 +35,7 @@ assert len(COLUMNS) == 20
 
 KNOTS = {"n0": (-1.0, 0.0, 0.5), "income": (1000.0, 5000.0)}
 CROSSED = Schema(
-    tuple(replace(each, knots=KNOTS[each.name]) if each.name in KNOTS else each for each in COLUMNS),
+    tuple(replace(item, knots=KNOTS[item.name]) if item.name in KNOTS else item for item in COLUMNS),
     interactions=(
         ("n1", "n2"), ("i0", "region0"), ("region0", "region1"), ("age", "flag3"), ("income", "grade2"), ("n0", "n1"),
         ("n1", "grade0"), ("region1", "age"),
@@ -45,9 +45,9 @@ CROSSED = Schema(
 
 
 def make_cells(n: int, *, seed: int = 0, missing: float = 0.05) -> dict[str, list[Any]]:
-    """Columns of plain values, None where a cell is missing, with a few beyond bounds or unknown.
+    """Return columns of plain values, None for missing cells, with a few out of bounds or unknown.
 
-    Beside the features: the label, one of three classes, a number, the owner, and a name for every row.
+    In addition to the features: the label, one of three classes, a number, the owner, and a name for every row.
     """
     rng = np.random.default_rng(seed)
     cells: dict[str, list[Any]] = {}
@@ -64,10 +64,10 @@ def make_cells(n: int, *, seed: int = 0, missing: float = 0.05) -> dict[str, lis
             signal += truth - 0.5
             cells[column.name] = np.where(truth, "true", "false").tolist()
         else:
-            known = column.values  # type: ignore[union-attr]
-            codes = rng.integers(len(known) + (rng.random(n) < 0.01))
-            signal += 0.5 * (codes - (len(known) - 1) / 2.0)
-            cells[column.name] = [(*known, "elsewhere")[code] for code in codes]
+            allowed = column.values  # type: ignore[union-attr]
+            codes = rng.integers(len(allowed) + (rng.random(n) < 0.01))
+            signal += 0.5 * (codes - (len(allowed) - 1) / 2.0)
+            cells[column.name] = [(*allowed, "elsewhere")[code] for code in codes]
     for values in cells.values():
         for row in np.flatnonzero(rng.random(n) < missing):
             values[row] = None
@@ -81,7 +81,7 @@ def make_cells(n: int, *, seed: int = 0, missing: float = 0.05) -> dict[str, lis
 
 
 def write_csv(path: Path, cells: dict[str, list[Any]]) -> Path:
-    """A CSV file; missing cells are empty."""
+    """Write a CSV file. Missing cells are empty."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(cells)
@@ -99,13 +99,13 @@ LABELS = {
 
 
 def make_study(loss: str = "logistic", *, schema: Schema = SCHEMA, **training: Any) -> Study:
-    """A study of such a table."""
+    """Return a study of such a table."""
     settings = {"method": "dp_admm", "loss": loss, "epsilon": 2.0, "delta": 1e-5, "n_rounds": 15, "intercept": True}
     return Study(name=f"mixed, {loss}", schema=schema, label=LABELS[loss], training={**settings, **training})
 
 
 def to_toml(study: Study) -> str:
-    """The study's file."""
+    """Return the study's file."""
     about = study.as_json()
     lines = [f"{name} = {json.dumps(about[name])}" for name in ("format", "name", "adjacency", "allow_missed_rounds")]
     lines += ["[label]", *(f"{k} = {json.dumps(v)}" for k, v in about["label"].items() if v is not None)]

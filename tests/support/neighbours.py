@@ -1,7 +1,7 @@
-"""Two neighbouring worlds under the same chance and the same clock: what leaves them, and how far it moved.
+"""Two neighbouring worlds with the same entropy and clock: their outbound data, and the distance of their answers.
 
-Noise, salts and random splits come from a seed in place of the operating system, through the real samplers.
-So whatever differs between the worlds differs because of the rows.
+Noise, salts and random splits come from a seed instead of the operating system, through the real samplers. Every
+difference between the worlds is therefore caused by the rows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LONG = os.environ.get("DPADMM_TORTURE") == "1"
 LIMIT = 1.7e308
 
 
-class Chance:
-    """``os`` with randomness from a seed."""
+class SeededOS:
+    """``os`` with seeded randomness."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.calls = seed, 0
@@ -43,7 +43,7 @@ class Chance:
 
 
 class Clock:
-    """A clock that stands still."""
+    """A stopped clock."""
 
     @staticmethod
     def now(_: object) -> datetime:
@@ -51,34 +51,34 @@ class Clock:
 
 
 @dataclass(eq=False)
-class Seen(logging.Handler):
-    """Everything that somebody outside sees of an agent: uploads, and all the rest."""
+class Outbound(logging.Handler):
+    """Everything that an outside observer receives from an agent: uploads, and all other data."""
 
     uploads: list[Any] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(level=0)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not record.name.startswith("numba"):  # it tells when it compiles, which is before or after
-            self.said.append(f"{record.name} {record.levelno} {record.getMessage()}")
+        if not record.name.startswith("numba"):  # numba logs compilation, at a varying time
+            self.messages.append(f"{record.name} {record.levelno} {record.getMessage()}")
 
     def ask(self, act: Callable[..., Any], *words: Any) -> None:
         try:
             answer = act(*words)
-            self.uploads.append(answer) if isinstance(answer, np.ndarray) else self.said.append(repr(answer))
+            self.uploads.append(answer) if isinstance(answer, np.ndarray) else self.messages.append(repr(answer))
         except RefusalError as refused:
-            self.said.append(f"{refused.code}: {refused} {refused!r} {refused.args}")
+            self.messages.append(f"{refused.code}: {refused} {refused!r} {refused.args}")
 
 
 @contextmanager
-def watched(seen: Seen, seed: int, clocks: Sequence[str] = ("dpadmm.trusted.ledger",)) -> Iterator[None]:
-    """All entropy from a seed, the clocks of these modules stopped, and everything said heard."""
+def watched(seen: Outbound, seed: int, clocks: Sequence[str] = ("dpadmm.trusted.ledger",)) -> Iterator[None]:
+    """Seed all entropy, stop the clocks of these modules, and capture the log."""
     out, root = io.StringIO(), logging.getLogger()
     level = root.level
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        chance = Chance(seed)
+        chance = SeededOS(seed)
         for module in ("discrete_gaussian", "guard", "ledger"):
             patch.setattr(f"dpadmm.trusted.{module}.os", chance)
         patch.setattr("random._urandom", chance.urandom)  # secrets, and NumPy's generators without a seed
@@ -93,21 +93,21 @@ def watched(seen: Seen, seed: int, clocks: Sequence[str] = ("dpadmm.trusted.ledg
         finally:
             root.removeHandler(seen)
             root.setLevel(level)
-    seen.said.append(f"on the screen: {out.getvalue()}")
+    seen.messages.append(f"on the screen: {out.getvalue()}")
 
 
 def steps_between(one: Any, other: Any) -> float:
-    """How far a whole-number answer moved, in steps of its grid."""
+    """Return the distance of two integer answers, in steps of their grid."""
     return float(np.linalg.norm((one - other).astype(float)))
 
 
 def allowed_steps(grid: Lattice, k: int = 1) -> float:
-    """How far ``k`` rows of a person may move it: what the noise is made for, k times over."""
+    """Return the maximum distance for ``k`` rows of a person: k times the sensitivity."""
     return k * grid.sensitivity / grid.step
 
 
 def points_for(shape: tuple[int, int]) -> list[Any]:
-    """Points to ask at: plain ones, ones that saturate every row, and the largest that there are."""
+    """Return points: ordinary ones, ones that saturate every row, and the largest possible ones."""
     d, p = shape
     signs = np.where(np.arange(d * p).reshape(shape) % 2, -1.0, 1.0)
     last = np.zeros(shape)
@@ -116,21 +116,21 @@ def points_for(shape: tuple[int, int]) -> list[Any]:
 
 
 def dense(rows: Rows) -> tuple[Any, Any]:
-    """Features and labels as plain arrays."""
+    """Return features and labels as plain arrays."""
     features = rows.features.toarray() if hasattr(rows.features, "toarray") else np.asarray(rows.features)
     return features, rows.labels
 
 
 @dataclass
 class Releases:
-    """Every exact release of a run in this process, with its grid; and the rows of the first sums."""
+    """Every exact release of a run in this process, with its grid, and the rows of the first sums."""
 
-    told: list[tuple[Lattice, Any]] = field(default_factory=list)
+    answers: list[tuple[Lattice, Any]] = field(default_factory=list)
     rows: Rows | None = None
 
     def release_sum(self, total: Any, grid: Lattice, noise_multiplier: float, **more: Any) -> Any:
         answer = release_sum(total, grid, noise_multiplier, **more)
-        self.told.append((grid, answer))
+        self.answers.append((grid, answer))
         return answer
 
     def answer(self, noise: ExactNoise, asked: CohortQuery) -> Any:
@@ -143,7 +143,7 @@ _answer = ExactNoise.answer
 
 @contextmanager
 def recorded() -> Iterator[Releases]:
-    """The real sums and releases of cohorts in this process, written down as they are made."""
+    """Record the real sums and releases of cohorts in this process."""
     releases = Releases()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpadmm.engine.noise.release_sum", releases.release_sum)

@@ -1,4 +1,4 @@
-"""The noise that a run really added, found again from what everyone sees; and whether it is independent."""
+"""The noise that a run added, recovered from public data, and tests of its independence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CHANCE = 1e-8
 """How often a single comparison may fail by chance; a test makes a few dozen."""
 
 
-class Watcher:
-    """An observer that keeps what every round showed."""
+class RoundRecorder:
+    """An observer that stores the view of every round."""
 
     def __init__(self) -> None:
         self.consensus: list[Floats] = []
@@ -29,8 +29,8 @@ class Watcher:
         self.released.append(np.array(view.released))
 
 
-def gradients_said(seen: Watcher, method: DpAdmm, problem: Problem) -> Floats:
-    """h_i^k of every round and agent, (t, n, d, p), from the models of all agents alone.
+def released_gradients(seen: RoundRecorder, method: DpAdmm, problem: Problem) -> Floats:
+    """Return h_i^k of every round and agent, (t, n, d, p), computed from the models of all agents.
 
     For rows of zeros, whose gradients are zero, this is the noise itself.
     """
@@ -48,7 +48,7 @@ def gradients_said(seen: Watcher, method: DpAdmm, problem: Problem) -> Floats:
 
 
 def check_independent(noise: Floats) -> None:
-    """Standard noise, (t, n, d, p): no round, agent, coordinate or output shares anything with another."""
+    """Check standard noise, (t, n, d, p): rounds, agents, coordinates and outputs are independent."""
     t, n, d, p = noise.shape
     blocks = noise.reshape(t * n, d * p)
     _check_nothing_twice(blocks)
@@ -66,7 +66,7 @@ def check_independent(noise: Floats) -> None:
 
 
 def check_scale(noise: Floats) -> None:
-    """Standard noise, (t, n, d, p), has variance 1: of each agent, round, coordinate and output."""
+    """Check that standard noise, (t, n, d, p), has variance 1 for each agent, round, coordinate and output."""
     t, n = noise.shape[:2]
     for axis, name in enumerate(("round", "agent", "coordinate", "output")):
         for which, values in enumerate(np.moveaxis(noise, axis, 0)):
@@ -81,7 +81,7 @@ def check_scale(noise: Floats) -> None:
 
 
 def check_nothing_shared(*runs: Floats) -> None:
-    """Blocks of standard noise of several runs have nothing in common."""
+    """Check that blocks of standard noise of several runs are independent."""
     size = min(run[0, 0].size for run in runs)
     of = [run.reshape(-1, run[0, 0].size)[:, :size] for run in runs]
     blocks = np.concatenate(of)
@@ -94,14 +94,14 @@ def check_nothing_shared(*runs: Floats) -> None:
 
 
 def _check_nothing_twice(blocks: Floats) -> None:
-    """No value, up to its sign, is seen more than once, wherever in a block it is; a few by chance."""
+    """Check that no value, up to its sign, occurs twice anywhere, except for a few by chance."""
     values = np.abs(np.round(blocks, 9)).ravel()
     twice = values.size - len(np.unique(values))
     assert twice <= 5 + 1e-3 * values.size, f"{twice} of {values.size} numbers are there twice"
 
 
 def _check_pairs(blocks: Floats) -> None:
-    """No two blocks are alike, at any shift, forwards or backwards; none is a combination of others."""
+    """Check that no two blocks are equal at any shift or reversed, and none is a combination of others."""
     many, size = blocks.shape
     spectra = np.fft.rfft(blocks, axis=1)
     limit = stats.norm.isf(CHANCE / (many**2 * size)) * 1.1 * np.sqrt(size)  # products have wider tails

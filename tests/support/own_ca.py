@@ -1,4 +1,4 @@
-"""An organisation's own CA: a root (P-384), an intermediate (RSA), and what that signs."""
+"""An organisation's own CA: a root (P-384), an intermediate (RSA), and the certificates that it signs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named(name: str) -> x509.Name:
 
 
 class OwnCa:
-    """``sign`` gives PEM of a certificate and of the intermediate one; ``root`` is what everybody trusts."""
+    """``sign`` returns PEM of a certificate and of the intermediate one. All parties trust ``root``."""
 
     def __init__(self, name: str = "Clinic") -> None:
         key = ec.generate_private_key(ec.SECP384R1())
@@ -45,7 +45,7 @@ class OwnCa:
         self, csr: bytes, *names: x509.GeneralName, usage: Sequence[x509.ObjectIdentifier] = CLIENT,
         first: datetime | None = None, last: datetime | None = None,
     ) -> bytes:  # fmt: skip
-        """Sign a request, for these names or for those that it asks for."""
+        """Sign a request, for these names or for the requested ones."""
         request = x509.load_pem_x509_csr(csr)
         if not names:
             names = tuple(request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -56,7 +56,7 @@ class OwnCa:
         return signed.public_bytes(Encoding.PEM) + self.middle
 
     def new(self, folder: Path, file: str, *names: x509.GeneralName, usage: Sequence[x509.ObjectIdentifier]) -> None:
-        """A key and a certificate in files of their own."""
+        """Write a new key and certificate to files."""
         key = forms.new_key()
         assert load_pem_private_key(forms.key_pem(key), None)
         (folder / f"{file}.key").write_bytes(forms.key_pem(key))
@@ -92,13 +92,13 @@ class OwnCa:
 
 
 def install(hub: Authority, ca: OwnCa) -> None:
-    """Certificates of broker and aggregator, as their requests ask for."""
+    """Install certificates of broker and server, as requested by them."""
     hub.install(ca.sign((hub.folder / "broker.csr").read_bytes(), usage=SERVER))
     hub.install(ca.sign((hub.folder / "server.csr").read_bytes()))
 
 
 def join_with(hub: Authority, ca: OwnCa, folder: Path, name: str, **choices: object) -> Path:
-    """A site whose own CA certified its key, by a DNS name; the folder."""
+    """Return the folder of a site whose key was certified by its own CA, with a DNS name."""
     make_request(folder, name)
     csr = (folder / "network" / "request.csr").read_bytes()
     chain = ca.sign(csr, x509.DNSName(f"{name}.clinic.example"), **choices)

@@ -1,11 +1,11 @@
-"""What the live page shows in a browser."""
+"""What the server's page shows in a browser."""
 
 from __future__ import annotations
 
 import time
 
 
-def seen_now(browser, expression):
+def evaluate(browser, expression):
     try:
         return browser.js(expression)
     except AssertionError as error:  # between two pages
@@ -13,9 +13,9 @@ def seen_now(browser, expression):
 
 
 def wait(browser, expression, wanted=True):
-    """Until the page shows it."""
+    """Wait until the page shows the value."""
     deadline = time.monotonic() + 20
-    while (seen := seen_now(browser, expression)) != wanted:
+    while (seen := evaluate(browser, expression)) != wanted:
         assert time.monotonic() < deadline, f"{expression} is {seen!r}, not {wanted!r}"
         time.sleep(0.03)
 
@@ -29,12 +29,13 @@ def seconds(least, most):
 
 
 def sites(browser):
-    """Site -> its cells as they can be read."""
+    """Return the visible text of each site's cells, by site."""
     rows = "[...document.querySelectorAll('#site-rows tr')].filter(row => row.checkVisibility())"
     cells = f"{rows}.map(row => [...row.cells].map(cell => cell.textContent.trim().replace(/\\s+/g, ' ')))"
     return {name: rest for name, *rest in browser.js(cells)}
 
 
 def show(browser, page, *, width=1440, dark=False):
+    """Open the page, with a new link unless this browser has a session, as a reload does."""
     browser.open(page.url, width=width, dark=dark)
     wait(browser, text("line-words"), "Live")

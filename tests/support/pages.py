@@ -1,4 +1,4 @@
-"""The blocks of Markdown pages that can be run, and how they are run: CONTRIBUTING.md says how to write them."""
+"""Executable blocks of Markdown pages and how to run them. CONTRIBUTING.md describes how to write them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMMAND = re.compile(r"^(?:\$ )?(?:dpadmm|pip|python|make) ", re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, the line where it starts, and the note on the line before it."""
+    """A fenced block: its language, its text, its first line, and the note on the line before it."""
 
     language: str
     text: str
@@ -35,8 +35,8 @@ def blocks(page: str) -> list[Block]:
 
 
 def setups(page: str) -> set[str]:
-    """What the page wants to be prepared."""
-    return {each[2] for each in NOTE.finditer(page) if each[1] == "setup"}
+    """Return the preparations that the page requires."""
+    return {match[2] for match in NOTE.finditer(page) if match[1] == "setup"}
 
 
 def is_run(block: Block) -> bool:
@@ -44,7 +44,7 @@ def is_run(block: Block) -> bool:
 
 
 def unrun_commands(page: str) -> list[str]:
-    """Blocks with commands that nothing runs, and that say no reason for it."""
+    """Return blocks with commands that are not run and have no reason for it."""
     return [
         f"line {block.line}: {block.text.splitlines()[0][:60]}"
         for block in blocks(page)
@@ -55,7 +55,7 @@ def unrun_commands(page: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """The lines of a console block that are typed, with those that continue them."""
+    """Return the typed lines of a console block, including their continuation lines."""
     typed, going_on = [], False
     for line in text.splitlines():
         if going_on:
@@ -69,9 +69,9 @@ def commands(text: str) -> list[str]:
 
 
 def script(page: str, folder: Path) -> str:
-    """A bash script that runs a page's blocks in their order; it ends at the first that fails, after naming it.
+    """Return a bash script that runs a page's blocks in order, and names the first that fails.
 
-    Python blocks between two console blocks are one program; a later one runs what came before it again.
+    Python blocks between two console blocks are one program. A later one runs the earlier ones again.
     """
     lines, namespace, waits = ["set -euo pipefail"], folder / ".namespace.py", False
     run = f"python '{namespace}'"

@@ -1,4 +1,4 @@
-"""The paper's experiments on a few synthetic rows: real results for the reports to read, in seconds."""
+"""The paper's experiments on a few synthetic rows: real results for the reports, in seconds."""
 
 from __future__ import annotations
 
@@ -106,17 +106,17 @@ def rows() -> Dataset:
 
 
 def make_results(grid: dict[str, Any], folder: Path) -> Results:
-    """Run a grid through the runner, and read back what it wrote."""
+    """Run a grid with the runner, and read its results file."""
     path = folder / "results.parquet"
     with quick_workers():
         run_grid(grid_from(grid), rows(), path, command="python -m reproduction run --grid small.toml")
     return read_results(path)
 
 
-def tampered(results: Results, column: str, change: Any, **equals: Any) -> Results:
-    """The same results with a column changed in the lines that match: ``change(values) -> values``."""
-    mine = results.select(**equals).frame.index
+def modified(results: Results, column: str, change: Any, **equals: Any) -> Results:
+    """Return the results with a column changed in the matching lines: ``change(values) -> values``."""
+    matching = results.select(**equals).frame.index
     frame = results.frame.copy()
     frame[column] = frame[column].astype(float)
-    frame.loc[mine, column] = change(frame.loc[mine, column])
+    frame.loc[matching, column] = change(frame.loc[matching, column])
     return replace(results, frame=frame)

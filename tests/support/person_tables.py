@@ -1,7 +1,7 @@
-"""Owners' tables with persons in them, as files, and their neighbours: one person's rows are another's.
+"""Owners' tables with persons, as files, and neighbouring tables that differ in one person.
 
-A table is a list of rows; a cell is text, or None where nothing is. Neighbours have the same number of rows,
-and all rows but those of one person are the same. Who has no id is a person of one's own in every such row.
+A table is a list of rows. A cell is text, or None if it is missing. Neighbouring tables have the same number of rows,
+and all rows except those of one person are equal. In every row without an id, the person is a different one.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def person_study(
     allow_missed_rounds: bool = False,
     weighted: bool = False,
 ) -> Study:
-    """A study of such tables; a small bound of the gradient makes every row move as far as a row may."""
+    """Return a study of such tables. A small gradient bound lets every row attain its maximum contribution."""
     step = {"method.learning_rate": 0.5} if method == "dp_sgd" else {}
     constants = {**BOUNDS.get(loss, {}), **step}
     training = {"loss": loss, "method": method, "intercept": intercept, **constants}
     label = LABELS[loss]
-    if weighted and SCHEMAS[schema] is not None:  # by what a note says, which may be anything
+    if weighted and SCHEMAS[schema] is not None:  # by the text of a note
         shares = {name: 1.0 + k for k, name in enumerate(map(str, label.classes or ()))} or None
         label = replace(label, weight="note", weight_bound=4.0, class_weight=shares)
     columns: dict[str, Any] = {"schema": SCHEMAS[schema], "label": label}
@@ -106,7 +106,7 @@ def person_counts(label: str, schema: str = "mixed", *, inference: bool = True) 
 
 @cache
 def person_evaluation(schema: str = "mixed") -> Study:
-    """Of a model whose scores are in many bins."""
+    """Return an evaluation study of a model whose scores fall into many bins."""
     width = len(person_study("logistic", schema).features) + 1
     method = EvaluationRelease(weights=tuple(5.0 * (-1.0) ** j for j in range(width)))
     training = Training(method=method, intercept=True, noise_multiplier=20.0, delta=1e-5, n_rounds=ROUNDS)
@@ -115,7 +115,7 @@ def person_evaluation(schema: str = "mixed") -> Study:
 
 @cache
 def person_statistics(schema: str = "mixed") -> Study:
-    """Counts, moments and two-way tables of such tables."""
+    """Return a study of counts, moments and two-way tables of such tables."""
     tables = (("age", "region"), ("region", "smoker"))
     training = Training(
         method=StatisticsRelease(tables=tables, bins=5), noise_multiplier=20.0, delta=1e-5, n_rounds=ROUNDS
@@ -145,7 +145,7 @@ GARBAGE = (
     *("county 3", "County 3", "north ", "west", "2", "2.0", "-0", "500", "-3", "yes ", "YES", "maybe"),
 )
 
-# Ids, by the type of their column: what no id looks like, those in the table, and those of who comes
+# Ids by column type: spellings of a missing id, ids in the table, ids of the new person
 
 BLANKS = ("", None, " ", "\t ", "\u00a0")
 IDS: dict[str, tuple[tuple[Cell, ...], tuple[Cell, ...], tuple[Cell, ...]]] = {
@@ -185,7 +185,7 @@ CODED = pa.dictionary(pa.int32(), pa.string())
 
 @dataclass(frozen=True)
 class PersonTable:
-    """Rows, and how they are written: the form, the type of the ids, and of the outcome."""
+    """Rows and their file format, with the types of ids and outcomes."""
 
     rows: tuple[Row, ...]
     form: str
@@ -201,7 +201,7 @@ class PersonTable:
             return "table.csv"
         columns = {name: [row[i] for row in self.rows] for i, name in enumerate(COLUMNS)}
         if self.form == "npz":
-            ids = [_unless_none(each, "" if self.ids == "text" else np.nan) for each in columns["id"]]
+            ids = [_unless_none(item, "" if self.ids == "text" else np.nan) for item in columns["id"]]
             features = np.array([[float(cell) for cell in row[1:3]] for row in self.rows])
             np.savez(folder / "table.npz", id=ids, features=features, outcome=columns["outcome"])
             return "table.npz"
@@ -219,7 +219,7 @@ class PersonTable:
 
 
 def _typed(cell: Cell, kind: Any) -> Cell:
-    """A cell of a column of this type; none where it cannot be one."""
+    """Return a cell of a column of this type, or None if it cannot be converted."""
     if cell is None or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return cell
     if pa.types.is_boolean(kind):
@@ -240,7 +240,7 @@ def _unless_none(cell: Cell, instead: Cell) -> Cell:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Two tables that differ in one person; how many rows of a person are used; and what is learnt."""
+    """Two tables that differ in one person, the number of rows used per person, and the study's task."""
 
     one: PersonTable
     other: PersonTable
@@ -257,7 +257,7 @@ class Neighbours:
 
 @st.composite
 def bodies(draw: Any, outcomes: tuple[str, ...], poles: tuple[str, ...] = EVERYWHERE) -> Row:
-    """A row without its id: mostly one that moves the sum as far as it can, with up to two odd cells."""
+    """Draw a row without its id: mostly one with the maximum contribution, with up to two unusual cells."""
     cells = list(POLES[draw(st.sampled_from(poles))])
     if outcomes == OUTCOMES["counts"]:
         cells[-1] = draw(st.sampled_from(EXPOSURES))
@@ -268,8 +268,8 @@ def bodies(draw: Any, outcomes: tuple[str, ...], poles: tuple[str, ...] = EVERYW
 
 
 @st.composite
-def numbers_alone(draw: Any, classes: tuple[Any, ...] | None) -> Row:
-    """A row of an array, which has numbers and known labels alone: others are no such file."""
+def numeric_rows(draw: Any, classes: tuple[Any, ...] | None) -> Row:
+    """Draw a row of an array file, which contains only numbers and valid labels."""
     cells = [draw(st.sampled_from(("0.6", "-0.6", "0", "1e18", "-1e18", "1e-300"))) for _ in range(2)]
     return (*cells, "", "", "", "", draw(st.sampled_from(classes or (1.0, -1.0, 0.0, 1e18))))
 
@@ -297,17 +297,17 @@ def some_studies() -> st.SearchStrategy[Study]:
 
 @st.composite
 def neighbours(draw: Any, max_rows_per_site: int = 14) -> Neighbours:
-    """Any table, any person in it, and any other person in place."""
+    """Draw any table, any person in it, and any other person as a replacement."""
     study = draw(some_studies())
     counts = study.label is not None and study.label.counts
     outcomes = OUTCOMES["counts" if counts else "numbers" if study.classes is None else "classes"]
     form = "npz" if "x1" in study.features else draw(st.sampled_from(FORMS))
     ids = draw(st.sampled_from(ID_TYPES.get(form, ("text", "text", "text", "int", "float"))))
     blanks, known, new = IDS[ids]
-    # Few persons in a table, so that they have several rows and spellings meet
+    # Few persons per table, so that they have several rows and spellings collide
     people = draw(st.lists(st.sampled_from(known), min_size=2, max_size=4, unique=True))
-    names = [*people, *people, *(_respelt(draw, each, form) for each in people[:1]), *blanks[:2]]
-    body = numbers_alone(study.classes) if form == "npz" else bodies(outcomes)
+    names = [*people, *people, *(_respelt(draw, person, form) for person in people[:1]), *blanks[:2]]
+    body = numeric_rows(study.classes) if form == "npz" else bodies(outcomes)
     others = body if form == "npz" else bodies(outcomes, draw(st.sampled_from(PLACES)))
     row = st.tuples(st.sampled_from(names), others).map(lambda parts: (parts[0], *parts[1]))
     rows = draw(st.lists(row, min_size=5, max_size=max_rows_per_site))
@@ -316,7 +316,7 @@ def neighbours(draw: Any, max_rows_per_site: int = 14) -> Neighbours:
     after = list(rows)
     for j in replaced:
         after[j] = (name, *draw(body))
-    one, other = (PersonTable(tuple(each), form, ids) for each in (rows, after))
+    one, other = (PersonTable(tuple(item), form, ids) for item in (rows, after))
     return Neighbours(one, other, k, by_person, study, tuple(replaced))
 
 
@@ -330,31 +330,31 @@ def replacements(
     new: tuple[Cell, ...],
     form: str,
 ) -> tuple[list[int], Cell]:
-    """Whose rows are replaced, and the id of who comes: nobody else's in the table, or none."""
+    """Draw the person whose rows are replaced, and the id of the new person: not in the table, or none."""
     n = len(rows)
     first = draw(st.integers(0, n - 1))
-    if not by_person:  # the owner vouches that nobody has more rows than k
+    if not by_person:  # the owner guarantees that no person has more than k rows
         return sorted({(first + j) % n for j in range(draw(st.integers(1, k)))}), rows[first][0]
     name = rows[first][0]
     if is_blank(name):
         nameless = [j % n for j in range(first, first + n) if is_blank(rows[j % n][0])]
-        mine = sorted(nameless[: draw(st.integers(1, k))])
+        replaced = sorted(nameless[: draw(st.integers(1, k))])
     else:
-        mine = [j for j in range(n) if rows[j][0] == name]
-    rest = sorted({rows[j][0] for j in range(n) if j not in mine and not is_blank(rows[j][0])})
-    coming = draw(st.sampled_from(("alike", "alike", "new", "none") if len(mine) <= k else ("alike", "new")))
+        replaced = [j for j in range(n) if rows[j][0] == name]
+    rest = sorted({rows[j][0] for j in range(n) if j not in replaced and not is_blank(rows[j][0])})
+    coming = draw(st.sampled_from(("alike", "alike", "new", "none") if len(replaced) <= k else ("alike", "new")))
     if coming == "none":
-        return mine, draw(st.sampled_from(blanks))
+        return replaced, draw(st.sampled_from(blanks))
     if coming == "alike" and rest and isinstance(rest[0], str):
         alike = _respelt(draw, draw(st.sampled_from(rest)), form)
         if alike not in rest:
-            return mine, alike
-    return mine, draw(st.sampled_from([each for each in (*new, name) if each not in rest and not is_blank(each)]))
+            return replaced, alike
+    return replaced, draw(st.sampled_from([item for item in (*new, name) if item not in rest and not is_blank(item)]))
 
 
 def _respelt(draw: Any, name: Cell, form: str) -> Cell:
-    """The id in another spelling, where ids are text."""
+    """Return the id in another spelling, if ids are text."""
     if not isinstance(name, str):
         return name
     spelt = SPELLINGS[draw(st.sampled_from(tuple(SPELLINGS)))](name)
-    return spelt.rstrip("\x00") if form == "npz" else spelt  # which cannot store zero bytes there
+    return spelt.rstrip("\x00") if form == "npz" else spelt  # Parquet cannot store zero bytes there

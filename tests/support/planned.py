@@ -39,7 +39,7 @@ REGRESSION = (
 
 
 def table(path: Path, n_rows: int, *, seed: int = 0) -> Path:
-    """Rows with a strong signal, and 5% missing cells."""
+    """Write rows with a strong signal and 5% missing cells."""
     rng = np.random.default_rng(seed)
     age, smoker = rng.uniform(0, 100, n_rows), rng.random(n_rows) < 0.4
     region = rng.choice(["north", "south", "west"], n_rows)

@@ -1,4 +1,4 @@
-"""What a function prints on a screen of some width."""
+"""Output of a function on a terminal of a given width."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An unreliable network on purpose: a TCP proxy that delays, stalls, cuts and throttles what passes through it.
-
-And an HTTP proxy, through which many sites have to go.
-"""
+"""An unreliable network: a TCP proxy that delays, stalls, cuts and throttles connections, and an HTTP proxy."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to each chunk of a connection: times in seconds, and probabilities."""
+    """Faults for each chunk of a connection: times in seconds, and probabilities."""
 
     delay: float = 0.0
     jitter: float = 0.0
@@ -111,8 +108,8 @@ class Proxy:
             for task in ways:
                 task.cancel()
             self._pairs.discard(pair)
-            for each in pair:
-                each.close()
+            for item in pair:
+                item.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: Pair) -> None:
         with suppress(OSError):
@@ -133,9 +130,9 @@ class Proxy:
 
 
 class ConnectProxy:
-    """``with ConnectProxy(password=...) as proxy``: an HTTP proxy for CONNECT, in a thread, as firewalls have them.
+    """``with ConnectProxy(password=...) as proxy``: an HTTP proxy for CONNECT in a thread, as in firewalls.
 
-    It resolves every name to this machine, so that only what goes through it gets anywhere.
+    It resolves every name to the local machine, so connections that bypass it fail.
     """
 
     def __init__(self, password: str | None = None) -> None:
@@ -185,19 +182,19 @@ class ConnectProxy:
 
     def cut_all(self) -> None:
         for pair in list(self._pairs):
-            for each in pair:
+            for item in pair:
                 with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    item.shutdown(socket.SHUT_RDWR)
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
         self._pairs.add((near, far))
         try:
             while True:
-                for each in select.select([near, far], [], [])[0]:
-                    if not (data := each.recv(CHUNK)):
+                for item in select.select([near, far], [], [])[0]:
+                    if not (data := item.recv(CHUNK)):
                         return
                     self.seen += data[: max(0, 2**20 - len(self.seen))]
-                    (far if each is near else near).sendall(data)
+                    (far if item is near else near).sendall(data)
         except OSError:
             pass
         finally:

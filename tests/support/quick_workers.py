@@ -1,7 +1,7 @@
 """Worker processes of a grid that are forked from a server with everything loaded, not started anew.
 
-Starting a process and importing the package takes a second; tests that are about what a grid says, and not
-about its processes, need not pay it for every worker.
+Starting a process and importing the package takes a second. Tests that do not depend on the processes of a grid avoid
+this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A deployed run once more in this process, also where answers were late or lost."""
+"""A deployed run repeated in this process, also if answers were late or lost."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def replay(journal: Journal, sites: Mapping[str, Site]) -> replays.Replay:
 
 
 def repeat(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -> list[Floats]:
-    """By ``train`` where every answer entered the mean of its round."""
+    """Repeat the run with ``train`` if every answer entered the mean of its round."""
     entered, done = replays.entered_in(journal), journal.rounds_done
-    spoken = {(name, k) for name, said in zip(journal.members, noise, strict=True) for k in said if k <= done}
+    spoken = {(name, k) for name, rounds in zip(journal.members, noise, strict=True) for k in rounds if k <= done}
     in_time = spoken == set(entered) and all(k == round for (_, round), k in entered.items())
     if in_time or journal.study.terms.masking is not None:
         return replays.repeat_rounds(journal, rows, noise)
@@ -32,7 +32,7 @@ def repeat(journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]]) -
 def with_delays(
     journal: Journal, rows: Rows, noise: Sequence[dict[int, Integers]], entered: Mapping[tuple[str, int], int]
 ) -> list[Floats]:
-    """The same loop with uploads that were late or lost."""
+    """Repeat the run with the same loop, with late or lost uploads."""
     study, problem, method = journal.study, journal.study.problem, journal.method(*rows.n_rows.tolist())
     source = ExactNoise(lambda agent, round: lambda scale, count: noise[agent][round].ravel())
     state, consensus = method.init(problem, rows), method.start(study.shape)
@@ -41,14 +41,14 @@ def with_delays(
     answered = np.zeros(rows.n_agents, dtype=np.int64)
     history: list[Floats] = []
     for k in range(1, journal.rounds_done + 1):
-        said = np.flatnonzero([k in each for each in noise])
+        said = np.flatnonzero([k in share for share in noise])
         if said.size:
             state, sent = method.step(state, Round(k, problem, rows, consensus, source, said))
             sent_in[k] = np.array(sent)
         if method.server_side:
             uploads = np.zeros((rows.n_agents, *study.upload_shape(k)))
-        now = [each for each, when in entered.items() if when == k]
-        for name, round in sorted(now, key=lambda each: each[1]):
+        now = [name for name, when in entered.items() if when == k]
+        for name, round in sorted(now, key=lambda item: item[1]):
             agent = journal.members.index(name)
             answered[agent] = max(answered[agent], round)
             if round == k or not method.server_side:

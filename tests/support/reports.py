@@ -20,20 +20,23 @@ def constant_report(
     charge_planned: bool = False,
     **more: Any,
 ) -> PrivacyReport:
-    """Agent i makes ``releases[i]`` in every round, of ``planned[i]`` rounds in ``done[i]``, and has 10 + i rows."""
-    plans = [ReleasePlan.constant(each, int(n)) for each, n in zip(releases, planned, strict=True)]
+    """Return a report in which agent i makes ``releases[i]`` in every round, in ``done[i]`` of ``planned[i]`` rounds.
+
+    It has 10 + i rows.
+    """
+    plans = [ReleasePlan.constant(release, int(n)) for release, n in zip(releases, planned, strict=True)]
     released = [plan.tally(range(1, int(n) + 1)) for plan, n in zip(plans, done, strict=True)]
     agents = share_equal([plan.tally() for plan in plans], released, charge_planned=charge_planned)
     return PrivacyReport(agents, [10 + i for i in range(len(agents))], delta, method, **more)
 
 
 def counts(z: float = 20.0, charged: int = 100, released: int = 40, statistic: str = "gradient") -> ReleaseCounts:
-    """Gaussian releases, all of which are charged."""
+    """Return Gaussian releases, all of which are charged."""
     return ReleaseCounts(Release(z, statistic=statistic), charged, released, charged)
 
 
 def agent_releases(*releases: ReleaseCounts, k: int = 1) -> AgentReleases:
-    """An agent with these releases, by default 100 at z = 20."""
+    """Return an agent with these releases, by default 100 at z = 20."""
     return AgentReleases(releases or (counts(),), k)
 
 
@@ -44,7 +47,7 @@ def study_report(
     delta: float = 1e-3,
     **changes: Any,
 ) -> PrivacyReport:
-    """The report of a study with exact noise, by default of one agent with 400 rows."""
+    """Return the report of a study with exact noise, by default of one agent with 400 rows."""
     given = agents or (agent_releases(),)
     values = {"exact_noise": True, "study": "a study", "study_hash": "ab" * 32, "version": "0.1.0"} | changes
     return PrivacyReport(given, n_rows or [400] * len(given), delta, "dp_admm", names=names, **values)

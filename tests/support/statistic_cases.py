@@ -1,4 +1,4 @@
-"""The closed list of statistics for every test that runs over all of it, and what they can be asked with."""
+"""The closed list of queries for tests over all of them, with parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpadmm.trusted.discrete_gaussian import Lattice
 
 
 def all_statistics(loss: Loss, n_features: int) -> list[Query]:
-    """One of each, for a loss and a width of rows."""
+    """Return one of each, for a loss and a number of columns."""
     problem = Problem(loss, L2(), 0.0)
     unfit = {NewtonQuery.name: loss.name not in LOSSES, ScoreHistogram.name: loss.task != "binary"}
     names = [name for name in QUERIES if not unfit.get(name, False)]
@@ -27,14 +27,14 @@ def all_statistics(loss: Loss, n_features: int) -> list[Query]:
 
 
 def grid_of(statistic: Query, n_rows: int) -> Lattice:
-    """The grid of its sums, as a guard makes it."""
+    """Return the grid of its sums, as the guard builds it."""
     return Lattice(statistic.row_norm, math.prod(statistic.shape), n_rows)
 
 
 def parameters_for(statistic: Query) -> list[Floats]:
-    """Public parameters that an agent accepts: plain ones, and the worst that there are."""
+    """Return public parameters that an agent accepts: ordinary and extreme ones."""
     if statistic.name == PreconditionedGradient.name:
-        return shapes_and_points(*statistic.shape)
+        return preconditioners_and_points(*statistic.shape)
     shape = statistic.parameter_shape
     if statistic.name == NewtonQuery.name:
         return points_and_clips(statistic.n_weights, shape[0])  # type: ignore[attr-defined]
@@ -44,15 +44,15 @@ def parameters_for(statistic: Query) -> list[Floats]:
 
 
 def points_and_clips(d: int, size: int) -> list[Floats]:
-    """Points near and far; residuals are clipped to much and to little, for losses that have some."""
+    """Return points near and far, with large and small clipping bounds for losses that have one."""
     signs = np.where(np.arange(d) % 2, -1.0, 1.0)
     points = [0.0 * signs, signs, 0.4812 * np.eye(d)[0], 1e5 * np.eye(d)[-1], MAX_PARAMETER * signs, 1e-300 * signs]
     clips = [1.0, 0.1, 2.0, 1.0 / MAX_PARAMETER, MAX_PARAMETER, 1.0]
     return [np.append(point, clip)[:size] for point, clip in zip(points, clips, strict=True)]
 
 
-def shapes_and_points(d: int, p: int) -> list[Floats]:
-    """Rows as they are, stretched, shrunk and turned, each as far as may be, at points near and far."""
+def preconditioners_and_points(d: int, p: int) -> list[Floats]:
+    """Return preconditioners (identity, extreme scales and directions), at points near and far."""
     signs, first = np.where(np.arange(d) % 2, -1.0, 1.0), np.eye(d)[0]
     one, none, far = np.ones(d), np.zeros(d), MAX_PARAMETER * np.where(np.arange(d * p) % 2, -1.0, 1.0)
     parts = [
@@ -65,4 +65,4 @@ def shapes_and_points(d: int, p: int) -> list[Floats]:
         (1e4 * one, 1e-300 * signs, 1e-320 * far),
         (one, -MAX_PARAMETER * one, far),
     ]
-    return [np.concatenate(each) for each in parts]
+    return [np.concatenate(part) for part in parts]

@@ -1,7 +1,4 @@
-"""Tables of study files from settings with dotted names.
-
-The method is the paper's, unless another one is named.
-"""
+"""Tables of study files from settings with dotted names. The default method is the paper's."""
 
 from __future__ import annotations
 
@@ -22,7 +19,11 @@ DEPLOYABLE_OWNERS: dict[str, dict[str, str]] = {
 
 FIXED = [
     *(name for name in nested_parameters(Training) if name in DEPLOYABLE_OWNERS and name != "method.sampling"),
-    *(each.name for each in parameters(Training) if each.name not in ("aggregation", "min_honest_sites")),
+    *(
+        parameter.name
+        for parameter in parameters(Training)
+        if parameter.name not in ("aggregation", "min_honest_sites")
+    ),
 ]
 """Every setting that a study fixes; those of secure aggregation need each other, and are tried together."""
 

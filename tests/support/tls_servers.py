@@ -1,4 +1,4 @@
-"""TLS servers that are no brokers, and the one failure that a check of the connection reports."""
+"""TLS servers that are not brokers, and the failed check that a connection check reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpadmm.federation.site.connection import ConnectionCheck, reachable
 
 
 def failure(found: list[ConnectionCheck]) -> tuple[str, str]:
-    """The one check that failed; nothing after it counts as checked."""
+    """Return the failed check. Checks after it must be skipped."""
     (failed,) = [check for check in found if check.ok is False]
     after = found[found.index(failed) + 1 :]
     assert all(check.ok is None for check in after)
@@ -23,7 +23,7 @@ def failure(found: list[ConnectionCheck]) -> tuple[str, str]:
 
 @contextmanager
 def listening(context: ssl.SSLContext | None) -> Iterator[int]:
-    """A server that is no broker: it shakes hands, or talks without TLS."""
+    """Run a server that is not a broker: with a TLS handshake, or without TLS."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:

@@ -56,21 +56,23 @@ def lint() -> ModuleType:
     return module
 
 
-def found(lint: ModuleType, path: Path, root: Path) -> list[tuple[int, str]]:
+def findings(lint: ModuleType, path: Path, root: Path) -> list[tuple[int, str]]:
     rules, name = lint.read_rules(), path.relative_to(root).as_posix()
-    findings = [each for text in lint.passages(path) for each in lint.find(text, name, rules, lint.read_allowed())]
-    return sorted((each.line, each.rule.name) for each in findings)
+    findings = [
+        finding for text in lint.passages(path) for finding in lint.find(text, name, rules, lint.read_allowed())
+    ]
+    return sorted((finding.line, finding.rule.name) for finding in findings)
 
 
 def in_a_page(lint: ModuleType, text: str) -> list[str]:
     rules = lint.read_rules()
-    return [each.rule.name for each in lint.find(lint.Passage(1, text, "text"), "docs/a.md", rules, [])]
+    return [finding.rule.name for finding in lint.find(lint.Passage(1, text, "text"), "docs/a.md", rules, [])]
 
 
-def test_python_files_are_read_as_docstrings_comments_and_messages(lint: ModuleType, tmp_path: Path) -> None:
+def test_python_files_yield_docstrings_comments_and_messages(lint: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(MODULE)
-    assert found(lint, path, tmp_path) == [
+    assert findings(lint, path, tmp_path) == [
         (1, "hub"),
         (1, "say"),
         (1, "what-clause"),
@@ -79,25 +81,25 @@ def test_python_files_are_read_as_docstrings_comments_and_messages(lint: ModuleT
     ]
 
 
-def test_pages_are_read_without_code_and_addresses(lint: ModuleType, tmp_path: Path) -> None:
+def test_code_and_addresses_on_pages_are_skipped(lint: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text(PAGE)
-    assert found(lint, path, tmp_path) == [(1, "beside"), (8, "read-off"), (16, "beside"), (16, "made-up")]
+    assert findings(lint, path, tmp_path) == [(1, "beside"), (8, "read-off"), (16, "beside"), (16, "made-up")]
 
 
-def test_comments_and_texts_of_toml_files_are_read(lint: ModuleType, tmp_path: Path) -> None:
+def test_toml_files_yield_comments_and_texts(lint: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text('statement = "beside"  # whoever reads it\n# shortened rows\ntitle = "one beside another"\n')
-    assert found(lint, path, tmp_path) == [(1, "whoever"), (2, "shorten"), (3, "beside")]
+    assert findings(lint, path, tmp_path) == [(1, "whoever"), (2, "shorten"), (3, "beside")]
 
 
-def test_templates_are_read_without_tags_and_scripts(lint: ModuleType, tmp_path: Path) -> None:
+def test_tags_and_scripts_in_templates_are_skipped(lint: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text('<p class="hub">Made-up {{ claim.statement }}</p>\n<script>\nconst desk = 1;\n</script>\n')
-    assert found(lint, path, tmp_path) == [(1, "made-up")]
+    assert findings(lint, path, tmp_path) == [(1, "made-up")]
 
 
-def test_each_rule_finds_its_words(lint: ModuleType) -> None:
+def test_each_rule_matches_its_words(lint: ModuleType) -> None:
     for text, names in [
         ("two tables that nobody can tell apart", ["told-apart"]),
         ("each party sends, and a third-party library for multi-party computation", ["party"]),
@@ -112,6 +114,9 @@ def test_each_rule_finds_its_words(lint: ModuleType) -> None:
         ("a void round, a remark, its price", ["price", "void", "message-kind"]),
         ("the code hears, speaks and tells what the file says", ["say", "speak", "hear", "tell"]),
         ("if all others work together", ["collude"]),
+        ("a file of its own that was put back, for want of another", ["of-its-own", "put-back", "for-want-of"]),
+        ("it goes on anew, all the same", ["goes-on", "all-the-same", "anew"]),
+        ("noise that protects nobody cannot be had", ["protects-nobody", "to-be-had"]),
         ("this deals with rows", []),
         ("the paper says so", []),
         ("the privacy report of a release, clipped to the row norm", []),
@@ -120,23 +125,21 @@ def test_each_rule_finds_its_words(lint: ModuleType) -> None:
             assert in_a_page(lint, text) == names
 
 
-def test_a_rule_may_be_for_one_package(lint: ModuleType) -> None:
+def test_rules_can_be_limited_to_a_package(lint: ModuleType) -> None:
     text = lint.Passage(1, "# the agent", "comment")
     for path, n in [("src/dpadmm/federation/health.py", 1), ("src/dpadmm/engine/loop.py", 0)]:
         assert len([*lint.find(text, path, lint.read_rules(), [])]) == n
 
 
-def test_accepted_uses_are_left_out(lint: ModuleType) -> None:
+def test_allowed_uses_are_skipped(lint: ModuleType) -> None:
     text = lint.Passage(1, "a void pointer\na void round", "text")
     rules = lint.read_rules()
-    assert [each.line for each in lint.find(text, "a.md", rules, [("void", "void pointer")])] == [2]
+    assert [finding.line for finding in lint.find(text, "a.md", rules, [("void", "void pointer")])] == [2]
     assert len([*lint.find(text, "a.md", rules, [("hub", "void pointer")])]) == 2
     assert {name for name, _ in lint.read_allowed()} <= {rule.name for rule in rules}
 
 
-def test_the_limit_decides_about_the_exit_code(
-    lint: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_code_depends_on_the_limit(lint: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "docs" / "how-to"
     folder.mkdir(parents=True)
     (folder / "a.md").write_text("One row beside another.\n")

@@ -1,4 +1,4 @@
-"""Exact noise: the distribution it claims, the sensitivity it is scaled to, and what it refuses."""
+"""Distribution, sensitivity and input checks of exact noise."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ MILLIONS = 10 if os.environ.get("DPADMM_TORTURE") else 1
 
 
 @pytest.fixture
-def known_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bytes every time, so that a statistical test never fails by chance."""
+def fixed_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return the same bytes in every run, so that a statistical test never fails by chance."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(5).bytes)
 
 
 def pmf(scale: int) -> tuple[Integers, Floats]:
-    """All that ever occurs, and its exact probabilities."""
+    """Return all values of non-negligible probability, with their exact probabilities."""
     values = np.arange(-12 * scale, 12 * scale + 1)
     weights = np.exp(-(values.astype(float) ** 2) / (2.0 * scale**2))
     return values, weights / weights.sum()
 
 
 def chi_square(drawn: Integers, scale: int) -> float:
-    """p-value of about 60 bins, each wide enough for a hundred draws, against the exact probabilities."""
+    """Return the p-value of a chi-square test with about 60 bins of at least a hundred draws each."""
     edges = np.unique(np.rint(np.linspace(-3.2, 3.2, 60) * scale)) - 0.5
     if scale <= 1000:
         values, probabilities = pmf(scale)
@@ -75,7 +75,7 @@ def chi_square(drawn: Integers, scale: int) -> float:
 # --- the sampler -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("known_entropy")
+@pytest.mark.usefixtures("fixed_entropy")
 def test_draws_follow_the_exact_probabilities() -> None:
     for scale in SCALES:
         with case(scale):
@@ -86,13 +86,13 @@ def test_draws_follow_the_exact_probabilities() -> None:
                 assert stats.chisquare(np.bincount(drawn % 64, minlength=64)).pvalue > 1e-3
 
 
-def test_the_test_of_probabilities_can_fail() -> None:
+def test_chi_square_test_rejects_a_wrong_scale() -> None:
     wrong = np.rint(np.random.default_rng(1).normal(0.0, 7 * 1.01, 10**6)).astype(np.int64)
     assert chi_square(wrong, 7) < 1e-4
 
 
 @pytest.mark.parametrize("scale", [2, 7])
-def test_draws_are_distributed_like_those_of_opendp(scale: int) -> None:
+def test_draws_have_the_same_distribution_as_opendp(scale: int) -> None:
     from opendp.domains import atom_domain, vector_domain
     from opendp.measurements import make_gaussian
     from opendp.metrics import l2_distance
@@ -108,39 +108,39 @@ def test_draws_are_distributed_like_those_of_opendp(scale: int) -> None:
     assert stats.chi2_contingency(table).pvalue > 1e-6
 
 
-@pytest.mark.usefixtures("known_entropy")
+@pytest.mark.usefixtures("fixed_entropy")
 def test_mean_variance_and_independence_of_coordinates() -> None:
     scale, rounds, weights = 10**6, 10_000, 60
     drawn = discrete_gaussian(scale, rounds * weights).reshape(rounds, weights) / scale
     assert abs(drawn.mean()) < 4.0 / math.sqrt(drawn.size)
     assert abs(drawn.var() - 1.0) < 4.0 * math.sqrt(2.0 / drawn.size)
-    for numbers in (drawn, np.abs(drawn)):  # sizes too: accepted attempts must not come sorted
+    for numbers in (drawn, np.abs(drawn)):  # sizes too: accepted attempts must not be sorted
         correlations = np.corrcoef(numbers.T)[np.triu_indices(weights, 1)]
         assert np.abs(correlations).max() < 5.0 / math.sqrt(rounds)
         flat = numbers.ravel()
         assert abs(np.corrcoef(flat[:-1], flat[1:])[0, 1]) < 4.0 / math.sqrt(flat.size)
 
 
-@pytest.mark.usefixtures("known_entropy")
-def test_first_and_last_of_a_short_draw_are_alike() -> None:
+@pytest.mark.usefixtures("fixed_entropy")
+def test_position_in_a_draw_does_not_change_the_distribution() -> None:
     drawn = np.array([discrete_gaussian(1000, 5) for _ in range(800)]) / 1000
     assert np.abs(drawn.var(axis=0) - 1.0).max() < 5.0 * math.sqrt(2.0 / len(drawn))
 
 
-def test_as_many_as_asked_for() -> None:
+def test_draw_returns_the_requested_number() -> None:
     for count, scale in product([0, 1, 104], [1, 3, 2**56 - 1]):
         with case(count, scale):
             drawn = discrete_gaussian(scale, count)
             assert (drawn.shape, drawn.dtype) == ((count,), np.int64)
 
 
-def test_a_scale_that_cannot_be_drawn_is_refused() -> None:
+def test_scales_out_of_range_are_refused() -> None:
     for scale in [0, -1, 2**56]:
         with case(scale), pytest.raises(StudyError, match="scale"):
             discrete_gaussian(scale, 1)
 
 
-def test_the_reach_is_beyond_all_chance_and_fits_62_bits_at_the_largest_scale() -> None:
+def test_max_sigmas_has_negligible_probability_and_fits_62_bits_at_the_largest_scale() -> None:
     assert -(MAX_SIGMAS**2) / 2 / math.log(10) < -880
     assert MAX_SIGMAS * (2**56 - 1) < 2**62
 
@@ -149,7 +149,7 @@ def test_the_reach_is_beyond_all_chance_and_fits_62_bits_at_the_largest_scale() 
 
 
 def in_child(work: Callable[[], Integers]) -> Integers:
-    """What a forked child of this very process answers."""
+    """Run a function in a forked child and return its result."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -167,16 +167,16 @@ def in_child(work: Callable[[], Integers]) -> Integers:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forked_processes_draw_different_noise() -> None:
     def release() -> Integers:
-        return release_sum(np.zeros(104), ADULT, 1e5)  # so wide that no two numbers are equal by chance
+        return release_sum(np.zeros(104), ADULT, 1e5)  # wide enough that no two numbers are equal by chance
 
-    release()  # whatever could be kept between releases is there before the fork
+    release()  # any state between releases exists before the fork
     everyone = [in_child(release) for _ in range(4)] + [release() for _ in range(2)]
     assert all(len(upload) == 104 for upload in everyone)
     assert all(not np.intersect1d(a, b).size for i, a in enumerate(everyone) for b in everyone[:i])
 
 
-def test_noise_is_a_function_of_fresh_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given the same bytes from the operating system a release is the same: nothing is carried over."""
+def test_noise_depends_on_fresh_entropy_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same bytes from the operating system, a release is the same: no state is kept."""
 
     def release(seed: int) -> Integers:
         monkeypatch.setattr(os, "urandom", np.random.default_rng(seed).bytes)
@@ -187,7 +187,7 @@ def test_noise_is_a_function_of_fresh_bytes_alone(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(release(1), first)
 
 
-def test_no_entropy_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_release_without_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
     def dry(_: int) -> bytes:
         raise OSError("no entropy")
 
@@ -208,7 +208,7 @@ grids = st.builds(
 
 @prove
 @given(grids, st.floats(0.1, 1e4))
-def test_step_and_scale_are_what_the_formulas_say(grid: Lattice, z: float) -> None:
+def test_step_and_scale_follow_the_formulas(grid: Lattice, z: float) -> None:
     c1, step = Fraction(grid.row_norm), Fraction(grid.step)
     rounding_squared = grid.size * step**2
     assert math.frexp(grid.step)[0] == 0.5
@@ -229,8 +229,8 @@ def test_step_and_scale_are_what_the_formulas_say(grid: Lattice, z: float) -> No
     assert grid.max_sum + MAX_SIGMAS * scale < 2**62
 
 
-def test_a_grid_is_what_exact_arithmetic_says() -> None:
-    """For a whole √(dp) all of docs/explanation/proofs.md can be computed in fractions."""
+def test_grid_matches_exact_arithmetic() -> None:
+    """If √(dp) is an integer, all bounds of docs/explanation/proofs.md can be computed in fractions."""
     for c1, (root, n_rows) in product([1.0, 0.25], [(1, 1), (3, 400), (10, 2**12), (1000, 10**6), (10**4, 10**8)]):
         with case(c1, root, n_rows):
             grid, rows, unit = Lattice(c1, root**2, n_rows), 2 * Fraction(c1), Fraction(1, 2**53)
@@ -240,7 +240,7 @@ def test_a_grid_is_what_exact_arithmetic_says() -> None:
             assert Fraction(grid.row_bound) == Fraction(c1) * (1 - Fraction(1, 2**40) - 8 * root**2 * unit)
             assert Fraction(grid.step) == step
             assert abs(Fraction(grid.sensitivity) - sensitivity) <= 4 * unit * sensitivity
-            if n_rows <= 10**6:  # below 2⁵³ and so whole numbers in floats as well
+            if n_rows <= 10**6:  # below 2⁵³, so also exact in floats
                 assert grid.max_sum == math.ceil(n_rows * Fraction(c1) / step * (1 + millionth)) + 1
             for z in (0.5, 3.0):
                 assert grid.noise_scale(z) == math.ceil(Fraction(z) * sensitivity / step * (1 + millionth))
@@ -249,7 +249,7 @@ def test_a_grid_is_what_exact_arithmetic_says() -> None:
                     assert grid.noise_scale(z, several**2) == math.ceil(share)
 
 
-def test_a_share_of_a_thousand_steps_is_the_smallest() -> None:
+def test_minimum_scale_of_a_share_is_1000_steps() -> None:
     grid = Lattice(1.0, 1, 1)
     most = (0.1 * grid.sensitivity / grid.step * (1.0 + 2e-6) / 999.0) ** 2
     assert grid.noise_scale(0.1, math.floor(most)) == 1000
@@ -257,19 +257,19 @@ def test_a_share_of_a_thousand_steps_is_the_smallest() -> None:
         grid.noise_scale(0.1, math.ceil(most))
 
 
-def test_there_is_no_part_of_a_share() -> None:
+def test_number_of_shares_must_be_an_integer() -> None:
     for shares in (0, -1, 1.5):
         with case(shares), pytest.raises(StudyError, match=r"^shares must be a whole number of at least 1, not "):
             Lattice(1.0, 1, 1).noise_scale(1.0, shares)  # type: ignore[arg-type]
 
 
-def test_the_widest_grids_are_accepted() -> None:
+def test_grids_at_the_limits_are_accepted() -> None:
     for (n_weights, n_rows), lipschitz in product([(1, 10**8), (10**8, 1)], [1e-30, 1e30]):
         with case(n_weights, n_rows, lipschitz):
             assert Lattice(lipschitz, n_weights, n_rows).noise_scale(0.1) >= 10**5
 
 
-def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value() -> None:
+def test_error_names_the_grid_parameter_and_its_value() -> None:
     for lipschitz, n_weights, n_rows, refusal in [
         (math.nextafter(1e-30, 0.0), 1, 1, "row_norm must be between 1e-30 and 1e30, not 9.99"),
         (math.nextafter(1e30, math.inf), 1, 1, "row_norm must be between 1e-30 and 1e30, not 1.0"),
@@ -289,7 +289,7 @@ def test_just_beyond_a_bound_a_grid_is_refused_by_name_and_value() -> None:
             Lattice(1.0, 1, 1, n_parts)
 
 
-def test_grids_that_cannot_be_are_refused() -> None:
+def test_invalid_grids_are_refused() -> None:
     for lipschitz, n_weights, n_rows in [
         (0.0, 1, 1),
         (math.nan, 1, 1),
@@ -321,19 +321,19 @@ def test_noise_multipliers_out_of_range_are_refused() -> None:
             Lattice(1.0, 1, 1).noise_scale(z)
 
 
-def test_the_smallest_and_the_largest_noise_multiplier_are_accepted() -> None:
+def test_noise_multipliers_at_the_limits_are_accepted() -> None:
     grid = Lattice(1.0, 1, 1)
     for z in (0.1, 1e9):
         assert z <= grid.noise_scale(z) * grid.step / grid.sensitivity <= z * (1.0 + 1e-5)
 
 
-def test_uploads_that_might_overflow_are_refused_by_public_numbers_alone() -> None:
+def test_overflow_check_uses_public_numbers_only() -> None:
     with pytest.raises(StudyError, match="63 bits"):
         Lattice(1.0, 10**8, 400).noise_scale(1e7)
 
 
-def test_sum_and_noise_together_are_refused_from_62_bits_on() -> None:
-    """Of a grid whose sum may be a sixth of that by itself."""
+def test_sum_plus_noise_must_fit_62_bits() -> None:
+    """The sum alone may use a sixth of the range."""
     grid = Lattice(1.0, 10**8, 10**8)
     assert grid.max_sum > 2**62 // 6
     fits = (2**62 - grid.max_sum) / MAX_SIGMAS / (1.0 + 1e-6) * grid.step / grid.sensitivity
@@ -342,7 +342,7 @@ def test_sum_and_noise_together_are_refused_from_62_bits_on() -> None:
         grid.noise_scale(fits * (1.0 + 1e-9))
 
 
-def test_the_largest_entry_of_a_sum_is_rounded_and_one_step_more_is_refused() -> None:
+def test_entries_above_max_sum_are_refused() -> None:
     for sign in (1, -1):
         total = np.zeros(104)
         total[50] = sign * ADULT.max_sum * ADULT.step
@@ -352,7 +352,7 @@ def test_the_largest_entry_of_a_sum_is_rounded_and_one_step_more_is_refused() ->
             quantise(total, ADULT)
 
 
-def test_the_largest_sum_with_the_largest_noise_fits() -> None:
+def test_largest_sum_plus_largest_noise_fits() -> None:
     grid = Lattice(1.0, 4, 10**8)
     z = 1e9 / 2
     while True:
@@ -385,8 +385,8 @@ BAD = {
 }
 
 
-def test_sums_that_cannot_be_are_refused_in_the_same_words() -> None:
-    """Where it is rounded: the sum of one part of a table meets others before it meets noise."""
+def test_every_invalid_sum_raises_the_same_error() -> None:
+    """The check is part of rounding, because sums of parts are added before noise is added."""
     for what, act in product(BAD, (quantise, lambda total, grid: release_sum(total, grid, 1.0))):
         with case(what):
             with pytest.raises(DataError) as refusal:
@@ -406,7 +406,7 @@ def test_decoding_is_within_half_a_step(grid: Lattice, seed: int) -> None:
     assert error <= 1e-6 * grid.row_norm + 4e-16 * np.linalg.norm(total)
 
 
-def test_release_is_the_rounded_sum_and_the_noise() -> None:
+def test_release_is_the_rounded_sum_plus_noise() -> None:
     total = np.linspace(-400.0, 400.0, 104).reshape(52, 2)
     seen: list[tuple[int, int]] = []
 
@@ -434,7 +434,7 @@ def unit_rows(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
 
 @prove
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 60), st.floats(1e-3, 1e3))
-def test_one_row_moves_the_rounded_sum_by_at_most_the_sensitivity(
+def test_replacing_a_row_changes_the_rounded_sum_by_at_most_the_sensitivity(
     seed: int, n_weights: int, n_rows: int, c1: float
 ) -> None:
     rng, grid = np.random.default_rng(seed), Lattice(c1, n_weights, n_rows)
@@ -449,8 +449,11 @@ def test_one_row_moves_the_rounded_sum_by_at_most_the_sensitivity(
 
 
 @pytest.mark.parametrize("n_weights", [2, 104])
-def test_the_real_kernel_attains_the_sensitivity_and_keeps_to_it(n_weights: int) -> None:
-    """Rows (±cos θ, sin θ) at a point far below: both are as wrong as can be, and nearly opposite."""
+def test_kernel_attains_but_does_not_exceed_the_sensitivity(n_weights: int) -> None:
+    """Rows (±cos θ, sin θ) at a point far below:
+
+    both are misclassified by far, and their gradients are nearly opposite.
+    """
     loss, angle = Logistic(), 1e-3
     grid = Lattice(loss.lipschitz, n_weights, 50)
     features = unit_rows(np.random.default_rng(3), (50, n_weights))
@@ -466,9 +469,12 @@ def test_the_real_kernel_attains_the_sensitivity_and_keeps_to_it(n_weights: int)
     assert (1.0 - 3e-6) * 2.0 * loss.lipschitz <= moved <= grid.sensitivity
 
 
-def test_summation_in_floats_can_cost_more_than_its_rows() -> None:
-    """Half the rows carry one sum to 2ᵏ and its neighbour's to just below. Each of the others is a little
-    more than half of the one's last place and is rounded up there, but is nearly exact at the neighbour."""
+def test_float_summation_error_can_exceed_the_change_of_the_rows() -> None:
+    """Half of the rows bring one sum to 2ᵏ and the neighbouring sum to just below.
+
+    Each other row is a little more than half a unit in the last place of the first sum, so it is rounded up there, but
+    it is nearly exact in the neighbouring sum.
+    """
     half = 2**13
     grid = Lattice(1.0, 1, 2 * half)
     small = half * 2.0**-53 * (1.0 + 2.0**-10)
@@ -477,7 +483,7 @@ def test_summation_in_floats_can_cost_more_than_its_rows() -> None:
     other[0] = -1.0
     apart = Fraction(np.add.accumulate(one)[-1]) - Fraction(np.add.accumulate(other)[-1])
     first_order = 2 * (1 + Fraction(4 * grid.n_rows, 2**53))
-    assert apart > first_order  # m·2⁻⁵³ would not do
+    assert apart > first_order  # m·2⁻⁵³ would be too small
     assert apart <= 2 * (1 + Fraction(grid.n_rows * (grid.n_rows + 8), 2**53))
 
 
@@ -486,39 +492,42 @@ def test_summation_in_floats_can_cost_more_than_its_rows() -> None:
 
 @lru_cache(maxsize=1)
 def densities(scale: int, shift: int) -> tuple[Floats, Floats, float]:
-    """Of whole numbers ``y`` and ``y + shift`` at everything that can be seen, and the sum of either."""
+    """Return the densities of integers ``y`` and ``y + shift`` over all likely values, with their sums."""
     values = np.arange(-12 * scale, 12 * scale + shift + 1).astype(float)
     one, other = (np.exp(-((values - s) ** 2) / (2.0 * scale**2)) for s in (0, shift))
     return one, other, math.fsum(one)
 
 
 def discrete_delta(scale: int, shift: int, epsilon: float) -> float:
-    """δ(ε) of ``y`` and ``y + shift``."""
+    """Return δ(ε) of ``y`` and ``y + shift``."""
     one, other, whole = densities(scale, shift)
     more = one - np.exp(epsilon) * other
     return math.fsum(more[more > 0.0]) / whole
 
 
-def test_with_the_margin_the_discrete_gaussian_costs_no_more_than_the_continuous() -> None:
+def test_margin_covers_the_discrete_gaussian() -> None:
     for mu, epsilon in product([0.0265, 0.3, 1.0, 5.0], [0.0, 0.2, 1.0, 4.0]):
         with case(mu, epsilon):
             scale = 10**5
             shift = math.floor(scale / (1.0 + MARGIN) * mu)
             exact = discrete_delta(scale, shift, epsilon)
             assert exact <= exact_delta(mu, epsilon)
-            # without it at most by the second-order term μ/(12σ²)·φ that the margin outweighs 100,000-fold
+            # without it, the difference is at most the second-order term μ/(12σ²)·φ, 100,000 times less than the margin
             excess = exact - exact_delta(shift / scale, epsilon)
             density = stats.norm.pdf(shift / scale / 2.0 - epsilon / (shift / scale))
             assert abs(excess) <= mu / (12.0 * scale**2) * density + 1e-14
 
 
-def test_without_margin_and_on_a_coarse_grid_it_would_cost_more() -> None:
+def test_without_margin_a_coarse_grid_costs_more() -> None:
     assert discrete_delta(1, 1, 1.0) > exact_delta(1.0, 1.0) * 1.01
 
 
-def test_the_smoothing_lemma_of_the_decision_record() -> None:
-    """Continuous noise of variance σ² − r², rounded by a discrete Gaussian of width r, is the discrete one
-    of σ up to factors 1 ± η, ``η = 2.1·exp(−2π²r²)``."""
+def test_smoothing_lemma() -> None:
+    """Rounding continuous noise with a discrete Gaussian gives a discrete Gaussian.
+
+    For noise of variance σ² − r², rounded with width r, densities equal those of σ up to factors 1 ± η, ``η =
+    2.1·exp(−2π²r²)``.
+    """
     for r in [0.5, 0.7, 1.0]:
         with case(r):
             sigma, y = 4.0, np.arange(-20, 21)
@@ -537,17 +546,18 @@ DIGITS = 10**130
 
 
 def exact_pmf(variance: int, reach: int) -> Any:
-    """Probabilities of the discrete Gaussian on −reach … reach, as whole numbers of 10⁻¹³⁰."""
+    """Return the probabilities of the discrete Gaussian on −reach … reach, in integer multiples of 10⁻¹³⁰."""
     with localcontext(prec=150):
         half = [int((-Decimal(y * y) / (2 * variance)).exp() * DIGITS) for y in range(reach + 1)]
     weights = np.array([*half[:0:-1], *half], dtype=object)
     return weights * DIGITS // weights.sum()
 
 
-def test_a_sum_of_shares_is_a_discrete_gaussian_up_to_the_bound_of_the_decision_record() -> None:
-    """By exact convolution: |ln of the ratio of their densities| ≤ 4.01·Σ_{k<h} exp(−2π²σ²k/(k + 1)).
+def test_sum_of_shares_is_discrete_gaussian_within_the_proved_bound() -> None:
+    """By exact convolution: |log density ratio| ≤ 4.01·Σ_{k<h} exp(−2π²σ²k/(k + 1)).
 
-    The bound is within a factor of 2 for two shares; for more, ripples are ``2h·exp(−2π²σ²(h − 1)/h)``, and it is idle.
+    The bound is within a factor of 2 for two shares. For more shares, the ripples are ``2h·exp(−2π²σ²(h − 1)/h)``, and
+    the bound is loose.
     """
     for sigma in (1, 2, 3):
         share = total = exact_pmf(sigma**2, 24 * sigma)
@@ -556,7 +566,7 @@ def test_a_sum_of_shares_is_a_discrete_gaussian_up_to_the_bound_of_the_decision_
                 total = np.convolve(total, share) // DIGITS
                 near = 5 * sigma
                 one = exact_pmf(h * sigma**2, 24 * math.ceil(sigma * math.sqrt(h)))
-                sides = [each[len(each) // 2 - near : len(each) // 2 + near + 1] for each in (total, one)]
+                sides = [item[len(item) // 2 - near : len(item) // 2 + near + 1] for item in (total, one)]
                 with localcontext(prec=150):
                     ratios = [Decimal(a) / Decimal(b) - 1 for a, b in zip(*sides, strict=True)]
                     worst = float(max(map(abs, ratios)))
@@ -565,8 +575,8 @@ def test_a_sum_of_shares_is_a_discrete_gaussian_up_to_the_bound_of_the_decision_
                 assert worst == pytest.approx(ripple, rel=0.05)
 
 
-def test_the_margin_of_a_share_pays_for_its_being_discrete_however_small_it_is() -> None:
-    """Of one share too, which is what protects a site if all others collude: smoothing with r = 6 costs 1.8e-6."""
+def test_share_margin_covers_discreteness_at_the_minimum_scale() -> None:
+    """This includes a single share, which protects a site if all others collude: smoothing with r = 6 costs 1.8e-6."""
     most = math.sqrt(MAX_SITES)
     for z, h, size in product([0.1, 0.3, 1.0, 40.0], [2, 3, 10, MAX_SITES], [1, 3, 104]):
         with case(z, h, size):
@@ -582,8 +592,11 @@ def test_the_margin_of_a_share_pays_for_its_being_discrete_however_small_it_is()
             assert discrete_delta(scale, shift, epsilon) <= exact_delta(mu, epsilon)
 
 
-def test_shares_of_sites_in_one_place_suffice_for_a_site_in_parts() -> None:
-    """All others make their shares for a sum that is rounded once; its own S has two roundings."""
+def test_shares_for_one_rounding_suffice_for_a_site_with_several_parts() -> None:
+    """The other sites scale their shares for a sum that is rounded once.
+
+    The S of a site with parts includes two roundings.
+    """
     for size, m, norm, z, min_honest_sites in (
         (1, 2, 1.0, 0.1, 2),
         (104, 400, 1.0, 5.0, 1000),
@@ -595,7 +608,7 @@ def test_shares_of_sites_in_one_place_suffice_for_a_site_in_parts() -> None:
         assert together >= z * twice.sensitivity / twice.step * (1.0 + 5e-9)
 
 
-def test_noise_is_added_to_whole_numbers_of_the_grid_alone() -> None:
+def test_noise_is_added_to_valid_integers_only() -> None:
     grid = Lattice(1.0, 3, 10)
     edge = np.array([grid.max_sum, -grid.max_sum, 0])
     assert with_noise(edge, grid, 1.0, shares=1, draw=lambda scale, n: np.zeros(n, np.int64)).tolist() == edge.tolist()

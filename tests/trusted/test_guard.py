@@ -1,4 +1,4 @@
-"""The guard in quiet weather; storms are in tests/faults."""
+"""Normal operation of the guard. Attacks and crashes are in tests/faults."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ ACCOUNTING = ("sensitivity", "release_plan", "events")
 PARTS = ("parameters.checks", *(f"trusted.{name}" for name in TRUSTED), *(f"accounting.{name}" for name in ACCOUNTING))
 
 
-def file_of(part: str) -> Path:
+def path_of(part: str) -> Path:
     return SOURCE / f"{part.replace('.', '/')}.py"
 
 
 def code_lines(path: Path) -> int:
-    """Lines with code on them: no blank ones, no comments, no docstrings."""
+    """Return the lines with code: no blank lines, comments or docstrings."""
     text = path.read_text(encoding="utf-8")
     described: set[int] = set()
     for node in ast.walk(ast.parse(text)):
@@ -66,26 +66,26 @@ def code_lines(path: Path) -> int:
 
 
 def oracle(mu: float) -> float:
-    """ε at δ = 1e-5, by another library."""
+    """Return ε at δ = 1e-5, computed by another library."""
     return float(get_epsilon_gaussian(1.0 / mu, 1e-5))
 
 
 def imported(path: Path) -> set[str]:
-    """Names of all modules that a file imports, wherever in it."""
+    """Return the names of all modules that a file imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(each.name for each in node.names)
+            found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             found.add(node.module or "")
     return found
 
 
-def test_an_auditor_reads_less_than_1180_lines_of_code() -> None:
-    assert sum(code_lines(file_of(name)) for name in (*PARTS, "queries.gradient")) < 1180
+def test_trusted_core_has_less_than_1180_lines_of_code() -> None:
+    assert sum(code_lines(path_of(name)) for name in (*PARTS, "queries.gradient")) < 1180
 
 
-def test_what_the_guard_needs_is_what_the_auditor_reads() -> None:
+def test_guard_imports_trusted_core_only() -> None:
     outside = {
         "dpadmm.matrices.arrays",
         "dpadmm.errors",
@@ -95,12 +95,12 @@ def test_what_the_guard_needs_is_what_the_auditor_reads() -> None:
     }
     read = {f"dpadmm.{name}" for name in PARTS} | outside
     for name in PARTS:
-        modules = imported(file_of(name))
+        modules = imported(path_of(name))
         assert not {module.split(".")[0] for module in modules} & {"numba", "nats", "scipy", "pickle"}
         assert {module for module in modules if module.startswith("dpadmm")} <= read
 
 
-def test_an_answer_is_the_sum_of_gradients_within_its_noise(tmp_path: Path) -> None:
+def test_answer_is_the_sum_of_gradients_plus_noise(tmp_path: Path) -> None:
     features, labels = rows()
     with guarded(tmp_path, own(features, labels)) as guard:
         guard.enrol(STUDY)
@@ -109,28 +109,28 @@ def test_an_answer_is_the_sum_of_gradients_within_its_noise(tmp_path: Path) -> N
     truth = -(features.T @ labels)[:, None] / 2 / grid.step
     residuals = (np.array(answers) - truth) / grid.noise_scale(Z)
     assert 0.4 < residuals.std() < 1.8  # 36 numbers: beyond 5 standard deviations
-    assert len({each.tobytes() for each in answers}) == ROUNDS
+    assert len({answer.tobytes() for answer in answers}) == ROUNDS
 
 
-def test_a_study_reserves_all_its_rounds_and_spends_them_one_by_one(tmp_path: Path) -> None:
+def test_enrolment_reserves_all_rounds_and_each_answer_spends_one(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         agent = Agent(guard, STUDY)
         play(agent, 5)
-        book = read_ledger(tmp_path)
-        assert book.spent == 5 * Fraction((1 / Z) ** 2)
-        assert float(book.promised) == ROUNDS * (1 / Z) ** 2
+        state = read_ledger(tmp_path)
+        assert state.spent == 5 * Fraction((1 / Z) ** 2)
+        assert float(state.promised) == ROUNDS * (1 / Z) ** 2
         guard.leave(STUDY.hash)
-        assert read_ledger(tmp_path).promised == book.spent
+        assert read_ledger(tmp_path).promised == state.spent
         assert refusal(agent.step, 6, consensus(6)).code == "study-closed"
 
 
-def test_a_person_with_several_rows_is_charged_for_all_of_them(tmp_path: Path) -> None:
+def test_rows_per_person_multiply_the_charge(tmp_path: Path) -> None:
     with guarded(tmp_path, policy=replace(POLICY, unit=PrivacyUnit(3), epsilon=3.0)) as guard:
         play(Agent(guard, STUDY), 1)
         assert read_ledger(tmp_path).spent == Fraction((3 / Z) ** 2)
 
 
-def test_the_ledger_says_what_was_pinned_and_hides_the_rows(tmp_path: Path) -> None:
+def test_ledger_contains_the_pinned_terms_and_a_salted_digest_of_the_rows(tmp_path: Path) -> None:
     with guarded(tmp_path / "a") as one, guarded(tmp_path / "b") as two:
         one.enrol(STUDY)
         two.enrol(STUDY)
@@ -139,12 +139,12 @@ def test_the_ledger_says_what_was_pinned_and_hides_the_rows(tmp_path: Path) -> N
     bounds = {"gradient": {"row_norm": 1.0, "n_features": D, "shape": [D, 1]}}
     pinned = {"name": STUDY.name, "method": "dp_admm", "loss": "logistic", "delta": STUDY.training.delta}
     pinned |= {"n_rows": M, "plan": plan, "statistics": bounds, "rows_per_person": 1}
-    assert [len(bytes.fromhex(each.about["salt"])) for each in (first, second)] == [16, 16]
+    assert [len(bytes.fromhex(item.about["salt"])) for item in (first, second)] == [16, 16]
     assert {name: first.about[name] for name in pinned} == pinned
     assert first.about["rows"] != second.about["rows"]  # a guess of the rows cannot be checked without the salt
 
 
-def test_a_policy_refuses_with_the_numbers(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_policy_refusals_contain_the_limits(tmp_path_factory: pytest.TempPathFactory) -> None:
     for change, code, words in [
         ({"methods": frozenset({"dp_sgd"})}, "policy-method", "does not allow method dp_admm (allowed: dp_sgd)"),
         ({"methods": frozenset()}, "policy-method", "(allowed: none)"),
@@ -175,7 +175,7 @@ def test_a_policy_refuses_with_the_numbers(tmp_path_factory: pytest.TempPathFact
             assert not read_ledger(tmp_path).accounts
 
 
-def test_what_is_left_is_what_other_studies_have_not_reserved(tmp_path: Path) -> None:
+def test_remaining_budget_excludes_reservations_of_other_studies(tmp_path: Path) -> None:
     with guarded(tmp_path, policy=replace(POLICY, epsilon=0.8)) as guard:
         guard.enrol(STUDY)
         refused = refusal(guard.enrol, replace(STUDY, name="another"))
@@ -186,14 +186,14 @@ def test_what_is_left_is_what_other_studies_have_not_reserved(tmp_path: Path) ->
         guard.enrol(replace(STUDY, name="another"))
 
 
-def test_a_policy_of_the_study_s_own_budget_is_enough(tmp_path: Path) -> None:
+def test_policy_with_the_budget_of_the_study_accepts_it(tmp_path: Path) -> None:
     for k, (epsilon, n_rounds) in enumerate([(1.0, 100), (0.3, 7), (2.5, 999), (0.01, 1)]):
         whole = replace(STUDY, training={"method": "dp_admm", "epsilon": epsilon, "delta": 1e-6, "n_rounds": n_rounds})
         with guarded(tmp_path / str(k), policy=replace(POLICY, epsilon=epsilon, delta=1e-6)) as guard:
             guard.enrol(whole)
 
 
-def test_a_failure_says_nothing_of_the_rows(tmp_path: Path) -> None:
+def test_failure_reveals_nothing_about_the_rows(tmp_path: Path) -> None:
     class Talkative(TinyRows):
         def total(self, statistic: object, point: Floats, bound: float) -> Floats:
             raise ValueError(f"row 3 of patient Smith: {self.features[3]}")
@@ -206,22 +206,22 @@ def test_a_failure_says_nothing_of_the_rows(tmp_path: Path) -> None:
     assert not read_ledger(tmp_path).spent
 
 
-def test_noise_that_cannot_be_made_is_refused_at_enrolment(tmp_path: Path) -> None:
+def test_impossible_noise_is_refused_at_enrolment(tmp_path: Path) -> None:
     asked = SimpleNamespace(terms=STUDY.terms._replace(plan=ReleasePlan.constant(Release(1e10), ROUNDS)))
     with guarded(tmp_path) as guard:
         assert refusal(guard.enrol, asked).code == "study-unfit"
         assert not guard._ledger.status().accounts
 
 
-class Odd(np.ndarray):
-    """Numbers that may answer as they like."""
+class ArraySubclass(np.ndarray):
+    """An array subclass, which could override any operation."""
 
 
-def test_what_is_malformed_is_refused_before_rows_are_read(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_malformed_requests_are_refused_before_rows_are_read(tmp_path_factory: pytest.TempPathFactory) -> None:
     for round, point, memo in [
         (1, np.zeros((D + 1, 1)), b""),
         (1, np.zeros((1, D)), b""),
-        (1, np.zeros((D, 1)).view(Odd), b""),
+        (1, np.zeros((D, 1)).view(ArraySubclass), b""),
         (1, np.zeros((D, 1), np.float32), b""),
         (0, np.zeros((D, 1)), b""),
         (True, np.zeros((D, 1)), b""),
@@ -236,47 +236,45 @@ def test_what_is_malformed_is_refused_before_rows_are_read(tmp_path_factory: pyt
                 assert guard.transcript(STUDY.hash) == []
 
 
-def test_an_agent_hears_rounds_and_finite_numbers_of_its_study_only(
+def test_agent_accepts_only_rounds_and_finite_arrays_of_its_study(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    for round, said in [
+    for round, broadcast in [
         (1, [[0.0]] * D),
-        (1, np.zeros((D, 1)).view(Odd)),
+        (1, np.zeros((D, 1)).view(ArraySubclass)),
         (1, np.zeros((D, 1), np.float32)),
         (1, np.zeros((1, D))),
         (1, np.full((D, 1), np.nan)),
         ("1", np.zeros((D, 1))),
         (1.0, np.zeros((D, 1))),
     ]:
-        with case(round, said):
+        with case(round, broadcast):
             tmp_path = tmp_path_factory.mktemp("case")
             with guarded(tmp_path) as guard:
                 agent = Agent(guard, STUDY)
                 play(agent, 1)
                 for again in (agent, Agent(guard, STUDY)):
-                    refused = refusal(again.step, round, said)
+                    refused = refusal(again.step, round, broadcast)
                     assert refused.code == "request-malformed"
                     assert "invalid request: " in str(refused)
                 assert agent.last_round == len(guard.transcript(STUDY.hash)) == 1
 
 
-def test_absurd_numbers_get_absurd_numbers_and_no_warnings(tmp_path: Path) -> None:
-    """Which pytest makes errors: an agent that fails on what it heard could not be started again either."""
+def test_overflow_is_returned_without_warnings(tmp_path: Path) -> None:
+    """pytest turns warnings into errors. An agent that failed on a broadcast could not be restarted either."""
     huge = np.full(STUDY.shape, 1.7e308)
     with guarded(tmp_path) as guard:
         agent = Agent(guard, STUDY)
         assert np.isfinite(agent.step(1, huge)).all()
-        said = agent.step(2, -huge)
-        assert not np.isfinite(said).any()
+        upload = agent.step(2, -huge)
+        assert not np.isfinite(upload).any()
         again = Agent(guard, STUDY)
         assert again.last_round == 2
-        np.testing.assert_array_equal(again.step(2, -huge), said)
+        np.testing.assert_array_equal(again.step(2, -huge), upload)
 
 
-def test_the_transcript_is_needed_to_start_and_to_repeat_but_not_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a study of T rounds would cost as much as T² of them."""
+def test_transcript_is_read_at_start_and_for_repeats_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a study of T rounds would cost O(T²)."""
     with guarded(tmp_path) as guard:
         agent = Agent(guard, STUDY)
         with monkeypatch.context() as unreadable:
@@ -286,22 +284,22 @@ def test_the_transcript_is_needed_to_start_and_to_repeat_but_not_to_go_on(
         assert agent.last_round == 3
 
 
-def test_without_a_memo_none_is_kept(tmp_path: Path) -> None:
+def test_memo_is_optional(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         guard.enrol(STUDY)
         answer = guard.answer(STUDY.hash, 1, np.zeros((D, 1)))
-        ((round, kept, memo),) = guard.transcript(STUDY.hash)
-        assert (round, kept.tobytes(), memo) == (1, answer.tobytes(), b"")
+        ((round, stored, memo),) = guard.transcript(STUDY.hash)
+        assert (round, stored.tobytes(), memo) == (1, answer.tobytes(), b"")
 
 
-def test_a_memo_may_be_as_long_as_the_consensus_of_a_wide_study(tmp_path: Path) -> None:
+def test_memo_may_be_as_large_as_a_wide_consensus(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         guard.enrol(STUDY)
         guard.answer(STUDY.hash, 1, np.zeros((D, 1)), bytes(800_000))
         assert len(guard.transcript(STUDY.hash)[0][2]) == 800_000
 
 
-def test_limits_include_their_last_value() -> None:
+def test_limits_are_inclusive() -> None:
     asked = study(noise_multiplier=4.0, n_rounds=8).terms  # costs 8/16
     POLICY.check(asked, POLICY.min_rows)
     assert refusal(POLICY.check, asked, POLICY.min_rows - 1).code == "policy-rows"
@@ -313,9 +311,7 @@ def test_limits_include_their_last_value() -> None:
     assert refusal(policy.check, asked, None, (half, more)).code == "policy-collusion"
 
 
-def test_every_round_has_the_noise_that_was_enrolled_however_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_scale_is_that_of_enrolment_in_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
     def counted(scale: int, count: int) -> Integers:
@@ -327,7 +323,7 @@ def test_every_round_has_the_noise_that_was_enrolled_however_late(
         STUDY, allow_missed_rounds=True, training=STUDY.training.with_changes(noise_multiplier=1e4, n_rounds=5000)
     )
     rounds = [1, 2, 3, 9, 13, 17, 33, 65, 101, 129, 257, 501, 1001, 1025, 4097, 5000]
-    for half in (rounds[:8], rounds[8:]):  # as late after a restart
+    for half in (rounds[:8], rounds[8:]):  # also after a restart
         with guarded(tmp_path) as guard:
             scale = guard.enrol(study).query_at(1).grid.noise_scale(1e4)
             for round in half:
@@ -337,11 +333,11 @@ def test_every_round_has_the_noise_that_was_enrolled_however_late(
 
 
 def planned(*releases: Release | None) -> SimpleNamespace:
-    """A study whose rounds may differ."""
+    """Return a study with this release in each round."""
     return SimpleNamespace(terms=STUDY.terms._replace(plan=ReleasePlan.of(releases)))
 
 
-def test_rounds_that_differ_are_reserved_and_charged_each_at_its_own_price(tmp_path: Path) -> None:
+def test_different_rounds_are_reserved_and_charged_separately(tmp_path: Path) -> None:
     asked, point = planned(Release(40.0), None, Release(20.0), Release(40.0)), np.zeros((D, 1))
     k = 3
     with guarded(tmp_path, policy=replace(POLICY, unit=PrivacyUnit(k))) as guard:
@@ -354,14 +350,14 @@ def test_rounds_that_differ_are_reserved_and_charged_each_at_its_own_price(tmp_p
         assert read_ledger(tmp_path).spent == prices[0]
 
 
-def test_a_round_that_releases_nothing_is_answered_with_nothing(tmp_path: Path) -> None:
+def test_round_without_a_release_is_refused(tmp_path: Path) -> None:
     with guarded(tmp_path) as guard:
         guard.enrol(planned(None, Release(40.0)))
         assert refusal(guard.answer, STUDY.hash, 1, np.zeros((D, 1))).code == "request-malformed"
         assert not read_ledger(tmp_path).spent
 
 
-def test_the_noise_of_a_round_is_that_of_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_of_a_round_follows_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     monkeypatch.setattr(
         exact_noise,
@@ -376,8 +372,8 @@ def test_the_noise_of_a_round_is_that_of_its_release(tmp_path: Path, monkeypatch
     assert drawn == [grid.noise_scale(40.0), grid.noise_scale(20.0)]
 
 
-def test_the_grid_of_a_studys_answers_is_that_of_its_enrolment(tmp_path: Path) -> None:
-    """Whatever becomes of the rows: noise was checked, and budget reserved, for those that were enrolled."""
+def test_grid_is_fixed_at_enrolment(tmp_path: Path) -> None:
+    """Noise was checked, and budget reserved, for the rows at enrolment."""
     opened = TinyRows(*rows())
     with guarded(tmp_path, lambda study: opened) as guard:
         enrolled = guard.enrol(STUDY)
@@ -388,7 +384,7 @@ def test_the_grid_of_a_studys_answers_is_that_of_its_enrolment(tmp_path: Path) -
         assert enrolled.query_at(1).grid == enrolled.query_at(2).grid == Lattice(1.0, D, M)
 
 
-def test_what_a_study_asks_is_checked_before_any_row_is_read(tmp_path: Path) -> None:
+def test_policy_is_checked_before_rows_are_opened(tmp_path: Path) -> None:
     def never(study: object) -> TinyRows:
         raise AssertionError("rows were opened")
 
@@ -400,8 +396,8 @@ AUTO = study(method="auto")
 AUTO_POLICY = replace(POLICY, methods=frozenset({"pgd"}), epsilon=8.0)
 
 
-class Watched:
-    """Rows that say whether somebody has looked at them since they were enrolled."""
+class ObservedRows:
+    """Rows that record which statistics were computed since enrolment."""
 
     def __init__(self, held: CheckedRows) -> None:
         self.held, self.looked = held, list[str]()
@@ -415,8 +411,8 @@ class Watched:
         return self.held.total(statistic, parameters, grid)
 
 
-def shaped(**changes: float) -> Floats:
-    """Good parameters of a shaped gradient, but for some numbers: ``shaped(scale=0.0)``."""
+def with_parameters(**changes: float) -> Floats:
+    """Return valid parameters of a preconditioned gradient, with changes: ``with_parameters(scale=0.0)``."""
     places = {"scale": 1, "direction": D + 2, "point": 2 * D}
     out = np.concatenate([np.ones(D), np.zeros(2 * D)])
     for name, value in changes.items():
@@ -424,44 +420,50 @@ def shaped(**changes: float) -> Floats:
     return out
 
 
-def test_a_shape_or_a_point_out_of_bounds_is_refused_before_rows_are_read(tmp_path: Path) -> None:
-    """With the same words whatever the rows are, and nothing is charged; the round can then be asked for well."""
-    watched = Watched(private(*rows()))
-    bad = [{"scale": each} for each in (0.0, -1.0, 5e-324, 1e-10, 1.1e9, 1.7e308, np.nan, np.inf)]
-    bad += [{part: each} for part in ("direction", "point") for each in (1.1e9, -1e10, 1.7e308, np.nan, -np.inf)]
+def test_preconditioner_or_point_out_of_bounds_is_refused_before_rows_are_read(tmp_path: Path) -> None:
+    """The message does not depend on the rows, and nothing is charged. A valid request is then answered."""
+    watched = ObservedRows(private(*rows()))
+    bad = [{"scale": item} for item in (0.0, -1.0, 5e-324, 1e-10, 1.1e9, 1.7e308, np.nan, np.inf)]
+    bad += [{part: item} for part in ("direction", "point") for item in (1.1e9, -1e10, 1.7e308, np.nan, -np.inf)]
     with guarded(tmp_path, lambda study: watched, policy=AUTO_POLICY) as guard:
         guard.enrol(AUTO)
         guard.answer(AUTO.hash, 1, np.zeros(0))
-        spent, said = read_ledger(tmp_path).spent, set()
-        for each in bad:
-            with case(each):
-                refused = refusal(guard.answer, AUTO.hash, 2, shaped(**each))
+        spent, messages = read_ledger(tmp_path).spent, set()
+        for value in bad:
+            with case(value):
+                refused = refusal(guard.answer, AUTO.hash, 2, with_parameters(**value))
                 assert refused.code == "request-malformed"
-                said.add(str(refused))
-        for other in (np.zeros(0), np.zeros((D, 1)), shaped()[:-1], shaped()[None], shaped().astype(np.float32)):
+                messages.add(str(refused))
+        for other in (
+            np.zeros(0),
+            np.zeros((D, 1)),
+            with_parameters()[:-1],
+            with_parameters()[None],
+            with_parameters().astype(np.float32),
+        ):
             assert refusal(guard.answer, AUTO.hash, 2, other).code == "request-malformed"
         assert watched.looked == ["moments"]
-        assert len(said) == 1
+        assert len(messages) == 1
         assert read_ledger(tmp_path).spent == spent
-        guard.answer(AUTO.hash, 2, shaped(scale=1e9, direction=-1e9, point=1e9))
+        guard.answer(AUTO.hash, 2, with_parameters(scale=1e9, direction=-1e9, point=1e9))
         assert watched.looked == ["moments", "preconditioned_gradient"]
 
 
-def test_to_another_shape_or_point_nothing_is_said_and_to_the_same_the_same(tmp_path: Path) -> None:
-    watched = Watched(private(*rows()))
+def test_round_answers_one_preconditioner_and_point_only(tmp_path: Path) -> None:
+    watched = ObservedRows(private(*rows()))
     with guarded(tmp_path, lambda study: watched, policy=AUTO_POLICY) as guard:
         guard.enrol(AUTO)
-        assert refusal(guard.answer, AUTO.hash, 2, shaped()).code == "round-missed"
+        assert refusal(guard.answer, AUTO.hash, 2, with_parameters()).code == "round-missed"
         first = guard.answer(AUTO.hash, 1, np.zeros(0), b"memo")
         assert np.array_equal(guard.answer(AUTO.hash, 1, np.zeros(0), b"memo"), first)
         assert refusal(guard.answer, AUTO.hash, 1, np.zeros(0)).code == "round-forked"
-        assert refusal(guard.answer, AUTO.hash, 1, shaped()).code == "request-malformed"
-        second = guard.answer(AUTO.hash, 2, shaped(point=0.5))
+        assert refusal(guard.answer, AUTO.hash, 1, with_parameters()).code == "request-malformed"
+        second = guard.answer(AUTO.hash, 2, with_parameters(point=0.5))
         assert second.shape == (D, 1)
-        for each in ({"scale": 2.0}, {"direction": 1e-300}, {"point": -0.5}, {"point": np.nextafter(0.5, 1.0)}):
-            other = shaped(**{"point": 0.5, **each})
+        for item in ({"scale": 2.0}, {"direction": 1e-300}, {"point": -0.5}, {"point": np.nextafter(0.5, 1.0)}):
+            other = with_parameters(**{"point": 0.5, **item})
             assert refusal(guard.answer, AUTO.hash, 2, other).code == "round-forked"
-        assert np.array_equal(guard.answer(AUTO.hash, 2, shaped(point=0.5)), second)
+        assert np.array_equal(guard.answer(AUTO.hash, 2, with_parameters(point=0.5)), second)
         assert watched.looked == ["moments", "preconditioned_gradient"]
         past = guard.transcript(AUTO.hash)
     assert [round for round, _, _ in past] == [1, 2]
@@ -469,36 +471,36 @@ def test_to_another_shape_or_point_nothing_is_said_and_to_the_same_the_same(tmp_
     assert (past[0][2], past[1][2]) == (b"memo", b"")
 
 
-def test_rounds_of_auto_are_charged_by_the_plan_and_add_up(tmp_path: Path) -> None:
+def test_charges_of_pgd_rounds_add_up_to_the_plan(tmp_path: Path) -> None:
     with guarded(tmp_path, lambda study: private(*rows()), policy=AUTO_POLICY) as guard:
         guard.enrol(AUTO)
         guard.answer(AUTO.hash, 1, np.zeros(0))
         assert float(read_ledger(tmp_path).spent) == pytest.approx(0.15 * ROUNDS / Z**2, rel=1e-12)
         for round in range(2, ROUNDS + 1):
-            guard.answer(AUTO.hash, round, shaped(point=float(round)))
-        book = read_ledger(tmp_path)
-    assert float(book.spent) == float(book.accounts[AUTO.hash].reservation.mu_squared)
-    assert float(book.spent) == pytest.approx(ROUNDS / Z**2, rel=1e-12)
+            guard.answer(AUTO.hash, round, with_parameters(point=float(round)))
+        state = read_ledger(tmp_path)
+    assert float(state.spent) == float(state.accounts[AUTO.hash].reservation.mu_squared)
+    assert float(state.spent) == pytest.approx(ROUNDS / Z**2, rel=1e-12)
 
 
-def test_an_agent_of_auto_refuses_what_makes_no_shape(tmp_path: Path) -> None:
-    """What is broadcast has a clip in it, by which rows are divided: none, or a negative one, is no request."""
+def test_agent_refuses_a_broadcast_without_a_valid_preconditioner(tmp_path: Path) -> None:
+    """A broadcast contains a clipping bound, by which rows are divided. It must be positive."""
     with guarded(tmp_path, own(*rows()), policy=AUTO_POLICY) as guard:
         agent = Agent(guard, AUTO)
         start = AUTO.method(M).start(AUTO.shape)
         assert agent.step(1, start).shape == (3 * D,)
         for clip in (0.0, -1.0, 1e-300, 1e300):
-            said = start.copy()
-            said[0] = clip
-            assert refusal(agent.step, 2, said).code == "request-malformed"
-        for said in (np.zeros(AUTO.shape), start[:-1], start * np.nan):
-            assert refusal(agent.step, 2, said).code == "request-malformed"
+            broadcast = start.copy()
+            broadcast[0] = clip
+            assert refusal(agent.step, 2, broadcast).code == "request-malformed"
+        for broadcast in (np.zeros(AUTO.shape), start[:-1], start * np.nan):
+            assert refusal(agent.step, 2, broadcast).code == "request-malformed"
         assert agent.step(2, start).shape == (D, 1)
         assert np.array_equal(Agent(guard, AUTO).step(2, start), agent.step(2, start))
 
 
-def test_a_study_that_trains_nothing_needs_no_loss_and_all_other_limits_hold() -> None:
-    """Its method is asked for all the same."""
+def test_study_without_training_has_no_loss_limit() -> None:
+    """Its method is still checked."""
     names = {False: [], True: []}
     for nothing in names:
         terms = STUDY.terms._replace(loss="" if nothing else "logistic")

@@ -1,4 +1,4 @@
-"""The ledger's rules: reservations, caps, rounds, replay; a state machine against a model of a few lines."""
+"""Rules of the ledger: reservations, caps, rounds and replay, and a state machine compared with a model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def refusal(act, *words, **more) -> RefusalError:
     return refused.value
 
 
-def test_a_refusal_has_a_code_and_a_sentence():
+def test_refusal_has_a_code_and_a_message():
     refused = RefusalError("round-old", "too old")
     assert (refused.code, str(refused)) == ("round-old", "too old")
     assert isinstance(refused, DPADMMError)
@@ -62,24 +62,24 @@ def test_a_refusal_has_a_code_and_a_sentence():
     assert (copy.code, str(copy)) == ("round-old", "too old")
 
 
-def test_a_study_reserves_spends_and_gives_back(ledger):
+def test_closing_a_study_frees_its_unspent_reservation(ledger):
     ledger.reserve(A, 0.75, about={"name": "first"})
-    book = ledger.status()
-    assert (book.cap, book.spent, book.promised) == (1.0, 0, 0.75)
+    state = ledger.status()
+    assert (state.cap, state.spent, state.promised) == (1.0, 0, 0.75)
     spend(ledger)
-    assert (book.spent, book.promised) == (0.25, 0.75)
+    assert (state.spent, state.promised) == (0.25, 0.75)
     ledger.close_study(A)
     ledger.close_study(A)
-    assert (book.spent, book.promised) == (0.25, 0.25)
+    assert (state.spent, state.promised) == (0.25, 0.25)
     assert refusal(spend, ledger, round=2).code == "study-closed"
     assert refusal(ledger.replay, A, 2, digest=DIGEST).code == "study-closed"
-    assert ledger.replay(A, 1, digest=DIGEST) == b"upload"  # a late retransmission gives nothing away
+    assert ledger.replay(A, 1, digest=DIGEST) == b"upload"  # a late retransmission reveals nothing new
     assert refusal(ledger.reserve, A, 0.75, about={"name": "first"}).code == "study-changed"
     ledger.reserve(B, 0.75, about={})
     ledger.verify()
 
 
-def test_two_studies_cannot_count_on_the_same_remainder(ledger):
+def test_two_studies_cannot_reserve_the_same_remainder(ledger):
     ledger.reserve(A, 0.75, about={})
     refused = refusal(ledger.reserve, B, 0.5, about={})
     assert refused.code == "budget-cap"
@@ -100,21 +100,21 @@ def test_a_study_never_exceeds_its_reservation(ledger):
 
 @given(st.floats(1e-6, 0.9), st.integers(1, 60))
 @settings(max_examples=25, deadline=None)
-def test_rounds_fit_the_reservation_of_their_number_to_the_last_bit(mu_squared, n_rounds):
-    book = LedgerState()
-    book.apply(Record("cap", "", n_rounds * mu_squared), b"")
+def test_n_rounds_fit_a_reservation_of_n_rounds_exactly(mu_squared, n_rounds):
+    state = LedgerState()
+    state.apply(Record("cap", "", n_rounds * mu_squared), b"")
     reservation = Record("reserve", A, n_rounds * mu_squared)
-    book.check(reservation, b"{}")
-    book.accounts[A] = Account(reservation, about={}, may_miss_rounds=False)
+    state.check(reservation, b"{}")
+    state.accounts[A] = Account(reservation, about={}, may_miss_rounds=False)
     for round in range(1, n_rounds + 1):
         record = Record("spend", A, mu_squared, round, DIGEST)
-        book.check(record, b"")
-        book.apply(record, b"")
-    assert refusal(book.check, Record("spend", A, mu_squared, n_rounds + 1), b"").code == "budget-reservation"
+        state.check(record, b"")
+        state.apply(record, b"")
+    assert refusal(state.check, Record("spend", A, mu_squared, n_rounds + 1), b"").code == "budget-reservation"
 
 
-def test_what_all_others_learn_together_has_a_cap_of_its_own(tmp_path):
-    """Exact as the first one, at reservation and at every spend; the owner may lower it by itself."""
+def test_collusion_cap_is_enforced_separately(tmp_path):
+    """It is exact, at reservation and at every spend. The owner may lower it independently."""
     with Ledger.open(tmp_path, cap=1.0, collusion_cap=3.0, create=True) as ledger:
         ledger.reserve(A, 0.5, shares=4, about={})
         refused = refusal(ledger.reserve, B, 0.5, shares=3, about={})
@@ -124,11 +124,11 @@ def test_what_all_others_learn_together_has_a_cap_of_its_own(tmp_path):
         assert refusal(ledger.reserve, B, 0.5 + 2.0**-50, about={}).code == "budget-cap"
         ledger.reserve(B, 0.5, shares=2, about={})
         spend(ledger)
-        book = ledger.status()
-        assert (book.spent, book.collusion_spent) == (Fraction(1, 4), 1)
-        assert (book.promised, book.collusion_promised, book.cap, book.collusion_cap) == (1, 3, 1.0, 3.0)
+        state = ledger.status()
+        assert (state.spent, state.collusion_spent) == (Fraction(1, 4), 1)
+        assert (state.promised, state.collusion_promised, state.cap, state.collusion_cap) == (1, 3, 1.0, 3.0)
         ledger.close_study(B)
-        assert (book.promised, book.collusion_promised) == (Fraction(1, 2), 2)
+        assert (state.promised, state.collusion_promised) == (Fraction(1, 2), 2)
     with Ledger.open(tmp_path, cap=1.0, collusion_cap=1.5) as ledger:
         assert read_ledger(tmp_path).collusion_spent == 1
         assert refusal(spend, ledger, round=2).code == "policy-collusion"
@@ -136,11 +136,11 @@ def test_what_all_others_learn_together_has_a_cap_of_its_own(tmp_path):
     with Ledger.open(tmp_path, cap=1.0) as ledger:
         assert ledger.status().collusion_cap == 1.0
         assert refusal(ledger.reserve, C, 0.25, about={}).code == "policy-collusion"
-        told = [(each.kind, each.mu_squared) for each in ledger.status().records if each.kind.endswith("cap")]
-    assert told == [("cap", 1.0), ("collusion-cap", 3.0), ("collusion-cap", 1.5), ("collusion-cap", 1.0)]
+        limits = [(record.kind, record.mu_squared) for record in ledger.status().records if record.kind.endswith("cap")]
+    assert limits == [("cap", 1.0), ("collusion-cap", 3.0), ("collusion-cap", 1.5), ("collusion-cap", 1.0)]
 
 
-def test_a_lower_cap_lowers_both_until_the_second_is_said(tmp_path, monkeypatch):
+def test_lowering_the_cap_also_lowers_the_collusion_cap_until_it_is_set(tmp_path, monkeypatch):
     """A crash between the two records leaves the stricter limit."""
     Ledger.open(tmp_path, cap=1.0, collusion_cap=3.0, create=True).close()
     real = Ledger._append
@@ -159,10 +159,10 @@ def test_a_lower_cap_lowers_both_until_the_second_is_said(tmp_path, monkeypatch)
     assert (read_ledger(tmp_path).cap, read_ledger(tmp_path).collusion_cap) == (0.5, 3.0)
 
 
-def test_rows_per_person_and_the_highest_limits_ever_are_recorded(tmp_path):
+def test_ledger_records_rows_per_person_and_the_highest_limits(tmp_path):
     def limits():
-        book = read_ledger(tmp_path)
-        return book.rows_per_person, book.max_rows_per_person, book.max_cap, book.max_collusion_cap
+        state = read_ledger(tmp_path)
+        return state.rows_per_person, state.max_rows_per_person, state.max_cap, state.max_collusion_cap
 
     Ledger.open(tmp_path, cap=1.0, create=True).close()
     assert limits() == (1, 1, 1.0, 1.0)
@@ -176,24 +176,28 @@ def test_rows_per_person_and_the_highest_limits_ever_are_recorded(tmp_path):
         assert limits() == (2, 4, 2.0, 3.0)
         ledger.reserve(A, 0.25, about={})
         ledger.close_study(A)
-        last = [(each.kind, each.study, each.mu_squared) for each in ledger.status().records if each.kind == "rows"]
+        last = [
+            (record.kind, record.study, record.mu_squared)
+            for record in ledger.status().records
+            if record.kind == "rows"
+        ]
         assert last == [("rows", "", 0.0)] * 2
     assert limits() == (2, 4, 2.0, 3.0)
 
 
 @pytest.mark.parametrize("rows", [0, -1, 1.0, True, "2", None])
-def test_rows_per_person_are_a_whole_number(tmp_path, rows):
+def test_rows_per_person_must_be_a_positive_integer(tmp_path, rows):
     assert refusal(Ledger.open, tmp_path, cap=1.0, rows_per_person=rows, create=True).code == "request-malformed"
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("shares", [0, -1, 1.0, True, "2", 2**31])
-def test_shares_are_a_whole_number(ledger, shares):
+def test_shares_must_be_a_positive_integer(ledger, shares):
     assert refusal(ledger.reserve, A, 0.25, about={}, shares=shares).code == "request-malformed"
     assert refusal(Ledger.open, ledger._folder, cap=0.25, collusion_cap=math.nan).code == "request-malformed"
 
 
-def test_a_study_planned_for_all_of_a_cap_fits_into_it(tmp_path_factory: pytest.TempPathFactory):
+def test_study_calibrated_to_the_cap_fits(tmp_path_factory: pytest.TempPathFactory):
     for n_rounds, epsilon in product([1, 7, 100, 1000], [0.1, 0.5, 1.0, 3.0, 8.0]):
         with case(n_rounds, epsilon):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -202,7 +206,7 @@ def test_a_study_planned_for_all_of_a_cap_fits_into_it(tmp_path_factory: pytest.
                 ledger.reserve(A, n_rounds * gaussian_mu([Release(z)]) ** 2, about={})
 
 
-def test_reserving_again_is_harmless_and_anything_else_refused(ledger):
+def test_repeated_reservation_has_no_effect_and_a_changed_one_is_refused(ledger):
     ledger.reserve(A, 0.5, about={"name": "x", "rounds": 2}, may_miss_rounds=True)
     before = ledger.status().seq
     ledger.reserve(A, 0.5, about={"rounds": 2, "name": "x"}, may_miss_rounds=True)
@@ -219,7 +223,7 @@ def test_reserving_again_is_harmless_and_anything_else_refused(ledger):
         assert refusal(ledger.reserve, A, mu_squared, **more).code == "study-changed"
 
 
-def test_the_same_request_gets_the_stored_bytes_and_another_none(ledger):
+def test_same_request_returns_the_stored_bytes_and_another_is_refused(ledger):
     ledger.reserve(A, 1.0, about={})
     assert ledger.replay(A, 1, digest=DIGEST) is None
     spend(ledger, upload=b"one")
@@ -234,7 +238,7 @@ def test_the_same_request_gets_the_stored_bytes_and_another_none(ledger):
     assert [(record.round, upload) for record, upload in ledger.transcript(A)] == [(1, b"one"), (2, b"")]
 
 
-def test_gaps_where_the_study_declares_them(ledger):
+def test_rounds_may_be_missed_if_the_study_declares_it(ledger):
     ledger.reserve(A, 1.0, about={}, may_miss_rounds=True)
     spend(ledger, round=3)
     spend(ledger, round=7)
@@ -243,7 +247,7 @@ def test_gaps_where_the_study_declares_them(ledger):
     assert list(ledger.status().accounts[A].rounds) == [3, 7]
 
 
-def test_a_study_that_never_enrolled(ledger):
+def test_study_without_reservation_is_unknown(ledger):
     for act in (
         lambda: ledger.replay(A, 1, digest=DIGEST),
         lambda: spend(ledger),
@@ -278,7 +282,7 @@ def test_a_study_that_never_enrolled(ledger):
         {"upload": bytearray(b"x")},
     ],
 )
-def test_what_is_malformed_is_refused_and_leaves_the_ledger_as_it_was(ledger, change):
+def test_malformed_spend_is_refused_and_leaves_the_ledger_unchanged(ledger, change):
     ledger.reserve(A, 1.0, about={}, may_miss_rounds=True)
     before = ledger.status().fingerprint
     assert refusal(spend, ledger, **change).code == "request-malformed"
@@ -293,8 +297,8 @@ def test_a_malformed_reservation_is_refused(ledger, study, mu_squared):
     assert not ledger.status().accounts
 
 
-def test_what_is_noted_about_a_study_can_be_read_anywhere(ledger):
-    with pytest.raises(ValueError, match="JSON"):  # NaN is Python's own
+def test_study_description_must_be_standard_json(ledger):
+    with pytest.raises(ValueError, match="JSON"):  # NaN is not valid JSON
         ledger.reserve(A, 0.5, about={"step": math.nan})
     assert not ledger.status().accounts
 
@@ -303,26 +307,26 @@ def test_what_is_noted_about_a_study_can_be_read_anywhere(ledger):
     ("study", "round", "digest"),
     [("a" * 15, 1, DIGEST), (A, 0, DIGEST), (A, True, DIGEST), (A, 1, ""), (A, 1, b"1" * 64)],
 )
-def test_a_malformed_request_is_not_looked_up(ledger, study, round, digest):
+def test_malformed_replay_is_refused(ledger, study, round, digest):
     ledger.reserve(A, 1.0, about={})
     assert refusal(ledger.replay, study, round, digest=digest).code == "request-malformed"
 
 
-def test_an_upload_of_256_mib_is_the_longest(ledger, monkeypatch):
+def test_maximum_upload_is_256_mib(ledger, monkeypatch):
     ledger.reserve(A, 1.0, about={})
     assert refusal(spend, ledger, upload=bytes(2**28 + 1)).code == "request-malformed"
     monkeypatch.setattr("dpadmm.trusted.ledger.MAX_UPLOAD", 6)
     spend(ledger, upload=b"upload")
 
 
-def test_a_cap_is_a_positive_number(tmp_path_factory: pytest.TempPathFactory):
+def test_cap_must_be_positive_and_finite(tmp_path_factory: pytest.TempPathFactory):
     for cap in [0.0, -1.0, math.nan, math.inf, "1"]:
         with case(cap):
             tmp_path = tmp_path_factory.mktemp("case")
             assert refusal(Ledger.open, tmp_path, cap=cap, create=True).code == "request-malformed"
 
 
-def test_a_lower_cap_stops_studies_that_were_promised_more(tmp_path):
+def test_lowered_cap_stops_studies_with_larger_reservations(tmp_path):
     with Ledger.open(tmp_path, cap=1, create=True) as ledger:
         ledger.reserve(A, 0.75, about={})
         spend(ledger)
@@ -341,7 +345,7 @@ def test_a_lower_cap_stops_studies_that_were_promised_more(tmp_path):
         ]
 
 
-def test_a_missing_ledger_is_begun_only_on_purpose(tmp_path):
+def test_missing_ledger_is_created_only_on_request(tmp_path):
     folder = tmp_path / "not" / "mounted"
     assert refusal(Ledger.open, folder, cap=1.0).code == "ledger-missing"
     assert refusal(read_ledger, folder).code == "ledger-missing"
@@ -351,17 +355,17 @@ def test_a_missing_ledger_is_begun_only_on_purpose(tmp_path):
     assert sorted(os.listdir(folder)) == [DATABASE, MARK]
 
 
-def test_a_beginning_that_was_cut_short_is_no_ledger_until_it_is_begun_again(tmp_path):
+def test_interrupted_creation_is_refused_until_it_is_repeated(tmp_path):
     (tmp_path / MARK).touch()
     assert refusal(Ledger.open, tmp_path, cap=1.0).code == "ledger-damaged"
     assert os.listdir(tmp_path) == [MARK]
     Ledger.open(tmp_path, cap=1.0, create=True).close()
-    (tmp_path / MARK).write_bytes(b"")  # cut short after the database was made
+    (tmp_path / MARK).write_bytes(b"")  # interrupted after the database was created
     Ledger.open(tmp_path, cap=1.0, create=True).close()
     assert read_ledger(tmp_path).seq == 1
 
 
-def test_only_its_owner_may_read_a_ledger(tmp_path):
+def test_ledger_files_are_readable_by_their_owner_only(tmp_path):
     before = os.umask(0)
     try:
         with Ledger.open(tmp_path / "ledger", cap=1.0, create=True):
@@ -376,23 +380,23 @@ def test_only_its_owner_may_read_a_ledger(tmp_path):
 
 @pytest.fixture
 def events(monkeypatch):
-    """Names of files, in the order in which this process writes to them and syncs them through Python."""
-    told = []
+    """Record the files that this process writes and syncs through Python, in order."""
+    calls = []
 
     def telling(name, call):
         def told_first(file, *more):
-            told.append((name, Path(os.readlink(f"/proc/self/fd/{file}"))))
+            calls.append((name, Path(os.readlink(f"/proc/self/fd/{file}"))))
             return call(file, *more)
 
         return told_first
 
     for name, call in (("write", os.write), ("fsync", os.fsync)):
         monkeypatch.setattr(f"dpadmm.trusted.ledger.os.{name}", telling(name, call))
-    return told
+    return calls
 
 
-def test_names_of_new_files_and_folders_are_synced_and_nothing_stays_open(tmp_path, events):
-    """A power cut may lose a name whose folder was not synced, and a ledger with it."""
+def test_new_folders_are_synced_and_no_file_stays_open(tmp_path, events):
+    """A power cut may lose a name whose folder was not synced, and the ledger with it."""
     open_before = len(os.listdir("/proc/self/fd"))
     folder = tmp_path / "new" / "ledger"
     for create, parents in ((True, [tmp_path / "new", tmp_path]), (True, []), (False, [])):
@@ -403,7 +407,7 @@ def test_names_of_new_files_and_folders_are_synced_and_nothing_stays_open(tmp_pa
     assert len(os.listdir("/proc/self/fd")) == open_before
 
 
-def test_a_record_is_committed_before_its_mark_which_is_synced_before_the_upload_may_leave(ledger, events):
+def test_record_is_committed_and_mark_is_synced_before_spend_returns(ledger, events):
     ledger._database.set_trace_callback(lambda statement: events.append(("sql", statement.split()[0])))
     ledger.reserve(A, 1.0, about={})
     spend(ledger)
@@ -411,7 +415,7 @@ def test_a_record_is_committed_before_its_mark_which_is_synced_before_the_upload
     assert events == [("sql", "INSERT"), ("write", mark), ("fsync", mark)] * 2
 
 
-def test_records_say_what_happened_and_when(ledger):
+def test_records_contain_event_content_and_time(ledger):
     began = datetime.now(UTC).replace(microsecond=0)
     ledger.reserve(A, 1.0, about={})
     spend(ledger)
@@ -433,14 +437,14 @@ def test_two_new_ledgers_have_different_fingerprints(tmp_path):
     assert read_ledger(tmp_path / "a").fingerprint != read_ledger(tmp_path / "b").fingerprint
 
 
-def test_a_closed_ledger_answers_nothing(ledger):
+def test_closed_ledger_refuses_all_calls(ledger):
     ledger.close()
     ledger.close()
     assert refusal(ledger.status).code == "ledger-closed"
     assert refusal(ledger.replay, A, 1, digest=DIGEST).code == "ledger-closed"
 
 
-def test_a_ledger_of_process_1_is_closed_like_any_other(tmp_path, monkeypatch):
+def test_ledger_of_process_1_can_be_closed(tmp_path, monkeypatch):
     monkeypatch.setattr("dpadmm.trusted.ledger.os.getpid", lambda: 1)  # as in a container
     ledger = Ledger.open(tmp_path, cap=1.0, create=True)
     ledger.close()
@@ -459,14 +463,14 @@ def test_reading_after_a_crash_changes_nothing(tmp_path):
     assert [path.read_bytes() for path in lasting] == before
 
 
-def test_a_database_that_cannot_be_opened_is_not_an_empty_one(tmp_path):
+def test_unreadable_database_is_refused(tmp_path):
     Ledger.open(tmp_path, cap=1.0, create=True).close()
     (tmp_path / DATABASE).unlink()
     (tmp_path / DATABASE).mkdir()
     assert refusal(read_ledger, tmp_path).code == "ledger-failed"
 
 
-def test_only_zeros_may_follow_the_mark(tmp_path):
+def test_mark_may_be_followed_by_zeros_only(tmp_path):
     Ledger.open(tmp_path, cap=1.0, create=True).close()
     mark = (tmp_path / MARK).read_bytes()
     for tail, fine in ((b"\0" * 9, True), (b"X", False), (b"\0X", False)):
@@ -477,7 +481,7 @@ def test_only_zeros_may_follow_the_mark(tmp_path):
             assert refusal(read_ledger, tmp_path).code == "ledger-damaged"
 
 
-def test_a_mark_that_another_extends_stops_a_running_ledger(ledger):
+def test_mark_extended_by_another_process_stops_the_ledger(ledger):
     ledger.reserve(A, 1.0, about={})
     with (ledger._folder / MARK).open("ab") as mark:
         mark.write(b"\0")
@@ -486,7 +490,7 @@ def test_a_mark_that_another_extends_stops_a_running_ledger(ledger):
     assert "another process changed the mark" in str(refused)
 
 
-def test_another_ledger_in_its_place_is_noticed(tmp_path):
+def test_replaced_ledger_is_detected(tmp_path):
     Ledger.open(tmp_path / "other", cap=1.0, create=True).close()
     with Ledger.open(tmp_path / "ours", cap=1.0, create=True) as ledger:
         ledger.verify()
@@ -497,7 +501,7 @@ def test_another_ledger_in_its_place_is_noticed(tmp_path):
     assert "another process changed it" in str(refused)
 
 
-def test_an_upload_changed_under_a_running_ledger_is_not_sent_again(ledger):
+def test_upload_changed_on_disk_is_not_replayed(ledger):
     ledger.reserve(A, 1.0, about={})
     spend(ledger)
     with closing(sqlite3.connect(ledger._folder / DATABASE)) as database, database:
@@ -507,7 +511,7 @@ def test_an_upload_changed_under_a_running_ledger_is_not_sent_again(ledger):
     assert "record 3 was changed" in str(refused)
 
 
-def test_reading_leaves_no_trace_and_needs_no_right_to_write(tmp_path):
+def test_reading_is_read_only(tmp_path):
     with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
         ledger.reserve(A, 1.0, about={})
         spend(ledger)
@@ -520,7 +524,7 @@ def test_reading_leaves_no_trace_and_needs_no_right_to_write(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_large_upload_comes_back_whole(ledger):
+def test_large_upload_is_replayed_completely(ledger):
     ledger.reserve(A, 1.0, about={})
     upload = os.urandom(3_000_000)
     spend(ledger, upload=upload)
@@ -528,7 +532,7 @@ def test_a_large_upload_comes_back_whole(ledger):
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Reserve, spend, replay, close and reopen in any order; the model is a few dictionaries."""
+    """Reserve, spend, replay, close and reopen in any order, compared with a model of a few dictionaries."""
 
     @initialize()
     def begin(self):
@@ -549,13 +553,15 @@ class LedgerMachine(RuleBasedStateMachine):
         return sum((cost for _, cost, _ in self.spent[study].values()), Fraction(0))
 
     def both(self, amounts: dict[str, Fraction]) -> tuple[Fraction, Fraction]:
-        """The sum over studies, and that with every study's shares."""
+        """Return the sum over studies, without and with the factor ``shares`` of each study."""
         weighed = (amount * self.reserved[study][1] for study, amount in amounts.items())
         return sum(amounts.values(), Fraction(0)), sum(weighed, Fraction(0))
 
     def promised(self) -> tuple[Fraction, Fraction]:
         studies = self.reserved.items()
-        return self.both({each: self.total(each) if each in self.closed else asked for each, (asked, *_) in studies})
+        return self.both(
+            {study: self.total(study) if study in self.closed else asked for study, (asked, *_) in studies}
+        )
 
     def within(self, sums: tuple[Fraction, Fraction], asked: Fraction, shares: int) -> bool:
         return sums[0] + asked <= self.caps[0] and sums[1] + shares * asked <= self.caps[1]
@@ -612,7 +618,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return rounds[round][0] == digest
         last = max(rounds, default=0)
         in_order = round == last + 1 or (round > last and gaps)
-        everything = self.both({each: self.total(each) for each in self.spent})
+        everything = self.both({item: self.total(item) for item in self.spent})
         affordable = self.total(study) + asked <= reserved and self.within(everything, asked, shares)
         return study not in self.closed and in_order and affordable
 
@@ -633,54 +639,54 @@ class LedgerMachine(RuleBasedStateMachine):
     def adds_up(self):
         if not hasattr(self, "ledger"):
             return
-        book = self.ledger.status()
-        assert (book.spent, book.collusion_spent) == self.both({each: self.total(each) for each in self.spent})
-        assert (book.promised, book.collusion_promised) == self.promised()
-        assert set(book.accounts) == set(self.reserved)
+        state = self.ledger.status()
+        assert (state.spent, state.collusion_spent) == self.both({item: self.total(item) for item in self.spent})
+        assert (state.promised, state.collusion_promised) == self.promised()
+        assert set(state.accounts) == set(self.reserved)
         for study, rounds in self.spent.items():
             stored = [(record.round, record.digest, upload) for record, upload in self.ledger.transcript(study)]
             assert stored == [(round, digest, upload) for round, (digest, _, upload) in rounds.items()]
-        assert read_ledger(self.folder).fingerprint == book.fingerprint
+        assert read_ledger(self.folder).fingerprint == state.fingerprint
 
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
-def test_records_are_hashed_as_they_always_were():
-    """An owner compares fingerprints of years: the same record has the same one."""
+def test_record_hash_is_stable():
+    """Owners compare fingerprints over years."""
     assert Record("cap", "", 0.0) == ("cap", "", 0.0, 0, "", 0, "", "")
     record = Record("spend", A, 0.25, 3, DIGEST, 7, "2026-01-01T00:00:00+00:00", OTHER_DIGEST)
     assert record.chain("0" * 64) == "fdc27add469ca1e32e6c09e5b75206f0574ed21a25452fd3d7a760614b8c9f73"
 
 
-def test_sums_are_exact_also_of_nothing():
-    book = LedgerState()
-    sums = (book.spent, book.promised, book.collusion_spent, book.collusion_promised)
-    assert (*sums, book.cap, book.collusion_cap) == (0, 0, 0, 0, 0, 0)
-    assert {type(each) for each in sums} == {Fraction}
+def test_sums_of_an_empty_ledger_are_exact_fractions():
+    state = LedgerState()
+    sums = (state.spent, state.promised, state.collusion_spent, state.collusion_promised)
+    assert (*sums, state.cap, state.collusion_cap) == (0, 0, 0, 0, 0, 0)
+    assert {type(item) for item in sums} == {Fraction}
 
 
-def test_a_refusal_says_whose_limit_it_is(ledger):
+def test_refusal_names_the_limit(ledger):
     assert "would exceed the owner's cap" in str(refusal(ledger.reserve, A, 2.0, about={}))
     ledger.reserve(A, 0.25, about={})
     assert ledger.status().accounts[A].closed is False
     assert "would exceed the study's reservation" in str(refusal(spend, ledger, mu_squared=0.5))
 
 
-def test_a_record_says_whom_it_is_about_and_what_it_costs(tmp_path):
+def test_records_contain_study_and_cost(tmp_path):
     with Ledger.open(tmp_path, cap=2.0, collusion_cap=1e6, create=True) as ledger:
         ledger.reserve(A, 0.5, about={}, shares=1000)
         ledger.spend(A, 1, digest=DIGEST, mu_squared=0.25, upload=b"")
         ledger.close_study(A)
-    told = [(each.kind, each.study, each.mu_squared) for each in read_ledger(tmp_path).records]
+    records = [(record.kind, record.study, record.mu_squared) for record in read_ledger(tmp_path).records]
     caps = [("cap", "", 2.0), ("collusion-cap", "", 1e6)]
-    assert told == [*caps, ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]
+    assert records == [*caps, ("reserve", A, 0.5), ("spend", A, 0.25), ("close", A, 0.0)]
 
 
 @pytest.mark.parametrize("ending", ["close", "finish", "end"])
-def test_a_closed_study_keeps_its_first_ending_and_may_be_enrolled_again_if_it_is_finished(ledger, tmp_path, ending):
-    """Enrolled again, it reserves nothing and releases nothing: it may repeat what it released."""
+def test_closed_study_keeps_its_first_ending_and_only_a_finished_one_may_be_enrolled_again(ledger, tmp_path, ending):
+    """The second enrolment reserves and releases nothing. It may only repeat earlier releases."""
     ledger.reserve(A, 0.75, about={"name": "a"}, may_miss_rounds=True)
     spend(ledger, A, 1)
     ledger.close_study(A, ending)
@@ -700,32 +706,35 @@ def test_a_closed_study_keeps_its_first_ending_and_may_be_enrolled_again_if_it_i
         assert state.spent == state.promised == state.accounts[A].promised == Fraction(1, 4)
 
 
-def test_a_restore_closes_what_is_open_and_leaves_other_endings(ledger, tmp_path):
+def test_restore_closes_open_studies_and_keeps_other_endings(ledger, tmp_path):
     for study, ending in ((A, "finish"), (B, ""), (C, "end")):
         ledger.reserve(study, 0.25, about={})
         if ending:
             ledger.close_study(study, ending)
     ledger.record_restore(0.0, about={}, shares=1)
     for state in (ledger.status(), read_ledger(tmp_path)):
-        assert [each.ending for each in state.accounts.values()] == ["finish", "restore", "end", "restore"]
+        assert [account.ending for account in state.accounts.values()] == ["finish", "restore", "end", "restore"]
         assert state.spent == Fraction(1, 4), "of the open one"
 
 
-def test_both_sums_are_those_of_all_rounds_of_all_studies(tmp_path):
-    """They are kept beside the accounts; one that forgot earlier rounds or studies would let a site overspend."""
+def test_running_totals_equal_the_sums_over_all_rounds_and_studies(tmp_path):
+    """The totals are stored in addition to the accounts.
+
+    If a total omitted a round or study, a site could overspend.
+    """
     with Ledger.open(tmp_path, cap=1.0, collusion_cap=2.0, create=True) as ledger:
         for study, shares in ((A, 3), (B, 1)):
             ledger.reserve(study, 0.25, about={}, shares=shares)
         for round, study in product((1, 2), (A, B)):
             spend(ledger, study, round, 0.1)
-        for book in (ledger.status(), read_ledger(tmp_path)):
-            assert book.spent == sum(each.spent for each in book.accounts.values()) == 4 * Fraction(0.1)
-            assert book.collusion_spent == sum(each.shares * each.spent for each in book.accounts.values())
-            assert book.collusion_spent == 8 * Fraction(0.1)
+        for state in (ledger.status(), read_ledger(tmp_path)):
+            assert state.spent == sum(account.spent for account in state.accounts.values()) == 4 * Fraction(0.1)
+            assert state.collusion_spent == sum(account.shares * account.spent for account in state.accounts.values())
+            assert state.collusion_spent == 8 * Fraction(0.1)
 
 
-def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(ledger, tmp_path):
-    """What was open counts as released in full, beside what the copy may lack; nothing is open any more."""
+def test_restore_charges_everything_that_may_have_been_released(ledger, tmp_path):
+    """Open studies are charged in full and closed. Records that the copy may lack are charged too."""
     ledger.reserve(A, 0.25, about={"name": "a"}, may_miss_rounds=True)
     spend(ledger, A, 1, 0.0625)
     ledger.reserve(B, 0.25, about={"name": "b"})
@@ -735,8 +744,8 @@ def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(le
     ledger.record_restore(0.0625, about={"name": "lost"}, shares=3)
     for state in (ledger.status(), read_ledger(tmp_path)):
         assert state.restores == 1
-        assert [float(each.spent) for each in state.accounts.values()] == [0.25, 0.125, 0.125, 0.0625]
-        assert all(each.closed for each in state.accounts.values())
+        assert [float(item.spent) for item in state.accounts.values()] == [0.25, 0.125, 0.125, 0.0625]
+        assert all(item.closed for item in state.accounts.values())
         lost, account = list(state.accounts.items())[-1]
         assert re.fullmatch("[0-9a-f]{64}", lost)
         assert (account.about, account.may_miss_rounds, account.shares) == ({"name": "lost"}, False, 3)
@@ -754,13 +763,13 @@ def test_an_old_copy_that_is_put_back_charges_all_that_may_have_been_released(le
     assert (ledger.status().restores, ledger.status().spent) == (2, Fraction(9, 16))
 
 
-def test_what_an_old_copy_may_lack_is_charged_beyond_the_cap_too(ledger):
+def test_restore_may_charge_more_than_the_cap(ledger):
     ledger.reserve(A, 1.0, about={"name": "a"})
     ledger.record_restore(5.0, about={}, shares=1)
     assert float(ledger.status().spent) == 6.0
 
 
-def test_a_ledger_has_a_version_an_older_one_is_brought_up_to_date_and_a_newer_one_is_not_touched(tmp_path):
+def test_older_format_is_upgraded_and_a_newer_one_is_refused(tmp_path):
     with Ledger.open(tmp_path, cap=1.0, create=True) as ledger:
         ledger.reserve(A, 0.5, about={"name": "a"})
         before = ledger.status().fingerprint
@@ -772,7 +781,7 @@ def test_a_ledger_has_a_version_an_older_one_is_brought_up_to_date_and_a_newer_o
             return database.execute("PRAGMA user_version").fetchone()[0]
 
     assert version() == 1
-    version(0)  # as ledgers were before they had restores
+    version(0)  # the format without restores
     assert read_ledger(tmp_path).fingerprint == before
     assert version() == 0, "readers change nothing"
     with Ledger.open(tmp_path, cap=1.0) as ledger:
@@ -786,8 +795,8 @@ def test_a_ledger_has_a_version_an_older_one_is_brought_up_to_date_and_a_newer_o
     assert version() == 2
 
 
-def test_a_mark_that_is_written_in_part_is_a_failed_spend(ledger, monkeypatch):
-    """A disk that is nearly full takes some bytes: the release must not leave."""
+def test_partial_write_of_the_mark_fails_the_spend(ledger, monkeypatch):
+    """If a disk that is nearly full accepts only some bytes, the release must not be sent."""
     ledger.reserve(A, 1.0, about={"name": "a"})
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:-1]))

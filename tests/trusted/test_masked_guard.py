@@ -1,4 +1,4 @@
-"""A guard under secure aggregation: one request with one set of members is answered in a round, masked."""
+"""Guards with secure aggregation: each round answers one request for one set of members."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def guard(folder):
         yield guard
 
 
-def books(guard: Guard) -> tuple[Any, ...]:
+def ledger_records(guard: Guard) -> tuple[Any, ...]:
     return tuple(guard._ledger.status().records)
 
 
-def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_under_its_mask(
+def test_masked_answers_add_up_to_the_sum_of_the_unmasked_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the mask it is the rounded sum over rows and a share of the noise, on the grid of max_rows_per_site."""
+    """An unmasked answer is the rounded sum over rows plus a share of the noise, on the grid of max_rows_per_site."""
     drawn: list[tuple[int, Integers]] = []
 
     def kept(scale: int, count: int) -> Integers:
@@ -91,10 +91,10 @@ def test_the_answers_of_the_members_add_up_and_each_is_what_answer_would_give_un
         np.testing.assert_array_equal(sum(masked.values()), sum(bare.values()))
 
 
-def test_the_same_mask_again_gets_the_same_bytes_also_after_a_restart(folder: Path) -> None:
+def test_repeated_mask_returns_the_same_bytes_after_a_restart(folder: Path) -> None:
     with site(folder) as guard:
         request = guard.prepare(HASH, 1, POINT, b"memo")
-        first, before = guard.mask(HASH, 1, request, FEW), books(guard)
+        first, before = guard.mask(HASH, 1, request, FEW), ledger_records(guard)
         assert guard.prepare(HASH, 1, POINT, b"memo") == request
         assert guard.mask(HASH, 1, request, FEW).tobytes() == first.tobytes()
     with site(folder) as guard:
@@ -102,7 +102,7 @@ def test_the_same_mask_again_gets_the_same_bytes_also_after_a_restart(folder: Pa
             if prepared:
                 guard.prepare(HASH, 1, POINT, b"memo")
             assert guard.mask(HASH, 1, request, FEW).tobytes() == first.tobytes()
-        assert books(guard) == before
+        assert ledger_records(guard) == before
         ((round, answer, memo),) = guard.transcript(HASH)
         assert (round, answer.tobytes(), memo) == (1, first.tobytes(), b"memo")
         ((_, stored),) = guard._ledger.transcript(HASH)
@@ -110,7 +110,7 @@ def test_the_same_mask_again_gets_the_same_bytes_also_after_a_restart(folder: Pa
 
 
 @pytest.mark.parametrize("n", [8, 9, 17])
-def test_members_are_kept_apart_from_the_memo_for_any_number_of_sites(folder: Path, n: int) -> None:
+def test_members_and_memo_are_stored_separately_for_any_number_of_sites(folder: Path, n: int) -> None:
     more = tuple((f"site-{k}", public_key(bytes([k] * 32))) for k in range(N, n))
     asked = masked_study(roster=(*ROSTER, *more))
     everybody = bitmap_of(range(n), n)
@@ -122,19 +122,19 @@ def test_members_are_kept_apart_from_the_memo_for_any_number_of_sites(folder: Pa
         assert [memo for _, _, memo in guard.transcript(asked.hash)] == [b"heard", b""]
 
 
-def test_other_members_or_another_request_for_an_answered_round_are_refused(guard: Guard) -> None:
+def test_answered_round_refuses_other_members_and_requests(guard: Guard) -> None:
     request = guard.prepare(HASH, 1, POINT)
     guard.mask(HASH, 1, request, FEW)
-    before = books(guard)
+    before = ledger_records(guard)
     other = guard.prepare(HASH, 1, POINT + 1.0)
     for asked, members in ((request, ALL), (request, bitmap_of([0, 1, 2, 3], N)), (other, FEW), ("0" * 64, FEW)):
         assert refusal(guard.mask, HASH, 1, asked, members).code == "round-forked"
-    assert books(guard) == before
-    assert not guard._prepared
+    assert ledger_records(guard) == before
+    assert not guard._pending
 
 
-def test_what_was_prepared_is_used_once(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever keeps it from being recorded: under another mask it would be known."""
+def test_prepared_answer_is_used_once(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even if recording fails. A second mask on the same answer would reveal it."""
     request = guard.prepare(HASH, 1, POINT)
     with monkeypatch.context() as patch:
         patch.setattr(guard._ledger, "spend", lambda *_, **__: 1 / 0)
@@ -144,7 +144,7 @@ def test_what_was_prepared_is_used_once(guard: Guard, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(sqlite_vfs() is None, reason="this Python hides its SQLite library")
-def test_an_answer_that_cannot_be_recorded_does_not_leave(folder: Path) -> None:
+def test_unrecorded_answer_is_not_returned(folder: Path) -> None:
     with site(folder) as guard:
         request = guard.prepare(HASH, 1, POINT)
         with failing(Fault("EIO", 1)):
@@ -158,22 +158,22 @@ def test_an_answer_that_cannot_be_recorded_does_not_leave(folder: Path) -> None:
         assert guard._ledger.status().spent == PRICE
 
 
-def test_after_a_crash_between_ready_and_mask_the_answer_has_other_noise(folder: Path) -> None:
+def test_crash_between_prepare_and_mask_leads_to_fresh_noise(folder: Path) -> None:
     seen = []
     for _ in range(2):
         with site(folder) as guard:
             request = guard.prepare(HASH, 1, POINT)
-            seen.append(guard._prepared[HASH].numbers)
+            seen.append(guard._pending[HASH].numbers)
     with site(folder) as guard:
         assert refusal(guard.mask, HASH, 1, request, ALL).code == "round-not-ready"
         assert not guard._ledger.status().spent
         assert guard.prepare(HASH, 1, POINT) == request
-        assert guard._prepared[HASH].numbers not in seen
+        assert guard._pending[HASH].numbers not in seen
         guard.mask(HASH, 1, request, ALL)
     assert len(set(seen)) == 2
 
 
-def test_only_the_prepared_request_of_this_round_and_study_is_answered(guard: Guard) -> None:
+def test_mask_requires_the_prepared_request_of_the_same_round_and_study(guard: Guard) -> None:
     other = masked_study("another")
     guard.enrol(other)
     request = guard.prepare(HASH, 1, POINT)
@@ -181,18 +181,16 @@ def test_only_the_prepared_request_of_this_round_and_study_is_answered(guard: Gu
     assert request != foreign
     for study, round, asked in ((HASH, 2, request), (HASH, 1, foreign), (other.hash, 1, request), (HASH, 1, "0" * 64)):
         assert refusal(guard.mask, study, round, asked, ALL).code == "round-not-ready"
-    numbers = guard._prepared[HASH].numbers
+    numbers = guard._pending[HASH].numbers
     assert guard.prepare(HASH, 1, POINT) == request
-    assert guard._prepared[HASH].numbers == numbers  # no second draw for the same request
+    assert guard._pending[HASH].numbers == numbers  # the same request draws no new noise
     assert not guard._ledger.status().spent
     guard.mask(HASH, 1, request, ALL)
     guard.mask(other.hash, 1, foreign, ALL)
 
 
-def test_rows_are_summed_once_in_a_round_however_often_it_is_asked_for(
-    guard: Guard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What costs nothing could be timed without end."""
+def test_rows_are_summed_once_per_round(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without a charge could otherwise be timed without limit."""
     sums, total = [], TinyRows.total
     monkeypatch.setattr(TinyRows, "total", lambda *asked: sums.append(asked) or total(*asked))
     requests = {round: guard.prepare(HASH, round, POINT) for round in (2, 3)}
@@ -221,20 +219,20 @@ def test_rows_are_summed_once_in_a_round_however_often_it_is_asked_for(
         (bitmap_of([0], N), "members-few"),
     ],
 )
-def test_members_are_checked_before_all_else(guard: Guard, members: Any, code: str) -> None:
+def test_members_are_checked_first(guard: Guard, members: Any, code: str) -> None:
     request = guard.prepare(HASH, 1, POINT)
     assert refusal(guard.mask, HASH, 1, request, members).code == code
     guard.mask(HASH, 1, request, FEW)
-    assert refusal(guard.mask, HASH, 1, request, members).code == code  # an answered round is no way around
+    assert refusal(guard.mask, HASH, 1, request, members).code == code  # also for an answered round
     assert guard._ledger.status().spent == PRICE
 
 
 @pytest.mark.parametrize("request_digest", [None, b"0" * 64, "0" * 63, "0" * 65, "G" * 64, "A" * 64, "0" * 64 + "\n"])
-def test_a_request_is_named_by_its_digest(guard: Guard, request_digest: Any) -> None:
+def test_request_must_be_a_sha256_digest(guard: Guard, request_digest: Any) -> None:
     assert refusal(guard.mask, HASH, 1, request_digest, ALL).code == "request-malformed"
 
 
-def test_a_study_is_masked_or_it_is_not(guard: Guard) -> None:
+def test_masked_and_plain_studies_use_different_calls(guard: Guard) -> None:
     guard.enrol(STUDY)
     for act in (
         lambda: guard.answer(HASH, 1, POINT),
@@ -247,7 +245,7 @@ def test_a_study_is_masked_or_it_is_not(guard: Guard) -> None:
     guard.answer(STUDY.hash, 1, POINT)
 
 
-def test_nothing_is_computed_for_a_round_that_cannot_be_answered(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_computes_nothing_for_a_refused_round(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     later = guard.prepare(HASH, 3, POINT)
     guard.mask(HASH, 3, later, ALL)
     with monkeypatch.context() as patch:
@@ -264,24 +262,24 @@ def test_nothing_is_computed_for_a_round_that_cannot_be_answered(guard: Guard, m
     assert guard._ledger.status().spent == PRICE
 
 
-def test_rounds_may_be_missed_only_if_the_study_says_so(folder: Path) -> None:
+def test_rounds_may_be_missed_only_if_the_study_allows_it(folder: Path) -> None:
     strict = masked_study(terms={"may_miss_rounds": False})
     with site(folder, study=strict) as guard:
         assert refusal(guard.prepare, strict.hash, 2, POINT).code == "round-missed"
 
 
-def test_both_sums_are_reserved_and_charged(folder: Path) -> None:
+def test_both_budgets_are_reserved_and_charged(folder: Path) -> None:
     policy = replace(limits(epsilon_if_others_collude=6.0), unit=PrivacyUnit(2), epsilon=3.0)
     price = Fraction(policy.release_cost(MASKED.terms.plan.at(1)))
     with site(folder, policy=policy, open_rows=tiny(*rows(), policy.unit)) as guard:
         guard.mask(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
-    book = read_ledger(folder)
-    assert (book.spent, book.collusion_spent) == (price, HONEST * price)
-    assert float(book.promised) == policy.cost(MASKED.terms.plan)
-    assert book.collusion_promised == HONEST * book.promised
-    assert (book.cap, book.collusion_cap) == (policy.cap, policy.collusion_cap)
+    state = read_ledger(folder)
+    assert (state.spent, state.collusion_spent) == (price, HONEST * price)
+    assert float(state.promised) == policy.cost(MASKED.terms.plan)
+    assert state.collusion_promised == HONEST * state.promised
+    assert (state.cap, state.collusion_cap) == (policy.cap, policy.collusion_cap)
     assert policy.collusion_cap > policy.cap
-    assert book.accounts[HASH].about["masking"] == {
+    assert state.accounts[HASH].about["masking"] == {
         "min_honest_sites": HONEST,
         "quorum": QUORUM,
         "max_rows_per_site": 2 * M,
@@ -316,7 +314,7 @@ TOGETHER = exact_epsilon((HONEST * ROUNDS) ** 0.5 / Z, OWNER.delta)
         (lambda place: guarded(place, policy=OWNER, key=bytes(32)), "roster-not-mine", "not in the study's roster"),
     ],
 )
-def test_an_owner_who_does_not_allow_it_or_has_no_key_refuses(
+def test_enrolment_is_refused_without_permission_or_key(
     folder: Path, act: Callable[[Path], Any], code: str, words: str
 ) -> None:
     with act(folder) as guard:
@@ -326,7 +324,7 @@ def test_an_owner_who_does_not_allow_it_or_has_no_key_refuses(
         assert not guard._ledger.status().accounts
 
 
-def test_every_limit_of_secure_aggregation_is_told_and_only_where_there_is_one() -> None:
+def test_limits_of_secure_aggregation_are_listed_for_masked_studies_only() -> None:
     zero, both = (Fraction(0), Fraction(0)), {"plain", "secure"}
     plain = [limit.name for limit in POLICY.evaluate(STUDY.terms, M, zero)]
     assert plain == ["method", "loss", "rounds", "rows", "budget"]
@@ -334,10 +332,10 @@ def test_every_limit_of_secure_aggregation_is_told_and_only_where_there_is_one()
         *plain,
         "collusion_budget",
     ]
-    told = {limit.name: limit for limit in OWNER.evaluate(MASKED.terms, M, zero)}
-    assert list(told) == [*plain[:3], "aggregation", "min_honest_sites", "withstood", *plain[3:], "collusion_budget"]
-    assert (told["aggregation"].asked, set(told["aggregation"].allowed)) == ("secure", both)
-    assert [told[name].sentence for name in ("budget", "collusion_budget")] == ["", ""]
+    limits = {limit.name: limit for limit in OWNER.evaluate(MASKED.terms, M, zero)}
+    assert list(limits) == [*plain[:3], "aggregation", "min_honest_sites", "withstood", *plain[3:], "collusion_budget"]
+    assert (limits["aggregation"].asked, set(limits["aggregation"].allowed)) == ("secure", both)
+    assert [limits[name].sentence for name in ("budget", "collusion_budget")] == ["", ""]
     (refused,) = [limit for limit in POLICY.evaluate(MASKED.terms, None, None) if not limit.holds]
     assert (refused.name, refused.allowed) == ("aggregation", ("plain",))
     small = replace(OWNER, epsilon=0.1).evaluate(MASKED.terms, None, zero)[-2]
@@ -360,14 +358,14 @@ def test_every_limit_of_secure_aggregation_is_told_and_only_where_there_is_one()
         (masked_study(min_honest_sites=1, quorum=2), "policy-honest"),
     ],
 )
-def test_a_study_whose_roster_rows_or_numbers_do_not_fit_is_refused(folder: Path, asked: Any, code: str) -> None:
+def test_study_with_unfit_roster_rows_or_noise_is_refused(folder: Path, asked: Any, code: str) -> None:
     with guarded(folder, policy=OWNER, key=KEYS[0]) as guard:
         assert refusal(guard.enrol, asked).code == code
         assert not guard._ledger.status().accounts
 
 
-def test_the_sum_of_all_answers_must_fit_63_bits_to_the_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One answer would fit, so would those of all four sites but for a single step; reach is that of a share."""
+def test_sum_over_all_sites_must_fit_63_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer fits, and the answers of four sites fit up to a single step. The noise scale is that of a share."""
     four = masked_study(roster=ROSTER[:4])
     monkeypatch.setattr(Lattice, "noise_scale", lambda self, z, shares=1: shares)
     for reach, fits in ((2**61 - 1, True), (2**61, False)):
@@ -379,7 +377,7 @@ def test_the_sum_of_all_answers_must_fit_63_bits_to_the_last(folder: Path, monke
                 assert "63 bits" in str(refusal(guard.enrol, four).__cause__)
 
 
-def test_a_site_with_as_many_rows_as_the_study_allows_takes_part(folder: Path) -> None:
+def test_site_with_max_rows_per_site_is_accepted(folder: Path) -> None:
     with guarded(folder, policy=OWNER, key=KEYS[0]) as guard:
         guard.enrol(masked_study(max_rows_per_site=M))
 
@@ -387,7 +385,7 @@ def test_a_site_with_as_many_rows_as_the_study_allows_takes_part(folder: Path) -
 @pytest.mark.parametrize(
     "change", [{"min_honest_sites": 2}, {"quorum": 5}, {"max_rows_per_site": 99}, {"roster": ROSTER[::-1]}]
 )
-def test_terms_of_masking_changed_under_the_same_hash_are_refused(folder: Path, change: dict[str, Any]) -> None:
+def test_changed_masking_terms_with_the_same_hash_are_refused(folder: Path, change: dict[str, Any]) -> None:
     with site(folder) as guard:
         guard.prepare(HASH, 1, POINT)
     forged = masked_study(**change)
@@ -397,8 +395,11 @@ def test_terms_of_masking_changed_under_the_same_hash_are_refused(folder: Path, 
         assert refusal(guard.mask, HASH, 1, "0" * 64, ALL).code == "study-unknown"
 
 
-def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) -> None:
-    """The second of two studies fits the first limit, but not the second; nor does a study without masks."""
+def test_collusion_budget_is_shared_by_all_studies(folder: Path) -> None:
+    """Of two studies, the second fits the first budget, but not the collusion budget.
+
+    The same holds for a study without masks.
+    """
     policy = limits(epsilon_if_others_collude=1.1 * TOGETHER)
     with guarded(folder, policy=policy, key=KEYS[0]) as guard:
         guard.enrol(MASKED)
@@ -409,10 +410,10 @@ def test_what_all_others_learn_together_is_limited_over_studies(folder: Path) ->
         guard.enrol(masked_study("another"))
     with guarded(folder, policy=POLICY) as guard:
         assert guard._ledger.status().collusion_cap == POLICY.cap
-        assert refusal(guard.enrol, STUDY).code == "policy-collusion"  # what masked studies may still say counts
+        assert refusal(guard.enrol, STUDY).code == "policy-collusion"  # reservations of masked studies count
 
 
-def test_a_lower_limit_ends_a_masked_study_early(folder: Path) -> None:
+def test_lowered_limit_ends_a_masked_study_early(folder: Path) -> None:
     with site(folder) as guard:
         guard.mask(HASH, 1, guard.prepare(HASH, 1, POINT), ALL)
     lower = replace(OWNER, masking=MaskingLimits(exact_epsilon((2.5 * HONEST) ** 0.5 / Z, OWNER.delta), 2, 1))

@@ -1,4 +1,4 @@
-"""Masks cancel over all members of a round, and over nothing less; anything else gives other masks."""
+"""Masks cancel in the sum over all members of a round, and only there."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def keys(n: int) -> list[bytes]:
 
 
 def sites(n: int, study: str = STUDY) -> list[Masks]:
-    roster = [public_key(each) for each in keys(n)]
-    return [Masks(study, each, roster) for each in keys(n)]
+    roster = [public_key(key) for key in keys(n)]
+    return [Masks(study, key, roster) for key in keys(n)]
 
 
 def reference(private: list[bytes], i: int, members: list[int], size: int, round: int = 1) -> list[int]:
-    """The mask of site i by the formulas of the module, with hashlib and the cipher alone."""
+    """Compute the mask of site i from the formulas of the module, with hashlib and the cipher only."""
     n, total = len(private), [0] * size
     bits = "".join("01"[j in members] for j in range(n)).ljust(8 * ((n + 7) // 8), "0")
     bitmap = int(bits, 2).to_bytes((n + 7) // 8)
@@ -57,7 +57,7 @@ def reference(private: list[bytes], i: int, members: list[int], size: int, round
     return total
 
 
-def test_the_known_answer_of_the_design() -> None:
+def test_known_answer() -> None:
     """Keys of RFC 7748 §6.1, a study and a request of zeros, round 1."""
     masks = Masks("00" * 32, ALICE, [public_key(ALICE), public_key(BOB)])
     mask = masks.for_round(1, "00" * 32, b"\xc0").numbers(4).astype("<i8").tobytes()
@@ -65,7 +65,7 @@ def test_the_known_answer_of_the_design() -> None:
     assert masks.tags.hex() == "00000000000000001be8f677ce138a03"
 
 
-def test_masks_are_those_of_the_formulas() -> None:
+def test_masks_follow_the_formulas() -> None:
     all_sites = sites(11)
     for members, round in (([0, 3, 10], 1), ([2, 3], 258), (list(range(11)), 10**9)):
         for i in members:
@@ -87,13 +87,13 @@ def test_masks_cancel_over_any_members(case: tuple[int, set[int]]) -> None:
 def uniform(numbers: np.ndarray) -> bool:
     """Bytes at each of the eight places of the numbers are equally frequent; a false alarm in 1e6."""
     places = numbers.astype("<i8").view(np.uint8).reshape(-1, 8).T
-    return min(chisquare(np.bincount(each, minlength=256)).pvalue for each in places) > 1e-6 / 8
+    return min(chisquare(np.bincount(place, minlength=256)).pvalue for place in places) > 1e-6 / 8
 
 
-def test_sums_over_fewer_than_all_members_look_uniform() -> None:
+def test_sums_over_a_strict_subset_of_members_look_uniform() -> None:
     members, size = [0, 2, 3, 5], 2**14
     masks = {i: sites(6)[i].for_round(1, REQUEST, bitmap_of(members, 6)).numbers(size) for i in members}
-    subsets = [each for k in (1, 2, 3) for each in itertools.combinations(members, k)]
+    subsets = [members_ for k in (1, 2, 3) for members_ in itertools.combinations(members, k)]
     assert len(subsets) == 14
     for subset in subsets:
         assert uniform(np.sum([masks[i] for i in subset], axis=0)), subset
@@ -101,19 +101,19 @@ def test_sums_over_fewer_than_all_members_look_uniform() -> None:
 
 
 @pytest.mark.parametrize(("n", "colluding"), [(2, ()), (3, ()), (4, ()), (3, (1,)), (4, (0,)), (4, (1, 3))])
-def test_all_that_a_transcript_tells_is_the_sum_of_the_honest(
+def test_transcript_reveals_only_the_sum_of_honest_answers(
     n: int, colluding: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every stream of every honest pair modulo 4, enumerated: a place of the numbers is one choice of them all.
+    """Enumerate every stream of every honest pair modulo 4: each array position holds one combination.
 
-    Given the streams that colluding members know, transcripts of the honest are equally likely for all answers
-    with one sum; without one honest answer, for all answers.
+    Given the streams of colluding members, transcripts of honest members are equally likely for all answers with the
+    same sum. Without one of the honest answers, they are equally likely for all answers.
     """
     min_honest_sites = [i for i in range(n) if i not in colluding]
     pairs = list(itertools.combinations(min_honest_sites, 2))
     choices = np.array(list(itertools.product(range(4), repeat=len(pairs)))).T
     streams = {f"{i} {j}".encode(): choices[k] for k, (i, j) in enumerate(pairs)}
-    known = {f"{min(i, c)} {max(i, c)}".encode(): (3 * c + i) % 4 for i in min_honest_sites for c in colluding}
+    shared = {f"{min(i, c)} {max(i, c)}".encode(): (3 * c + i) % 4 for i in min_honest_sites for c in colluding}
 
     class Stream:
         def __init__(self, key: bytes, mode: object) -> None:
@@ -123,7 +123,7 @@ def test_all_that_a_transcript_tells_is_the_sum_of_the_honest(
             return self
 
         def update(self, zeros: bytes) -> bytes:
-            value = np.broadcast_to(streams.get(self.key, known.get(self.key)), choices.shape[1:])
+            value = np.broadcast_to(streams.get(self.key, shared.get(self.key)), choices.shape[1:])
             return value.astype("<i8").tobytes()
 
     all_sites = sites(n)
@@ -147,12 +147,12 @@ def test_all_that_a_transcript_tells_is_the_sum_of_the_honest(
     by_sum = {total: set() for total in range(4)}
     for x in itertools.product(range(4), repeat=len(min_honest_sites)):
         by_sum[sum(x) % 4].add(told(x))
-    assert all(len(each) == 1 for each in by_sum.values())
+    assert all(len(item) == 1 for item in by_sum.values())
     assert len(set.union(*by_sum.values())) == 4
 
 
-def test_another_study_round_request_or_members_give_unrelated_masks() -> None:
-    """Site 0 is told one story and site 1 another: what they share does not cancel, and tells nothing."""
+def test_masks_do_not_cancel_if_the_server_sends_different_requests() -> None:
+    """Sites 0 and 1 get different requests. Their shared stream does not cancel and looks uniform."""
     told = (STUDY, 1, REQUEST, [0, 1])
     stories = [
         told,
@@ -172,21 +172,21 @@ def test_another_study_round_request_or_members_give_unrelated_masks() -> None:
         assert uniform(masks[0, k] - masks[0, other])
 
 
-def test_both_ends_of_a_pair_say_the_same_tag_unless_a_key_was_swapped() -> None:
+def test_tags_of_a_pair_match_unless_a_key_was_swapped() -> None:
     private = keys(4)
-    roster = [public_key(each) for each in private]
+    roster = [public_key(item) for item in private]
     swapped = [*roster[:2], public_key(ALICE), roster[3]]
 
-    def tags(i: int, known: list[bytes], study: str = STUDY) -> list[bytes]:
-        told = Masks(study, private[i], known).tags
-        return [told[8 * j : 8 * j + 8] for j in range(4)]
+    def tags(i: int, keys_of_all: list[bytes], study: str = STUDY) -> list[bytes]:
+        all_tags = Masks(study, private[i], keys_of_all).tags
+        return [all_tags[8 * j : 8 * j + 8] for j in range(4)]
 
-    told = [tags(i, roster) for i in range(4)]
-    assert all(told[i][j] == told[j][i] for i in range(4) for j in range(4))
-    assert len({each for one in told for each in one}) == 1 + 6
+    all_tags = [tags(i, roster) for i in range(4)]
+    assert all(all_tags[i][j] == all_tags[j][i] for i in range(4) for j in range(4))
+    assert len({item for one in all_tags for item in one}) == 1 + 6
     misled = tags(0, swapped)
-    assert [misled[j] == told[j][0] for j in range(4)] == [True, True, False, True]
-    assert not set(tags(0, roster, "5e" * 32)[1:]) & set(told[0][1:])
+    assert [misled[j] == all_tags[j][0] for j in range(4)] == [True, True, False, True]
+    assert not set(tags(0, roster, "5e" * 32)[1:]) & set(all_tags[0][1:])
 
 
 P = 2**255 - 19
@@ -194,8 +194,8 @@ LOW_ORDER = [0, 1, P - 1, P, P + 1, 32560625091655743179598362635611063129400811
              39382357235489614581723060781553021112529911719440698176882885853963445705823]  # fmt: skip
 
 
-def test_a_roster_without_me_with_weak_keys_or_one_key_twice_is_refused() -> None:
-    good = [public_key(each) for each in keys(3)]
+def test_roster_without_own_key_or_with_weak_or_duplicate_keys_is_refused() -> None:
+    good = [public_key(key) for key in keys(3)]
     other_spelling = bytes([*good[1][:31], good[1][31] | 0x80])
     own_spelling = bytes([*good[0][:31], good[0][31] | 0x80])
     assert other_spelling != good[1]
@@ -207,7 +207,7 @@ def test_a_roster_without_me_with_weak_keys_or_one_key_twice_is_refused() -> Non
         ([*good, other_spelling], "roster-unfit"),
         ([*good, own_spelling], "roster-unfit"),
         ([*good, good[1][:31]], "roster-unfit"),
-        *(([*good, each.to_bytes(32, "little")], "roster-unfit") for each in LOW_ORDER),
+        *(([*good, point.to_bytes(32, "little")], "roster-unfit") for point in LOW_ORDER),
     ]:
         assert refusal(Masks, STUDY, keys(3)[0], roster).code == code
     assert Masks(STUDY, keys(3)[2], good).me == 2
@@ -216,13 +216,13 @@ def test_a_roster_without_me_with_weak_keys_or_one_key_twice_is_refused() -> Non
 @pytest.mark.parametrize(
     "bitmap", [b"", b"\xff", b"\xff\x80\x00", b"\xff\x40", b"\xff\xc0\x00", bytearray(b"\xff\x80"), "ÿ\x80", None]
 )
-def test_a_bitmap_of_another_form_is_refused(bitmap: object) -> None:
+def test_malformed_bitmaps_are_refused(bitmap: object) -> None:
     assert members_of(b"\xff\x80", 9) == tuple(range(9))
     assert refusal(members_of, bitmap, 9).code == "members-malformed"
     assert refusal(sites(9)[0].for_round, 1, REQUEST, bitmap).code == "members-malformed"
 
 
-def test_without_cryptography_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cryptography_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
     with pytest.raises(StudyError, match=r"needs cryptography: pip install 'dpadmm\[federation\]'"):
         runpy.run_path(masking.__file__)

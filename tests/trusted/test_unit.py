@@ -1,4 +1,4 @@
-"""The privacy unit: which rows count as zeros, what replacing a person can change, and who checks it."""
+"""The privacy unit: silent rows, the effect of replacing a person, and the checks of the guard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def silent(ids, k):
 
 
 def silent_by_the_rules(ids, k):
-    """The rules of the docstring, one row after another."""
+    """Apply the rules of the docstring row by row."""
     names = [person_of(cell) for cell in ids]
     return [
         name in NO_ID
@@ -42,7 +42,7 @@ def silent_by_the_rules(ids, k):
 
 @prove
 @given(ids=st.lists(st.sampled_from(CELLS), min_size=1, max_size=12), k=st.integers(1, 3))
-def test_rows_are_silent_by_the_rules_and_no_others(ids, k):
+def test_silent_rows_follow_the_rules(ids, k):
     assert silent(ids, k) == silent_by_the_rules(ids, k)
 
 
@@ -52,10 +52,10 @@ def test_rows_are_silent_by_the_rules_and_no_others(ids, k):
     k=st.integers(1, 3),
     data=st.data(),
 )
-def test_replacing_a_person_changes_at_most_2k_rows_that_count(ids, k, data):
+def test_replacing_a_person_changes_at_most_2k_active_rows(ids, k, data):
     person = data.draw(st.sampled_from(ids))
     replaced = [row for row, cell in enumerate(ids) if cell == person]
-    if person_of(person) in NO_ID:  # each of them is somebody else
+    if person_of(person) in NO_ID:  # each of these rows is a different person
         replaced = [data.draw(st.sampled_from(replaced))]
     rest = [cell for row, cell in enumerate(ids) if row not in replaced]
     allowed = [cell for cell in [*CELLS, "new"] if cell not in rest or person_of(cell) in NO_ID]
@@ -68,15 +68,15 @@ def test_replacing_a_person_changes_at_most_2k_rows_that_count(ids, k, data):
     assert len(counted[0] ^ counted[1]) <= 2 * k
 
 
-def test_the_owner_is_told_how_many_and_why():
+def test_persons_report_counts_by_reason():
     ids = ["a", "a", "a", "", "NA", "7", "07", "b", None]
     persons = PrivacyUnit(2, "id").persons(Ids.of(ids), 9)
     assert (persons.n_rows, persons.n_used, persons.n_persons) == (9, 3, 3)
     assert (persons.n_above, persons.n_ambiguous, persons.n_without_id) == (1, 1, 3)
 
 
-def test_spellings_that_no_row_has_do_not_count():
-    """A Parquet dictionary may hold values that were deleted."""
+def test_spellings_without_rows_are_ignored():
+    """A Parquet dictionary may contain deleted values."""
     for spellings in (["7", "07", "8"], ["7", "9", "8", "07"], ["7", "z", "8", "y"]):
         persons = PrivacyUnit(1, "id").persons(Ids(np.array([0, 2]), spellings), 2)
         assert persons.silent.tolist() == [False, False]
@@ -102,39 +102,40 @@ SPELLINGS = {
 }
 
 
-def test_spellings_of_one_person_in_unicode_are_one_person():
+def test_unicode_spellings_of_one_id_are_one_person():
     for name, (one, other) in SPELLINGS.items():
         with case(name):
             assert person_of(one) == person_of(other)
             assert silent([one, other, "b"], 1) == [True, True, False]
 
 
-LETTERS = st.characters(exclude_characters="ı")  # casefold keeps the Turkish letter apart from i, its capital letter's
+# casefold distinguishes the Turkish dotless i from the lower case of its capital
+LETTERS = st.characters(exclude_characters="ı")
 
 
 @prove
 @given(text=st.text(LETTERS) | st.text(st.sampled_from("ℌᾷΐİǰſßﬀ\u0345\u0308\u0301\u0342\u00ad 07.e+-"), max_size=8))
-def test_a_persons_name_is_final_and_has_neither_case_nor_form(text):
+def test_normalisation_is_idempotent_and_ignores_case_and_form(text):
     name = person_of(text)
     assert person_of(name) == name
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         assert person_of(unicodedata.normalize(form, text)) == name
-    ordered = unicodedata.normalize("NFD", text)  # Unicode defines case for ordered marks only
+    ordered = unicodedata.normalize("NFD", text)  # Unicode defines case folding for canonically ordered marks only
     for changed in (ordered.upper(), ordered.lower(), ordered.casefold()):
         assert person_of(changed) == name
 
 
-def test_every_character_has_a_final_name_without_case():
+def test_normalisation_of_every_character_is_idempotent_and_caseless():
     for letter in map(chr, itertools.chain(range(0xD800), range(0xE000, sys.maxunicode + 1))):
         if not unicodedata.decomposition(letter) and letter.swapcase() == letter and letter not in INVISIBLE:
             continue
         name = person_of(letter)
         assert person_of(name) == name
         assert letter == "ı" or person_of(letter.upper()) == name
-        assert not any(each in INVISIBLE for each in name)
+        assert not any(item in INVISIBLE for item in name)
 
 
-def test_these_are_no_ids():
+def test_missing_ids():
     for cell in ["", " ", "NA", "N/A", "#N/A", "#NA", "NaN", "-nan", "null", "None", None, np.nan]:
         with case(cell):
             persons = PrivacyUnit(5, "id").persons(Ids.of([cell, "a"]), 2)
@@ -142,17 +143,17 @@ def test_these_are_no_ids():
             assert (persons.n_without_id, persons.n_persons) == (1, 1)
 
 
-def test_any_bytes_are_an_id():
+def test_ids_may_be_arbitrary_bytes():
     assert silent([b"\xff", b"\xfe", b"a", b"b"], 1) == [True, True, False, False]  # both cannot be read
 
 
-def test_without_a_column_every_row_counts():
+def test_no_row_is_silent_without_an_id_column():
     persons = ONE_ROW.persons(None, 3)
     assert (persons.n_rows, persons.n_used, persons.n_persons) == (3, 3, None)
     assert (persons.n_above, persons.n_ambiguous, persons.n_without_id) == (0, 0, 0)
 
 
-def test_a_person_has_a_whole_number_of_rows():
+def test_rows_per_person_must_be_an_integer():
     for number in [0, -1, 1.5, float("nan"), True]:
         with (
             case(number),
@@ -161,7 +162,7 @@ def test_a_person_has_a_whole_number_of_rows():
             PrivacyUnit(number)
 
 
-def test_ids_cannot_be_forgotten_nor_invented():
+def test_ids_are_required_if_and_only_if_there_is_a_column():
     features, labels = rows()
     with pytest.raises(DataError, match="column: 'who'"):
         protect(features, labels, PrivacyUnit(1, "who"))
@@ -171,7 +172,7 @@ def test_ids_cannot_be_forgotten_nor_invented():
         protect(features, labels, PrivacyUnit(1, "who"), Ids.of("abc"))
 
 
-def test_protecting_leaves_the_callers_rows_alone():
+def test_protect_does_not_change_the_callers_rows():
     features, labels = rows()
     before = features.copy()
     unit, ids = PrivacyUnit(1, "who"), Ids.of(["a", "a", *map(str, range(len(labels) - 2))])
@@ -191,7 +192,7 @@ def in_a_file(block):
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_rows_that_are_given_away_are_silenced_in_place(kind, monkeypatch):
+def test_owned_rows_are_silenced_in_place(kind, monkeypatch):
     monkeypatch.setattr("dpadmm.matrices.memmap.PORTION_BYTES", 64 * 24)  # several portions
     features = np.random.default_rng(0).uniform(0.1, 0.5, (50, 3))
     ids = Ids.of([row if row % 3 else "" for row in range(50)])
@@ -207,8 +208,8 @@ def test_rows_that_are_given_away_are_silenced_in_place(kind, monkeypatch):
     assert np.array_equal(out, wanted)
 
 
-def test_rows_that_are_not_given_away_can_be_changed_by_their_owner_without_harm():
-    """The digest and the lengths of rows are taken once: they must stay those of the rows that are summed."""
+def test_caller_can_change_rows_that_were_not_handed_over():
+    """The digest and the row norms are computed once and must stay those of the rows that are summed."""
     for ours in (False, True):
         features, labels = rows()
         held = CheckedRows(protect(features, labels, ONE_ROW, owned=ours))
@@ -230,7 +231,7 @@ def test_a_guard_refuses_rows_of_another_unit(tmp_path):
             assert not guard._ledger.status().accounts
 
 
-def test_private_rows_carry_the_unit_that_they_were_protected_for():
+def test_private_rows_store_their_privacy_unit():
     features, labels = rows()
     unit = PrivacyUnit(2, "who")
     held = CheckedRows(protect(features, labels, unit, Ids.of(range(len(labels)))))

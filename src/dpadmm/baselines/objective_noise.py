@@ -1,7 +1,7 @@
 """Noise in a local problem, and the small noise that covers the solver's tolerance.
 
 The minimiser of ``f(w) + ⟨ξ, w⟩ + (Φ/2)‖w‖²`` is private because of ξ. The proof is for the exact minimiser, and a
-solver ends up to ``tol/q`` away from it. Additional noise on the release makes this difference a release of its own,
+solver ends up to ``tol/q`` away from it. Additional noise on the release makes this difference a separate release,
 whose cost is part of the total.
 """
 

@@ -9,13 +9,13 @@ import re
 import sys
 from importlib import import_module, metadata
 from importlib.abc import MetaPathFinder
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import dpadmm
-from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError, StudyError
+from dpadmm.errors import DPADMMError, RefusalError, ServiceUnavailableError, StudyError, TableError
 from dpadmm.parameters.text import printable
 
 USER_ERROR, INCONCLUSIVE, TRY_LATER, INTERRUPTED = 2, 3, 75, 130
@@ -36,26 +36,85 @@ class InterruptedRunError(Exception):
     """Ctrl-C ended a command early. The message names the results that were kept."""
 
 
-COMMANDS = {
-    "demo": "Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.",
-    "simulate": "Train across simulated agents and measure the cost of privacy.",
-    "describe": "Release private statistics of a table: counts, means, quantiles, tables.",
-    "train": "Train a model on a local table.",
-    "predict": "Predict every row of a table.",
-    "evaluate": "Evaluate a model on a table with labels.",
-    "explain": "Show coefficients in the units of the columns, largest effect first.",
-    "plan": "Forecast the cost and accuracy of a study without reading private rows.",
-    "privacy": "Compute any one of noise, ε or rounds from the rest.",
-    "compare": "Compare methods at the same ε.",
-    "audit": "Attack the shipped agent and check that its privacy guarantee holds.",
-    "verify": "Verify a privacy report: recompute every ε with two independent methods.",
-    "study": "Create, check and inspect study files.",
-    "site": "For data owners: join a server, review studies, take part in them and track the budget.",
-    "server": "For study coordinators: run the server, invite sites, run studies and export models.",
-    "doctor": "Check this installation and suggest fixes for problems.",
-    "version": "Show the version; with --verbose, also the environment.",
+PANELS = {
+    "Model": {
+        "study": "Create, check and inspect study files.",
+        "plan": "Forecast the cost and accuracy of a study without reading private rows.",
+        "train": "Train a model on a local table.",
+        "evaluate": "Evaluate a model on a table with labels.",
+        "explain": "Show coefficients in the units of the columns, largest effect first.",
+        "predict": "Predict every row of a table.",
+        "describe": "Release private statistics of a table: counts, means, quantiles, tables.",
+    },
+    "Federation": {
+        "site": "For data owners: join a server, review studies, take part in them and track the budget.",
+        "server": "For study coordinators: run the server, invite sites, run studies and export models.",
+    },
+    "Privacy": {
+        "privacy": "Compute any one of noise, ε or rounds from the rest.",
+        "verify": "Verify a privacy report: recompute every ε with two independent methods.",
+        "audit": "Attack the shipped agent and check that its privacy guarantee holds.",
+    },
+    "Research": {
+        "demo": "Compare the paper's DP-ADMM, auto, auto with secure aggregation and the non-private optimum.",
+        "simulate": "Train across simulated agents and measure the cost of privacy.",
+        "compare": "Compare methods at the same ε.",
+    },
+    "Installation": {
+        "doctor": "Check this installation and suggest fixes for problems.",
+        "version": "Show the version; with --verbose, also the environment.",
+    },
 }
-"""The first line of every command's help."""
+"""The first line of every command's help, by the panel of ``dpadmm --help``."""
+
+COMMANDS = {name: text for panel in PANELS.values() for name, text in panel.items()}
+
+EXAMPLES = {
+    "study new": "dpadmm study new study.toml --from sample.csv --label ill --by hospital",
+    "study check": "dpadmm study check study.toml",
+    "study confirm": "dpadmm study confirm study.toml --all",
+    "study show": "dpadmm study show study.toml",
+    "study schema": "dpadmm study schema > study.schema.json",
+    "plan": "dpadmm plan study.toml --agents 5 --rows 8000",
+    "train": "dpadmm train study.toml --data patients.csv --by hospital",
+    "evaluate": "dpadmm evaluate model.dpadmm --data test.csv",
+    "explain": "dpadmm explain model.dpadmm --top 10",
+    "predict": "dpadmm predict model.dpadmm --data new.csv --keep case -o answers.csv",
+    "describe": "dpadmm describe statistics.toml --data patients.csv --by hospital",
+    "site join": "dpadmm site join TOKEN --site here",
+    "site check": "dpadmm site check --site here --connect",
+    "site studies": "dpadmm site studies --site here",
+    "site review": "dpadmm site review flu --site here",
+    "site accept": "dpadmm site accept flu --site here",
+    "site decline": "dpadmm site decline flu --site here",
+    "site leave": "dpadmm site leave flu --site here",
+    "site run": "dpadmm site run --site here",
+    "site status": "dpadmm site status --site here",
+    "site install": "dpadmm site install --site here > dpadmm-site.service",
+    "site budget": "dpadmm site budget --site here",
+    "site export": "dpadmm site export flu --site here -o flu.privacy.json",
+    "site backup": "dpadmm site backup --site here -o ledger.backup",
+    "site restore": "dpadmm site restore ledger.backup --site here",
+    "server init": "dpadmm server init server --host study.example.org",
+    "server start": "dpadmm server start --folder server",
+    "server invite": "dpadmm server invite north --folder server",
+    "server sites": "dpadmm server sites --folder server",
+    "server revoke": "dpadmm server revoke north --folder server",
+    "server propose": "dpadmm server propose study.toml --folder server",
+    "server run": "dpadmm server run study.toml --folder server",
+    "server end": "dpadmm server end flu --folder server",
+    "server status": "dpadmm server status --folder server",
+    "server export": "dpadmm server export flu --folder server -o flu.dpadmm",
+    "privacy": "dpadmm privacy --epsilon 1 --delta 1e-5 --rounds 100",
+    "verify": "dpadmm verify model.privacy.json",
+    "audit": "dpadmm audit --method pgd",
+    "demo": "dpadmm demo --data synthetic",
+    "simulate": "dpadmm simulate --data synthetic --method auto --epsilon 1",
+    "compare": "dpadmm compare --data synthetic --epsilon 0.5,1",
+    "doctor": "dpadmm doctor",
+    "version": "dpadmm version --verbose",
+}
+"""An example of each command, shown below its help. ``tests/cli/test_help.py`` parses them."""
 
 _HOMES = {"predict": "model", "evaluate": "model", "explain": "model", "version": "doctor"}
 """Modules of commands whose module has another name."""
@@ -65,9 +124,9 @@ _REPLACED: dict[str, dict[str, str]] = {
     "agent": {
         "": "site",
         **{name: f"site {name}" for name in ("check", "review", "leave", "join", "run", "status")},
-        "init": "site join --request",
-        "begin": "site join --request",
-        "request": "site join --request",
+        "init": "site join",
+        "begin": "site join",
+        "request": "site join --manual",
         "enrol": "site accept",
         "offer": "site accept",
         "health": "site status --health",
@@ -101,8 +160,15 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, text in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=text))
+        for panel, commands in PANELS.items():
+            for name, text in commands.items():
+                self.add_command(TyperCommand(name, help=text, rich_help_panel=panel))
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        options = super().get_params(ctx)
+        for option in options:
+            option.metavar = ""  # all are flags
+        return options
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in _REPLACED:
@@ -130,17 +196,37 @@ def load_command(name: str) -> Any:
         parent.command(name)(command)
     group = typer.main.get_command(parent)
     assert isinstance(group, TyperGroup)
-    return _reflow(group.commands[name])
+    return _complete_help(group.commands[name], name)
 
 
-def _reflow(command: Any) -> Any:
-    """Join the lines of each help paragraph, so that it wraps at the width of the terminal."""
+def _complete_help(command: Any, name: str) -> Any:
+    """Reflow the help of a command, append its example, and name the values of its options in words."""
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     if isinstance(command, TyperGroup):
         for subcommand in command.commands.values():
-            _reflow(subcommand)
+            _complete_help(subcommand, f"{name} {subcommand.name}")
+    elif name in EXAMPLES:
+        command.epilog = f"Example: {EXAMPLES[name]}"
+    for option in (*command.params, command.get_help_option(typer.Context(command))):
+        if option.metavar is None and option.opts[0].startswith("-"):
+            option.metavar = _value_name(option)
     return command
+
+
+def _value_name(option: Any) -> str | None:
+    """Return a word for the value of an option; None keeps the list of choices."""
+    value = option.type_descriptor
+    if option.is_flag:
+        return ""
+    if value.is_choice:
+        return None
+    if value.is_path:
+        return "PATH"
+    kinds = {int: "N", float: "X"}
+    return next(
+        (word for kind, word in kinds.items() if kind in (value.annotation, *get_args(value.annotation))), "TEXT"
+    )
 
 
 app = typer.Typer(
@@ -178,7 +264,7 @@ class _HiddenPackages(MetaPathFinder):
 
 
 def start() -> None:
-    """Run a command of ``dpadmm`` in a process of its own: the entry point of the console script."""
+    """Run a command of ``dpadmm`` in a separate process: the entry point of the console script."""
     sys.meta_path.insert(0, _HiddenPackages())
     main()
 
@@ -202,6 +288,12 @@ def run_app(app: typer.Typer) -> None:
         _fail(str(error), INTERRUPTED)
     except typer.TyperException as error:
         _fail(error.format_message(), USER_ERROR)
+    except TableError as error:
+        if len(error.problems) > 1:
+            from dpadmm.cli.console import show_problems
+
+            show_problems(error)
+        _fail(error.summary, USER_ERROR)
     except (DPADMMError, OSError) as error:
         _fail(format_error(error), TRY_LATER if _is_transient(error) else USER_ERROR)
     except ModuleNotFoundError as error:

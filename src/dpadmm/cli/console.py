@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +21,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from dpadmm.cli import InterruptedRunError as InterruptedRunError
-from dpadmm.errors import StudyError
+from dpadmm.errors import StudyError, TableError
 from dpadmm.files.atomic import atomic_file
 from dpadmm.parameters.text import printable
 from dpadmm.rendering import Cell, Column, Facts, Paragraph, Renderable, Rendering, Table
@@ -31,9 +32,23 @@ if TYPE_CHECKING:
     from dpadmm.engine.loop import Observer, RoundView
     from dpadmm.federation.health import Alarm
 
+Separator = Annotated[
+    str | None,
+    Option("--separator", help="Separator of a .csv or .tsv: , ; | or tab.", metavar="MARK", show_default="detected"),
+]
+Decimal = Annotated[
+    str | None,
+    Option("--decimal", help="Decimal mark of a .csv or .tsv: . or ,", metavar="MARK", show_default="detected"),
+]
+Encoding = Annotated[
+    str | None,
+    Option(
+        "--encoding", help="Encoding of a .csv or .tsv, such as cp1252.", metavar="NAME", show_default="UTF-8 or UTF-16"
+    ),
+]
 AsJson = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
 StudyFile = Annotated[Path, Argument(help="Study file (TOML).", metavar="STUDY")]
-TABLE_KINDS = ".csv, .tsv (also .gz), .parquet, .arrow, a folder of these, or a .toml file for a database"
+TABLE_KINDS = ".csv, .tsv (also .gz), .xlsx, .ods, .parquet, .arrow, a folder of these, or a .toml file for a database"
 TableFile = Annotated[Path, Option("--data", "-d", help=f"Table: {TABLE_KINDS}.", metavar="TABLE")]
 LogForm = Annotated[Literal["text", "json"], Option("--log", help="Format of log lines.")]
 Metrics = Annotated[
@@ -44,6 +59,16 @@ Health = Annotated[bool, Option("--health", help="Health check: print alarms; ex
 Live = Annotated[bool, Option("--live", help="Like --health, but check only that the process is alive.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no summary.")]
 NoPublic = Annotated[bool, Option("--no-public", help="Ignore the study's public rows.")]
+
+
+def opened_table(path: Path, separator: str | None, decimal: str | None, encoding: str | None) -> Any:
+    """Return a table with the dialect that options give, or the path without options."""
+    if separator is None and decimal is None and encoding is None:
+        return path
+    from dpadmm.data.dialect import Dialect
+    from dpadmm.data.reader import open_table
+
+    return open_table(path, Dialect.of(separator, decimal, encoding))
 
 
 def chosen_public(public: Path | None, no_public: bool) -> Path | Literal[False] | None:
@@ -181,6 +206,15 @@ def _plain_text(text: str, style: str = "") -> Text:
 
 STYLES = {"bold": "bold", "dim": "dim", "good": "bold green", "warning": "bold yellow", "bad": "bold red"}
 """Styles of a rendering on a terminal."""
+
+
+def show_problems(error: TableError) -> None:
+    """Print one table of all problems of a table to standard error, without cells."""
+    from dpadmm.data.problems import problems_table
+
+    table = problems_table(error.problems)
+    with redirect_stdout(sys.stderr):
+        _print_table(table.columns, table.shown_rows(), table.alignments)
 
 
 def show(result: Rendering | Renderable, *, as_json: bool = False, quiet: bool = False) -> None:

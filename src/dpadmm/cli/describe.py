@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from typer import Argument, Option
 
@@ -12,8 +13,12 @@ from dpadmm.cli.console import (
     NO_LEDGER,
     TABLE_KINDS,
     AsJson,
+    Decimal,
+    Encoding,
     Quiet,
+    Separator,
     check_free,
+    opened_table,
     privacy_report_path,
     show,
     waiting,
@@ -47,6 +52,9 @@ def describe(
     seed: int | None = Option(
         None, "--seed", help="Use reproducible noise without privacy protection, for experiments.", min=0
     ),
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     overwrite: bool = Option(False, "--overwrite", help="Replace existing results."),
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -62,7 +70,8 @@ def describe(
             raise StudyError(f"{study_file} already has results; --data, --by, --agents and --seed need a study")
         description = load_description(study_file)
     else:
-        description, extra = _release(study_file, data, by, agents, output, seed, overwrite, silent=silent)
+        table = None if data is None else opened_table(data, separator, decimal, encoding)
+        description, extra = _release(study_file, table, by, agents, output, seed, overwrite, silent=silent)
         files = [f"Results:        {output}", f"Privacy report: {privacy_report_path(output)}"]
     if figure is not None:
         from dpadmm.figures.description import description_figure  # slow: imports matplotlib
@@ -79,7 +88,7 @@ def describe(
 
 def _release(
     study_file: Path,
-    data: Path | None,
+    data: Any,
     by: str | None,
     agents: int | None,
     output: Path,
@@ -97,7 +106,7 @@ def _release(
     if by is not None and agents is not None:
         raise StudyError("--by and --agents cannot be combined: --by defines the agents")
     check_free(output, privacy_report_path(output), overwrite=overwrite)
-    with waiting(f"reading {data}", quiet=silent):
+    with waiting("reading the table", quiet=silent):
         rows = encode(study, data, by=by)
     result = run_study(study, rows, n_agents=agents or 1, seed=seed)
     description = description_of(result, all_count=True)

@@ -245,7 +245,7 @@ def _site(file: Path) -> Iterator[Finding]:
     try:
         site = read_site(file)
     except (DPADMMError, OSError) as error:
-        yield Finding("site", "problem", _words(error), "dpadmm site join --request NAME writes a site.toml to fill in")
+        yield Finding("site", "problem", _words(error), "dpadmm site join TOKEN creates a site")
         return
     yield Finding("site", "ok", f"{file} can be read")
     for warning in site.warnings():
@@ -257,7 +257,7 @@ def _site(file: Path) -> Iterator[Finding]:
     if site.ledger.exists():
         yield from _ledger(site.ledger)
     else:
-        yield Finding("ledger", "warning", "not created", f"dpadmm site join --request NAME --site {file} creates it")
+        yield Finding("ledger", "warning", "not created", f"dpadmm site join TOKEN --site {file} creates it")
     yield from _disk(file.resolve().parent)
     yield from _certificate(file.parent)
 
@@ -287,7 +287,7 @@ def _certificate(folder: Path) -> Iterator[Finding]:
 
         identity = site_identity(folder)
         days = days_left(identity.expires)
-        fix = "Ask the coordinator for a new invitation: dpadmm site join --invitation FILE"
+        fix = "Ask the study coordinators for a join token: dpadmm site join TOKEN"
         if days >= 0:  # a certificate that is not valid yet indicates a wrong clock
             identity.check_dates()
     except (DPADMMError, OSError) as error:

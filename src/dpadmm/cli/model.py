@@ -15,9 +15,13 @@ from dpadmm.cli.console import (
     NO_LEDGER,
     TABLE_KINDS,
     AsJson,
+    Decimal,
+    Encoding,
     Quiet,
+    Separator,
     TableFile,
     check_free,
+    opened_table,
     privacy_report_path,
     show,
     waiting,
@@ -45,6 +49,9 @@ def predict(
     data: TableFile,
     output: Path = Option(..., "--output", "-o", help="Table to write: .csv or .parquet."),
     keep: list[str] | None = Option(None, help="Column to copy to the output, such as an id; repeatable."),
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     overwrite: bool = Option(False, "--overwrite", help="Replace an existing file."),
     quiet: Quiet = False,
 ) -> None:
@@ -61,11 +68,11 @@ def predict(
     check_free(output, overwrite=overwrite)
     if clash := set(kept) & set(added_columns(model)):
         raise StudyError(f"cannot keep column {clash.pop()!r}: the output has a column of this name")
-    scorer = Scorer(model)
+    scorer, table = Scorer(model), opened_table(data, separator, decimal, encoding)
     with waiting(f"predicting {data}", quiet=quiet), atomic_file(output) as out:
-        _write(out, suffix, _tables(model, scorer, data, kept))
+        _write(out, suffix, _tables(model, scorer, table, kept))
     if not quiet:
-        warnings = owner_report.warnings(scorer.report, data)
+        warnings = owner_report.warnings(scorer.report, table)
         show(Rendering(warnings=warnings, next_steps=[f"{scorer.report.rows:,} predictions: {output}"]))
 
 
@@ -74,7 +81,7 @@ def added_columns(model: Model) -> list[str]:
     return [PREDICTION, *(f"probability {name}" for name in classes)]
 
 
-def _tables(model: Model, scorer: Scorer, data: Path, keep: list[str]) -> Iterator[Any]:
+def _tables(model: Model, scorer: Scorer, data: Any, keep: list[str]) -> Iterator[Any]:
     import pyarrow as pa
 
     for batch in model.predict_batches(data, keep=keep, scorer=scorer):
@@ -126,6 +133,9 @@ def evaluate(
     delta: float | None = Option(None, help="δ (with --epsilon).", show_default="1e-5"),
     by: str | None = Option(None, help="Column that identifies the owner of each row (with --epsilon)."),
     output: Path | None = Option(None, "--output", "-o", help="File for the results, .json (with --epsilon)."),
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on a table with labels.
@@ -136,27 +146,28 @@ def evaluate(
     """
     from dpadmm.models.evaluate import evaluate as evaluate_table
 
-    model = load_model(model_file)
+    model, table = load_model(model_file), opened_table(data, separator, decimal, encoding)
     if epsilon is None:
         if delta is not None or by is not None or output is not None:
             raise StudyError("--delta, --by and --output require --epsilon")
         with waiting(f"reading {data}", quiet=as_json):
-            evaluation = evaluate_table(model, data, label=label)
-        counts = owner_report.to_dict(evaluation.report, data)
+            evaluation = evaluate_table(model, table, label=label)
+        counts = owner_report.to_dict(evaluation.report, table)
         rendering = evaluation.rendering().extend(warnings=counts["warnings"], data={"owner_only": counts})
     else:
         budget = {"epsilon": epsilon} | ({} if delta is None else {"delta": delta})
-        rendering, report = _evaluate_privately(model, data, label, by, output, budget, quiet=as_json)
+        rendering, report = _evaluate_privately(model, table, label, by, output, budget, quiet=as_json)
         if not as_json:  # the JSON may be published, and these counts carry no noise
-            rendering = rendering.extend(warnings=owner_report.warnings(report, data))
+            rendering = rendering.extend(warnings=owner_report.warnings(report, table))
     show(rendering, as_json=as_json)
 
 
 def _evaluate_privately(
-    model: Model, data: Path, label: str | None, by: str | None, output: Path | None, budget: dict[str, float],
+    model: Model, data: Any, label: str | None, by: str | None, output: Path | None, budget: dict[str, float],
     *, quiet: bool,
 ) -> tuple[Rendering, Report]:  # fmt: skip
     """Release a histogram of the scores, write the files, and return the metrics and the counts for the owner."""
+    from dpadmm.data.reader import open_table
     from dpadmm.models.private_evaluation import evaluation_study, private_evaluation_of
     from dpadmm.training.train import encode, run_study  # slow: imports the compiler
 
@@ -166,10 +177,10 @@ def _evaluate_privately(
     study = evaluation_study(model, f"evaluation of {name}", **budget)
     if output is not None:
         check_free(output, privacy_report_path(output), overwrite=False)
-    with waiting(f"reading {data}", quiet=quiet):
+    with waiting("reading the table", quiet=quiet):
         rows = encode(study, data, by=by)
     result = run_study(study, rows)
-    evaluation = private_evaluation_of(result, all_count=True, source=data.name)
+    evaluation = private_evaluation_of(result, all_count=True, source=Path(str(open_table(data).location)).name)
     files = []
     if output is not None:
         write_json(output, evaluation.to_dict())

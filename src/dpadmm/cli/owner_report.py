@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpadmm.data.encoder import Report, Tally
-from dpadmm.data.reader import line_warnings
+from dpadmm.data.reader import Table as AnyTable
+from dpadmm.data.reader import line_warnings, reading_notes
 from dpadmm.data.schema import plain_schema
 from dpadmm.data.survey import Survey
 from dpadmm.rendering import Column, Paragraph, Rendering, Table
@@ -23,19 +23,23 @@ OWNER_ONLY = (
 MAX_COLUMNS_SHOWN = 20
 
 
-def warnings(report: Report, path: Path) -> list[str]:
+def warnings(report: Report, table: AnyTable) -> list[str]:
     """Return warnings on columns with many clamped or unknown cells, and on lines of the file that are not rows."""
     hints = {
         "clamped": "clamped to the bounds; check that its units match the study",
         "unknown": "not among the study's values; check its spelling",
     }
     counts = {kind: report.frequent_issues(kind) for kind in hints}
-    return line_warnings(path, report.rows) + [
-        f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {hint}"
-        for name in report.columns
-        for kind, hint in hints.items()
-        if name in counts[kind]
-    ]
+    return (
+        line_warnings(table, report.rows)
+        + report.nearly_constant()
+        + [
+            f"column {name!r}: {100.0 * counts[kind][name] / report.rows:.1f}% of the cells were {hint}"
+            for name in report.columns
+            for kind, hint in hints.items()
+            if name in counts[kind]
+        ]
+    )
 
 
 def counts_of(report: Report) -> dict[str, Any]:
@@ -45,20 +49,20 @@ def counts_of(report: Report) -> dict[str, Any]:
     return {"rows": report.rows, "clipped": report.clipped, "columns": columns, **label}
 
 
-def to_dict(report: Report, path: Path) -> dict[str, Any]:
+def to_dict(report: Report, table: AnyTable) -> dict[str, Any]:
     """Return the counts and warnings as JSON values."""
-    return {"note": OWNER_ONLY, **counts_of(report), "warnings": warnings(report, path)}
+    return {"note": OWNER_ONLY, **counts_of(report), "warnings": warnings(report, table)}
 
 
-def describe(report: Report, path: Path) -> Rendering:
-    """Return columns with changed cells, clipped rows and warnings."""
+def describe(report: Report, data: AnyTable) -> Rendering:
+    """Return how the table was read, columns with changed cells, clipped rows and warnings."""
     table = counts_table(report.columns, report.rows)
     clipping = describe_clipping(report)
     return Rendering(
         body=[*([table] if table else []), *map(Paragraph, clipping)],
-        notes=[OWNER_ONLY] if table or clipping else [],
-        warnings=warnings(report, path),
-        data={"owner_only": to_dict(report, path)},
+        notes=[*reading_notes(data), *([OWNER_ONLY] if table or clipping else [])],
+        warnings=warnings(report, data),
+        data={"owner_only": to_dict(report, data)},
     )
 
 
@@ -87,8 +91,7 @@ def describe_clipping(report: Report) -> list[str]:
         return []
     return [
         f"Clipped {report.clipped:,} of {report.rows:,} rows ({report.clipped / report.rows:.1%}) to the study's "
-        "row_norm. Clipping scales down all values of a row, so the model fits these rows less well. A larger row_norm "
-        "clips fewer rows but adds more noise."
+        "row_norm, which scales down all values of a row."
     ]
 
 

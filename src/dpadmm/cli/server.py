@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from dpadmm.federation.server.coordinator import Coordinator
     from dpadmm.federation.server.journal import FederatedResult
     from dpadmm.federation.server.process import Server
+    from dpadmm.studies.study import Study
 
 T = TypeVar("T")
 
@@ -67,6 +67,12 @@ def init(
     ),
     websocket_port: int | None = Option(
         None, help="Also accept WebSocket connections on this port, such as 443.", show_default=False, metavar="PORT"
+    ),
+    web_port: int | None = Option(
+        None,
+        help="Port of the web application: joining, status page, health and metrics.",
+        metavar="PORT",
+        show_default="the next port",
     ),
     broker: list[str] = Option(
         [], help="Existing NATS broker to use instead of the built-in one; repeatable.", metavar="URL"
@@ -98,6 +104,7 @@ def init(
         port=port,
         listen=listen,
         websocket_port=websocket_port,
+        web_port=web_port,
         brokers=broker,
         ca=None if ca is None else read_short(ca),
     )
@@ -106,8 +113,9 @@ def init(
         lines += ["Have your CA sign these requests, as a server and as a client, and install the certificates:"]
         lines += [f"  {folder / name}" for name in ("broker.csr", "server.csr")]
         lines += [f"  dpadmm server init {folder} --certificate FILE --certificate FILE"]
-    lines += ["Fingerprint of the authority, which sites compare when they join:", authority.fingerprint]
+    lines += ["Fingerprint of the authority, for sites that join without a token:", authority.fingerprint]
     lines += [f"Next: dpadmm server start --folder {folder}"]
+    lines += [f"For each site: dpadmm server invite NAME --folder {folder}"]
     return show(Rendering(next_steps=lines))
 
 
@@ -129,15 +137,31 @@ def _install_certificates(authority: Authority, files: list[Path]) -> None:
 
 
 @server_app.command("start")
-def start(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text", metrics: Metrics = None) -> None:
-    """Keep the broker running until stopped, so that sites stay connected between studies.
+def start(
+    folder: Folder = HERE,
+    port: Port = None,
+    page: bool = Option(True, "--page/--no-page", help="Also serve the status page on this machine without TLS."),
+    page_port: int | None = Option(
+        None, help="Port of the status page on this machine.", metavar="PORT", show_default="the one after web_port"
+    ),
+    log_form: LogForm = "text",
+    metrics: Metrics = None,
+) -> None:
+    """Keep the broker and the web application running until stopped, so that sites stay connected between studies.
 
-    Without it, dpadmm server run starts a broker that stops with the last study.
+    The web application has the status page, health and metrics. Without this command, dpadmm server run starts a
+    broker that stops with the last study.
     """
     from dpadmm.federation.server.process import keep_broker
 
+    authority = _authority(folder)
+    own_port = (authority.settings.web_port + 1 if page_port is None else page_port) if page else None
+
+    def on_start(pages: list[str]) -> None:
+        show(Rendering(next_steps=_links(authority, pages)))
+
     try:
-        work = keep_broker(_authority(folder), _log(log_form), port=port, metrics=metrics)
+        work = keep_broker(authority, _log(log_form), port=port, page_port=own_port, metrics=metrics, on_start=on_start)
         asyncio.run(until_signal(work, ""))
     except InterruptedRunError:
         echo("Stopped. If a study is running, it keeps the broker until its end.")
@@ -145,40 +169,103 @@ def start(folder: Folder = HERE, port: Port = None, log_form: LogForm = "text", 
 
 @server_app.command("invite")
 def invite(
-    name: str = Argument(..., help="Name of the site.", show_default=False, metavar="NAME"),
-    request: Path = Option(
-        ..., "--request", help="request.json from the site (dpadmm site join --request).", metavar="FILE"
-    ),
+    names: list[str] = Argument(..., help="Names of sites.", show_default=False, metavar="NAME..."),
     folder: Folder = HERE,
-    days: int = Option(397, help="Validity of the certificate in days.", metavar="DAYS"),
+    days: int | None = Option(
+        None,
+        help="Validity in days: of the join token, or with --manual of the certificate.",
+        metavar="DAYS",
+        show_default="7, or 397 with --manual",
+    ),
+    revoke: bool = Option(False, "--revoke", help="Withdraw the open join token of the site instead."),
+    manual: Path | None = Option(
+        None, "--manual", help="Sign this request.json from dpadmm site join --manual, without a token.", metavar="FILE"
+    ),
     output: Path | None = Option(
-        None, "-o", "--output", help="File to write.", metavar="FILE", show_default="NAME.invitation.json"
+        None,
+        "-o",
+        "--output",
+        help="With --manual: file to write.",
+        metavar="FILE",
+        show_default="NAME.invitation.json",
     ),
     fingerprint: str | None = Option(
-        None, help="Expected fingerprint of the site's key, from its owner.", metavar="FINGERPRINT"
+        None, help="With --manual: expected fingerprint of the site's key, from its owner.", metavar="FINGERPRINT"
     ),
 ) -> None:
-    """Sign the certificate of a site and write the invitation to send back.
+    """Print a join token, one line to send to the owner of a site. It is secret until it is used.
 
-    Repeat the command to renew the certificate.
+    Only the first site that uses it can join, under this name. A new token replaces the one before. It also renews the
+    certificate of a site that has joined. With several names, each line has a name and its token.
     """
+    if manual is None and (output is not None or fingerprint is not None):
+        raise StudyError("--output and --fingerprint belong to --manual FILE")
+    if revoke and (manual is not None or days is not None):
+        raise StudyError("--revoke cannot be combined with --manual or --days")
+    if manual is not None and len(names) != 1:
+        raise StudyError("--manual FILE is for one site")
+    authority = _authority(folder)
+    if revoke:
+        for name in names:
+            authority.withdraw_token(name)
+        return echo(f"Withdrawn: the join token of {', '.join(names)}.")
+    if manual is not None:
+        return _sign_request(authority, names[0], manual, output, fingerprint, days)
+    return _print_tokens(authority, names, days)
+
+
+def _print_tokens(authority: Authority, names: list[str], days: int | None) -> None:
+    """Print new join tokens to stdout, and all else to stderr."""
+    from dpadmm.federation.identity.tokens import TOKEN_DAYS
+    from dpadmm.federation.protocol import check_name
+
+    for name in names:
+        check_name(name)
+    tokens = [authority.create_token(name, days=TOKEN_DAYS if days is None else days) for name in names]
+    for token in tokens:
+        typer.echo(token.text if len(tokens) == 1 else f"{token.name} {token.text}")
+    until = f"valid until {tokens[0].expires:%Y-%m-%d %H:%M} UTC, for one site"
+    lines = [
+        f"{'A' if len(tokens) > 1 else 'This'} join token is {until}. Send it to the owner over a channel that you "
+        "trust: its first user joins as this site.",
+        "At the site: dpadmm site join TOKEN",
+    ]
+    if read_running(authority) is None:
+        lines.append("Sites can join while the server runs: dpadmm server start")
+    for line in lines:
+        echo(line, err=True)
+
+
+def read_running(authority: Authority) -> Any:
+    """Return the status of a running ``dpadmm server start``, or None."""
+    from dpadmm.federation.health import STATUS, ServerStatus, is_live, read_status
+
+    status = read_status(authority.folder / STATUS, ServerStatus)
+    return status if is_live(status) else None
+
+
+def _sign_request(
+    authority: Authority, name: str, request: Path, output: Path | None, fingerprint: str | None, days: int | None
+) -> None:
+    """Sign the certificate of a request file and write the invitation to send back."""
+    from dpadmm.federation.identity.authority import YEAR
     from dpadmm.federation.identity.joining import read_request, same_fingerprint
 
-    authority, site_request = _authority(folder), read_request(request)
+    site_request = read_request(request)
     if site_request.name != name:
         raise StudyError(f"{request}: the request is from {site_request.name}, not from {name}")
     if fingerprint is not None and not same_fingerprint(fingerprint, site_request.fingerprint):
         raise StudyError("the fingerprints differ: the request is not from the owner of this site")
     target = output or Path(f"{name}.invitation.json")
     check_new(target)
-    write(target, authority.approve(site_request, days=days).as_bytes())
+    write(target, authority.approve(site_request, days=YEAR if days is None else days).as_bytes())
     show(
         Rendering(
             next_steps=[
                 f"Invited: {name}. Send to the site: {target}. It is not secret.",
                 "Fingerprint of the site's key, to compare with its owner, for example by telephone:",
                 site_request.fingerprint,
-                f"If it differs: dpadmm server revoke {name} --folder {folder}",
+                f"If it differs: dpadmm server revoke {name} --folder {authority.folder}",
                 f"At the site: dpadmm site join --invitation {target.name}",
             ]
         )
@@ -225,62 +312,79 @@ def revoke(
 
 @server_app.command("propose")
 def propose(
-    study_file: Path = Argument(
-        ..., help="Study file, or the draft that sites made offers for.", show_default=False, metavar="STUDY"
-    ),
+    study_file: Path = Argument(..., help="Study file.", show_default=False, metavar="STUDY"),
     folder: Folder = HERE,
     only: str | None = Option(
         None, "--sites", help="Comma-separated names of sites.", show_default="all sites", metavar="NAMES"
     ),
     offers: list[Path] = Option(
-        [], "--offer", help="Offer of a site, for secure aggregation; repeatable.", metavar="FILE"
+        [], "--offer", help="Offer file of a site, if the roster is collected without the broker.", metavar="FILE"
     ),
     output: Path | None = Option(
         None, "-o", "--output", help="With --offer: study file to write.", metavar="FILE", show_default=False
     ),
 ) -> None:
-    """Propose a study to sites. Its sites are fixed from then on.
+    """Propose a study to sites. Connected sites receive it now, others when they connect.
 
-    A study with secure aggregation needs a key of every site: each site accepts the draft and sends its offer. With
-    --offer, the draft and the keys become the study.
+    The sites of a study are fixed from then on. A changed study is a new study.
+
+    A study with secure aggregation needs a key of each site. The file is then a draft: when all owners have accepted
+    it, the study with all keys is proposed automatically, and owners accept it once more. With --offer, the draft and
+    the offer files become the study.
     """
-    from dpadmm.federation.health import command_line
     from dpadmm.federation.offers import with_roster
-    from dpadmm.federation.server.journal import Journal
-    from dpadmm.federation.server.process import begin
+    from dpadmm.federation.server.delivery import propose_draft
+    from dpadmm.federation.server.process import begin, members_of_draft
     from dpadmm.studies.reading import read_study
 
     authority = _authority(folder)
     if bool(offers) != (output is not None):
         raise StudyError("--offer and --output belong together: give all offers, and the study file to write")
+    if output is None and (study := read_study(study_file)).is_draft:
+        study.check_concrete()
+        members = members_of_draft(authority, study, _names(only))
+        propose_draft(authority.folder, study, members)
+        return show(_proposed(authority, study, members, is_draft=True))
     if output is not None:
         check_new(output)
         write(output, with_roster(study_file, offers).encode())
-    proposed = output or study_file
-    study = read_study(proposed)
+    study = read_study(output or study_file)
     try:
         path = begin(authority, study, _names(only))
     except BaseException:
         if output is not None:
             output.unlink()
         raise
+    return show(_proposed(authority, study, _members_of(path), is_draft=False))
+
+
+def _members_of(path: Path) -> tuple[str, ...]:
+    from dpadmm.federation.server.journal import Journal
+
     with Journal.open(path, read_only=True) as journal:
-        members = journal.members
-    compared = f" --hash {study.hash}" if study.roster else ""
-    run_command = command_line("server", "run", path.parent.name, "--folder", folder)
-    rows = f" {study.public_rows.file} is used at the server only." if study.public_rows else ""
-    show(
-        Rendering(
-            title=study.name,
-            body=[Paragraph(f"Proposed to {len(members)} sites: {', '.join(members)}.{rows}")],
-            next_steps=[
-                f"Send to every site: {proposed}. The owners compare its hash:",
-                study.hash,
-                f"At every site: dpadmm site review {proposed.name}, then dpadmm site accept {proposed.name}{compared}",
-                f"Then: {run_command}",
-            ],
-        )
-    )
+        return journal.members
+
+
+def _proposed(authority: Authority, study: Study, members: tuple[str, ...], *, is_draft: bool) -> Rendering:
+    """Return what a proposal means, and the next steps at the sites and here."""
+    from dpadmm.federation.health import command_line
+    from dpadmm.federation.server.status import SHORT_HASH
+
+    what = "The draft is proposed" if is_draft else "Proposed"
+    text = f"{what} to {len(members)} sites: {', '.join(members)}."
+    if study.public_rows is not None:
+        text += f" {study.public_rows.file} is used at the server only."
+    notes = []
+    if read_running(authority) is None:
+        notes = ["Sites receive it while the server runs: dpadmm server start, or dpadmm server run."]
+    at_sites = f"dpadmm site review {study.hash[:SHORT_HASH]}, then dpadmm site accept {study.hash[:SHORT_HASH]}"
+    lines = ["Hash of the study, the same at every site:", study.hash, f"At every site: {at_sites}"]
+    if is_draft:
+        lines += ["When all owners have offered a key, the study with these keys is proposed to them."]
+        lines += [f"Then: {command_line('server', 'run', '--folder', authority.folder)}"]
+    else:
+        lines += [f"Then: {command_line('server', 'run', study.hash[:SHORT_HASH], '--folder', authority.folder)}"]
+    return Rendering(title=study.name, body=[Paragraph(text)], notes=notes, next_steps=lines)
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -299,20 +403,26 @@ def run(
         show_default="from the server's settings",
     ),
     port: Port = None,
-    page: bool = Option(True, "--page/--no-page", help="Serve a live page on this machine only."),
-    page_port: int = Option(0, help="Port of the live page; 0 for any free port.", metavar="PORT"),
-    start_wait: float = Option(60.0, min=1.0, help="Seconds to wait for all sites at the start.", metavar="SECONDS"),
+    page: bool = Option(True, "--page/--no-page", help="Serve the status page, unless dpadmm server start does."),
+    page_port: int = Option(0, help="Port of the status page; 0 for any free port.", metavar="PORT"),
+    start_wait: float | None = Option(
+        None,
+        min=1.0,
+        help="Exit with code 75 if too few sites have accepted after this time.",
+        metavar="SECONDS",
+        show_default="wait for the quorum",
+    ),
     log_form: LogForm = "text",
     metrics: Metrics = None,
 ) -> None:
     """Run a study to its end, or continue it with the open round.
 
-    Round 1 starts when all sites are connected, or after --start-wait with the quorum. Without the quorum, the command
-    lists the missing sites and exits with code 75. It can be killed at any time: repeat it to continue.
+    Round 1 starts when all sites have accepted and are connected, or after a minute (or --start-wait) with the quorum.
+    The command can be killed at any time: repeat it to continue.
 
     A study file that is not proposed yet is proposed to all sites. Without STUDY, the only unfinished study is run.
     """
-    from dpadmm.federation.server.process import Server, begin
+    from dpadmm.federation.server.process import START_WAIT, Server, begin
     from dpadmm.studies.reading import read_study
 
     authority = _authority(folder)
@@ -320,8 +430,9 @@ def run(
         journal = begin(authority, read_study(study), None)
     else:
         journal = _journal(folder, study, unfinished=True)
-    server = Server(authority, journal, _log(log_form), broker, port, start_wait, metrics)
-    _run(server, page_port if page else None)
+    wait, own_page = START_WAIT if start_wait is None else start_wait, page_port if page else None
+    server = Server(authority, journal, _log(log_form), broker, port, wait, start_wait is not None, own_page, metrics)
+    _run(server)
 
 
 @server_app.command("end")
@@ -354,15 +465,18 @@ def status(
     as_json: AsJson = False,
     health: Health = False,
     live: Live = False,
+    link: bool = Option(False, "--link", help="Print a new one-time link to the status page."),
 ) -> None:
     """Show the progress of a study, its sites, their privacy loss, and alarms.
 
     If there are several studies, show one line for each.
     """
     from dpadmm.cli.server_status import status_rendering
-    from dpadmm.federation.server.status import alarms_of, journals, status_of
+    from dpadmm.federation.server.status import alarms_of, journals, page_addresses, status_of
 
     authority = _authority(folder)
+    if link:
+        return show(Rendering(next_steps=_links(authority, page_addresses(folder))))
     seen = [status_of(authority, each) for each in ([_journal(folder, study)] if study else journals(folder))]
     if health or live:
         if study is None:  # not those that were stopped on purpose
@@ -461,25 +575,29 @@ def _log(form: str) -> logging.Logger:
     return make_log("server", terminal=True, as_json=form == "json")
 
 
-def _run(server: Server, page_port: int | None) -> None:
-    """Run a study to its end, with a progress bar and, unless ``page_port`` is None, a live page."""
+def _links(authority: Authority, pages: list[str]) -> list[str]:
+    """Return a new one-time link to the status page, at each of its addresses."""
+    from dpadmm.federation.web.sessions import new_link
+
+    path = new_link(authority.folder)
+    lines = [f"{'On this machine' if page.startswith('http:') else 'From elsewhere'}: {page}{path}" for page in pages]
+    return ["Status page (one-time link, valid for one hour):", *lines]
+
+
+def _run(server: Server) -> None:
+    """Run a study to its end, with a progress bar."""
     from dpadmm.cli.server_status import study_rendering
     from dpadmm.federation.health import command_line
-    from dpadmm.federation.server.page import Page
-    from dpadmm.federation.server.process import page_snapshot
 
     which = server.journal.parent.name, "--folder", server.authority.folder
-    with ExitStack() as resources, progress_bar(quiet=False) as bar:
+    with progress_bar(quiet=False) as bar:
 
         def on_start(run: Coordinator) -> None:
             seen = run.snapshot()
             names = ", ".join(site["name"] for site in seen["sites"])
             waiting = [] if seen["rounds_done"] else [Paragraph("Waiting for the sites ...")]
             rounds = Paragraph(f"{seen['study']['n_rounds']} rounds with {len(seen['sites'])} sites: {names}")
-            lines = [seen["study"]["hash"]]
-            if page_port is not None:
-                page = resources.enter_context(Page(page_snapshot(server), port=page_port))
-                lines.append(f"Live page, on this machine only: {page.url}")
+            lines = [seen["study"]["hash"], *(_links(server.authority, server.pages) if server.pages else [])]
             show(Rendering(title=seen["study"]["name"], body=[rounds, *waiting], next_steps=lines))
             follow_rounds(run, bar, seen["study"]["n_rounds"])
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpadmm.federation.health import STATUS, Alarm, ServerStatus, command_line, is_live, read_status
+from dpadmm.federation.server.delivery import open_drafts
 from dpadmm.federation.server.status import SHORT_HASH, overview
-from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Table
+from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Row, Table
 
 if TYPE_CHECKING:
     from dpadmm.federation.identity.authority import Authority
@@ -20,37 +21,57 @@ LAST_ROUND_STATES = {"present": "answered", "missing": "missed", "unseen": "neve
 """Names of states of sites when no server runs the study."""
 
 
+OWNERS = {"received": "undecided", "accepted": "accepted", "declined": "declined"}
+"""What owners replied to the proposal of a study."""
+
+
 def sites_rendering(authority: Authority) -> Rendering:
-    """Return the sites with their connections and certificates."""
+    """Return the sites with their connections, the dates of joining, and the fingerprints of their keys."""
     broker, now = read_status(authority.folder / STATUS, ServerStatus), datetime.now(UTC)
     contacts = broker["sites"] if broker is not None and is_live(broker) else {}
-    rows = []
+    rows: list[Row] = []
     for site in authority.sites():
-        state = "revoked" if site.revoked else "invited" if site.usable(now) else "expired"
+        state = "revoked" if site.revoked else "joined" if site.usable(now) else "expired"
         contact = contacts.get(site.name)
         connected = None if contact is None else not contact["silent"]
         last_seen = None if contact is None else contact["last_seen"]
-        rows.append((site.name, state, connected, last_seen, f"{site.expires:%Y-%m-%d}"))
+        joined, expires = f"{site.approved_at:%Y-%m-%d %H:%M}", f"{site.expires:%Y-%m-%d}"
+        rows.append((site.name, state, connected, last_seen, joined, expires, site.fingerprint))
+    names = {row[0] for row in rows if row[1] != "revoked"}
+    for name, until in authority.invited().items():
+        if name not in names:
+            rows.append((name, "invited", None, None, "", f"{until:%Y-%m-%d}", ""))
     columns = [
         Column("name", "site"),
         Column("state", "state"),
         Column("connected", "connected"),
         Column("last_seen", "last seen (UTC)", _date),
+        Column("joined", "joined (UTC)"),
         Column("expires", "valid until"),
+        Column("fingerprint"),
     ]
     if not rows:
-        return Rendering(body=[Paragraph("No sites yet.")], data={"sites": []})
+        invite = command_line("server", "invite", "NAME", "--folder", authority.folder)
+        return Rendering(body=[Paragraph("No sites yet.")], next_steps=[f"To invite one: {invite}"], data={"sites": []})
+    keys = [(row[0], row[6]) for row in rows if row[6]]
+    body: list[Block] = [Table(columns, rows, key="sites")]
+    if keys:
+        title = "Fingerprints of the sites' keys, for a check by telephone"
+        body.append(Table([Column("", ""), Column("", "")], keys, title=title))
     notes = [] if contacts else ["Connections are shown while dpadmm server start is running."]
-    return Rendering(body=[Table(columns, rows, key="sites")], notes=notes)
+    return Rendering(body=body, notes=notes)
 
 
 def status_rendering(folder: Path, seen: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> Rendering:
     """Return the state of the broker, of one study in detail or of several in one line each, and the alarms."""
     broker = read_status(folder / STATUS, ServerStatus)
-    data = {"broker": broker and broker | {"running": is_live(broker)}}
+    data: dict[str, Any] = {"broker": broker and broker | {"running": is_live(broker)}}
     lines = (
         [] if broker is None else [f"Broker ({'running' if is_live(broker) else 'not running'}): {broker['broker']}"]
     )
+    waiting = open_drafts(folder)
+    data["drafts"] = waiting
+    lines += [_draft_line(draft) for draft in waiting]
     alarm_lines = [alarm.line for alarm in alarms]
     if len(seen) == 1:
         study = study_rendering(seen[0])
@@ -67,6 +88,12 @@ def status_rendering(folder: Path, seen: Sequence[Mapping[str, Any]], alarms: Se
         next_steps=[*lines, f"Details of one study: {example}", *alarm_lines],
         data={"state": "several", "studies": seen, **data},
     )
+
+
+def _draft_line(draft: Mapping[str, Any]) -> str:
+    waiting = ", ".join(site for site in draft["members"] if site not in draft["offers"])
+    offered = ", ".join(draft["offers"]) or "none"
+    return f"Draft {draft['name']!r} ({draft['hash'][:SHORT_HASH]}): offered keys: {offered}; waiting for {waiting}"
 
 
 def overview_table(studies: Sequence[Mapping[str, Any]]) -> Table:
@@ -116,8 +143,10 @@ def study_rendering(seen: Mapping[str, Any]) -> Rendering:
 
 def _sites_table(seen: Mapping[str, Any]) -> Table:
     served, masked = seen.get("served") is not False, "min_honest_sites" in seen
+    deciding = seen["rounds_done"] == 0
     columns = [
         Column("", "site"),
+        *([Column("", "owner")] if deciding else []),
         Column("", "state" if served else "last round"),
         Column("", "rows"),
         Column("", "rounds answered"),
@@ -130,7 +159,8 @@ def _sites_table(seen: Mapping[str, Any]) -> Table:
         state += f" ({site['code']})" if site["code"] else ""
         n_rows = Cell(text="") if site["rows"] is None else site["rows"]
         losses = (site["epsilon"], *([site["epsilon_if_others_collude"]] if masked else []))
-        rows.append((site["name"], state, n_rows, site["answered"], *losses))
+        owner = [OWNERS.get(site.get("decision"), "unknown")] if deciding else []
+        rows.append((site["name"], *owner, state, n_rows, site["answered"], *losses))
     return Table(columns, rows)
 
 

@@ -8,20 +8,20 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from dpadmm.cli import site_budget
+from dpadmm.cli import site_budget, site_join
 from dpadmm.cli.console import (
     AsJson,
     Health,
     Live,
     LogForm,
     Metrics,
-    StudyFile,
     alarms_json,
     check_new,
     echo,
@@ -29,16 +29,16 @@ from dpadmm.cli.console import (
     show,
     write,
 )
-from dpadmm.cli.site_budget import HERE, SiteOption, chosen_study, site_path
+from dpadmm.cli.site_budget import HERE, SiteOption, chosen_study, open_site, site_path, warn
 from dpadmm.errors import RefusalError, StudyError
 from dpadmm.federation.site import decisions
-from dpadmm.parameters.text import printable
-from dpadmm.rendering import Rendering
+from dpadmm.federation.site.proposals import clear_decided, find_study, offers, withdraw_offer, write_offer
+from dpadmm.rendering import Paragraph, Rendering
 from dpadmm.sites.accounts import broken_promises
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.reading import read_study
 from dpadmm.studies.study import Study
-from dpadmm.trusted.ledger import MARK, LedgerState, read_ledger
+from dpadmm.trusted.ledger import LedgerState, read_ledger
 
 if TYPE_CHECKING:
     from dpadmm.federation.site.process import SiteProcess
@@ -48,110 +48,13 @@ site_app = typer.Typer(
     no_args_is_help=True,
 )
 
+StudyChoice = Annotated[
+    str, Argument(help="Name or hash of a proposed study, or a study file.", metavar="STUDY", show_default=False)
+]
 ExpectedHash = Annotated[
     str | None,
     Option("--hash", help="Study hash received from the other owners.", metavar="HASH", show_default=False),
 ]
-
-
-@site_app.command("join")
-def join(
-    request: str | None = Option(
-        None, "--request", help="Create the key of the site NAME and a request for the server.", metavar="NAME"
-    ),
-    invitation: Path | None = Option(
-        None, "--invitation", help="Accept this invitation from the server.", metavar="FILE"
-    ),
-    site_file: SiteOption = HERE,
-    certificate: Path | None = Option(
-        None,
-        "--certificate",
-        help="With --request: certificate from your own CA for network/request.csr, with intermediate ones (PEM).",
-        metavar="FILE",
-    ),
-    fingerprint: str | None = Option(
-        None, help="With --invitation: expected fingerprint of the server.", metavar="FINGERPRINT"
-    ),
-    yes: bool = Option(False, "--yes", help="Confirm that you have compared the fingerprint."),
-) -> None:
-    """Join a server: first with --request, then with the --invitation that the server sends back.
-
-    Without a site.toml, --request writes one to fill in. Otherwise it checks your table, creates the ledger of a new
-    site and its key, and writes the request. The key never leaves this machine.
-    """
-    if (request is None) == (invitation is None):
-        raise StudyError("give --request NAME to request an invitation, or --invitation FILE to accept one")
-    path = site_path(site_file)
-    if request is not None:
-        return _request_invitation(path, request, certificate)
-    assert invitation is not None
-    return _accept_invitation(path, invitation, fingerprint, confirmed=yes)
-
-
-def _request_invitation(path: Path, name: str, certificate: Path | None) -> None:
-    from dpadmm.cli.site_reports import describe_rows
-    from dpadmm.federation.health import command_line
-    from dpadmm.federation.identity.joining import make_request
-    from dpadmm.federation.identity.private_files import read_short
-    from dpadmm.federation.protocol import check_name
-
-    check_name(name)
-    if not path.exists():
-        _write_template(path)
-        command = command_line("site", "join", "--request", name, "--site", path)
-        lines = [f"Written: {path}. Fill it in: your table, its label, the rows per person, your limits."]
-        return show(Rendering(next_steps=[*lines, f"Then repeat: {command}"]))
-    site = _open_site(path)
-    table = describe_rows(site, site.rows.persons())
-    lines = [f"Created: {site.ledger}. Never delete it: it is the only record of the spent budget."]
-    lines = lines if _begin_ledger(site) else []
-    folder = site.path.parent
-    site_request = make_request(folder, name, None if certificate is None else read_short(certificate))
-    lines += [
-        f"Send to the study coordinators: {folder / 'network' / 'request.json'}. It is not secret.",
-        "The coordinators will ask for the fingerprint of your key:",
-        site_request.fingerprint,
-        f"They send back an invitation. Next: dpadmm site join --invitation FILE --site {path}",
-    ]
-    return show(Rendering(body=table, next_steps=lines))
-
-
-def _write_template(path: Path) -> None:
-    from dpadmm.cli.study import write_template
-
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # its ledger, keys and decisions are private
-    write_template("site", path)
-
-
-def _begin_ledger(site: Site) -> bool:
-    """Create the ledger of a new site. A site with a key or decisions had a ledger, which must not be lost."""
-    if (site.ledger / MARK).exists():
-        return False
-    if any((site.path.parent / name).exists() for name in ("network", "studies")):
-        read_ledger(site.ledger)  # raises the error of a missing ledger
-    site.begin()
-    return True
-
-
-def _accept_invitation(path: Path, file: Path, fingerprint: str | None, *, confirmed: bool) -> None:
-    from dpadmm.federation.health import command_line
-    from dpadmm.federation.identity import joining
-
-    folder, invitation = read_site(path).path.parent, joining.read_invitation(file)
-    about = [f"Invitation for {invitation.name}, to connect to {invitation.url}", "Fingerprint of the server:"]
-    show(Rendering(next_steps=[*about, invitation.ca_fingerprint]))
-    if fingerprint is not None:
-        if not joining.same_fingerprint(fingerprint, invitation.ca_fingerprint):
-            raise StudyError("the fingerprints differ; the invitation is not from these study coordinators")
-    elif not confirmed:
-        if not os.isatty(0):
-            raise StudyError("compare the fingerprint with the study coordinators, then add --yes")
-        if not typer.confirm("Does it match the fingerprint that the study coordinators gave you?"):
-            raise StudyError("not joined: ask the study coordinators for their fingerprint")
-    joining.join(folder, invitation)
-    lines = [f"Next: {command_line('site', 'run', '--site', path)}"]
-    lines += [f"For each study that you receive: {command_line('site', 'review', '--site', path)} STUDY"]
-    show(Rendering(next_steps=[f"Joined as {invitation.name}.", *lines]))
 
 
 @site_app.command("check")
@@ -182,7 +85,7 @@ def check(
         if not any(map(reachable, found.values())):
             raise typer.Exit(1)
         return None
-    site, study = _open_site(site_file), read_study(study_file) if study_file else None
+    site, study = open_site(site_file), read_study(study_file) if study_file else None
     persons, state = site.rows.persons(), _ledger_state(site)
     survey = site.rows.survey(study) if study else None
     counts = {"cells": {**counts_of(survey), "problems": survey.problems}} if survey else {}
@@ -198,7 +101,7 @@ def check(
 
 @site_app.command("studies")
 def studies(site_file: SiteOption = HERE, as_json: AsJson = False) -> None:
-    """List the studies that you accepted, declined or left, with their rounds and budget."""
+    """List the studies that were proposed to you and your decisions, with rounds and budget."""
     from dpadmm.cli.site_reports import studies_rendering
 
     site = read_site(site_path(site_file))
@@ -207,16 +110,18 @@ def studies(site_file: SiteOption = HERE, as_json: AsJson = False) -> None:
 
 @site_app.command("review")
 def review(
-    study_file: StudyFile, site_file: SiteOption = HERE, expected: ExpectedHash = None, as_json: AsJson = False
+    chosen: StudyChoice, site_file: SiteOption = HERE, expected: ExpectedHash = None, as_json: AsJson = False
 ) -> None:
     """Compare the cost of a study with your limits and ledger. Nothing is changed.
 
-    Exit code 0 if you can accept the study, 2 if it would be refused. The site may be running.
+    Exit code 0 if you can accept the study, 2 if it would be refused. The site may be running. With a study file, the
+    command needs no connection and no process, for example for a review board.
     """
     from dpadmm.cli import site_reports
 
-    study, site = read_study(study_file), _open_site(site_file)
-    _check_hash(study, study_file, expected)
+    site = open_site(site_file)
+    study = find_study(site.path.parent, chosen)
+    _check_hash(study, chosen, expected)
     state, refusal, n_rows = read_ledger(site.ledger), None, None
     try:
         n_rows = site.dry_run(study, state).rows.n_rows
@@ -231,16 +136,16 @@ def review(
 
 @site_app.command("accept")
 def accept(
-    study_file: StudyFile,
+    chosen: StudyChoice,
     site_file: SiteOption = HERE,
     expected: ExpectedHash = None,
     output: Path | None = Option(
         None,
         "-o",
         "--output",
-        help="With a draft: file of the offer.",
+        help="With a draft: also write the offer to a file, to send it without the broker.",
         metavar="FILE",
-        show_default="NAME.offer.json",
+        show_default=False,
     ),
     as_json: AsJson = False,
 ) -> None:
@@ -248,27 +153,29 @@ def accept(
 
     The rows must not change until the study has ended. Repeating the command changes nothing.
 
-    For the draft of a study with secure aggregation, the command creates a key and writes an offer for the study
-    coordinators. It reserves nothing: accept the study that they send back, with the hash (--hash) that you compared
-    with the other owners.
+    For the draft of a study with secure aggregation, the command creates a key, which the running site offers to the
+    server. It reserves nothing: accept the study with the keys of all sites when it arrives, with the hash (--hash)
+    that you compared with the other owners.
     """
     from dpadmm.cli.site_reports import accepted_rendering
 
-    study, site = read_study(study_file), _open_site(site_file)
+    site = open_site(site_file)
+    study = find_study(site.path.parent, chosen)
     study.check_concrete()
-    if study.training.aggregation == "secure" and not study.roster:
-        _check_hash(study, study_file, expected, needed=False)
-        return _offer(study, study_file, site, output)
+    if study.is_draft:
+        _check_hash(study, chosen, expected, needed=False)
+        return _offer(study, chosen, site, output)
     if output is not None:
-        raise StudyError(f"{study_file}: --output is for drafts of studies with secure aggregation")
-    _check_hash(study, study_file, expected, needed=study.terms.masking is not None)
+        raise StudyError(f"{chosen}: --output is for drafts of studies with secure aggregation")
+    _check_hash(study, chosen, expected, needed=study.terms.masking is not None)
     known = study.hash in read_ledger(site.ledger).accounts
     state = decisions.accept(site, study)
+    clear_decided(site.path.parent, study)
     return show(accepted_rendering(study, site, state, known=known), as_json=as_json)
 
 
-def _offer(study: Study, draft: Path, site: Site, output: Path | None) -> None:
-    """Create a key for a draft with secure aggregation, and write the offer of the site."""
+def _offer(study: Study, draft: str, site: Site, output: Path | None) -> None:
+    """Create a key for a draft with secure aggregation, unless it has one, and offer it to the server."""
     from dpadmm.federation.identity.joining import site_identity
     from dpadmm.federation.offers import Offer
 
@@ -279,39 +186,54 @@ def _offer(study: Study, draft: Path, site: Site, output: Path | None) -> None:
     if (n_rows := site.rows.persons().n_rows) > study.max_rows_per_site:
         text = f"your table has {n_rows:,} rows, but the draft allows {study.max_rows_per_site:,} (max_rows_per_site)"
         raise StudyError(f"{text}; ask the study coordinators for a larger limit")
-    name = site_identity(site.path.parent).name
-    target = output or Path(f"{name}.offer.json")
-    check_new(target)
-    write(target, Offer(name, site.make_key().hex(), study.hash).as_bytes())
-    lines = [
-        f"Send to the study coordinators: {target}. It is not secret.",
-        "They send back the study. Compare its hash with the other owners, for example by telephone. Then:",
-        "  dpadmm site accept STUDY --hash HASH",
-    ]
+    name, folder = site_identity(site.path.parent).name, site.path.parent
+    if output is not None:
+        check_new(output)
+    key = offers(folder).get(study.hash)
+    offer = Offer(name, site.make_key().hex() if key is None else key, study.hash)
+    lines = ["The running site offers a key to the server, and receives the study with the keys of all sites."]
+    if output is not None:
+        write(output, offer.as_bytes())
+        lines = [
+            f"Send to the study coordinators: {output}. It is not secret.",
+            "They send back the study with the keys of all sites.",
+        ]
+    write_offer(folder, offer)
+    lines += ["Compare its hash with the other owners, for example by telephone. Then:"]
+    lines += ["  dpadmm site accept STUDY --hash HASH"]
     show(Rendering(next_steps=lines))
 
 
-def _check_hash(study: Study, path: Path, expected: str | None, *, needed: bool = False) -> None:
+def _check_hash(study: Study, chosen: str, expected: str | None, *, needed: bool = False) -> None:
     """Raise ``StudyError`` if the study has another hash, or if one is needed and none is given.
 
     Only a comparison of hashes among owners protects against a server that invents sites.
     """
     if expected is not None and "".join(expected.split()).lower() != study.hash:
-        raise StudyError(f"{path}: the hash differs from --hash; the other owners have another study")
+        raise StudyError(f"{chosen}: the hash differs from --hash; the other owners have another study")
     if expected is None and needed:
+        if os.isatty(0):
+            sites = ", ".join(entry.name for entry in study.roster)
+            show(Rendering(title=study.name, body=[Paragraph(f"Sites: {sites}.")], next_steps=[study.hash]))
+            if typer.confirm("Have you compared this hash with the other owners, not through the server?"):
+                return
         raise StudyError(
-            f"{path}: secure aggregation needs --hash HASH; compare the hash (dpadmm site review) with the other "
+            f"{chosen}: secure aggregation needs --hash HASH; compare the hash (dpadmm site review) with the other "
             "owners, not through the server"
         )
 
 
 @site_app.command("decline")
-def decline(study_file: StudyFile, site_file: SiteOption = HERE) -> None:
-    """Decline a study. If you accepted it before, leave it permanently."""
+def decline(chosen: StudyChoice, site_file: SiteOption = HERE) -> None:
+    """Decline a study. If you accepted it before, leave it permanently; else you can still accept it later."""
     from dpadmm.cli.site_reports import declined_text
 
-    study, site = read_study(study_file), _open_site(site_file)
-    echo(declined_text(study, site, *decisions.decline(site, study)))
+    site = open_site(site_file)
+    study = find_study(site.path.parent, chosen)
+    result = decisions.decline(site, study)
+    withdraw_offer(site.path.parent, study.hash)
+    clear_decided(site.path.parent)
+    echo(declined_text(study, site, *result))
 
 
 @site_app.command("leave")
@@ -326,7 +248,7 @@ def leave(
     """
     from dpadmm.cli.site_reports import left_rendering
 
-    site = _open_site(site_file)
+    site = open_site(site_file)
     state = read_ledger(site.ledger)
     chosen = read_study(Path(study)).hash if study.endswith(".toml") else chosen_study(state, study)
     already = state.account(chosen).closed
@@ -338,24 +260,26 @@ def leave(
 def run(
     site_file: SiteOption = HERE,
     quiet: bool = Option(False, "--quiet", help="Log to the log file only."),
+    page: bool = Option(False, "--page/--no-page", help="Serve the owner's page, on this machine only."),
+    page_port: int = Option(0, help="Port of the owner's page; 0 for any free port.", metavar="PORT"),
     log_form: LogForm = "text",
     metrics: Metrics = None,
 ) -> None:
     """Run the site: answer accepted studies until stopped.
 
-    The site connects to the broker and opens no port except --metrics. It applies new decisions while running. It can
-    be killed at any time and resumes when restarted.
+    The site connects to the broker and opens no port except those of --page and --metrics. It applies new decisions
+    while running. It can be killed at any time and resumes when restarted.
     """
     from dpadmm.federation.logs import make_log
     from dpadmm.federation.site.process import LOG, SiteProcess
 
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # returns the memory of tables
-    site = _open_site(site_file)
-    _warn(*broken_promises(site.policy, read_ledger(site.ledger)))
+    site = open_site(site_file)
+    warn(*broken_promises(site.policy, read_ledger(site.ledger)))
     folder = site.path.parent
     log = make_log(f"agent.{folder}", terminal=not quiet, file=folder / LOG, as_json=log_form == "json")
     with _without_pandas():
-        asyncio.run(_until_signal(SiteProcess(site, log), metrics))
+        asyncio.run(_until_signal(SiteProcess(site, log), folder, metrics, page_port if page else None))
     log.info("stopped")
 
 
@@ -376,26 +300,45 @@ def _without_pandas() -> Iterator[None]:
         del sys.modules["pandas"]
 
 
-async def _until_signal(process: SiteProcess, metrics: str | None) -> None:
+async def _until_signal(process: SiteProcess, folder: Path, metrics: str | None, page_port: int | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await process.run(stop, metrics=metrics)
+    await process.run(stop, metrics=metrics, page_port=page_port, on_start=partial(_show_link, folder))
 
 
 @site_app.command("status")
-def status(site_file: SiteOption = HERE, as_json: AsJson = False, health: Health = False, live: Live = False) -> None:
+def status(
+    site_file: SiteOption = HERE,
+    as_json: AsJson = False,
+    health: Health = False,
+    live: Live = False,
+    link: bool = Option(False, "--link", help="Print a new one-time link to the owner's page."),
+) -> None:
     """Show whether the site is running and connected, its open studies, and alarms."""
     from dpadmm.cli.site_reports import status_rendering
-    from dpadmm.federation.health import STATUS, read_status, site_alarms
+    from dpadmm.federation.health import STATUS, is_live, read_status, site_alarms
 
     folder = read_site(site_path(site_file)).path.parent
     seen = read_status(folder / STATUS)
+    if link:
+        if seen is None or not is_live(seen) or not seen["pages"]:
+            raise StudyError("no page is running; to start it: dpadmm site run --page")
+        return _show_link(folder, seen["pages"])
     alarms = site_alarms(seen, folder)
     if health or live:
         return exit_with_health(alarms, only_live=live)
     rendering = status_rendering(seen).extend(next_steps=[alarm.line for alarm in alarms], data=alarms_json(alarms))
     return show(rendering, as_json=as_json)
+
+
+def _show_link(folder: Path, pages: list[str]) -> None:
+    """Print a new one-time link to the owner's page, if there is one."""
+    if pages:
+        from dpadmm.federation.web.sessions import new_link  # a site without a page does not load the web framework
+
+        lines = ["Page, on this machine only (one-time link, valid for one hour):"]
+        show(Rendering(next_steps=[*lines, *(f"{page}{new_link(folder)}" for page in pages)]))
 
 
 @site_app.command("install")
@@ -411,7 +354,7 @@ def install(
 
     path = site_path(site_file)
     check_new(output)
-    site = _open_site(path)
+    site = open_site(path)
     write(output, systemd_unit(site, user or path.owner()).encode())
     lines = [
         f"Written: {output}. To start the service now and after each reboot:",
@@ -419,17 +362,6 @@ def install(
         f"  sudo systemctl enable --now {output.stem}",
     ]
     show(Rendering(next_steps=lines))
-
-
-def _open_site(path: Path) -> Site:
-    site = read_site(site_path(path))
-    _warn(*site.warnings())
-    return site
-
-
-def _warn(*warnings: str) -> None:
-    for warning in warnings:
-        typer.echo(printable(f"dpadmm: warning: {warning}"), err=True)
 
 
 def _ledger_state(site: Site) -> LedgerState | None:
@@ -441,6 +373,7 @@ def _ledger_state(site: Site) -> LedgerState | None:
         return None
 
 
+site_app.command("join")(site_join.join)
 site_app.command("budget")(site_budget.budget)
 site_app.command("export")(site_budget.export)
 site_app.command("backup")(site_budget.backup)

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer import Argument, Option
 
 from dpadmm.accounting.gaussian import exact_epsilon
@@ -18,6 +19,7 @@ from dpadmm.errors import DataError, StudyError
 from dpadmm.federation.site.lifecycle import participation
 from dpadmm.parameters.checks import require_delta
 from dpadmm.parameters.suggestions import first_of
+from dpadmm.parameters.text import printable
 from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Row, Table
 from dpadmm.rendering.formats import plural, rounded_down, rounded_up
 from dpadmm.sites.site import Site, read_site
@@ -349,6 +351,18 @@ def _both_charges(account: Account, report: PrivacyReport) -> str:
 
 def _site(path: Path) -> Site:
     return read_site(site_path(path))
+
+
+def open_site(path: Path) -> Site:
+    """Read a site, and print warnings about its files."""
+    site = read_site(site_path(path))
+    warn(*site.warnings())
+    return site
+
+
+def warn(*warnings: str) -> None:
+    for warning in warnings:
+        typer.echo(printable(f"dpadmm: warning: {warning}"), err=True)
 
 
 def site_path(path: Path) -> Path:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dpadmm.cli.site_budget import ENDED_EARLY, left_in
 from dpadmm.errors import DPADMMError, RefusalError
-from dpadmm.federation.health import STATUS, is_live, read_status
+from dpadmm.federation.health import STATUS, command_line, is_live, read_status
 from dpadmm.federation.site.connection import reachable
 from dpadmm.federation.site.decisions import decisions
 from dpadmm.federation.site.lifecycle import CLOSED_TEXT, participation
+from dpadmm.federation.site.proposals import offers, proposals
 from dpadmm.rendering import Block, Cell, Column, Paragraph, Rendering, Row, Table
 from dpadmm.rendering.formats import plural, rounded_down, rounded_up
 from dpadmm.sites.accounts import broken_promises
@@ -36,7 +37,7 @@ def check_rendering(site: Site, persons: Persons, state: LedgerState | None) -> 
     body = [*describe_rows(site, persons), *_limits_text(site.policy), Paragraph(_ledger_text(site.policy, state))]
     paths = [f"Table:  {site.table}", f"Ledger: {site.ledger}"]
     paths += [f"Fingerprint of the ledger, verified: {state.fingerprint}"] if state is not None else []
-    warnings = _warnings(site, persons, state)
+    warnings = table_warnings(site, persons, state)
     return Rendering(body=body, warnings=warnings, next_steps=paths, data=_site_figures(site, persons, state))
 
 
@@ -93,7 +94,8 @@ def _ledger_text(policy: Policy, state: LedgerState | None) -> str:
     return f"{text} I{ALONE[1:]}, ε {colluding[0]} is spent, {colluding[1]} spent or reserved."
 
 
-def _warnings(site: Site, persons: Persons, state: LedgerState | None) -> list[str]:
+def table_warnings(site: Site, persons: Persons, state: LedgerState | None = None) -> list[str]:
+    """Return warnings about lines without a row, too few rows, δ, and broken promises in the ledger."""
     found, used = site.rows.line_warnings(persons.n_rows), persons.n_used
     if used < site.policy.min_rows:
         found.append(
@@ -192,7 +194,7 @@ def _with_reason(study: Mapping[str, Any]) -> str:
 
 
 def studies_rendering(site: Site, state: LedgerState | None) -> Rendering:
-    """Return the owner's decisions, with the state and the budget of each study."""
+    """Return the proposed studies and the owner's decisions, with the state and the budget of each study."""
     folder, problems = site.path.parent, list[DPADMMError]()
     accounts = {} if state is None else state.accounts
     seen = read_status(folder / STATUS)
@@ -208,20 +210,31 @@ def studies_rendering(site: Site, state: LedgerState | None) -> Rendering:
         Column("epsilon_reserved", "of", rounded_up),
     ]
     rows: list[Row] = []
+    offered = offers(folder)
+    for proposal in proposals(folder):
+        study = proposal.study
+        current = "offered" if study.hash in offered else "draft" if study.is_draft else "proposed"
+        rows.append((study.name, study.hash, current, proposal.at, None, study.training.planned_rounds, None, None))
+    undecided = [row for row in rows if row[2] != "offered"]
     for decision in decisions(folder, problems.append):
         study, account = decision.study, accounts.get(decision.study.hash)
         kind = str(participation(decision.kind, account.ending if account else "", None))
         current = _with_reason(live[study.hash]) if study.hash in live else kind
+        if study.hash in offered:
+            current = "offered"
         cost = _account_cost(account, site.policy) if account else (None, None, None)
         rows.append((study.name, study.hash, current, decision.at, cost[0], study.training.planned_rounds, *cost[1:]))
     if not rows:
         return Rendering(
-            body=[Paragraph("No decisions yet.")],
+            body=[Paragraph("No studies yet.")],
             warnings=list(map(str, problems)),
-            next_steps=["To see what a study costs: dpadmm site review STUDY"],
+            next_steps=["Proposed studies arrive while the site runs: dpadmm site run"],
             data={"studies": []},
         )
-    return Rendering(body=[Table(columns, rows, key="studies")], warnings=list(map(str, problems)))
+    steps = []
+    if undecided:
+        steps = [f"Next: {command_line('site', 'review', undecided[0][1][:12], '--site', site.path)}"]
+    return Rendering(body=[Table(columns, rows, key="studies")], warnings=list(map(str, problems)), next_steps=steps)
 
 
 def _account_cost(account: Account, policy: Policy) -> tuple[int, float, float]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import Argument, Option
@@ -17,10 +18,14 @@ from dpadmm.cli import console
 from dpadmm.cli.console import (
     TABLE_KINDS,
     AsJson,
+    Decimal,
+    Encoding,
+    Separator,
     StudyFile,
     check_new,
     echo,
     echo_path,
+    opened_table,
     write,
 )
 from dpadmm.errors import DataError, StudyError
@@ -37,6 +42,7 @@ from dpadmm.studies.study import TABLES, Study
 
 if TYPE_CHECKING:
     from dpadmm.studies.drafts import Draft
+    from dpadmm.studies.drafts.table import Answers
 
 study_app = typer.Typer(help="Create, check and inspect study files.", no_args_is_help=True)
 
@@ -72,6 +78,18 @@ def new(
     kind: str = Option("training", metavar="KIND", help="training, or statistics (with --from-dictionary)."),
     by: str | None = Option(None, metavar="COLUMN", help="Column that identifies the owner of each row; omitted."),
     name: str | None = Option(None, metavar="TEXT", help="Name of the study."),
+    categories: str | None = Option(
+        None, help="Columns of whole numbers that are codes, separated by commas.", metavar="COLUMNS"
+    ),
+    numbers: str | None = Option(
+        None, help="Columns of whole numbers that are amounts, separated by commas.", metavar="COLUMNS"
+    ),
+    label_kind: str | None = Option(
+        None, "--label-kind", help="Kind of label: classes, counts or number.", metavar="KIND", show_default="inferred"
+    ),
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     dummy: bool = Option(False, "--dummy", help="TABLE has synthetic rows; do not use them for initialisation."),
     aggregation: str = Option("plain", metavar="MODE", help="plain, or secure: only the sum of releases is visible."),
     min_honest_sites: int | None = Option(
@@ -107,7 +125,11 @@ def new(
     check_new(file)
     text, summary, next_command = template("study"), ["Edit it for your data, then inspect it:"], "show"
     if given:
-        draft = _drafted(from_table, dictionary, statistics, label)
+        table = None if from_table is None else opened_table(from_table, separator, decimal, encoding)
+        kinds = (_listed(categories), _listed(numbers), label_kind)
+        if from_table is None and any(kinds):
+            raise StudyError("--categories, --numbers and --label-kind require --from TABLE")
+        draft = _drafted(table, dictionary, statistics, label, kinds)
         draft = draft if by is None else draft.without(by)
         draft = draft.without_public_rows() if dummy else draft
         text = study_text(draft, name or f"{draft.label['column']}, by {Path(draft.source).stem}", file.parent)
@@ -178,11 +200,24 @@ def _secure_aggregation(
     )
 
 
-def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path | None, label: str | None) -> Draft:
+def _listed(text: str | None) -> tuple[str, ...]:
+    """Return the names in a list separated by commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _drafted(
+    from_table: Any,
+    dictionary: Path | None,
+    statistics: Path | None,
+    label: str | None,
+    kinds: tuple[tuple[str, ...], tuple[str, ...], str | None],
+) -> Draft:
     """Return a draft from a table, a dictionary or private statistics."""
-    from dpadmm.data.reader import column_names
+    from dpadmm.data.reader import column_names, open_table
     from dpadmm.parameters.suggestions import listed
+    from dpadmm.planning.drafting import with_forecast_row_norm
     from dpadmm.studies.drafts import draft_from_dictionary, draft_from_table
+    from dpadmm.studies.drafts.table import Answers
 
     if dictionary is not None:
         return draft_from_dictionary(dictionary, label)
@@ -195,11 +230,33 @@ def _drafted(from_table: Path | None, dictionary: Path | None, statistics: Path 
                 f"--label is required: name the column to predict; {statistics} has {listed(description.columns)}"
             )
         return draft_from_statistics(description, label)
-    assert from_table is not None
+    source = open_table(from_table)
     if label is None:
-        names = listed(column_names(from_table))
-        raise StudyError(f"--label is required: name the column to predict; {from_table} has {names}")
-    return draft_from_table(from_table, label)
+        names = listed(column_names(source))
+        raise StudyError(f"--label is required: name the column to predict; {source.location} has {names}")
+    answers = Answers(kinds[0], kinds[1], kinds[2])  # type: ignore[arg-type]  # checked by the draft
+    draft = draft_from_table(source, label, answers)
+    if draft.questions and sys.stdin.isatty():
+        draft = draft_from_table(source, label, _ask(draft, answers))
+    return with_forecast_row_norm(draft, source)
+
+
+def _ask(draft: Draft, answers: Answers) -> Answers:
+    """Ask on the terminal what ambiguous columns are."""
+    found = {"category": list(answers.categories), "number": list(answers.numbers)}
+    label_kind = answers.label_kind
+    for question in draft.questions:
+        echo(f"{question.text[0].upper()}{question.text[1:]}.", err=True)
+        choice = typer.prompt(
+            f"Is it {' or '.join(question.choices)}?", default=question.assumed, err=True, type=str
+        ).strip()
+        if choice not in question.choices:
+            raise StudyError(f"column {question.column!r}: answer {' or '.join(question.choices)}, not {choice!r:.40}")
+        if question.is_label:
+            label_kind = choice
+        else:
+            found[choice].append(question.column)
+    return replace(answers, categories=tuple(found["category"]), numbers=tuple(found["number"]), label_kind=label_kind)
 
 
 def _describe_draft(draft: Draft) -> list[str]:
@@ -207,7 +264,7 @@ def _describe_draft(draft: Draft) -> list[str]:
     omitted = [column for column in draft.columns if column.about is None]
     used = len(draft.columns) - len(omitted)
     columns = "1 column" if used == 1 else f"{used} columns"
-    lines = [f"{columns} and the label {draft.label['column']!r} from {draft.source}."]
+    lines = [f"{columns} and the label {draft.label['column']!r} from {draft.source}.", *draft.notes]
     if omitted:
         reasons = [f"{column.name!r} ({column.comment.partition(';')[0]})" for column in omitted]
         lines.append(f"Omitted: {first_of(reasons, 8, between='; ')}.")
@@ -225,7 +282,7 @@ def _describe_draft(draft: Draft) -> list[str]:
             "Training is initialised from these rows if you confirm that they are public. If they are not, delete "
             "[public_rows] from the file."
         )
-    if not draft.confirm:
+    if not draft.is_inferred:
         return [*lines, "Choose the model and the privacy budget, then check the study:"]
     return [
         *lines,
@@ -238,6 +295,9 @@ def _describe_draft(draft: Draft) -> list[str]:
 def check(
     study_file: StudyFile,
     data: Path | None = Option(None, metavar="TABLE", help="Also check your table against the study."),
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Validate a study file and list unconfirmed values. Exit code 2 if there are any problems.
@@ -246,13 +306,16 @@ def check(
     These counts carry no noise. Run it on the owner's machine and do not share them.
     """
     document = read_toml(study_file)
-    problems, unconfirmed, survey = study_problems(document), confirmations(document), None
+    problems, unconfirmed, survey, how = study_problems(document), confirmations(document), None, list[str]()
     study = None if problems or unconfirmed else read_study(study_file)
     if study and data is not None:
+        from dpadmm.data.reader import open_table
         from dpadmm.data.schema import plain_schema
         from dpadmm.data.survey import survey_table
 
-        survey = survey_table(data, study.schema or plain_schema(study.features), study.label)
+        table = opened_table(data, separator, decimal, encoding)
+        survey = survey_table(table, study.schema or plain_schema(study.features), study.label)
+        how = open_table(table).notes()
         problems = [*survey.problems]
     warnings = study_warnings(study, survey.rows if survey else None) if study else []
     notes = study_notes(study) if study else []
@@ -267,9 +330,14 @@ def check(
 
         counts = owner_report.counts_of(survey)
         rendering = owner_report.survey_rendering(study, survey) if survey.rows else rendering
+    if survey and survey.details:
+        from dpadmm.data.problems import problems_table
+
+        rendering = rendering.extend(problems_table(survey.details, values=True))
+    of_study = [each for each in problems if not survey or each not in survey.problems]
     rendering = rendering.extend(
-        *_problem_table(problems, place="the table" if survey else "the study"),
-        notes=[f"{text[0].upper()}{text[1:]}." for text in notes],
+        *_problem_table(of_study, place="the study"),
+        notes=[*how, *(f"{text[0].upper()}{text[1:]}." for text in notes)],
         warnings=[f"{text}." for text in warnings],
         data={
             "problems": problems,

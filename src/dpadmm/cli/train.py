@@ -12,13 +12,17 @@ from dpadmm.cli.console import (
     EXPERIMENT,
     NO_LEDGER,
     AsJson,
+    Decimal,
+    Encoding,
     NoPublic,
     Quiet,
+    Separator,
     StudyFile,
     TableFile,
     check_free,
     chosen_public,
     echo,
+    opened_table,
     privacy_report_path,
     write,
 )
@@ -52,6 +56,9 @@ def train(
         show_default="the study's public rows, if it has any",
     ),
     no_public: NoPublic = False,
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
     overwrite: bool = Option(False, "--overwrite", help="Replace an existing model."),
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -67,10 +74,10 @@ def train(
     study, public_table = with_public_table(read_study(study_file), chosen_public(public, no_public))
     report_file = privacy_report_path(output)
     check_free(output, report_file, overwrite=overwrite)
-    silent = quiet or as_json
+    silent, table = quiet or as_json, opened_table(data, separator, decimal, encoding)
     with console.waiting(f"reading {data}", quiet=silent):
-        prior = None if public_table is None else prior_from(study, public_table, private=data)
-        rows = encode(study, data, by=by)
+        prior = None if public_table is None else prior_from(study, public_table, private=table)
+        rows = encode(study, table, by=by)
     with console.waiting("forecasting intervals", quiet=silent):
         unlikely = intervals_warning(study, agent_sizes(rows, agents or 1), public_table)
     if unlikely:
@@ -85,7 +92,7 @@ def train(
     result.model.save(output)
     rendering = result.rendering()
     rendering = replace(rendering, warnings=[f"{text}." for text in study_warnings(study, sum(result.n_rows))])
-    counts = owner_report.describe(rows.report, data)
+    counts = owner_report.describe(rows.report, table)
     rendering = rendering.extend(
         *counts.body,
         notes=[*counts.notes, NO_LEDGER if result.privacy.exact_noise else EXPERIMENT],
@@ -99,7 +106,8 @@ def train(
         },
     )
     if public_table is not None and prior is not None:
-        text = f"Initialised from {prior.n_rows:,} public rows of {public_table.name}, down-weighted where the private"
+        source = Path(str(public_table)).name
+        text = f"Initialised from {prior.n_rows:,} public rows of {source}, down-weighted where the private"
         public_rows = {"file": str(public_table), "rows": prior.n_rows}
         rendering = rendering.extend(
             notes=[f"{text} data disagree. They do not affect ε."], data={"public_rows": public_rows}

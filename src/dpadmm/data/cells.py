@@ -185,6 +185,18 @@ def as_numbers(cells: Any, name: str, *, invalid_as_missing: bool = False) -> ND
     return np.asarray(_to_numpy(numbers), dtype=np.float64)
 
 
+def not_numbers(cells: Any, name: str) -> NDArray[np.bool_]:
+    """Return which cells are neither numbers nor missing."""
+    words, places = as_words(cells, name)
+    bad = [not _is_missing(word) and math.isnan(_number_or_nan(pc.utf8_trim_whitespace(word))) for word in words]
+    return np.asarray(np.array([*bad, False], dtype=bool)[places])
+
+
+def _is_missing(word: Any) -> bool:
+    text = word.as_py()
+    return text is None or text.strip() in MISSING or text.strip().lower().lstrip("+-") == "nan"
+
+
 @lru_cache(maxsize=256)
 def _is_any(kind: Any, predicates: tuple[Callable[[Any], bool], ...]) -> bool:
     return any(is_kind(kind) for is_kind in predicates)

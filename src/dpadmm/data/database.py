@@ -46,7 +46,6 @@ SETTINGS = ("client_encoding = 'UTF8'", "datestyle = 'ISO'", "extra_float_digits
 _SECRET = re.compile(r"://[^@/?#]*:.*@|(?:passw|pwd|secret|token)\w*\s*=", re.IGNORECASE)
 _STATISTICS = "export the table as CSV or Parquet there, or with pandas"
 _FORMAT_HINTS = {
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV in UTF-8 (.csv)"),
     **dict.fromkeys(
         (".sqlite", ".sqlite3", ".db"),
         "SQLite's columns have no types: export the table as CSV (sqlite3 -header -csv), or copy it into DuckDB",

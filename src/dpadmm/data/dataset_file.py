@@ -17,6 +17,7 @@ from dpadmm.data.cells import NotANumberError, as_numbers
 from dpadmm.data.database import check_not_an_address, format_hint
 from dpadmm.data.dataset import Dataset, encode_labels, resolve_classes
 from dpadmm.data.reader import ARROW, DATABASE, column_names, open_batches, repeated, table_format
+from dpadmm.data.spreadsheet import SHEETS
 from dpadmm.errors import DataError, StudyError
 from dpadmm.files.atomic import StrPath, expanded
 from dpadmm.losses.base import Task
@@ -24,7 +25,7 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.features import Features
 from dpadmm.parameters.suggestions import listed, unknown_name
 
-FORMATS = (".csv", ".tsv", ".parquet", ARCHIVE, *ARROW, DATABASE)
+FORMATS = (".csv", ".tsv", ".parquet", ARCHIVE, *ARROW, *SHEETS, DATABASE)
 
 
 def read_table(
@@ -37,10 +38,11 @@ def read_table(
 ) -> Dataset:
     """Read features, labels and owners from a file whose columns are all numeric, without a study.
 
-    In a table with named columns (``.csv``, ``.tsv``, ``.parquet``, ``.arrow``, ``.feather``, a folder, or a ``.toml``
-    file for a database), all columns except ``label`` and ``by`` are numeric features. An ``.npz`` archive has the
-    arrays ``features`` and ``labels``, and optionally ``groups`` with the owners. A sparse matrix is stored as
-    ``data``, ``indices``, ``indptr`` and ``shape`` instead of ``features``, as by scipy.sparse.save_npz.
+    In a table with named columns (``.csv``, ``.tsv``, ``.xlsx``, ``.ods``, ``.parquet``, ``.arrow``, ``.feather``, a
+    folder, or a ``.toml`` file for a database), all columns except ``label`` and ``by`` are numeric features. An
+    ``.npz`` archive has the arrays ``features`` and ``labels``, and optionally ``groups`` with the owners. A sparse
+    matrix is stored as ``data``, ``indices``, ``indptr`` and ``shape`` instead of ``features``, as by
+    scipy.sparse.save_npz.
 
     Parameters
     ----------

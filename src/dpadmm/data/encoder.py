@@ -5,6 +5,7 @@ Features are float32. Clamped, unknown and missing cells are counted in a report
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,9 @@ ZERO, ONE = np.float32(0.0), np.float32(1.0)
 HUGE = 1e18
 """Bound on the absolute value of plain numbers. Rows with larger numbers are clipped to norm 1 anyway."""
 
+MIN_SPREAD = 0.02
+"""Standard deviation of an encoded number below which its column is nearly constant. Bounds are mapped to [−1, 1]."""
+
 MAX_UNREPORTED_SHARE = 0.05
 """Share of a column's cells above which the owner is informed."""
 
@@ -42,6 +46,26 @@ class Tally:
 
 
 @dataclass
+class Spread:
+    """Running sums of an encoded number."""
+
+    n: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """Add the values of a batch."""
+        self.n += len(values)
+        self.total += float(values.sum(dtype=np.float64))
+        self.squares += float(np.dot(values, values))
+
+    @property
+    def std(self) -> float:
+        mean = self.total / max(self.n, 1)
+        return math.sqrt(max(0.0, self.squares / max(self.n, 1) - mean * mean))
+
+
+@dataclass
 class Report:
     """Changes to a table's cells, by column. It depends on the rows, so only the owner may see it."""
 
@@ -49,11 +73,27 @@ class Report:
     clipped: int = 0
     columns: dict[str, Tally] = field(default_factory=dict)
     label: Tally = field(default_factory=Tally)
+    spreads: dict[str, Spread] = field(default_factory=dict, compare=False)
+
+    def nearly_constant(self) -> list[str]:
+        """Return a warning for each number whose scale or bounds make it nearly constant."""
+        spreads = {name: spread.std for name, spread in self.spreads.items()}
+        return [
+            f"column {name!r} {nearly_constant_text(std)}" for name, std in spreads.items() if 0.0 < std < MIN_SPREAD
+        ]
 
     def frequent_issues(self, kind: str) -> dict[str, int]:
         """Return the number of clamped, unknown or missing cells, for the columns in which they are frequent."""
         counts = {name: int(getattr(tally, kind)) for name, tally in self.columns.items()}
         return {name: count for name, count in counts.items() if count > MAX_UNREPORTED_SHARE * self.rows}
+
+
+def nearly_constant_text(std: float) -> str:
+    """Return the end of the warning for a column that is nearly constant."""
+    return (
+        f"is nearly constant after scaling (standard deviation {std:.1g}, where bounds are −1 and 1), so the noise "
+        "hides it: choose narrower bounds, a smaller scale, or transform = log; or check its units"
+    )
 
 
 class Encoder:
@@ -119,6 +159,8 @@ class Encoder:
                 entries = self._entries(term, batch)
                 if term.name in paired:
                     paired[term.name] = entries
+                if isinstance(term, Number) and not term.bins and not term.knots:
+                    self.report.spreads.setdefault(term.name, Spread()).add(entries[0][1])
             for place, value in entries:
                 rows.append(place + first, value)
             first += len(term.features)

@@ -114,6 +114,8 @@ class LabelColumns:
 
     def check(self, issues: Issues, cells: Any) -> None:
         """Raise RowError for the first row with an issue. ``cells`` are the labels."""
+        if self.label.drop_missing_labels:
+            issues = {kind: rows for kind, rows in issues.items() if kind != "missing"}
         bad = any_issue(issues, len(cells))
         if bad.any():
             index = int(np.argmax(bad))
@@ -143,10 +145,14 @@ def issue_message(label: Label, kind: Issue | Literal["other case"]) -> tuple[st
     }
     is_class = kind in ("unknown", "other case")
     action = "correct the classes in the study, or the cells of the table" if is_class else ACTION
+    if kind == "missing":
+        action += f" ({DROP_HINT})"
     return f"the {problems[kind]}", f"; {action}"
 
 
 ACTION = "correct the cells or leave the rows out"
+DROP_HINT = "or set drop_missing_labels = true under [label]"
+"""What a study can do about missing labels."""
 
 
 def checked_labels(label: Label, cells: Any, exposures: Any = None) -> Floats:

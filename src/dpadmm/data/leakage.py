@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm.data.cells import as_numbers, as_words
-from dpadmm.data.reader import open_batches
+from dpadmm.data.reader import Table, open_batches
 from dpadmm.matrices.arrays import Integers
 
 MIN_ROWS = 50
@@ -48,13 +47,21 @@ class LeakyColumn:
         )
 
 
+Sample: TypeAlias = dict[str, NDArray[Any]]
+"""Cells of some rows: numbers (NaN if missing), and codes of text (−1 if missing)."""
+
+
+def sample_cells(table: Table, columns: Collection[str], *, numbers: Collection[str], n_rows: int) -> Sample:
+    """Return the cells of at most 100,000 rows. ``numbers`` are read as numbers, others as text."""
+    room = min(MAX_ROWS, MAX_CELLS // (len(columns) + 1))
+    return _sampled(table, list(columns), frozenset(numbers), every=-(-n_rows // max(room, 1)))
+
+
 def leaky_columns(
-    path: Path, columns: Collection[str], label: str, *, numbers: Collection[str], n_rows: int
+    cells: Sample, columns: Collection[str], label: str, *, numbers: Collection[str]
 ) -> list[LeakyColumn]:
     """Return the columns that alone determine the label. ``numbers`` are compared as numbers, others as text."""
     wanted = [name for name in columns if name != label]
-    room = min(MAX_ROWS, MAX_CELLS // (len(wanted) + 1))
-    cells = _sampled(path, [*wanted, label], frozenset(numbers), every=-(-n_rows // max(room, 1)))
     labels = cells[label]
     has_label = np.isfinite(labels) if label in numbers else labels >= 0
     labels, n = labels[has_label], int(np.count_nonzero(has_label))
@@ -73,12 +80,12 @@ def leaky_columns(
     return [column for column in candidates if n - column.n_correct <= max_errors]
 
 
-def _sampled(path: Path, names: list[str], numbers: frozenset[str], *, every: int) -> dict[str, NDArray[Any]]:
-    """Return every k-th row: numbers (NaN if missing), and codes of text (−1 if missing)."""
+def _sampled(table: Table, names: list[str], numbers: frozenset[str], *, every: int) -> Sample:
+    """Return every k-th row."""
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     codes: dict[str, dict[str, int]] = {name: {} for name in names}
     first_row = 0
-    for batch in open_batches(path, names):
+    for batch in open_batches(table, names, numbers=numbers, invalid_as_missing=True):
         rows = batch.slice(-first_row % every)
         for name in names:
             values = (

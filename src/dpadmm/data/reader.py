@@ -1,14 +1,14 @@
 """Read tables as streams of Arrow record batches of a few megabytes.
 
-A table is a CSV, TSV, Parquet or Arrow file, a folder of such files, a table of a database (``database.py``), or a data
-frame, an Arrow table or a mapping of columns in memory.
+A table is a CSV, TSV, Excel, ODS, Parquet or Arrow file, a folder of such files, a table of a database
+(``database.py``), or a data frame, an Arrow table or a mapping of columns in memory.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
+import io
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -16,9 +16,10 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import IO, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,8 @@ import pyarrow.ipc
 
 from dpadmm.data.cells import NotANumberError, as_numbers, bad_number_hint
 from dpadmm.data.database import check_not_an_address, format_hint, read_database_table
+from dpadmm.data.dialect import Dialect, notes_on_index, without_index
+from dpadmm.data.spreadsheet import SHEETS, Sheet, read_sheet
 from dpadmm.errors import DataError
 from dpadmm.parameters.suggestions import unknown_name
 
@@ -58,14 +61,19 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 ARROW = (".arrow", ".feather")
-FILES = (*DELIMITERS, ".parquet", *ARROW)
+FRAMES = ("pandas", "polars")
+"""Packages whose data frames are read column by column, without the index and without a copy of other columns."""
+
+FILES = (*DELIMITERS, ".parquet", *ARROW, *SHEETS)
 DATABASE = ".toml"
 """Suffix of a file that describes a table in a database."""
 
 SUFFIXES = (
-    ".csv or .tsv (also .gz), .parquet, .arrow or .feather file, a folder of them, or a .toml file for a database"
+    ".csv or .tsv (also .gz), .xlsx, .ods, .parquet, .arrow or .feather file, a folder of them, or a .toml file for a "
+    "database"
 )
 CHUNK = 2**20
+NOT_UTF8 = "UTF-8 text; save it as CSV in UTF-8, or name its encoding with --encoding, such as cp1252"
 
 
 @runtime_checkable
@@ -91,7 +99,16 @@ class TableSource(ABC):
 
     @abstractmethod
     def column_names(self) -> list[str]:
-        """Return the names of all columns."""
+        """Return the names of all columns, without the index of a data frame."""
+
+    def notes(self) -> list[str]:
+        """Return notes about how the table is read, which depend on its first line and its columns only."""
+        return []
+
+    @property
+    def text_files(self) -> list[Path]:
+        """Files whose lines are rows."""
+        return []
 
     @abstractmethod
     def batches(self, columns: Mapping[str, Any]) -> Iterator[Any]:
@@ -106,12 +123,12 @@ class TableSource(ABC):
         return None
 
 
-def open_table(table: Table) -> TableSource:
-    """Return the source of a table. Raise DataError if it cannot be a table."""
+def open_table(table: Table, dialect: Dialect | None = None) -> TableSource:
+    """Return the source of a table. Raise DataError if it cannot be a table. ``dialect`` is that of text files."""
     if isinstance(table, TableSource):
         return table
     if isinstance(table, str | PathLike):
-        return _open_path(Path(table))
+        return _open_path(Path(table), dialect or Dialect())
     if is_table(table):
         return MemoryTable(table)
     raise DataError(
@@ -120,12 +137,26 @@ def open_table(table: Table) -> TableSource:
     )
 
 
+def reading_notes(table: Table) -> list[str]:
+    """Return notes about how a table is read; none for an archive of arrays."""
+    path = path_of(table)
+    return open_table(table).notes() if path is None or has_named_columns(path) else []
+
+
 def is_table(rows: object) -> bool:
     """Return whether rows in memory have named columns: a data frame, an Arrow table, or a mapping of columns."""
     return isinstance(rows, Mapping | DataFrame | ArrowStream)
 
 
-def _open_path(path: Path) -> TableSource:
+def path_of(table: Table) -> Path | None:
+    """Return the path of a table that is a file or a folder."""
+    if isinstance(table, str | PathLike):
+        return Path(table)
+    location = table.location if isinstance(table, TableSource) else None
+    return location if isinstance(location, Path) else None
+
+
+def _open_path(path: Path, dialect: Dialect) -> TableSource:
     check_not_an_address(path)
     if not has_named_columns(path):
         if not path.suffix and not path.exists():
@@ -136,15 +167,17 @@ def _open_path(path: Path) -> TableSource:
     if path.is_file() and path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
     if path.is_dir():
-        return TableFolder(path)
+        return TableFolder(path, dialect)
     suffix = table_format(path)
+    if suffix in DELIMITERS:
+        return CsvFile(path, dialect)
+    if dialect != Dialect():
+        raise DataError(f"{path}: --separator, --decimal and --encoding apply to .csv and .tsv files only")
     if suffix == DATABASE:
         return DatabaseSource(path)
-    if suffix in DELIMITERS:
-        return CsvFile(path)
-    if suffix == ".parquet":
-        return ParquetFile(path)
-    return ArrowFile(path)
+    if suffix in SHEETS:
+        return SheetFile(path)
+    return ParquetFile(path) if suffix == ".parquet" else ArrowFile(path)
 
 
 def column_names(table: Table) -> list[str]:
@@ -189,58 +222,100 @@ def open_batches(
     return ahead(source.batches({name: number if name in numbers else TEXT for name in wanted}))
 
 
+class Header(NamedTuple):
+    """Column names in the first line of a text file, its dialect, and the bytes of that line."""
+
+    names: list[str]
+    dialect: Dialect
+    n_bytes: int
+
+
 class CsvFile(TableSource):
     """A CSV or TSV file, also compressed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         self.location = self.path = path
+        self._given = dialect or Dialect()
+        self._skips_ragged_rows, self.n_skipped = False, 0
+
+    def without_ragged_rows(self) -> CsvFile:
+        """Return the same file, in which rows with a wrong number of cells are skipped."""
+        file = CsvFile(self.path, self._given)
+        file._skips_ragged_rows = True
+        return file
+
+    def _skip(self, row: object) -> str:
+        self.n_skipped += 1
+        return "skip"
+
+    def ragged_rows(self) -> dict[int, int]:
+        """Return the number of cells of each row, from 1, that has another number than the first line. Slow."""
+        names, dialect, _ = self._header
+        with io.TextIOWrapper(_open(self.path), dialect.encoding, errors="replace", newline="") as text:
+            rows = (row for row in csv.reader(text, delimiter=dialect.separator or ",") if row)
+            return {number: len(row) for number, row in enumerate(rows) if number and len(row) != len(names)}
 
     def column_names(self) -> list[str]:
-        return self._header()[0]
+        return without_index(self._header.names)
+
+    def notes(self) -> list[str]:
+        header = self._header
+        return [*header.dialect.notes(DELIMITERS[table_format(self.path)]), *notes_on_index(header.names)]
+
+    @property
+    def text_files(self) -> list[Path]:
+        return [self.path] if self._header.dialect.is_utf8 else []
 
     def batches(self, columns: Mapping[str, Any]) -> Iterator[Any]:
-        path, (names, header_bytes) = self.path, self._header()
+        path, (names, dialect, header_bytes) = self.path, self._header
+        if dialect.has_decimal_comma:  # pyarrow knows one decimal mark only
+            columns = {name: pa.string() if kind == pa.float64() else kind for name, kind in columns.items()}
         convert = pa.csv.ConvertOptions(include_columns=list(columns), column_types=columns)
         block_bytes = min(MAX_BLOCK_BYTES, BLOCK_BYTES * max(1, header_bytes // WIDE_HEADER))
-        options = pa.csv.ReadOptions(block_size=block_bytes)
+        options = pa.csv.ReadOptions(block_size=block_bytes, encoding="utf8" if dialect.is_utf8 else dialect.encoding)
         # Without newlines_in_values, a line break in quotes would depend on where a block ends
-        parse = pa.csv.ParseOptions(delimiter=DELIMITERS[table_format(path)], newlines_in_values=True)
+        skip = self._skip if self._skips_ragged_rows else None
+        parse = pa.csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True, invalid_row_handler=skip)
         compression = "gzip" if path.suffix.lower() == ".gz" else None
         try:
             with (
                 pa.input_stream(path, compression=compression) as text,
                 pa.csv.open_csv(text, options, parse, convert) as reader,
             ):
-                yield from (batch for batch in reader if batch.num_rows)
+                for batch in reader:
+                    if batch.num_rows and dialect.has_decimal_comma:
+                        batch = pa.record_batch(list(map(dialect.with_points, batch.columns)), names=list(columns))
+                    if batch.num_rows:
+                        yield batch
         except UNREADABLE as error:
             raise self._unreadable(error, names) from None
 
-    def _header(self) -> tuple[list[str], int]:
-        """Return the names in the first line, and the bytes of that line."""
+    @cached_property
+    def _header(self) -> Header:
         path = self.path
         try:
             with _open(path) as file:
                 raw = file.readline(MAX_HEADER_BYTES)
+            dialect = self._given.with_encoding(raw)
+            if dialect.is_utf8 and b"\0" in raw[:4]:
+                raise DataError(f"{path} seems to be written in UTF-16; read it with --encoding utf-16-le or utf-16-be")
+            if dialect.is_utf8:
+                text = raw.decode("utf-8-sig")
+            else:
+                with io.TextIOWrapper(_open(path), dialect.encoding, newline="\n") as lines:
+                    text = lines.readline(MAX_HEADER_BYTES)
         except (OSError, EOFError, zlib.error) as error:
             raise _unreadable(path, error) from None
-        if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in raw[:4]:
-            raise DataError(f"{path} is written in UTF-16; save it as CSV in UTF-8")
-        if len(raw) == MAX_HEADER_BYTES:
+        except UnicodeError:
+            hint = NOT_UTF8 if self._given.encoding is None else f"text in {self._given.encoding}; correct --encoding"
+            raise DataError(f"{path}: the first line is not {hint}") from None
+        if len(raw) == MAX_HEADER_BYTES or len(text) == MAX_HEADER_BYTES:
             raise DataError(f"{path}: the first line, with the column names, has more than 16 million bytes")
-        try:
-            text = raw.decode("utf-8-sig").strip("\r\n")
-        except UnicodeDecodeError:
-            raise DataError(f"{path}: the first line is not UTF-8 text; save it as CSV in UTF-8") from None
-        text = text.partition("\r")[0]  # pyarrow also accepts \r alone as the end of a line
-        delimiter = DELIMITERS[table_format(path)]
-        for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"), (",", "commas")):
-            if separator in text and delimiter not in text:
-                suffix = next((end for end, mark in DELIMITERS.items() if mark == separator), None)
-                hint = f"let its name end in {suffix}" if suffix else "save it with commas, and decimals with a point"
-                raise DataError(f"{path}: its columns are separated by {name}; {hint}")
+        text = text.strip("\r\n").partition("\r")[0]  # pyarrow also accepts \r alone as the end of a line
+        dialect = dialect.with_separator(text, DELIMITERS[table_format(path)])
         before = csv.field_size_limit(MAX_HEADER_BYTES)
         try:
-            return next(iter(csv.reader([text], delimiter=delimiter, strict=True)), []), len(raw)
+            return Header(dialect.names_in(text), dialect, len(raw))
         except csv.Error:
             raise DataError(
                 f"{path}: the first line cannot be read as comma-separated names: is a quotation mark open?"
@@ -254,7 +329,7 @@ class CsvFile(TableSource):
         if match and int(match[1]) < len(names):
             name, row = names[int(match[1])], f", row {int(match[2]) - 1:,}" if match[2] else ""
             if match[3] == "string":
-                return DataError(f"{path}: column {name!r}{row} is not UTF-8 text; save it as CSV in UTF-8")
+                return DataError(f"{path}: column {name!r}{row} is not {NOT_UTF8}")
             return DataError(f"{path}: {self._bad_number_message(name, match[4])}")
         if "straddling" in reason:
             return DataError(f"{path}: a row is too long; is a quotation mark open?")
@@ -264,7 +339,7 @@ class CsvFile(TableSource):
     def _bad_number_message(self, name: str, cell: str) -> str:
         """Return the message for a cell that is not a number, with its row. Reads the column again, as text."""
         first_row = 0
-        for batch in open_batches(self.path, [name]):
+        for batch in open_batches(self, [name]):
             try:
                 as_numbers(batch.column(0), name)
             except NotANumberError as error:
@@ -280,15 +355,25 @@ class TypedFile(TableSource):
         self.location = self.path = path
 
     def column_names(self) -> list[str]:
-        return list(self._schema().names)
+        return without_index(self._schema().names)
+
+    def notes(self) -> list[str]:
+        return notes_on_index(self._schema().names)
 
     def column_types(self) -> dict[str, Any]:
         schema = self._schema()
-        return dict(zip(schema.names, schema.types, strict=True))
+        return {name: schema.field(name).type for name in without_index(schema.names)}
 
     @abstractmethod
     def _schema(self) -> Any:
         """Return the Arrow schema."""
+
+
+def _open_parquet(path: Path, **options: Any) -> Any:
+    """Open a Parquet file. The import takes 5 MB, so it is for Parquet files only."""
+    from pyarrow import parquet
+
+    return parquet.ParquetFile(path, **options)
 
 
 class ParquetFile(TypedFile):
@@ -296,7 +381,7 @@ class ParquetFile(TypedFile):
 
     def row_count(self) -> int | None:
         try:
-            with pa.parquet.ParquetFile(self.path) as file:
+            with _open_parquet(self.path) as file:
                 return max(0, int(file.metadata.num_rows))
         except UNREADABLE as error:
             raise _unreadable(self.path, error) from None
@@ -307,14 +392,14 @@ class ParquetFile(TypedFile):
         # Neither the whole file nor a whole row group, which may be as large, is held in memory
         options = {"read_dictionary": words, "pre_buffer": False, "buffer_size": PARQUET_BYTES}
         try:
-            with pa.parquet.ParquetFile(self.path, **options) as file:
+            with _open_parquet(self.path, **options) as file:
                 yield from file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns))
         except UNREADABLE as error:
             raise _unreadable(self.path, error) from None
 
     def _schema(self) -> Any:
         try:
-            with pa.parquet.ParquetFile(self.path) as file:
+            with _open_parquet(self.path) as file:
                 return file.schema_arrow
         except UNREADABLE as error:
             raise _unreadable(self.path, error) from None
@@ -324,7 +409,7 @@ class ArrowFile(TypedFile):
     """A file in Arrow's IPC file format (Feather version 2)."""
 
     def batches(self, columns: Mapping[str, Any]) -> Iterator[Any]:
-        names, wanted = self.column_names(), list(columns)
+        names, wanted = self._schema().names, list(columns)
         try:
             with self._opened([names.index(name) for name in wanted]) as reader:
                 for batch in map(reader.get_batch, range(reader.num_record_batches)):
@@ -353,9 +438,16 @@ class ArrowFile(TypedFile):
 class TableFolder(TableSource):
     """A folder whose files are one table."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         self.location = self.path = path
-        self._parts = [_open_path(part) for part in parts(path)]
+        self._parts = [_open_path(part, dialect or Dialect()) for part in parts(path)]
+
+    def notes(self) -> list[str]:
+        return self._parts[0].notes()
+
+    @property
+    def text_files(self) -> list[Path]:
+        return [file for part in self._parts for file in part.text_files]
 
     def column_names(self) -> list[str]:
         first, *others = self._parts
@@ -390,6 +482,33 @@ class TableFolder(TableSource):
             yield from part.batches(columns)
 
 
+class SheetFile(TableSource):
+    """The first sheet of an Excel or ODS file. All columns are text, as in a CSV export."""
+
+    def __init__(self, path: Path) -> None:
+        self.location = self.path = path
+
+    @cached_property
+    def _sheet(self) -> Sheet:
+        return read_sheet(self.path)
+
+    def column_names(self) -> list[str]:
+        return without_index(self._sheet.columns)
+
+    def notes(self) -> list[str]:
+        sheet = self._sheet
+        others = f"The sheet {sheet.name!r} is read; other sheets are ignored." if sheet.others else ""
+        return [*([others] if others else []), *notes_on_index(sheet.columns)]
+
+    def row_count(self) -> int | None:
+        return int(self._sheet.cells.num_rows)
+
+    def batches(self, columns: Mapping[str, Any]) -> Iterator[Any]:
+        sheet = self._sheet
+        table = sheet.cells.select([sheet.columns.index(name) for name in columns]).rename_columns(list(columns))
+        yield from (batch for batch in table.to_batches(max_chunksize=BATCH_ROWS) if batch.num_rows)
+
+
 class DatabaseSource(TableSource):
     """A table of a database, described by a TOML file. All columns are text, as in a CSV export."""
 
@@ -410,11 +529,13 @@ class MemoryTable(TableSource):
     location: object = "the table"
 
     def __init__(self, table: Any) -> None:
-        if not isinstance(table, pa.Table | pa.RecordBatch | Mapping | DataFrame):
-            table = pa.table(table)
+        is_frame = type(table).__module__.partition(".")[0] in FRAMES or not isinstance(table, ArrowStream)
+        if not isinstance(table, pa.Table | pa.RecordBatch | Mapping) and not is_frame:
+            table = pa.table(table)  # such as a query of DuckDB, or a stream that can be read only once
         is_arrow = isinstance(table, pa.Table | pa.RecordBatch)
-        names = table.schema.names if is_arrow else table if isinstance(table, Mapping) else table.columns
-        self._table, self._names = table, [str(name) for name in names]
+        names = list(table.schema.names if is_arrow else table if isinstance(table, Mapping) else table.columns)
+        self._table, self._keys = table, {str(name): name for name in names}
+        self._names = without_index([str(name) for name in names])
 
     def column_names(self) -> list[str]:
         return self._names
@@ -437,13 +558,27 @@ class MemoryTable(TableSource):
         yield from (batch for batch in batches if batch.num_rows)
 
     def _column(self, name: str) -> Any:
-        cells = self._table[name]
+        cells = self._table[self._keys[name]]
         try:
             if isinstance(cells, pa.Array | pa.ChunkedArray):
                 return cells
             return pa.chunked_array(cells) if isinstance(cells, ArrowStream) else pa.array(cells, from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise DataError(f"column {name!r} mixes types, or its values are not numbers or text") from None
+            try:
+                return pa.array([_as_text(cell) for cell in cells], pa.string())
+            except TypeError:
+                raise DataError(f"column {name!r} has values that are neither numbers nor text") from None
+
+
+def _as_text(cell: Any) -> str | None:
+    """Return a cell of a column with several types as a CSV has it. Raise TypeError if it is no number or text."""
+    if cell is None or cell != cell:
+        return None
+    if isinstance(cell, bool | np.bool_):
+        return "true" if cell else "false"
+    if not isinstance(cell, str | int | float | np.integer | np.floating):
+        raise TypeError
+    return str(cell)
 
 
 def _check_exact(name: str, numbers: Any) -> None:
@@ -534,10 +669,10 @@ def line_warnings(table: Table, rows: int) -> list[str]:
     The warning is for the owner only. A line break in quotation marks is part of its cell and never an error, because
     whether a table is accepted may not depend on its cells.
     """
-    if not isinstance(table, str | PathLike):
+    path = path_of(table)
+    if path is None or not has_named_columns(path):
         return []
-    path = Path(table)
-    files = [file for file in (parts(path) if path.is_dir() else [path]) if table_format(file) in DELIMITERS]
+    files = open_table(table).text_files
     lines = sum(map(count_lines, files))
     if lines - len(files) - rows <= max(3, rows // 100):
         return []

@@ -314,6 +314,9 @@ class Label:
         by ``weight/weight_bound``.
     class_weight : mapping, optional
         Public weight of each class, relative to the largest.
+    drop_missing_labels : bool
+        Whether rows with a missing label are accepted. They become rows of zeros, which have no effect on the model.
+        They are still counted, because the number of rows is public and must not reveal which labels are missing.
 
     The product of both weights is in [0, 1], so a row with weights affects a query at most as much as one without.
     """
@@ -327,6 +330,7 @@ class Label:
     weight: str | None = None
     weight_bound: float | None = None
     class_weight: Mapping[str, float] | None = None
+    drop_missing_labels: bool = False
     counts: bool = field(default=False, metadata=NOT_IN_FILE)
     """Whether the loss is for counts, as in the study."""
     plain: bool = field(default=False, metadata=NOT_IN_FILE)
@@ -335,6 +339,10 @@ class Label:
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column.strip():
             raise StudyError(f"the label's column must be the name of a column, not {self.column!r}")
+        if not isinstance(self.drop_missing_labels, bool):
+            raise StudyError(
+                f"the label's drop_missing_labels must be true or false, not {self.drop_missing_labels!r:.60}"
+            )
         self._check_exposure()
         self._check_weight()
         if self.plain and self.classes is None and self.bounds is None:

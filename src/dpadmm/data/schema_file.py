@@ -136,11 +136,11 @@ def label_from(table: object) -> Label:
 
 
 def label_as_json(label: Label) -> dict[str, Any]:
-    """Return the label as JSON values. Only ``classes`` and ``bounds`` are written if they are None."""
+    """Return the label as JSON values. Unset entries are omitted, except ``classes`` and ``bounds``."""
     label = label.normalized()
     values = {field.name: getattr(label, field.name) for field in fields_in_file(Label)}
     return _with_lists(
-        {name: value for name, value in values.items() if value is not None or name in ("classes", "bounds")}
+        {name: value for name, value in values.items() if value not in (None, False) or name in ("classes", "bounds")}
     )
 
 

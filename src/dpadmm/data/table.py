@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,8 @@ from dpadmm.data.encoder import Encoder, Report, Tally
 from dpadmm.data.labels import LabelColumns, any_issue
 from dpadmm.data.reader import Table, TableSource, ahead, column_names, open_batches, open_table, table_format
 from dpadmm.data.schema import Label, Number, Plain, Schema
-from dpadmm.errors import DataError
+from dpadmm.data.survey import all_problems
+from dpadmm.errors import DataError, DPADMMError
 from dpadmm.losses.base import Task
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.matrices.clipping import clip_rows, with_intercept
@@ -43,6 +44,18 @@ class EncodedTable:
     owners: Sequence[str]
     report: Report
     row_weights: Floats | None = None
+    unlabelled: NDArray[np.bool_] | None = None
+    """Rows of zeros without a label, if the study accepts them (``drop_missing_labels``) and there are any."""
+
+    def labelled(self) -> EncodedTable:
+        """Return the rows with a label: for public tables only, because the number of rows reveals the others."""
+        if self.unlabelled is None:
+            return self
+        kept = np.flatnonzero(~self.unlabelled)
+        groups = None if self.groups is None else self.groups[kept]
+        weights = None if self.row_weights is None else self.row_weights[kept]
+        report = replace(self.report, rows=len(kept))
+        return EncodedTable(self.features[kept], self.labels[kept], groups, self.owners, report, weights)
 
 
 class EncodedBatch(NamedTuple):
@@ -52,6 +65,7 @@ class EncodedBatch(NamedTuple):
     labels: Floats | None
     row_weights: Floats | None
     owners: NDArray[np.int32] | None
+    unlabelled: NDArray[np.bool_] | None
 
 
 def encode_table(
@@ -90,7 +104,7 @@ def encode_table(
     Raises
     ------
     DataError
-        If the table cannot be read, lacks a column, or has an invalid cell.
+        If the table cannot be read, lacks a column, or has invalid cells. The error lists all problems.
     """
     if is_archive(table):
         return _encode_archive(Path(table), schema, label, by, intercept=intercept)
@@ -116,13 +130,20 @@ def encode_table(
         ]
         values = growing(np.float64, 1, memory_bytes // 4)
         row_weights = growing(np.float64, 1, memory_bytes // 4)
-        groups = growing(np.int32, 1, MEMORY_BYTES)
-        for batch in stack.enter_context(closing(ahead(_encoded_batches(source, encoder, labels, owners)))):
-            for array, block in zip(features, batch.features, strict=True):
-                array.append(block)
-            for array, column in ((values, batch.labels), (row_weights, batch.row_weights), (groups, batch.owners)):
-                if column is not None:
-                    array.append(column)
+        groups, unlabelled = growing(np.int32, 1, MEMORY_BYTES), list[NDArray[np.bool_]]()
+        try:
+            for batch in stack.enter_context(closing(ahead(_encoded_batches(source, encoder, labels, owners)))):
+                for array, block in zip(features, batch.features, strict=True):
+                    array.append(block)
+                for array, column in ((values, batch.labels), (row_weights, batch.row_weights), (groups, batch.owners)):
+                    if column is not None:
+                        array.append(column)
+                if batch.unlabelled is not None:
+                    unlabelled.append(batch.unlabelled)
+        except DPADMMError as error:
+            if invalid_as_missing:
+                raise
+            raise all_problems(error, source, schema, label, by=by) from None
         if not encoder.report.rows:
             raise DataError(f"{source.location} has no rows")
         ranks, names = owners.sorted() if owners else (None, ())
@@ -134,6 +155,7 @@ def encode_table(
             names,
             encoder.report,
             row_weights.finish().reshape(-1) if label is not None and label.weighted else None,
+            np.concatenate(unlabelled) if any(each.any() for each in unlabelled) else None,
         )
 
 
@@ -156,18 +178,19 @@ def _encoded_batches(
     for batch in batches:
         first_row = encoder.report.rows
         try:
-            values, row_weights, bad = None, None, None
+            values, row_weights, bad, unlabelled = None, None, None, None
             if labels is not None:
                 values, row_weights, issues = labels.encode(batch, tally)
                 if not encoder.invalid_as_missing:
                     labels.check(issues, batch.column(labels.label.column))
                 bad = any_issue(issues, batch.num_rows)
+                unlabelled = issues["missing"] if labels.label.drop_missing_labels else None
                 encoder.report.label.unknown += int(np.count_nonzero(bad))
             blocks = encoder.encode_blocks(batch)
             if bad is not None:  # zeros in the constant column too, so that the row has no gradient at any point
                 blocks[0][bad] = 0.0
             groups = None if owners is None else owners.numbers_of(batch.column(owners.by))
-            yield EncodedBatch(blocks, values, row_weights, groups)
+            yield EncodedBatch(blocks, values, row_weights, groups, unlabelled)
         except DataError as error:
             raise with_location(error, source.location, first_row, batch.num_rows) from None
 

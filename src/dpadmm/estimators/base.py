@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 import warnings
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -25,7 +26,8 @@ from dpadmm.accounting.events import Release
 from dpadmm.data import Dataset
 from dpadmm.engine.noise import ExactNoise, fresh_seed
 from dpadmm.errors import DataError, PrivacyLeakWarning, StudyError
-from dpadmm.estimators.encoding import Encoding, encoding_of, validated
+from dpadmm.estimators.encoding import Encoding, encoding_of, nearly_constant, validated
+from dpadmm.estimators.frames import Declared, clipped_rows, declared_by, encode_frame, study_encoding
 from dpadmm.estimators.validation import positive
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import row_norms
@@ -98,10 +100,12 @@ class PrivateLinearModel(BaseEstimator):
     weight_radius: Positive = 30.0
     random_state: Any = None
     accountant: BudgetAccountant | None = None
+    study: Any = None
     _encoding: Encoding = field(init=False)
     _model: Model = field(init=False)
     _units: tuple[Floats, float] = field(init=False)
     _weighted: bool = field(init=False)
+    _scale_warnings = cast("list[str]", [])
     _sent_from = cast("tuple[BudgetAccountant, ...]", ())  # not annotated: an attribute of the class, not a parameter
 
     def fit(self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None) -> Self:
@@ -156,6 +160,9 @@ class PrivateLinearModel(BaseEstimator):
         The scores of a clipped row are not ``X @ coef_.T + intercept_``. The result has no noise and is not stored in
         the estimator. Only the owner of the rows should see it.
         """
+        check_is_fitted(self)
+        if declared := self._declared:
+            return clipped_rows(declared.schema, X)
         return np.asarray(row_norms(self._encode(X)) > 1.0)
 
     def conf_int(self, level: float = 0.95) -> Floats:
@@ -193,6 +200,8 @@ class PrivateLinearModel(BaseEstimator):
             )
         (rows, shift), model = self._units, self._model
         names = [str(name) for name in getattr(self, "feature_names_in_", map("x{}".format, range(len(rows) - 1)))]
+        if declared := self._declared:
+            names = [*declared.schema.features]
         return in_units(model, rows, [*names, "intercept"], shift=shift)
 
     def _store_model(self, model: Model, encoding: Encoding, *, middle: float, half: float) -> None:
@@ -204,10 +213,24 @@ class PrivateLinearModel(BaseEstimator):
     def _encode(self, X: Any) -> Any:
         """Return rows scaled like the training rows."""
         check_is_fitted(self)
-        return self._encoding.rows(validated(self, X, reset=False))
+        return self._encoding.rows(self._validated(X, reset=False))
+
+    @property
+    def _declared(self) -> Declared | None:
+        """The columns and the label of the study, if the estimator has one."""
+        own = {"bounds": self.bounds, "center": self.center, "scale": self.scale, "data_norm": self.data_norm}
+        return declared_by(self.study, **own)
+
+    def _validated(self, X: Any, *y: Any, **options: Any) -> Any:
+        """Return rows, and labels if given, after the checks of scikit-learn; encoded rows with a study."""
+        if declared := self._declared:
+            return encode_frame(self, declared.schema, X, *y, **options)
+        return validated(self, X, *y, **options)
 
     def _encoding_of(self, X: Any) -> tuple[Encoding, list[str]]:
         """Return the encoding of the rows, and the values that were inferred from them."""
+        if declared := self._declared:
+            return study_encoding(declared.schema), []
         encoding, is_inferred = encoding_of(
             X,
             data_norm=self.data_norm,
@@ -217,6 +240,7 @@ class PrivateLinearModel(BaseEstimator):
             centred=bool(self.fit_intercept),
             names=getattr(self, "feature_names_in_", None),
         )
+        self._scale_warnings = nearly_constant(encoding, X, getattr(self, "feature_names_in_", None))
         return encoding, ["the norm of rows (set bounds=, scale= or data_norm=)"] if is_inferred else []
 
     def _row_weights(self, sample_weight: Any, X: Any) -> tuple[Floats | None, float, list[str]]:
@@ -286,7 +310,7 @@ class PrivateLinearModel(BaseEstimator):
             expected = "a pair (X, y)" if max_weight is None else "(X, y, weights) if there is a sample_weight"
             raise StudyError(f"public must be {expected}")
         try:
-            X, y = validated(self, *public[:2], reset=False)
+            X, y = self._validated(*public[:2], reset=False)
             weights = None if max_weight is None else np.minimum(as_weights(public[2], X) / max_weight, 1.0)
             dataset = encode(X, y, weights=weights)
             prepared = prepare(dataset, settings.with_changes(partition="equal", n_agents=1))
@@ -314,7 +338,8 @@ class PrivateLinearModel(BaseEstimator):
                 "random_state makes the noise reproducible, so the fit provides no privacy; "
                 "use random_state=None for exact noise"
             )
-        if _is_in_search():
+        search = _current_search()
+        if search is not None:
             accountants = self._accountants()
             messages.append(
                 "each fit of a search or cross-validation spends its own epsilon on the same rows; the fits are "
@@ -324,8 +349,13 @@ class PrivateLinearModel(BaseEstimator):
                     else "not added up: set accountant=, or use PrivateSearch"
                 )
             )
+        if search is not None:
+            messages = _new_in_search(search, messages)
         for message in messages:
             warnings.warn(message, PrivacyLeakWarning, stacklevel=3)
+        for message in self._scale_warnings:
+            warnings.warn(message, UserWarning, stacklevel=3)
+        self._scale_warnings = []
 
     def _accountants(self) -> Sequence[BudgetAccountant]:
         """Return the accountants to charge: the estimator's own, then the open ones of this and the sending process."""
@@ -352,7 +382,8 @@ class PrivateLinearModel(BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = self.study is None
+        tags.input_tags.string = tags.input_tags.categorical = tags.input_tags.allow_nan = self.study is not None
         return tags
 
 
@@ -373,13 +404,43 @@ def _penalty(strength: float, ratio: float, *, scale: float, half: float) -> dic
     return {"regularizer": ElasticNet(lasso / share), "alpha": share}
 
 
-def _is_in_search() -> bool:
-    """Return whether a search or cross-validation of scikit-learn is on the call stack.
+class _Search(NamedTuple):
+    """A search or cross-validation that is running, identified by an object that exists for this call only."""
+
+    own: Any
+
+    def is_same(self, other: _Search | None) -> bool:
+        own = None if self.own is None else self.own()
+        return own is not None and other is not None and other.own is not None and other.own() is own
+
+
+_WARNED: dict[str, Any] = {"search": None, "messages": set()}
+"""The last search, and the beginnings of its warnings, so that a search issues each warning once."""
+
+
+def _current_search() -> _Search | None:
+    """Return the search or cross-validation of scikit-learn that is on the call stack, if any.
 
     scikit-learn passes no argument from which this could be inferred.
     """
-    names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_stack(sys._getframe()))
-    return any(name.startswith("sklearn.model_selection") for name in names)
+    frames = [frame for frame, _ in walk_stack(sys._getframe()) if _is_of_search(frame)]
+    if not frames:
+        return None
+    own = next((each for each in (frame.f_locals.get("routed_params") for frame in frames[::-1]) if each), None)
+    return _Search(None if own is None else weakref.ref(own))
+
+
+def _is_of_search(frame: Any) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("sklearn.model_selection")
+
+
+def _new_in_search(search: _Search, messages: Sequence[str]) -> list[str]:
+    """Return one warning with the messages that this search has not issued yet, or none."""
+    if not search.is_same(_WARNED["search"]):
+        _WARNED.update(search=search, messages=set())
+    new = [message for message in messages if message[:40] not in _WARNED["messages"]]
+    _WARNED["messages"] |= {message[:40] for message in new}
+    return ["; ".join(new)] if new else []
 
 
 def with_leak_notice(report: dict[str, Any], leaks: Sequence[str]) -> dict[str, Any]:

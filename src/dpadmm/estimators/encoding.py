@@ -15,6 +15,7 @@ import numpy as np
 from scipy.sparse import csr_array, issparse
 from sklearn.utils.validation import validate_data
 
+from dpadmm.data.encoder import MIN_SPREAD, nearly_constant_text
 from dpadmm.errors import DataError, StudyError
 from dpadmm.estimators.validation import positive
 from dpadmm.matrices.arrays import Floats
@@ -114,6 +115,23 @@ def encoding_of(
     if not np.isfinite(max_norm):
         raise DataError("the norm of a row is not finite; scale the columns, or set bounds")
     return Encoding(low, high, centre, half, max_norm or 1.0), True
+
+
+def nearly_constant(encoding: Encoding, X: Any, names: Sequence[str] | None) -> list[str]:
+    """Return a warning for each column that bounds or a scale make nearly constant. For the owner of the rows only."""
+    is_scaled = (encoding.half != 1.0) | np.isfinite(encoding.low)
+    if issparse(X) or not is_scaled.any():
+        return []
+    rows = np.asarray(X[:MAX_CHECKED_ROWS], dtype=float)
+    spread = ((np.clip(rows, encoding.low, encoding.high) - encoding.centre) / encoding.half).std(axis=0)
+    small = [j for j in np.flatnonzero(is_scaled & (spread < MIN_SPREAD)).tolist() if len(np.unique(rows[:100, j])) > 2]
+    return [
+        f"{f'feature {j + 1}' if names is None else f'column {names[j]!r}'} {nearly_constant_text(float(spread[j]))}"
+        for j in small
+    ]
+
+
+MAX_CHECKED_ROWS = 20_000
 
 
 def _center_and_scale(center: Any, scale: Any, d: int, names: Sequence[str] | None) -> tuple[Floats, Floats]:

@@ -22,7 +22,8 @@ from dpadmm.estimators.base import (
     partition_settings,
     suggest_parameter_names,
 )
-from dpadmm.estimators.encoding import label_scale, validated
+from dpadmm.estimators.encoding import label_scale
+from dpadmm.estimators.frames import classes_of
 from dpadmm.estimators.validation import check_parameters, positive
 from dpadmm.losses import Poisson
 from dpadmm.losses.base import Task
@@ -106,6 +107,11 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         experiments only. It provides no privacy, and a warning is issued.
     accountant : BudgetAccountant, optional
         Accountant to charge before the fit starts. Default: the accountants with an open ``with`` block.
+    study : Study or path, optional
+        Study whose public columns and label encode X and y, instead of ``bounds``, ``center``, ``scale``,
+        ``data_norm`` and ``classes``. X must be a data frame or an Arrow table. It may have categories, booleans and
+        missing values, and further columns, which are ignored. Coefficients are those of the encoded features. The
+        study's own budget and method are not used. See :func:`dpadmm.draft_study`.
     classes : sequence, optional
         Public list of the class labels. Inferred from ``y`` if not given, with a warning.
     C : float, default=1.0
@@ -181,7 +187,7 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
         self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None
     ) -> CheckedFit:
         check_parameters(self, unlimited="C")
-        X, y = validated(self, X, y, ensure_min_samples=2)
+        X, y = self._validated(X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, leaks = self._classes_of(y)
         is_binary = len(classes) == 2
@@ -223,13 +229,16 @@ class DPADMMClassifier(ClassifierMixin, PrivateLinearModel):
 
     def _classes_of(self, y: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
         """Return the sorted classes, and the values that were inferred from the labels."""
-        labels = y if self.classes is None else np.asarray(self.classes)
+        declared = self.classes
+        if declared is None and (study := self._declared):
+            declared = classes_of(study.label, y)
+        labels = y if declared is None else np.asarray(declared)
         if labels.ndim != 1:
             raise StudyError("classes must be a list of class labels")
         classes = np.unique(labels)
         if len(classes) < 2:
             raise DataError(f"a classifier needs at least two classes, not only one class: {classes.tolist()!r:.60}")
-        return classes, ["the classes (set classes=)"] if self.classes is None else []
+        return classes, ["the classes (set classes=)"] if declared is None else []
 
     def _class_weights(self, classes: NDArray[Any], public: Any) -> Floats | None:
         """Return the weight of every class, or None if all are 1."""
@@ -368,10 +377,13 @@ class DPADMMRegressor(RegressorMixin, PrivateLinearModel):
         self, X: Any, y: Any, groups: Any = None, public: Any = None, *, sample_weight: Any = None
     ) -> CheckedFit:
         check_parameters(self)
-        X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
+        X, y = self._validated(X, y, ensure_min_samples=2, y_numeric=True)
         intercept = bool(self.fit_intercept)
-        low, high, middle, half = label_scale(y.astype(float), self.y_bounds, centred=intercept)
-        leaks = ["the bounds of y (set y_bounds=)"] if self.y_bounds is None else []
+        y_bounds = self.y_bounds
+        if y_bounds is None and (study := self._declared):
+            y_bounds = study.label.bounds
+        low, high, middle, half = label_scale(y.astype(float), y_bounds, centred=intercept)
+        leaks = ["the bounds of y (set y_bounds=)"] if y_bounds is None else []
         encoding, norm_leaks = self._encoding_of(X)
         weights, max_weight, weight_leaks = self._row_weights(sample_weight, X)
         if weights is not None and self.inference and not intercept:
@@ -524,17 +536,20 @@ class DPADMMPoissonRegressor(RegressorMixin, PrivateLinearModel):
         exposure: Any = None,
     ) -> CheckedFit:
         check_parameters(self)
-        X, y = validated(self, X, y, ensure_min_samples=2, y_numeric=True)
+        X, y = self._validated(X, y, ensure_min_samples=2, y_numeric=True)
         if not self.fit_intercept:
             raise StudyError("fit_intercept must be True for counts, because rates need a baseline")
         y, exposures = _check_counts(y.astype(float)), _exposures(exposure, len(y))
-        leaks = ["the largest count (set y_max=)"] if self.y_max is None else []
-        max_count = positive("y_max", float(y.max()) or 1.0 if self.y_max is None else self.y_max)
-        if exposure is not None and self.exposure_max is None:
+        y_max, exposure_max = self.y_max, self.exposure_max
+        if study := self._declared:
+            label = study.label
+            y_max = label.largest if y_max is None and label.bounds else y_max
+            exposure_max = label.exposure_bound if exposure_max is None else exposure_max
+        leaks = ["the largest count (set y_max=)"] if y_max is None else []
+        max_count = positive("y_max", float(y.max()) or 1.0 if y_max is None else y_max)
+        if exposure is not None and exposure_max is None:
             leaks.append("the largest exposure (set exposure_max=)")
-        max_exposure = positive(
-            "exposure_max", float(exposures.max()) if self.exposure_max is None else self.exposure_max
-        )
+        max_exposure = positive("exposure_max", float(exposures.max()) if exposure_max is None else exposure_max)
         encoding, norm_leaks = self._encoding_of(X)
         weights, max_weight, weight_leaks = self._row_weights(sample_weight, X)
         settings = self._settings(

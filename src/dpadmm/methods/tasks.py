@@ -19,7 +19,7 @@ from dpadmm.matrices.clipping import INTERCEPT
 from dpadmm.methods.hyperparameters import HYPERPARAMETERS, default_shrink, signal_to_noise
 from dpadmm.methods.prior import Prior
 from dpadmm.queries.moments import LABEL_WEIGHT, Moments
-from dpadmm.queries.preconditioner import WIDEST, Preconditioner
+from dpadmm.queries.preconditioner import MAX_DIRECTION_FEATURES, Preconditioner
 from dpadmm.queries.problem import Problem
 
 
@@ -271,7 +271,7 @@ TASKS: dict[str, type[Task]] = {
 
 def _covariance(means: Floats, squares: Floats, weight: float) -> tuple[Floats, Floats]:
     """Return v and m of ``K = diag(v) + mmᵀ``. K is ω̄·(variances + m·mᵀ), and the released means are ω̄·m."""
-    if len(means) > WIDEST:
+    if len(means) > MAX_DIRECTION_FEATURES:
         return squares, np.zeros(len(means))
     means = means / math.sqrt(weight)
     return squares - np.square(means), means

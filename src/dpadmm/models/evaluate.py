@@ -18,13 +18,14 @@ import scipy  # submodules load on first use
 from dpadmm.data.cells import RowError, as_numbers
 from dpadmm.data.encoder import Report, Tally
 from dpadmm.data.labels import LabelColumns, checked_labels
-from dpadmm.data.reader import column_names
+from dpadmm.data.reader import Table as AnyTable
+from dpadmm.data.reader import TableSource, column_names, open_table
 from dpadmm.data.schema import Label
 from dpadmm.errors import DataError
 from dpadmm.losses import LOSSES, Poisson
 from dpadmm.losses.poisson import LARGEST_SCORE, decoded
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.models.model import Model, Scorer, score_file
+from dpadmm.models.model import Model, Scorer, score_table
 from dpadmm.parameters.fields import parameters
 from dpadmm.rendering import Block, Column, Fact, Facts, Paragraph, Renderable, Rendering, Table
 from dpadmm.rendering.formats import percent, short_names
@@ -169,32 +170,39 @@ class Evaluation(Renderable):
         return Table(columns, [(line, *counts) for line, counts in zip(lines, self.confusion.tolist(), strict=True)])
 
 
-def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluation:
-    """Evaluate a model on a CSV or Parquet file with labels, which may be larger than memory.
+def evaluate(model: Model, data: AnyTable, *, label: str | None = None) -> Evaluation:
+    """Evaluate a model on a table with labels.
+
+    This is the Python form of ``dpadmm evaluate``.
 
     Parameters
     ----------
+    model : Model
+        The model.
+    data : path, data frame or Arrow table
+        Table with the columns and the label of the model. A file may be larger than memory.
     label : str, optional
         The label column, if its name differs in this table or the model has none.
     """
     column = label or (model.label.column if model.label else None)
     if column is None:
-        raise DataError("the model has no label column; name it with --label")
+        raise DataError("the model has no label column; name it with --label (in Python label=)")
     scorer = Scorer(model)
     if column in scorer.columns:
         raise DataError(f"column {column!r} is a feature of the model, so it cannot be the label")
     exposure = model.label.exposure if model.label else None
-    weighting = _weighting(model, path)
+    source = open_table(data)
+    weighting = _weighting(model, source)
     weight_column = None if weighting is None else weighting.weight
     keep = [name for name in (column, exposure, weight_column) if name is not None]
     numbers = {column, exposure} if model.task in ("regression", "count") else set()
     scores, labels, weights = [], [], []
-    for batch_scores, kept in score_file(
-        scorer, path, keep=keep, numbers=frozenset(name for name in (*numbers, weight_column) if name is not None)
+    for batch_scores, kept in score_table(
+        scorer, source, keep=keep, numbers=frozenset(name for name in (*numbers, weight_column) if name is not None)
     ):
         first = scorer.report.rows - len(batch_scores)
         exposures = None if exposure is None else kept.column(exposure)
-        labels.append(_read_labels(model, kept.column(column), column, first, path, exposures))
+        labels.append(_read_labels(model, kept.column(column), column, first, source.location, exposures))
         scores.append(batch_scores)
         if weighting is not None:
             cells = None if weight_column is None else kept.column(weight_column)
@@ -203,19 +211,19 @@ def evaluate(model: Model, path: Path, *, label: str | None = None) -> Evaluatio
             try:
                 columns.check(issues, kept.column(column))
             except RowError as error:
-                raise DataError(f"{path}: {error.message(first)}") from None
+                raise DataError(f"{source.location}: {error.message(first)}") from None
             weights.append(batch_weights)
     row_weights = np.concatenate(weights) if weighting is not None else None
     result = evaluate_scores(model, np.concatenate(labels), np.concatenate(scores), scorer.report, row_weights)
-    return replace(result, source=path.name)
+    return replace(result, source=Path(str(source.location)).name)
 
 
-def _weighting(model: Model, path: Path) -> Label | None:
+def _weighting(model: Model, source: TableSource) -> Label | None:
     """Return the label whose weights apply; None if the model has none or the table lacks the weight column."""
     label = model.label
     if label is None or not label.weighted or model.task == "count":
         return None
-    return label if label.weight is None or label.weight in column_names(path) else None
+    return label if label.weight is None or label.weight in column_names(source) else None
 
 
 def evaluate_scores(
@@ -347,7 +355,7 @@ def _mean_loss(model: Model, labels: Floats, scores: Floats) -> float | None:
     return float(loss.value(labels, scores).mean())
 
 
-def _read_labels(model: Model, cells: Any, column: str, first: int, path: Path, exposures: Any = None) -> Floats:
+def _read_labels(model: Model, cells: Any, column: str, first: int, location: object, exposures: Any = None) -> Floats:
     """Return codes of classes, numbers in their units, or counts in the encoding of the loss."""
     try:
         if model.task == "count":
@@ -363,6 +371,6 @@ def _read_labels(model: Model, cells: Any, column: str, first: int, path: Path, 
             raise DataError(f"the label {column!r} of row {first + int(bad[0]) + 1} is missing")
         return numbers
     except RowError as error:
-        raise DataError(f"{path}: {error.message(first)}") from None
+        raise DataError(f"{location}: {error.message(first)}") from None
     except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"{location}: {error}") from None

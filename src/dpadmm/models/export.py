@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpadmm.data.encoder import Encoder
 from dpadmm.data.reader import is_table, open_batches
-from dpadmm.data.schema import Schema
+from dpadmm.data.schema import Number, Schema
 from dpadmm.errors import DataError
 from dpadmm.matrices.clipping import as_matrix, clip_rows, stacked
 from dpadmm.matrices.coded import CodedRows
@@ -54,7 +54,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             raise DataError("the encoder needs column names; pass a data frame, not an array")
         encoder = Encoder(self.schema)
         names = [column.name for column in self.schema.columns]
-        rows = stacked([encoder.encode(batch) for batch in open_batches(X, names)])
+        numbers = frozenset(column.name for column in self.schema.columns if isinstance(column, Number))
+        rows = stacked([encoder.encode(batch) for batch in open_batches(X, names, numbers=numbers)])
         if isinstance(rows, CodedRows):
             return rows.tocsr() if 4 * rows.n_stored <= rows.width else rows.toarray()
         return rows

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpadmm.data.cells import as_numbers, with_location
 from dpadmm.data.encoder import Encoder
-from dpadmm.data.reader import column_names, is_table, open_batches
+from dpadmm.data.reader import Table, column_names, is_table, open_batches, open_table
 from dpadmm.data.schema import Label, Number, Plain, Schema, plain_schema
 from dpadmm.errors import DataError
 from dpadmm.files.atomic import StrPath
@@ -190,7 +190,7 @@ class Model(Renderable):
         """
         if is_table(rows):
             scorer = Scorer(self)
-            scores = [scorer.scores(batch) for batch in open_batches(rows, scorer.columns)]
+            scores = [scorer.scores(batch) for batch in open_batches(rows, scorer.columns, numbers=scorer.numbers)]
             if not scores:
                 raise DataError("the table has no rows")
             return np.concatenate(scores)
@@ -231,19 +231,19 @@ class Model(Renderable):
             raise DataError(f"a model trained with {self.loss} loss gives no probabilities; use logistic or softmax")
         return self.probabilities(self.decision_function(rows))
 
-    def predict_table(self, path: StrPath) -> NDArray[Any]:
-        """Predict the label of each row of a CSV or Parquet file, which may be larger than memory."""
-        return np.concatenate([batch.predictions for batch in self.predict_batches(path)])
+    def predict_table(self, table: Table) -> NDArray[Any]:
+        """Predict the label of each row of a table, which may be a file larger than memory."""
+        return np.concatenate([batch.predictions for batch in self.predict_batches(table)])
 
     def predict_batches(
-        self, path: StrPath, *, keep: Sequence[str] = (), scorer: Scorer | None = None
+        self, table: Table, *, keep: Sequence[str] = (), scorer: Scorer | None = None
     ) -> Iterator[Predicted]:
-        """Predict batch by batch for a CSV or Parquet file of any size.
+        """Predict batch by batch for a table of any size.
 
         Parameters
         ----------
-        path : path
-            The file.
+        table : path or table
+            A file, a data frame or an Arrow table.
         keep : sequence of str
             Columns to return unchanged with the predictions.
         scorer : Scorer, optional
@@ -253,11 +253,12 @@ class Model(Renderable):
         ------
         Predicted
         """
-        names = column_names(Path(path)) if keep else []
+        source = open_table(table)
+        names = column_names(source) if keep else []
         for name in keep:
             if name not in names:  # columns of the model may be kept as well, so all are suggested
-                raise unknown_name("column", name, names, Path(path))
-        for scores, kept in score_file(scorer or Scorer(self), Path(path), keep=keep):
+                raise unknown_name("column", name, names, source.location)
+        for scores, kept in score_table(scorer or Scorer(self), source, keep=keep):
             probabilities = self.probabilities(scores) if self.has_probabilities else None
             yield Predicted(self.answers(scores), probabilities, kept)
 
@@ -416,21 +417,22 @@ class Scorer:
         return model.decision_function(cells)
 
 
-def score_file(
-    scorer: Scorer, path: Path, *, keep: Sequence[str] = (), numbers: frozenset[str] = frozenset()
+def score_table(
+    scorer: Scorer, table: Table, *, keep: Sequence[str] = (), numbers: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Floats, Any]]:
-    """Yield scores (n_rows, n_outputs) of a CSV or Parquet file of any size, in batches of a few megabytes.
+    """Yield scores (n_rows, n_outputs) of a table of any size, in batches of a few megabytes.
 
     The columns to ``keep`` are returned unchanged with each batch. In a CSV they are text, except those in ``numbers``.
     """
-    batches = open_batches(path, [*scorer.columns, *keep], numbers=scorer.numbers | numbers)
+    source = open_table(table)
+    batches = open_batches(source, [*scorer.columns, *keep], numbers=scorer.numbers | numbers)
     with closing(batches):
         for batch in batches:
             first = scorer.report.rows
             try:
                 scores = scorer.scores(batch)
             except DataError as error:
-                raise with_location(error, path, first, batch.num_rows) from None
+                raise with_location(error, source.location, first, batch.num_rows) from None
             yield scores, batch.select(list(keep))
     if not scorer.report.rows:
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{source.location} has no rows")

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.data.reader import Table
 from dpadmm.errors import DataError
 from dpadmm.matrices.arrays import Integers
 from dpadmm.models.explain import explain
@@ -76,7 +76,7 @@ def forecast_intervals(study: Study, scenarios: Sequence[Scenario], sizes: Integ
     return Intervals(planned, len(folds), None if enough is None else enough * n)
 
 
-def intervals_warning(study: Study, sizes: Integers, public: Path | None) -> str:
+def intervals_warning(study: Study, sizes: Integers, public: Table | None) -> str:
     """Return a warning for a study and agents of these sizes; empty if intervals are likely or not requested.
 
     It depends on public values only: the study, the numbers of rows, and public or synthetic rows.
@@ -88,7 +88,7 @@ def intervals_warning(study: Study, sizes: Integers, public: Path | None) -> str
     return "" if forecast.is_likely else forecast.text(epsilon, n_rows)
 
 
-def _scenarios(study: Study, n_rows: int, public: Path | None) -> list[Scenario]:
+def _scenarios(study: Study, n_rows: int, public: Table | None) -> list[Scenario]:
     if public is not None:
         with suppress(DataError):  # too few for a forecast
             return [public_scenario(study, public, repeats=MIN_FOLDS, seed=SEED)]

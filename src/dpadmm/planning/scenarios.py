@@ -6,7 +6,6 @@ They are the rows of a public table, or synthetic rows generated from the schema
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,8 @@ from scipy.special import expit, softmax
 
 from dpadmm.data.encoder import Encoder, Tally
 from dpadmm.data.labels import LabelColumns
-from dpadmm.data.leakage import LeakyColumn, leaky_columns
+from dpadmm.data.leakage import LeakyColumn, leaky_columns, sample_cells
+from dpadmm.data.reader import Table, open_table
 from dpadmm.data.schema import Boolean, Category, Column, Number, Ordinal
 from dpadmm.data.table import encode_table
 from dpadmm.errors import DataError, StudyError
@@ -95,6 +95,8 @@ class Scenario:
     folds: tuple[tuple[Pool, Pool], ...]
     priors: tuple[Prior, ...] = ()
     leaky_columns: tuple[LeakyColumn, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Warnings about the columns of a public table."""
 
     @property
     def has_public_rows(self) -> bool:
@@ -115,7 +117,7 @@ class Scenario:
         return sum(map(len, self.folds[0]))
 
 
-def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Scenario:
+def public_scenario(study: Study, table: Table, *, repeats: int, seed: int) -> Scenario:
     """Return the rows of a public table in folds: no repeat is tested on its training rows.
 
     With as many repeats as folds, every public row is tested once. Classes have similar shares in all folds.
@@ -125,11 +127,11 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
             "a forecast from a public table requires a study with [columns] and [label]; without --public, synthetic "
             "rows are used"
         )
-    encoded = encode_table(table, study.schema, study.label, intercept=study.training.intercept)
+    encoded = encode_table(table, study.schema, study.label, intercept=study.training.intercept).labelled()
     n = len(encoded.labels)
     if n < MIN_FORECAST_ROWS:
         raise DataError(
-            f"{table} has {n} rows, too few for a forecast; it needs at least {MIN_FORECAST_ROWS} "
+            f"{open_table(table).location} has {n} rows, too few for a forecast; it needs at least {MIN_FORECAST_ROWS} "
             "(use --no-public for synthetic rows)"
         )
     _need_two_of_every_class(study.problem, encoded.labels)
@@ -142,9 +144,10 @@ def public_scenario(study: Study, table: Path, *, repeats: int, seed: int) -> Sc
     numbers = [each.name for each in study.schema.columns if isinstance(each, Number)]
     numbers += [study.label.column] if study.label.classes is None else []
     names = [each.name for each in study.schema.columns]
-    leaky = leaky_columns(table, names, study.label.column, numbers=numbers, n_rows=n)
+    cells = sample_cells(table, [*names, study.label.column], numbers=numbers, n_rows=n)
+    leaky = leaky_columns(cells, names, study.label.column, numbers=numbers)
     priors = tuple(prior_of(study.problem, train.fitted().rows()) for train, _ in folds)
-    return Scenario("public rows", tuple(folds), priors, tuple(leaky))
+    return Scenario("public rows", tuple(folds), priors, tuple(leaky), tuple(encoded.report.nearly_constant()))
 
 
 def _need_two_of_every_class(problem: Problem, labels: Floats) -> None:

@@ -50,10 +50,10 @@ class Moments:
 
     @property
     def shape(self) -> tuple[int]:
-        return (self.n_features * (2 + self.loss.n_outputs) + self._numbers,)
+        return (self.n_features * (2 + self.loss.n_outputs) + self._is_numeric,)
 
     @property
-    def _numbers(self) -> bool:
+    def _is_numeric(self) -> bool:
         return self.loss.task in ("regression", "count")
 
     def accepts(self, parameters: Floats) -> bool:
@@ -63,7 +63,7 @@ class Moments:
         """Return Σ a (d,), Σ a∘a (d,), Σ b·a (d, p) and Σ y² (0 for classes) from a release."""
         d, p = self.n_features, self.loss.n_outputs
         by_label = total[2 * d : (2 + p) * d].reshape(d, p) / LABEL_WEIGHT
-        squares = float(total[-1]) / SQUARE_WEIGHT if self._numbers else 0.0
+        squares = float(total[-1]) / SQUARE_WEIGHT if self._is_numeric else 0.0
         return total[:d], total[d : 2 * d], by_label, squares
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
@@ -91,17 +91,17 @@ class Moments:
         targets, exposures = self._targets(labels)
         rows = features.astype(np.float64)
         squares = squared(rows)
-        lengths, fourth = row_sums(squares), row_sums(squared(squares))
-        counted = (lengths > 0.0) & self._numbers
+        squared_norms, fourth = row_sums(squares), row_sums(squared(squares))
+        is_present = (squared_norms > 0.0) & self._is_numeric
         label_squares = np.square(targets).sum(axis=1)
-        extra, by_label = np.where(counted, SQUARE_WEIGHT * label_squares, 0.0), LABEL_WEIGHT**2 * label_squares
-        spent = exposures * exposures
-        norms = np.sqrt(lengths * (spent + by_label) + fourth * spent + extra * extra)
+        extra, by_label = np.where(is_present, SQUARE_WEIGHT * label_squares, 0.0), LABEL_WEIGHT**2 * label_squares
+        squared_exposures = exposures * exposures
+        norms = np.sqrt(squared_norms * (squared_exposures + by_label) + fourth * squared_exposures + extra * extra)
         factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny)) * factors
         weights = np.column_stack([factor * exposures, LABEL_WEIGHT * factor[:, None] * targets])
         first, second = weighted_sum(rows, weights), weighted_sum(squares, (factor * exposures)[:, None])
         parts = [first[:, 0], second[:, 0], first[:, 1:].ravel()]
-        return np.concatenate([*parts, [np.sum(extra * factor)]] if self._numbers else parts)
+        return np.concatenate([*parts, [np.sum(extra * factor)]] if self._is_numeric else parts)
 
     def _targets(self, labels: Floats) -> tuple[Floats, Floats]:
         """Return the factors b of the rows (rows, p), of norm at most 1, and the factors of the other moments."""

@@ -90,7 +90,7 @@ class NewtonQuery:
         return cls(problem.loss, n_features)
 
     @property
-    def _numbers(self) -> bool:
+    def _is_numeric(self) -> bool:
         return self.loss.task == "regression"
 
     @property
@@ -105,7 +105,7 @@ class NewtonQuery:
 
     @property
     def shape(self) -> tuple[int]:
-        return (self.n_weights * (self.n_weights + 3) // 2 + self._numbers,)
+        return (self.n_weights * (self.n_weights + 3) // 2 + self._is_numeric,)
 
     def accepts(self, parameters: Floats) -> bool:
         clip = parameters[self.n_weights :]
@@ -116,7 +116,7 @@ class NewtonQuery:
         if isinstance(self.loss, Poisson):
             gradient, hessian = COUNT_SHARES
             return Weights(gradient / residual_clip(self.loss, clip), hessian / clip, 0.0)
-        if not self._numbers:
+        if not self._is_numeric:
             return Weights(1.0, CURVATURE, 0.0)
         gradient, hessian, squares = SHARES
         return Weights(gradient / clip, hessian, squares / clip**2)
@@ -127,7 +127,7 @@ class NewtonQuery:
         hessian, (row, column) = np.zeros((d, d)), np.triu_indices(d)
         hessian[row, column] = total[d : d * (d + 3) // 2] / (weights.hessian * _off_diagonal(d))
         hessian = np.triu(hessian) + np.triu(hessian, 1).T
-        return total[:d] / weights.gradient, hessian, float(total[-1]) / weights.squares if self._numbers else 0.0
+        return total[:d] / weights.gradient, hessian, float(total[-1]) / weights.squares if self._is_numeric else 0.0
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         out = np.zeros((rows.n_agents, *self.shape))
@@ -145,14 +145,16 @@ class NewtonQuery:
     ) -> Floats:
         """Return the sum over a portion of rows, without BLAS: its sums depend on the number of threads."""
         d = self.n_features
-        lengths = row_sums(squared(rows))
+        squared_norms = row_sums(squared(rows))
         slopes, curvatures, squares = self._parts(labels, products(rows, parameters[:d, None])[:, 0], parameters[d:])
-        squares = np.where(lengths > 0.0, squares, 0.0)
-        norms = np.sqrt(slopes * slopes * lengths + np.square(curvatures * lengths) + squares * squares)
+        squares = np.where(squared_norms > 0.0, squares, 0.0)
+        norms = np.sqrt(slopes * slopes * squared_norms + np.square(curvatures * squared_norms) + squares * squares)
         factor = np.minimum(1.0, bound / np.maximum(norms, np.finfo(float).tiny)) * row_weights
         gradient = weighted_sum(rows, (factor * slopes)[:, None])[:, 0]
         hessian = weighted_sum(rows, (factor * curvatures)[:, None] * rows)[np.triu_indices(d)] * _off_diagonal(d)
-        return np.concatenate([gradient, hessian, [np.sum(factor * squares)]] if self._numbers else [gradient, hessian])
+        return np.concatenate(
+            [gradient, hessian, [np.sum(factor * squares)]] if self._is_numeric else [gradient, hessian]
+        )
 
     def _sum_of_counts(
         self, rows: Floats, labels: Floats, parameters: Floats, bound: float, row_weights: Floats | float
@@ -169,26 +171,26 @@ class NewtonQuery:
         weight = (cap / np.maximum(row_sums(planned * rates), cap))[:, None]
         means = weight * (exposures * rates)
         residuals = means - weight * counts
-        ends_at, (gradient, hessian) = residual_clip(loss, cap), COUNT_SHARES
+        clip, (gradient, hessian) = residual_clip(loss, cap), COUNT_SHARES
         sizes = np.maximum(np.abs(row_sums(residuals)), np.sqrt(row_sums(squared(residuals))))
-        residuals = residuals * (gradient / np.maximum(sizes, ends_at))[:, None]
+        residuals = residuals * (gradient / np.maximum(sizes, clip))[:, None]
         means = means * (hessian / cap)
         length, square = row_sums(squared(x)), np.square(c[:, 0])
-        both, each = row_sums(means), row_sums(squared(means))
+        total_mean, squared_means = row_sums(means), row_sums(squared(means))
         norms = length * np.square(row_sums(residuals)) + square * row_sums(squared(residuals))
-        norms += np.square(length * both) + (2.0 * length + square) * square * each
+        norms += np.square(length * total_mean) + (2.0 * length + square) * square * squared_means
         factor = (np.minimum(1.0, bound / np.maximum(np.sqrt(norms), np.finfo(float).tiny)) * row_weights)[:, None]
-        residuals, means, whole = factor * residuals, factor * means, np.zeros((self.n_weights, self.n_weights))
+        residuals, means, hessian_sum = factor * residuals, factor * means, np.zeros((self.n_weights, self.n_weights))
         slope = weighted_sum(x, row_sums(residuals)[:, None])[:, 0]
-        whole[:d, :d] = weighted_sum(x, row_sums(means)[:, None] * x)
-        whole[:d, d:] = weighted_sum(x, c * means)
-        whole[d:, d:] = np.diag(np.sum(c * c * means, axis=0))
-        upper = whole[np.triu_indices(self.n_weights)] * _off_diagonal(self.n_weights)
+        hessian_sum[:d, :d] = weighted_sum(x, row_sums(means)[:, None] * x)
+        hessian_sum[:d, d:] = weighted_sum(x, c * means)
+        hessian_sum[d:, d:] = np.diag(np.sum(c * c * means, axis=0))
+        upper = hessian_sum[np.triu_indices(self.n_weights)] * _off_diagonal(self.n_weights)
         return np.concatenate([slope, np.sum(c * residuals, axis=0), upper])
 
     def _parts(self, labels: Floats, scores: Floats, clip: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the factors of a row, its square and 1, before clipping: (rows,) each."""
-        if not self._numbers:
+        if not self._is_numeric:
             size = 1.0 / (1.0 + np.exp(np.minimum(labels * scores, 700.0)))
             return -labels * size, CURVATURE * size * (1.0 - size), np.zeros(len(labels))
         gradient, hessian, squares = SHARES

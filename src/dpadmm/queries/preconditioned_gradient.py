@@ -11,7 +11,7 @@ import numpy as np
 from dpadmm import kernels
 from dpadmm.losses.base import Loss
 from dpadmm.matrices.arrays import Floats, Integers
-from dpadmm.queries.preconditioner import WIDEST, Preconditioner
+from dpadmm.queries.preconditioner import MAX_DIRECTION_FEATURES, Preconditioner
 from dpadmm.queries.problem import Problem, Rows
 
 MAX_PARAMETER = 1e9
@@ -49,8 +49,10 @@ class PreconditionedGradient:
 
     def accepts(self, parameters: Floats) -> bool:
         scale, direction = parameters[: self.n_features], parameters[self.n_features : 2 * self.n_features]
-        narrow = self.n_features <= WIDEST or not direction.any()
-        return bool(narrow and (np.abs(parameters) <= MAX_PARAMETER).all() and (scale >= 1.0 / MAX_PARAMETER).all())
+        direction_fits = self.n_features <= MAX_DIRECTION_FEATURES or not direction.any()
+        return bool(
+            direction_fits and (np.abs(parameters) <= MAX_PARAMETER).all() and (scale >= 1.0 / MAX_PARAMETER).all()
+        )
 
     def sums(self, rows: Rows, parameters: Floats, active: Integers | None = None, *, bound: float) -> Floats:
         """Return ``B·Σ_j clip(ℓ'(a_j, b_j, Bᵀθ))``. Of a row ``B·a_j``, only the norm is stored.

@@ -18,8 +18,8 @@ from dpadmm.matrices.coded import CodedRows
 from dpadmm.matrices.features import Features
 from dpadmm.matrices.memmap import empty, row_portions
 
-WIDEST = 2000
-"""With more features than this, B is diagonal. A direction would make sparse rows dense."""
+MAX_DIRECTION_FEATURES = 2000
+"""Maximum number of features for a direction q, which makes sparse rows dense. With more features B is diagonal."""
 
 PORTION = 2**17
 """Feature entries that are processed together; they fit into the cache."""
@@ -60,16 +60,16 @@ class Preconditioner:
         trace = np.sum(inverse) - np.sum(inverse * np.square(self.direction)) / self.spread**2
         return float(len(self.scale) - ridge * trace)
 
-    def filtered(self, vectors: Floats, ridge: float, doubt: float) -> Floats:
-        """Return ``M(M + cI)⁻¹x`` with ``M = BKBᵀ = I − τBBᵀ``, c = ``doubt`` and x of shape (d, p).
+    def filtered(self, vectors: Floats, ridge: float, noise: float) -> Floats:
+        """Return ``M(M + cI)⁻¹x`` with ``M = BKBᵀ = I − τBBᵀ``, c = ``noise`` and x of shape (d, p).
 
         This shrinks directions in which rows vary little. ``BBᵀ`` is diagonal except for two directions, so only a
         2 × 2 system is solved.
         """
-        inverse, q, turn = np.square(self.scale), self.direction, 1.0 / (self.spread * (self.spread + 1.0))
+        inverse, q, factor = np.square(self.scale), self.direction, 1.0 / (self.spread * (self.spread + 1.0))
         sides = np.stack([q, inverse * q])
-        middle = np.array([[turn**2 * np.sum(sides[1] * q), -turn], [-turn, 0.0]])
-        weights = 1.0 + doubt - ridge * inverse
+        middle = np.array([[factor**2 * np.sum(sides[1] * q), -factor], [-factor, 0.0]])
+        weights = 1.0 + noise - ridge * inverse
         plain, thin = vectors / weights[:, None], sides / weights
         system = np.eye(2) - ridge * middle @ np.einsum("id,jd->ij", sides, thin)
         inner = np.linalg.solve(system, ridge * middle @ np.einsum("id,dp->ip", sides, plain))
@@ -84,18 +84,18 @@ class Preconditioner:
 
     def times(self, vectors: Floats) -> Floats:
         """Return ``B·x`` for x of shape (d,) or (d, p)."""
-        return self._turned(_by_rows(self.scale, vectors))
+        return self._shrink(_scale_rows(self.scale, vectors))
 
     def transposed_times(self, vectors: Floats) -> Floats:
         """Return ``Bᵀ·x``: convert weights of preconditioned rows to weights of rows."""
-        return _by_rows(self.scale, self._turned(vectors))
+        return _scale_rows(self.scale, self._shrink(vectors))
 
     def solve_transposed(self, vectors: Floats) -> Floats:
         """Return θ with ``Bᵀθ = x``: convert weights of rows to weights of preconditioned rows."""
-        plain = _by_rows(1.0 / self.scale, vectors)
+        plain = _scale_rows(1.0 / self.scale, vectors)
         return plain + _outer(self.direction, plain) / (self.spread + 1.0)
 
-    def _turned(self, vectors: Floats) -> Floats:
+    def _shrink(self, vectors: Floats) -> Floats:
         return vectors - _outer(self.direction, vectors) / (self.spread * (self.spread + 1.0))
 
     def rows(self, features: Features) -> Features:
@@ -104,10 +104,10 @@ class Preconditioner:
         The result for a row depends on this row only, to the last bit. BLAS is not used: its sums depend on the number
         of threads.
         """
-        turned = bool(np.any(self.direction))
-        if isinstance(features, CodedRows) and features.width > WIDEST:
+        has_direction = bool(np.any(self.direction))
+        if isinstance(features, CodedRows) and features.width > MAX_DIRECTION_FEATURES:
             features = features.tocsr()
-        if isinstance(features, csr_array) and not turned:
+        if isinstance(features, csr_array) and not has_direction:
             return csr_array(features.astype(np.float64) @ diags_array(self.scale))
         out, factor = empty(features.shape), 1.0 / (self.spread * (self.spread + 1.0))
         step = max(1, PORTION // features.shape[1])
@@ -116,16 +116,16 @@ class Preconditioner:
                 part = slice(start, min(start + step, large.stop))
                 portion = features[part] if isinstance(features, np.ndarray) else features[part].toarray()
                 np.multiply(portion, self.scale, out=out[part])
-                if turned:
+                if has_direction:
                     along = np.einsum("ij,j->i", out[part], self.direction)
                     out[part] -= (factor * along)[:, None] * self.direction
         return out
 
 
-def _by_rows(scale: Floats, vectors: Floats) -> Floats:
+def _scale_rows(scale: Floats, vectors: Floats) -> Floats:
     return np.asarray(scale.reshape(-1, *[1] * (vectors.ndim - 1)) * vectors)
 
 
 def _outer(direction: Floats, vectors: Floats) -> Floats:
     """Return ``q·(qᵀx)``."""
-    return _by_rows(direction, np.broadcast_to(np.sum(_by_rows(direction, vectors), axis=0), vectors.shape))
+    return _scale_rows(direction, np.broadcast_to(np.sum(_scale_rows(direction, vectors), axis=0), vectors.shape))

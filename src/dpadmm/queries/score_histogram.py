@@ -57,10 +57,10 @@ class ScoreHistogram:
         out = np.zeros((rows.n_agents, *self.shape))
         for i, features, labels, _ in rows.portions(active, PORTION):
             part = features.astype(np.float64)
-            counted = row_sums(squared(part)) > 0.0
+            is_present = row_sums(squared(part)) > 0.0
             bins = np.searchsorted(EDGES, products(part, parameters[i][:, None])[:, 0])
-            places = ((labels > 0.0) * N_BINS + bins)[counted]
-            out[i] += np.bincount(places, minlength=out[i].size).reshape(self.shape)
+            cells = ((labels > 0.0) * N_BINS + bins)[is_present]
+            out[i] += np.bincount(cells, minlength=out[i].size).reshape(self.shape)
         return out * min(1.0, bound)
 
     def means(self, rows: Rows, parameters: Floats, active: Integers | None = None) -> Floats:

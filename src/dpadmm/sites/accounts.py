@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.errors import StudyError
@@ -111,3 +112,36 @@ def report_of_account(study: str, account: Account, *, site: str) -> PrivacyRepo
     if not math.isclose(account.reservation.mu_squared, k**2 * float(plan.mu_squared()), rel_tol=1e-9):
         raise StudyError(f"study {study[:12]} reserved another Σμ² than the releases of its plan cost")
     return report
+
+
+class BudgetPoint(NamedTuple):
+    """Σμ² after a record of the ledger: spent, spent or reserved, and the owner's cap."""
+
+    at: str
+    spent: Fraction
+    promised: Fraction
+    cap: float
+
+
+def budget_history(state: LedgerState) -> list[BudgetPoint]:
+    """Return the budget after each record of a ledger. The last point is the current budget."""
+    spent, cap, points = Fraction(0), 0.0, list[BudgetPoint]()
+    by_study, reserved = dict[str, Fraction](), dict[str, Fraction]()  # released, and reserved if the study is open
+    for record in state.records:
+        mu_squared = Fraction(record.mu_squared)
+        if record.kind == "cap":
+            cap = record.mu_squared
+        elif record.kind == "spend":
+            by_study[record.study] += mu_squared
+            spent += mu_squared
+        elif record.kind in ("reserve", "restore"):
+            by_study[record.study], reserved[record.study] = Fraction(0), mu_squared
+        elif record.study in reserved:
+            del reserved[record.study]
+        if record.kind == "restore":  # all reserved releases count as made
+            spent += sum((amount - by_study[study] for study, amount in reserved.items()), Fraction(0))
+            by_study |= reserved
+            reserved.clear()
+        held = sum((amount - by_study[study] for study, amount in reserved.items()), Fraction(0))
+        points.append(BudgetPoint(record.at, spent, spent + held, cap))
+    return points

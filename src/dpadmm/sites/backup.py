@@ -115,7 +115,7 @@ def _remaining_mark(folder: Path) -> bytes:
         if refusal.code not in ("ledger-missing", "ledger-damaged"):
             raise
         return (folder / MARK).read_bytes() if (folder / MARK).exists() else b""
-    text = "is intact, and no backup is newer; omit the backup if this ledger is itself an old one that was put back"
+    text = "is intact, and no backup is newer; omit the backup if this ledger is itself a restored old copy"
     raise RefusalError("ledger-exists", f"the ledger in {folder}, with {records:,} records, {text}")
 
 

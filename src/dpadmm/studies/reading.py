@@ -189,6 +189,8 @@ def _unknown_key(name: str, known: Collection[str] = KEYS) -> str:
         for section, keys in sections.items():
             if near := near_name(name, keys):
                 return f"unknown setting {name!r:.60}; did you mean {near!r} under [{section}]?"
+        if known is not KEYS and (near := near_name(name, ("name", "allow_missed_rounds", *OPTIONAL))):
+            return f"unknown setting {name!r:.60}; did you mean {near!r} at the top of the file, before all sections?"
     return f"unknown setting {name!r:.60}; {nearest(name, known)}"
 
 

@@ -304,6 +304,11 @@ class Study(Renderable):
             **({"public_rows": {"sha256": self.public_rows.sha256}} if self.public_rows else {}),
         }
 
+    @property
+    def is_draft(self) -> bool:
+        """Whether the study needs a key of each site, for its roster, before it can be accepted."""
+        return self.training.aggregation == "secure" and not self.roster
+
     def quorum_of(self, n_sites: int) -> int:
         """Return how many of ``n_sites`` must answer for a round to count."""
         if self.quorum is not None and n_sites and self.quorum > n_sites:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpadmm.data.partition import NumberedNames, equal_owners, of_codes
-from dpadmm.data.reader import Table, is_table, open_table
+from dpadmm.data.reader import Table, is_table, open_table, path_of
 from dpadmm.data.table import EncodedTable, encode_table
 from dpadmm.engine.loop import Observer
 from dpadmm.engine.noise import ExactNoise, Noise, SimulatedNoise
@@ -30,6 +29,7 @@ from dpadmm.methods.prior import Prior, prior_of
 from dpadmm.models.run import Result, run
 from dpadmm.planning.intervals import intervals_warning
 from dpadmm.queries.problem import Rows, make_rows
+from dpadmm.studies.drafts.draft import Draft
 from dpadmm.studies.public_rows import PublicRows
 from dpadmm.studies.reading import read_study
 from dpadmm.studies.study import TRAINING, Study
@@ -42,7 +42,7 @@ def train(
     by: str | None = None,
     n_agents: int = 1,
     seed: int | None = None,
-    public: StrPath | Literal[False] | None = None,
+    public: Table | Literal[False] | None = None,
 ) -> Result:
     """Train the model of a study on one table, with all agents in this process.
 
@@ -53,8 +53,9 @@ def train(
     study : Study or path
         The study, or the path of its TOML file.
     data : path, data frame or Arrow table
-        Table with the private rows: a file, for example CSV or Parquet; a data frame of pandas or polars; an Arrow
-        table; or another object with the Arrow PyCapsule interface. The same rows give the same model in every form.
+        Table with the private rows: a file, for example CSV, Excel or Parquet; a data frame of pandas or polars; an
+        Arrow table; or another object with the Arrow PyCapsule interface. The same rows give the same model in every
+        form.
     by : str, optional
         Column that identifies the owner of each row. Each owner is one agent. If not given, the rows are assigned
         at random to ``n_agents`` agents of equal size.
@@ -63,7 +64,7 @@ def train(
     seed : int, optional
         Seed for simulated noise. The run is then reproducible and provides no privacy. If not given, the noise is
         exact and differs in every run.
-    public : path or False, optional
+    public : path, data frame, Arrow table or False, optional
         Public table to use instead of the study's public rows; False ignores them. Training starts from the public
         rows and down-weights them if the private data disagree.
 
@@ -98,7 +99,7 @@ def train(
     >>> result = train("study.toml", "patients.csv", by="hospital")  # doctest: +SKIP
     >>> result.model.save("readmission.npz")  # doctest: +SKIP
     """
-    study = study if isinstance(study, Study) else read_study(Path(study))
+    study, data = as_study(study), open_table(data) if is_table(data) else data
     study, public_table = with_public_table(study, public)
     prior = None if public_table is None else prior_from(study, public_table, private=data)
     table = encode(study, data, by=by)
@@ -108,8 +109,20 @@ def train(
     return run_study(study, table, n_agents=n_agents, seed=seed, prior=prior)
 
 
-def with_public_table(study: Study, public: StrPath | Literal[False] | None) -> tuple[Study, Path | None]:
-    """Return the study to run and the path of its public table.
+def as_study(study: Study | StrPath) -> Study:
+    """Return a study, or read it from the path of its file."""
+    if isinstance(study, Study):
+        return study
+    if isinstance(study, Draft):
+        raise StudyError(
+            "the values of the draft are not confirmed as public: review them, then use the study that confirm() "
+            "returns"
+        )
+    return read_study(Path(study))
+
+
+def with_public_table(study: Study, public: Table | Literal[False] | None) -> tuple[Study, Table | None]:
+    """Return the study to run and its public table.
 
     If ``public`` is given, it replaces the study's public rows. False removes them.
     """
@@ -117,7 +130,7 @@ def with_public_table(study: Study, public: StrPath | Literal[False] | None) -> 
         command = "dpadmm describe" if study.kind == "statistics" else "dpadmm evaluate --epsilon"
         raise StudyError(f'a study of kind = "{study.kind}" trains no model; use {command}, or run it across sites')
     if public is not None:
-        return replace(study, public_rows=None), None if public is False else Path(public)
+        return replace(study, public_rows=None), None if public is False else _readable(public)
     if study.public_rows is None:
         return study, None
     try:
@@ -126,28 +139,34 @@ def with_public_table(study: Study, public: StrPath | Literal[False] | None) -> 
         raise DataError(f"{error}, or ignore them: --no-public (in Python public=False)") from None
 
 
-def prior_from(study: Study, public: Path, *, private: object = None) -> Prior:
+def _readable(public: Table) -> Table:
+    """Return a table that can be read several times."""
+    return open_table(public) if is_table(public) else public
+
+
+def prior_from(study: Study, public: Table, *, private: Table = None) -> Prior:
     """Return the prior from the rows of a public table. Raise DataError if it is also the ``private`` table."""
-    if isinstance(private, str | PathLike) and _has_same_bytes(public, Path(private)):
+    files = path_of(public), path_of(private)
+    if files[0] is not None and files[1] is not None and _has_same_bytes(files[0], files[1]):
         raise DataError(
-            f"{Path(private)} is also the public table, whose rows are not protected; train on other rows, or ignore "
+            f"{files[1]} is also the public table, whose rows are not protected; train on other rows, or ignore "
             "the public rows: --no-public (in Python public=False)"
         )
-    table = encode(study, public)
-    if is_table(private) and _has_same_rows(study, table, private):
+    table = encode(study, public).labelled()
+    if private is not None and None in files and _has_same_rows(study, table, private):
         raise DataError(
-            f"the table has the same rows as the public table {public}, whose rows are not protected; train on other "
+            "the private table has the same rows as the public table, whose rows are not protected; train on other "
             "rows, or pass public=False"
         )
     return prior_of(study.problem, make_rows(table.features, table.labels, row_weights=table.row_weights))
 
 
 def _has_same_rows(study: Study, public: EncodedTable, private: Table) -> bool:
-    if open_table(private).row_count() != len(public.labels):
+    if open_table(private).row_count() not in (None, len(public.labels)):
         return False
     table = encode(study, private)
     weights: Floats = np.random.default_rng(0).standard_normal((table.features.shape[1], 1))
-    same_labels = np.array_equal(table.labels, public.labels)
+    same_labels = len(table.labels) == len(public.labels) and np.array_equal(table.labels, public.labels)
     return same_labels and np.array_equal(table.features @ weights, public.features @ weights)
 
 

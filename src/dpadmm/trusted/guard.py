@@ -145,8 +145,8 @@ class Guard:
     ) -> None:
         self._policy, self._ledger, self._open_rows, self._key_of = policy, ledger, open_rows, key_of
         self._studies: dict[str, EnrolledStudy] = {}
-        self._prepared: dict[str, PendingAnswer] = {}
-        self._one_at_a_time = threading.RLock()
+        self._pending: dict[str, PendingAnswer] = {}
+        self._lock = threading.RLock()
 
     def enrol(self, study: EnrollableStudy) -> EnrolledStudy:
         """Check a study against the policy, pin it to the current rows, and reserve its cost.
@@ -176,7 +176,7 @@ class Guard:
             text = f"the rows have {rows.n_features} features, which differs from the study"
             raise RefusalError("study-unfit", text)
         self._policy.check(terms, rows.n_rows)
-        with self._one_at_a_time:
+        with self._lock:
             state = self._ledger.status()
             account = state.accounts.get(terms.hash)
             salt = account.about["salt"] if account else os.urandom(16).hex()
@@ -196,7 +196,7 @@ class Guard:
 
         The ledger stores ``memo`` with the answer, and ``transcript`` returns it. An agent restores its state from it.
         """
-        with self._one_at_a_time:
+        with self._lock:
             enrolled = self._enrolled(study)
             if enrolled.masks:
                 raise RefusalError("request-malformed", "this study uses secure aggregation: call prepare and mask")
@@ -214,17 +214,17 @@ class Guard:
         This charges nothing, so a round prepares one answer only, to its first request. Otherwise the server could
         have the rows summed at any number of points, and measure the time, without any charge.
         """
-        with self._one_at_a_time:
+        with self._lock:
             enrolled, _ = self._with_masks(study)
             query = enrolled.query_at(round)
             parameters, request = _request(study, round, query.statistic, parameters, memo)
-            account, ready = self._ledger.status().account(study), self._prepared.get(study)
-            if round not in account.rounds and (ready is None or ready[:2] != (round, request)):
+            account, pending = self._ledger.status().account(study), self._pending.get(study)
+            if round not in account.rounds and (pending is None or pending[:2] != (round, request)):
                 account.check_round(round)
-                if ready is not None and round <= ready.round:
-                    raise RefusalError("round-forked", f"round {ready.round} is prepared for another request")
+                if pending is not None and round <= pending.round:
+                    raise RefusalError("round-forked", f"round {pending.round} is prepared for another request")
                 numbers = _release(enrolled.rows, query, parameters)
-                self._prepared[study] = PendingAnswer(round, request, numbers, memo)
+                self._pending[study] = PendingAnswer(round, request, numbers, memo)
             return request
 
     def mask(self, study: str, round: int, request: str, members: bytes) -> Integers:
@@ -232,7 +232,7 @@ class Guard:
 
         ``members`` has a bit for each site of the roster; see ``masking.bitmap_of``.
         """
-        with self._one_at_a_time:
+        with self._lock:
             enrolled, masks = self._with_masks(study)
             query = enrolled.query_at(round)
             if type(request) is not str or not DIGEST.fullmatch(request):
@@ -246,12 +246,12 @@ class Guard:
             digest = mask.context.hex()
             stored = self._ledger.replay(study, round, digest=digest)
             if stored is None:
-                ready = self._prepared.get(study)
-                if ready is None or ready[:2] != (round, request):
+                pending = self._pending.get(study)
+                if pending is None or pending[:2] != (round, request):
                     raise RefusalError("round-not-ready", "no prepared answer for this request; send the request again")
-                del self._prepared[study]  # two masks on one answer would leak information on it
-                numbers = np.frombuffer(ready.numbers, "<i8") + mask.numbers(query.grid.size)
-                stored = numbers.astype("<i8").tobytes() + ready.memo + members
+                del self._pending[study]  # two masks on one answer would leak information on it
+                numbers = np.frombuffer(pending.numbers, "<i8") + mask.numbers(query.grid.size)
+                stored = numbers.astype("<i8").tobytes() + pending.memo + members
                 self._ledger.spend(study, round, digest=digest, mu_squared=query.mu_squared, upload=stored)
             return query.upload(stored)
 

@@ -298,11 +298,11 @@ class Ledger(AbstractContextManager["Ledger"]):
     After a failed write every call is refused until the ledger is opened again. Opening reads the state from disk.
     """
 
-    _held: ExitStack
+    _resources: ExitStack
 
     def __init__(self, folder: Path, mark: int, database: sqlite3.Connection, state: LedgerState) -> None:
         self._folder, self._mark, self._database, self._state = folder, mark, database, state
-        self._pid, self._in_doubt, self._one_at_a_time = os.getpid(), False, threading.RLock()
+        self._pid, self._in_doubt, self._lock = os.getpid(), False, threading.RLock()
 
     @classmethod
     def open(
@@ -366,15 +366,15 @@ class Ledger(AbstractContextManager["Ledger"]):
                 names = os.open(place, os.O_RDONLY)
                 held.callback(os.close, names)
                 os.fsync(names)
-            ledger._held = held.pop_all()
+            ledger._resources = held.pop_all()
         return ledger
 
     def close(self) -> None:
         """Close files and release the lock. Does nothing in a forked process: the parent owns the ledger."""
         if self._pid == os.getpid():
-            with self._one_at_a_time:
+            with self._lock:
                 self._pid = 0
-                self._held.close()
+                self._resources.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -448,7 +448,7 @@ class Ledger(AbstractContextManager["Ledger"]):
     def _available(self) -> Iterator[None]:
         if self._pid != os.getpid():
             raise RefusalError("ledger-closed", "the ledger is not open in this process; open it first")
-        with self._one_at_a_time, _as_refusals(self._folder):
+        with self._lock, _as_refusals(self._folder):
             if self._in_doubt:
                 raise OSError("an earlier write failed")
             yield

@@ -199,8 +199,9 @@ class Policy:
                 sentence = f"too few {meaning}: the study has {value}, the owner requires {minimum}"
                 yield Limit(name, "policy-honest", value, minimum, None, value >= minimum, sentence)
 
-    def _budget(self, name: str, code: str, asked: Fraction, cap: float, promised: Fraction) -> Limit:
-        cost, left, holds = float(asked), float(max(Fraction(0), Fraction(cap) - promised)), fits(asked, promised, cap)
+    def _budget(self, name: str, code: str, requested: Fraction, cap: float, promised: Fraction) -> Limit:
+        cost, left = float(requested), float(max(Fraction(0), Fraction(cap) - promised))
+        holds = fits(requested, promised, cap)
         sentence = ""
         if not holds:  # three ε take time to compute, and every enrolment evaluates this limit
             shown = [f"{self.epsilon_of(amount):.4f} (Σμ² {amount:.4g})" for amount in (cost, cap, left)]
@@ -210,7 +211,7 @@ class Policy:
         return Limit(name, code, cost, cap, left, holds, sentence)
 
 
-def _one_of(kind: str, code: str, asked: str, allowed: frozenset[str]) -> Limit:
+def _one_of(kind: str, code: str, requested: str, allowed: frozenset[str]) -> Limit:
     names = tuple(sorted(allowed))
-    sentence = f"the owner does not allow {kind} {asked} (allowed: {', '.join(names) or 'none'})"
-    return Limit(kind, code, asked, names, None, asked in allowed, sentence)
+    sentence = f"the owner does not allow {kind} {requested} (allowed: {', '.join(names) or 'none'})"
+    return Limit(kind, code, requested, names, None, requested in allowed, sentence)

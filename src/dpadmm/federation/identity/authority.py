@@ -6,6 +6,7 @@ then elsewhere.
 
 from __future__ import annotations
 
+import hmac
 import re
 import ssl
 from collections.abc import Sequence
@@ -16,11 +17,21 @@ from pathlib import Path
 
 from dpadmm.errors import ServiceUnavailableError, StudyError
 from dpadmm.federation.identity import certificates, private_files
-from dpadmm.federation.identity.approvals import IDENTITY, ApprovedSite, all_approvals, approvals_of, write_approvals
+from dpadmm.federation.identity.approvals import (
+    IDENTITY,
+    ApprovedSite,
+    SiteRecord,
+    StoredToken,
+    all_approvals,
+    all_records,
+    record_of,
+    write_record,
+)
 from dpadmm.federation.identity.certificates import x509
 from dpadmm.federation.identity.joining import Invitation, Request, client_context
 from dpadmm.federation.identity.private_files import check_private, read_short, write_private
 from dpadmm.federation.identity.settings import ServerSettings, create_folder, read_settings, settings_of, url_of
+from dpadmm.federation.identity.tokens import TOKEN_DAYS, JoinToken, hash_of, new_token, proof_of
 from dpadmm.federation.protocol import SERVER, SERVER_USER, check_name, user_of
 
 YEAR = 397
@@ -29,6 +40,14 @@ YEAR = 397
 _RENEW_BEFORE = timedelta(days=30)
 OWN_CERTIFICATES = {"broker": "the broker", "server": "the server"}
 """The certificates of the broker and of the server's own connection, by file, with their holders."""
+
+
+class TokenRefusedError(StudyError):
+    """A join token does not let this key join; ``code`` is ``unknown`` unless the secret of the token was proved."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -42,8 +61,8 @@ class Authority:
     @classmethod
     def create(
         cls, folder: Path, *, hosts: Sequence[str], port: int, listen: str | None = None,
-        websocket_port: int | None = None, brokers: Sequence[str] = (), ca: bytes | None = None,
-        days: int = 3650, now: datetime | None = None,
+        websocket_port: int | None = None, web_port: int | None = None, brokers: Sequence[str] = (),
+        ca: bytes | None = None, days: int = 3650, now: datetime | None = None,
     ) -> Authority:  # fmt: skip
         """Create an authority in a new or empty folder, valid for ``days``.
 
@@ -52,7 +71,9 @@ class Authority:
         """
         kind = "built-in" if ca is None else "external"
         folder = folder.absolute()
-        settings = settings_of(hosts, port, listen, websocket_port=websocket_port, brokers=brokers, authority=kind)
+        settings = settings_of(
+            hosts, port, listen, websocket_port=websocket_port, brokers=brokers, authority=kind, web_port=web_port
+        )
         now, files = certificates.now_or(now), dict[str, bytes]()
         if ca is None:
             key = certificates.new_key()
@@ -206,7 +227,17 @@ class Authority:
         A name in use can be renewed for the same key, or given to a new key after :meth:`revoke`. A revoked
         key is never certified again, because it may be stolen.
         """
-        now, name, fingerprint = certificates.now_or(now), check_name(request.name), request.fingerprint
+        now, name = certificates.now_or(now), check_name(request.name)
+        with self._lock():
+            record, invitation = self._approved(record_of(self.folder, name), request, days, now)
+            write_record(self.folder, record)
+        return invitation
+
+    def _approved(
+        self, record: SiteRecord, request: Request, days: int, now: datetime
+    ) -> tuple[SiteRecord, Invitation]:
+        """Return the record of a site with a new certificate, and the invitation with it. The caller has the lock."""
+        name, fingerprint = record.name, request.fingerprint
         chain = self._chain_of(request, now) if self.settings.external else [self._certify(request, days, now)]
         certificate = chain[0]
         approval = ApprovedSite(
@@ -214,26 +245,103 @@ class Authority:
             expires=min(item.not_valid_after_utc for item in chain), approved_at=now,
             identity=certificates.identity_in(certificate) if self.settings.external else None,
         )  # fmt: skip
+        if approval.identity is not None:
+            self._check_identity(approval.identity, name)
+        if any(item.revoked and item.fingerprint == fingerprint for item in all_approvals(self.folder)):
+            raise StudyError(
+                f"the key in this request was revoked and cannot be certified again: {name} must move "
+                "its network folder away and join again, which creates a new key"
+            )
+        if any(item.usable(now) and item.fingerprint != fingerprint for item in record.certificates):
+            raise StudyError(
+                f"{name} has a certificate for another key: if this request is really theirs, revoke the "
+                f"old one first (dpadmm server revoke {name} --folder {self.folder}), or let them choose "
+                "another name"
+            )
+        # without expired ones, so that files stay short over years of renewals
+        current = [item for item in record.certificates if item.revoked or now < item.expires]
+        invitation = self._invitation(name, b"".join(map(certificates.pem, chain)).decode("ascii"))
+        return replace(record, certificates=[*current, approval]), invitation
+
+    def _invitation(self, name: str, chain_pem: str) -> Invitation:
+        return Invitation(name, self.url, certificates.pem(self.certificate).decode("ascii"), chain_pem)
+
+    def create_token(self, name: str, *, days: int = TOKEN_DAYS, now: datetime | None = None) -> JoinToken:
+        """Create the join token of a site. It replaces an earlier one, which can no longer be used."""
+        now = certificates.now_or(now)
+        self._check_clock(now)
+        digest = certificates.digest_of(self.certificate)
+        urls = [url_of(host, self.settings.web_port, "https") for host in self.settings.hosts]
+        token = new_token(check_name(name), urls, digest, days=days, now=now)
+        stored = StoredToken(
+            id=token.id, secret_hash=hash_of(token.secret).hex(), created_at=now, expires=token.expires
+        )
         with self._lock():
-            if approval.identity is not None:
-                self._check_identity(approval.identity, name)
-            before = approvals_of(self.folder, name)
-            if any(item.revoked and item.fingerprint == fingerprint for item in all_approvals(self.folder)):
-                raise StudyError(
-                    f"the key in this request was revoked and cannot be certified again: {name} must move "
-                    "its network folder away and create a new key with dpadmm site join --request NAME"
+            write_record(self.folder, replace(record_of(self.folder, name), token=stored))
+        return token
+
+    def withdraw_token(self, name: str, *, now: datetime | None = None) -> None:
+        """Withdraw the open join token of a site."""
+        now = certificates.now_or(now)
+        with self._lock():
+            record = record_of(self.folder, name)
+            if record.token is None or not record.token.is_open(now):
+                used = record.token is not None and record.token.used_at is not None
+                revoke = f"; to exclude the site: dpadmm server revoke {name} --folder {self.folder}"
+                raise StudyError(f"{name} has no open join token{' (it was used)' + revoke if used else ''}")
+            write_record(self.folder, replace(record, token=replace(record.token, withdrawn_at=now)))
+
+    def redeem(self, token_id: str, proof: str, request: Request, *, now: datetime | None = None) -> Invitation:
+        """Certify the key of a site that proves its join token.
+
+        The certificate and the use of the token are recorded in one durable write. If the answer is lost, the same
+        key receives the same certificate again. Raises ``TokenRefusedError``.
+        """
+        now, key = certificates.now_or(now), request.public_key
+        with self._lock():
+            found = [record for record in all_records(self.folder) if record.token and record.token.id == token_id]
+            record = found[0] if found else SiteRecord(request.name)
+            token = record.token
+            secret_hash = bytes.fromhex("00" * 32 if token is None else token.secret_hash)
+            proved = hmac.compare_digest(proof_of(secret_hash, key, token_id), proof)
+            if token is None or not proved or record.name != request.name:
+                raise TokenRefusedError(
+                    "unknown",
+                    "the server does not know this join token: it was replaced by a newer one, or is from an earlier "
+                    "state of the server; ask the study coordinators for a new one",
                 )
-            if any(item.usable(now) and item.fingerprint != fingerprint for item in before):
-                raise StudyError(
-                    f"{name} has a certificate for another key: if this request is really theirs, revoke the "
-                    f"old one first (dpadmm server revoke {name} --folder {self.folder}), or let them choose "
-                    "another name"
+            if token.used_at is not None:
+                return self._repeated(record, token, request)
+            if token.withdrawn_at is not None:
+                raise TokenRefusedError("withdrawn", "the join token was withdrawn: ask the study coordinators")
+            if now >= token.expires:
+                raise TokenRefusedError(
+                    "expired",
+                    f"the join token expired at {token.expires:%Y-%m-%d %H:%M} UTC (the server's clock shows "
+                    f"{now:%Y-%m-%d %H:%M} UTC): ask the study coordinators for a new one",
                 )
-            # without expired ones, so that files stay short over years of renewals
-            current = [item for item in before if item.revoked or now < item.expires]
-            write_approvals(self.folder, [*current, approval])
-        pems = (certificates.pem(self.certificate), b"".join(map(certificates.pem, chain)))
-        return Invitation(name, self.url, *(data.decode("ascii") for data in pems))
+            try:
+                joined, invitation = self._approved(record, request, YEAR, now)
+            except StudyError as problem:
+                raise TokenRefusedError("refused", str(problem)) from None
+            used = replace(token, used_at=now, fingerprint=request.fingerprint, certificate=invitation.certificate_pem)
+            write_record(self.folder, replace(joined, token=used))
+        return invitation
+
+    def _repeated(self, record: SiteRecord, token: StoredToken, request: Request) -> Invitation:
+        """Return the invitation that a used token gave, if this is the key that used it."""
+        if token.fingerprint != request.fingerprint or token.certificate is None:
+            at = "" if token.used_at is None else f" at {token.used_at:%Y-%m-%d %H:%M} UTC"
+            raise TokenRefusedError(
+                "used",
+                f"the join token was used{at}, with another key: if that was not you, call the study coordinators now; "
+                "else ask them for a new one",
+            )
+        if any(item.revoked and item.fingerprint == request.fingerprint for item in record.certificates):
+            raise TokenRefusedError(
+                "revoked", "the certificate that this join token gave was revoked: ask the study coordinators"
+            )
+        return self._invitation(record.name, token.certificate)
 
     def _certify(self, request: Request, days: int, now: datetime) -> x509.Certificate:
         self._check_clock(now)
@@ -250,7 +358,7 @@ class Authority:
         if not chain:
             raise StudyError(
                 f"the request has no certificate of your CA: {request.name} must have network/request.csr signed, "
-                "and run dpadmm site join --request NAME --certificate FILE"
+                "and run dpadmm site join --manual NAME --certificate FILE"
             )
         if chain[0].public_key() != request.public_key:
             raise StudyError("the certificate in the request is for another key")
@@ -260,12 +368,22 @@ class Authority:
     def revoke(self, name: str, *, now: datetime | None = None) -> None:
         """Revoke all certificates of a site. The broker closes its connections at the next reload."""
         with self._lock():
-            before = approvals_of(self.folder, name)
-            if not before:
+            record = record_of(self.folder, name)
+            if not record.certificates:
                 approved = ", ".join(site.name for site in self.sites()) or "none yet"
                 raise StudyError(f"{name} is not a site of this server; its sites: {approved}")
             at = certificates.now_or(now)
-            write_approvals(self.folder, [item if item.revoked else replace(item, revoked_at=at) for item in before])
+            revoked = [item if item.revoked else replace(item, revoked_at=at) for item in record.certificates]
+            token = record.token
+            if token is not None and token.is_open(at):
+                token = replace(token, withdrawn_at=at)
+            write_record(self.folder, replace(record, certificates=revoked, token=token))
+
+    def invited(self, *, now: datetime | None = None) -> dict[str, datetime]:
+        """Return the names with an open join token, and when it expires."""
+        now = certificates.now_or(now)
+        tokens = ((record.name, record.token) for record in all_records(self.folder))
+        return {name: token.expires for name, token in tokens if token is not None and token.is_open(now)}
 
     def sites(self) -> list[ApprovedSite]:
         """Return the latest certificate of every site."""

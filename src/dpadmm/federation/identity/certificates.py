@@ -56,10 +56,15 @@ def new_serial() -> int:
     return secrets.randbits(127) | 1 << 127
 
 
+def digest_of(certified: x509.Certificate | PublicKey) -> bytes:
+    """Return the SHA-256 of a certificate, or of a public key (SubjectPublicKeyInfo)."""
+    form = () if isinstance(certified, x509.Certificate) else (serialization.PublicFormat.SubjectPublicKeyInfo,)
+    return sha256(certified.public_bytes(serialization.Encoding.DER, *form)).digest()
+
+
 def fingerprint_of(certified: x509.Certificate | PublicKey) -> str:
     """Return the SHA-256 of a certificate or a public key as ``AB:CD:...``, for people to compare."""
-    form = () if isinstance(certified, x509.Certificate) else (serialization.PublicFormat.SubjectPublicKeyInfo,)
-    return sha256(certified.public_bytes(serialization.Encoding.DER, *form)).digest().hex(":").upper()
+    return digest_of(certified).hex(":").upper()
 
 
 def key_pem(key: Key) -> bytes:

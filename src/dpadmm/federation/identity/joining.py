@@ -8,8 +8,9 @@ channel, because the files could be replaced in transit. All files of a site are
 from __future__ import annotations
 
 import json
+import shutil
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,8 +19,9 @@ from pathlib import Path
 
 from dpadmm.errors import StudyError
 from dpadmm.federation.identity import certificates, private_files
-from dpadmm.federation.identity.private_files import check_private, read_fields, read_short, write_private
+from dpadmm.federation.identity.private_files import check_private, fields_of, read_fields, read_short, write_private
 from dpadmm.federation.protocol import check_name, user_of
+from dpadmm.files.atomic import sync_folder
 from dpadmm.sites.addresses import check_urls, host_and_port
 
 REQUEST_FORMAT = "dpadmm-request/1"
@@ -66,8 +68,9 @@ class Request:
 
 def read_request(path: Path) -> Request:
     """Read a request and check its signature."""
-    what = "a request from dpadmm site join --request"
-    with _texts(path, REQUEST_FORMAT, what, "name", "request") as (name, csr):
+    what = "a request from dpadmm site join --manual"
+    table = read_fields(path, format=REQUEST_FORMAT, what=what, fields=("name", "request"))
+    with _texts(table, path, what, "name", "request") as (name, csr):
         request = Request(check_name(name), csr)
         _ = request.public_key
     return request
@@ -127,17 +130,22 @@ class Invitation:
 
 def read_invitation(path: Path) -> Invitation:
     """Read an invitation and check its signature."""
+    return invitation_from(read_short(path), str(path))
+
+
+def invitation_from(data: bytes | str, where: str) -> Invitation:
+    """Return the invitation in a text, which may come from the network, and check its signature."""
     what, fields = "an invitation from dpadmm server invite", ("name", "url", "authority", "certificate")
-    with _texts(path, INVITATION_FORMAT, what, *fields) as (name, url, *pems):
+    table = fields_of(data, where, format=INVITATION_FORMAT, what=what, fields=fields)
+    with _texts(table, where, what, *fields) as (name, url, *pems):
         invitation = Invitation(check_name(name), check_urls(url), *pems)
         _ = invitation.certificate
     return invitation
 
 
 @contextmanager
-def _texts(path: Path, format: str, what: str, *fields: str) -> Iterator[list[str]]:
+def _texts(table: Mapping[str, object], path: object, what: str, *fields: str) -> Iterator[list[str]]:
     """Yield the fields of a file, which must be ASCII strings. Errors raised meanwhile are prefixed with the file."""
-    table = read_fields(path, format=format, what=what, fields=fields)
     values = [table[field] for field in fields]
     if not all(isinstance(value, str) and value.isascii() for value in values):
         raise StudyError(f"{path}: {', '.join(fields)} must be ASCII strings")
@@ -190,9 +198,13 @@ def make_request(folder: Path, name: str, certificate: bytes | None = None) -> R
     the certificate of the organisation's own CA for ``network/request.csr``, with intermediate ones after it.
     """
     check_name(name)
-    network, before = folder / "network", folder / "network" / "invitation.json"
+    before = folder / "network" / "invitation.json"
     if before.exists() and (joined := read_invitation(before).name) != name:
         raise StudyError(f"{folder}: this site joined as {joined} and must keep that name; {_start_over(folder)}")
+    return _request_in(folder / "network", name, certificate)
+
+
+def _request_in(network: Path, name: str, certificate: bytes | None) -> Request:
     private_files.make_private_folder(network)
     if not (network / "key.pem").exists():
         write_private(network / "key.pem", certificates.key_pem(certificates.new_key()), replace=False)
@@ -213,9 +225,13 @@ def make_request(folder: Path, name: str, certificate: bytes | None = None) -> R
 
 def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -> None:
     """Store an invitation. It must match this site's key and name, and the authority that it joined before."""
-    network, now = folder / "network", certificates.now_or(now)
+    network = folder / "network"
     if not (network / "key.pem").exists():
-        raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm site join --request NAME")
+        raise StudyError(f"{folder}: this site has no key yet: create one with dpadmm site join --manual NAME")
+    _store(network, invitation, certificates.now_or(now))
+
+
+def _store(network: Path, invitation: Invitation, now: datetime) -> None:
     name = read_request(network / "request.json").name
     if name != invitation.name:
         raise StudyError(f"the invitation is for the site {invitation.name}, but this site's request was for {name}")
@@ -227,12 +243,55 @@ def join(folder: Path, invitation: Invitation, *, now: datetime | None = None) -
     joined = network / "ca.pem"
     if joined.exists() and certificates.read_chain(read_short(joined)) != [invitation.authority]:
         raise StudyError(
-            f"the invitation comes from another authority than the one that this site joined; {_start_over(folder)}"
+            f"the invitation comes from another authority than the one that this site joined; "
+            f"{_start_over(network.parent)}"
         )
     _check_dates(invitation, now)
     write_private(network / "ca.pem", invitation.ca_pem.encode("ascii"))
     write_private(network / "certificate.pem", invitation.certificate_pem.encode("ascii"))
     write_private(network / "invitation.json", invitation.as_bytes())
+
+
+class PendingJoin:
+    """A site's key between its creation and the answer of the server.
+
+    The key of a new site is in ``joining/`` until it has joined: the folder then becomes ``network/`` at once. If the
+    answer was lost, the next attempt uses the same key, to which the server repeats its answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._is_new = not (folder / "network" / "key.pem").exists()
+        self._network = folder / ("joining" if self._is_new else "network")
+
+    def check(self, name: str, ca_digest: bytes) -> None:
+        """Raise ``StudyError`` if the site joined before under another name, or another server."""
+        before = self._folder / "network" / "invitation.json"
+        if not before.exists():
+            return
+        joined = read_invitation(before)
+        if certificates.digest_of(joined.authority) != ca_digest:
+            text = "the join token is for another server than the one that this site joined"
+            raise StudyError(f"{self._folder}: {text}; {_start_over(self._folder)}")
+        if joined.name != name:
+            text = f"the join token is for {name}, but this site joined as {joined.name} and must keep that name"
+            raise StudyError(f"{self._folder}: {text}; {_start_over(self._folder)}")
+
+    def request(self, name: str, certificate: bytes | None = None) -> Request:
+        """Create the key unless there is one, and return a request for it."""
+        return _request_in(self._network, check_name(name), certificate)
+
+    def discard(self) -> None:
+        """Delete the key of a site that the server refused."""
+        if self._is_new:
+            shutil.rmtree(self._network, ignore_errors=True)
+
+    def finish(self, invitation: Invitation, *, now: datetime | None = None) -> None:
+        """Store the answer of the server."""
+        _store(self._network, invitation, certificates.now_or(now))
+        if self._is_new:
+            self._network.rename(self._folder / "network")
+            sync_folder(self._folder)
 
 
 def _check_dates(invitation: Invitation, now: datetime) -> None:
@@ -249,13 +308,13 @@ def site_identity(folder: Path, addresses: Sequence[str] = ()) -> Identity:
     """
     network = folder / "network"
     if not (network / "invitation.json").exists():
-        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm site join --invitation FILE")
+        raise StudyError(f"{folder}: this site has not joined yet: run dpadmm site join TOKEN")
     for path in (network, network / "invitation.json", network / "ca.pem", network / "certificate.pem"):
         private_files.check_unchanged_by_others(path)
     invitation = read_invitation(network / "invitation.json")
     pems = (invitation.ca_pem.encode("ascii"), invitation.certificate_pem.encode("ascii"))
     if (read_short(network / "ca.pem"), read_short(network / "certificate.pem")) != pems:
-        text = "the files do not match the invitation: run dpadmm site join --invitation FILE again"
+        text = "the files do not match the invitation: join again with dpadmm site join TOKEN"
         raise StudyError(f"{network}: {text}")
     if certificates.fingerprint_of(_own_key(network).public_key()) != invitation.key_fingerprint:
         raise StudyError(f"{network}: the certificate does not match key.pem; {_start_over(folder)}")
@@ -289,9 +348,9 @@ def _own_key(network: Path) -> certificates.Key:
     check_private(network / "key.pem")
     key = certificates.read_key(read_short(network / "key.pem"))
     if key is None:
-        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm site join --request NAME")
+        raise StudyError(f"{network / 'key.pem'}: damaged, or not a key from dpadmm site join")
     return key
 
 
 def _start_over(folder: Path) -> str:
-    return f"to start over, move {folder / 'network'} away and run dpadmm site join --request NAME"
+    return f"to start over, move {folder / 'network'} away and run dpadmm site join TOKEN"

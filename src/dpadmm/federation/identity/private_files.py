@@ -85,20 +85,25 @@ def read_short(path: Path) -> bytes:
 
 def read_fields(path: Path, *, format: str, what: str, fields: tuple[str, ...]) -> dict[str, object]:
     """Read a JSON object with exactly these fields and its ``format``; errors name ``what`` it should be."""
-    data = read_short(path)
+    return fields_of(read_short(path), str(path), format=format, what=what, fields=fields)
+
+
+def fields_of(data: bytes | str, where: str, *, format: str, what: str, fields: tuple[str, ...]) -> dict[str, object]:
+    """Return a JSON object with exactly these fields and its ``format``."""
     try:
-        table = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        table = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError):
-        raise StudyError(f"{path}: not {what}: it is not valid JSON") from None
+        raise StudyError(f"{where}: not {what}: it is not valid JSON") from None
     if not isinstance(table, dict) or "format" not in table:
-        raise StudyError(f'{path}: not {what}: it has no "format"')
+        raise StudyError(f'{where}: not {what}: it has no "format"')
     if table["format"] != format:
         raise StudyError(
-            f"{path}: not {what} of this version of dpadmm: its format must be {format!r}, "
+            f"{where}: not {what} of this version of dpadmm: its format must be {format!r}, "
             f"not {str(table['format'])[:60]!r}"
         )
     if table.keys() != {"format", *fields}:
-        raise StudyError(f"{path}: not {what}: it must have the fields {', '.join(fields)}, and no others")
+        raise StudyError(f"{where}: not {what}: it must have the fields {', '.join(fields)}, and no others")
     return table
 
 

@@ -27,6 +27,9 @@ format = "{format}"
 listen = "{listen}"
 port = {port}
 
+# Port of the web application (HTTPS): joining, status page, health and metrics.
+web_port = {web_port}
+
 # Host names and addresses of this machine, as seen by sites. Invitations contain the first one. After a change,
 # the broker gets a new certificate when it starts. If the first one changed, sites need a new invitation
 # (dpadmm server invite).
@@ -56,6 +59,8 @@ class ServerSettings:
 
     listen: str
     port: int
+    web_port: int
+    """Port of the web application: joining, status page, health and metrics."""
     hosts: tuple[str, ...]
     websocket_port: int | None = None
     brokers: tuple[str, ...] = ()
@@ -70,6 +75,11 @@ class ServerSettings:
         if self.websocket_port is not None:
             own.append(url_of(self.hosts[0], self.websocket_port, "wss"))
         return ",".join(self.brokers or own)
+
+    @property
+    def web_url(self) -> str:
+        """The address of the web application, as seen by sites."""
+        return url_of(self.hosts[0], self.web_port, "https")
 
     @property
     def own_host(self) -> str:
@@ -89,9 +99,12 @@ def url_of(host: str, port: int, scheme: str = "tls") -> str:
 
 def settings_of(
     hosts: Sequence[str], port: int, listen: str | None = None, *, websocket_port: int | None = None,
-    brokers: Sequence[str] = (), authority: str = "built-in",
+    brokers: Sequence[str] = (), authority: str = "built-in", web_port: int | None = None,
 ) -> ServerSettings:  # fmt: skip
-    """Return checked settings; ``listen`` defaults to loopback if all hosts are local, else to all addresses."""
+    """Return checked settings.
+
+    ``listen`` defaults to loopback if all hosts are local, else to all addresses, and ``web_port`` to the next port.
+    """
     if isinstance(hosts, str) or not hosts:
         raise StudyError("hosts: give at least one host name or address under which sites reach this machine")
     checked = tuple(_host(host) for host in hosts)
@@ -103,20 +116,24 @@ def settings_of(
         listen = str(ip_address(listen))
     except ValueError:
         raise StudyError(f"listen: {str(listen)[:60]!r} is not an IP address, such as 0.0.0.0") from None
-    for key, number in (("port", port), ("websocket_port", websocket_port)):
+    for key, number in (("port", port), ("web_port", web_port), ("websocket_port", websocket_port)):
         if number is None and key != "port":
             continue
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 65535:
             raise StudyError(f"{key}: {str(number)[:20]!r} is not a port number from 1 to 65535")
     if websocket_port == port:
         raise StudyError("websocket_port: must differ from port")
+    if web_port is None:
+        web_port = next(each for each in (port + 1, port + 2, port - 1) if each not in (websocket_port, 65536, 65537))
+    if web_port in (port, websocket_port):
+        raise StudyError("web_port: must differ from port and websocket_port")
     if authority not in ("built-in", "external"):
         raise StudyError(f'authority: must be "built-in" or "external", not {str(authority)[:40]!r}')
     if isinstance(brokers, str) or not all(isinstance(url, str) and "," not in url for url in brokers):
         raise StudyError('brokers: must be a list of addresses, such as ["tls://host:port"]')
     if brokers:
         check_urls(",".join(brokers))
-    return ServerSettings(listen, port, checked, websocket_port, tuple(brokers), authority == "external")
+    return ServerSettings(listen, port, web_port, checked, websocket_port, tuple(brokers), authority == "external")
 
 
 def _host(host: object) -> str:
@@ -145,11 +162,11 @@ def read_settings(folder: Path) -> ServerSettings:
     table = read_toml(path)
     if table.get("format") != FORMAT:
         raise StudyError(f'{path}: format must be "{FORMAT}"')
-    optional = {key: table[key] for key in ("websocket_port", "brokers", "authority") if key in table}
+    optional = {key: table[key] for key in ("web_port", "websocket_port", "brokers", "authority") if key in table}
     required = table.keys() - optional.keys() - {"notify"}
     if required != {"format", "listen", "port", "hosts"} or not isinstance(table["hosts"], list):
         raise StudyError(
-            f"{path}: must have format, listen, port and a list of hosts, may have websocket_port, brokers, "
+            f"{path}: must have format, listen, port and a list of hosts, may have web_port, websocket_port, brokers, "
             "authority and [notify], and nothing else"
         )
     try:
@@ -192,6 +209,7 @@ def _toml(settings: ServerSettings) -> str:
         format=FORMAT,
         listen=settings.listen,
         port=settings.port,
+        web_port=settings.web_port,
         hosts=hosts,
         websocket=f"websocket_port = {settings.websocket_port}" if settings.websocket_port else _NO_WEBSOCKET,
         brokers=f"brokers = [{brokers}]" if brokers else _NO_BROKERS,

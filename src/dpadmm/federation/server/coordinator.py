@@ -116,6 +116,10 @@ class Coordinator(ABC):
         """The last heartbeat of each site."""
         self.doubts: Callable[[], Mapping[str, str]] = dict
         """Sites with a second process (``cloned``) or an outdated ledger (``ledger-behind``)."""
+        self.decisions: Callable[[], Mapping[str, str]] = dict
+        """The last reply of each site to the proposal: received, accepted or declined."""
+        self.gives_up = False
+        """Whether the run fails if the quorum has not accepted after ``start_wait``, instead of waiting."""
         self._mu = max(ROW_GROUPS) * float(self.study.terms.plan.mu_squared()) ** 0.5
         """μ of the largest group of rows in a privacy report, for one row per person."""
         for name, sizes in journal.sizes().items():
@@ -293,7 +297,11 @@ class Coordinator(ABC):
 
     def _expected(self) -> set[str]:
         skipped = ("missing", "refused") if self.study.allow_missed_rounds else ()
-        return {name for name in self.active_sites() if self.members[name].state not in skipped}
+        expected = {name for name in self.active_sites() if self.members[name].state not in skipped}
+        if self.called:
+            return expected
+        # an owner who declined may accept later, but the start does not wait for it
+        return expected - {name for name, decision in self.decisions().items() if decision == "declined"}
 
     def over(self, waited: float) -> bool:
         """Return whether all sites answered, or the quorum answered and the deadline has passed."""
@@ -307,7 +315,7 @@ class Coordinator(ABC):
         enough = len(self.answered_now()) >= self.quorum
         if enough and (not self.missing() or self._too_late(waited)):
             return True
-        if not self.called and self.start_wait is not None and waited >= self.start_wait:
+        if self.gives_up and not self.called and self.start_wait is not None and waited >= self.start_wait:
             raise ServiceUnavailableError(self._not_begun())
         return False
 
@@ -361,6 +369,11 @@ class Coordinator(ABC):
             return "silent, never connected" if silent == math.inf else f"silent since {now_text(silent)}"
         if self.called:
             return "connected, but does not answer"
+        decision = self.decisions().get(name)
+        if decision == "declined":
+            return "declined by its owner"
+        if decision == "received":
+            return "connected; its owner has not decided about the study"
         return "connected, but no answer; has its owner accepted the study? Run dpadmm site status at the site"
 
     @abstractmethod
@@ -545,6 +558,7 @@ class Coordinator(ABC):
             "epsilon": epsilon,
             **contact_status(self.seen.get(member.name), self._seconds_since_contact(member.name)),
             "code": member.code or None,
+            "decision": self.decisions().get(member.name),
             "left_out": self._left_out(member),
         }
 

@@ -214,10 +214,11 @@ class Journal(AbstractContextManager["Journal"]):
         """Whether the study is finished or ended."""
         return self.rounds_done == self.study.training.planned_rounds or self.ended_at is not None
 
-    def consensus(self) -> Iterator[Floats]:
-        """Yield the broadcast after every closed round: w^1, w^2, ..., or the whole public state of a method."""
+    def consensus(self, after: int = 0) -> Iterator[Floats]:
+        """Yield the broadcast of every closed round after one: w^1, w^2, ..., or the public state of a method."""
+        query = "SELECT consensus FROM rounds WHERE round > ? ORDER BY round"
         with _as_journal_errors(self._path):
-            for (blob,) in self._database.execute("SELECT consensus FROM rounds ORDER BY round"):
+            for (blob,) in self._database.execute(query, (after,)):
                 yield self._numbers(blob)
 
     def last_uploads(self) -> dict[str, Received]:

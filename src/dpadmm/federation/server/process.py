@@ -11,13 +11,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from logging import Logger, getLevelNamesMapping
 from pathlib import Path
-from typing import TypeVar
 
 from dpadmm.errors import DPADMMError, StudyError
 from dpadmm.federation.health import (
@@ -29,23 +28,22 @@ from dpadmm.federation.health import (
     Status,
     contact_status,
     is_live,
-    metrics_server,
     now_text,
     read_status,
-    server_alarms,
     server_samples,
-    study_alarms,
     study_samples,
     write_status,
 )
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice, alarm_key
+from dpadmm.federation.protocol import SILENT_AFTER, ProposalReply
 from dpadmm.federation.server.coordinator import Coordinator, run_rounds
+from dpadmm.federation.server.delivery import REFRESH_SECONDS, Deliveries
 from dpadmm.federation.server.endings import announce
 from dpadmm.federation.server.journal import Journal
 from dpadmm.federation.server.leases import Leases
-from dpadmm.federation.server.status import alarms_of, certificates_of, journal_of, journals, overview
+from dpadmm.federation.server.status import alarms_of, journal_of, journals
 from dpadmm.federation.server.sums import coordinator_of
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import NatsTransport, ServerLink, cancel, until_one_ends
@@ -53,10 +51,11 @@ from dpadmm.sites.addresses import check_urls
 from dpadmm.studies.study import Study
 from dpadmm.training.train import prior_from
 
-T = TypeVar("T")
-
 CHECK_EVERY = 1.0
 """Seconds between checks of the approved sites and of the broker."""
+
+DELIVER_EVERY = 0.5
+"""Seconds between looks for proposals that are due."""
 
 WATCH_EVERY = 0.5
 """Seconds between checks of the open round. Each check writes the status file."""
@@ -72,24 +71,36 @@ def _usable_sites(authority: Authority) -> set[str]:
 def _members(authority: Authority, study: Study, requested: Sequence[str] | None) -> tuple[str, ...]:
     """Return the sorted members of a study: its roster, the requested sites, or all approved sites."""
     usable, roster = _usable_sites(authority), [site.name for site in study.roster]
-    if study.training.aggregation == "secure":
-        if not roster:
-            text = "the study has no roster: each site accepts the draft and sends its offer; then propose the draft "
-            text += "with --offer FILE for each offer"
-            raise StudyError(text)
-        if requested is not None and set(requested) != set(roster):
-            raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
+    if study.is_draft:
+        text = (
+            f"the study has no roster yet: propose it (dpadmm server propose STUDY --folder {authority.folder}), and "
+        )
+        raise StudyError(f"{text}when all owners have offered a key, run it by its name")
+    if roster and requested is not None and set(requested) != set(roster):
+        raise StudyError(f"the roster of this study lists its sites: {', '.join(roster)}; omit --sites")
     if requested is None:
         requested = roster or sorted(usable)
+    checked = _checked(authority, requested)
+    return tuple(roster) or checked
+
+
+def _checked(authority: Authority, requested: Sequence[str]) -> tuple[str, ...]:
+    """Return the sorted names of approved sites, or raise ``StudyError``."""
+    usable = _usable_sites(authority)
     if len(set(requested)) != len(requested):
         raise StudyError("a site is listed twice")
-    invite = f"dpadmm server invite NAME --request FILE --folder {authority.folder}"
+    invite = f"dpadmm server invite NAME --folder {authority.folder}"
     if unknown := sorted(set(requested) - usable):
-        approved = ", ".join(sorted(usable)) or f"none yet ({invite})"
-        raise StudyError(f"sites without a valid approval: {', '.join(unknown)}; approved sites: {approved}")
+        joined = ", ".join(sorted(usable)) or f"none yet ({invite})"
+        raise StudyError(f"sites without a valid certificate: {', '.join(unknown)}; sites that joined: {joined}")
     if not requested:
-        raise StudyError(f"no site is invited yet: {invite}")
-    return tuple(roster or sorted(requested))
+        raise StudyError(f"no site has joined yet: {invite}")
+    return tuple(sorted(requested))
+
+
+def members_of_draft(authority: Authority, draft: Study, requested: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the sites to which a draft is proposed: the requested sites, or all approved ones."""
+    return _checked(authority, sorted(_usable_sites(authority)) if requested is None else requested)
 
 
 def begin(authority: Authority, study: Study, requested: Sequence[str] | None) -> Path:
@@ -120,9 +131,15 @@ class Server:
     broker is used, and started unless it is held open."""
     port: int | None = None
     start_wait: float = START_WAIT
-    """Seconds to wait for sites at the start."""
+    """Seconds to wait for all sites at the start. Afterwards the quorum is enough."""
+    gives_up: bool = False
+    """Whether to raise ``ServiceUnavailableError`` if the quorum has not accepted by then, instead of waiting."""
+    page_port: int | None = None
+    """Port of the status page on this machine; 0 for any, None for no page. ``server start`` has a page already."""
     metrics: str | None = None
     """Port, or address and port, of the metrics page."""
+    pages: list[str] = field(default_factory=list)
+    """Addresses of the status page, once ``on_start`` was called."""
     status: Callable[[], Status] = dict
     """Returns the status of the study; available once ``on_start`` was called."""
 
@@ -132,7 +149,7 @@ class Server:
             notifier = self._notifier(resources)  # first, because closing it may take seconds
             journal = resources.enter_context(Journal.open(self.journal))
             coordinator = coordinator_of(journal, self.log)
-            coordinator.start_wait = self.start_wait
+            coordinator.start_wait, coordinator.gives_up = self.start_wait, self.gives_up
             broker = self._broker(resources)
             url = broker.url if broker is not None else self._existing
             leases = resources.enter_context(Leases(self.authority.folder, coordinator.note_counted))
@@ -141,16 +158,24 @@ class Server:
             transport = NatsTransport(coordinator.study.hash, url, context, self.log, leases)
             await resources.enter_async_context(transport)
             coordinator.seen = transport.seen
-            live = _live_status(coordinator, transport)
+            live = self._live_status(coordinator, transport)
             resources.callback(lambda: write_status(self.journal.parent, live() | {"running": False}))
             self.status = lambda: coordinator.snapshot() | {"live": _connection(transport) | {"at": now_text()}}
-            resources.enter_context(metrics_server(self.metrics, self._samples))
+            resources.enter_context(self._page(transport, live))
+            if self.metrics is not None:
+                from dpadmm.federation.web.metrics import served_metrics  # a run without it loads no web framework
+
+                resources.enter_context(served_metrics(self.metrics, self._samples))
+            write_status(self.journal.parent, live())
             on_start(coordinator)
             work = run_rounds(coordinator, transport), self._check_sites(coordinator, broker, transport)
-            inform = announce(lambda: journals(self.authority.folder), transport.publish)
+            deliveries = Deliveries(self.authority.folder, self.log, only=self.journal)
+            coordinator.decisions = lambda: deliveries.decisions(coordinator.study.hash)
             report = partial(notifier.update, self._alarms, lambda: _notices(coordinator))
+            announcing = announce(lambda: journals(self.authority.folder), transport.publish)
+            inform = announcing, deliver(deliveries, transport)
             try:
-                await until_one_ends(*work, self._watch(coordinator, live, report), inform, _until_ended(coordinator))
+                await until_one_ends(*work, self._watch(coordinator, live, report), *inform, _until_ended(coordinator))
                 report(final=True)
                 if coordinator.ended:
                     await transport.send(coordinator.request)
@@ -158,6 +183,39 @@ class Server:
                 coordinator.stopped = str(problem)
                 raise
             return coordinator
+
+    @contextmanager
+    def _page(self, transport: NatsTransport, live: Callable[[], Status]) -> Iterator[None]:
+        """Serve the status page on this machine until open pages have shown the end of the study.
+
+        If ``server start`` is running, it has the page. No site can join a study that is already proposed, so nothing
+        else of the web application is needed here.
+        """
+        keeper = read_status(self.authority.folder / STATUS, ServerStatus)
+        if keeper is not None and is_live(keeper):
+            self.pages = keeper.get("pages", [])
+            yield
+        elif self.page_port is None:
+            yield
+        else:
+            from dpadmm.federation.web.hosting import Listener, hosted
+            from dpadmm.federation.web.server_app import StatusPage
+
+            page = StatusPage.of(self.authority, lambda: transport.connected)
+            with hosted(page.routes(), Listener("127.0.0.1", self.page_port, setting="--page-port")) as (listener,):
+                self.pages = [f"{listener.url}/"]
+                try:
+                    yield
+                finally:
+                    write_status(self.journal.parent, live())
+                    page.wait_for_last_look()
+
+    def _live_status(self, coordinator: Coordinator, transport: NatsTransport) -> Callable[[], Status]:
+        def live() -> Status:
+            snapshot = {key: value for key, value in coordinator.snapshot().items() if key not in IN_JOURNAL}
+            return {**_connection(transport), "snapshot": snapshot, "pages": self.pages}
+
+        return live
 
     @property
     def _existing(self) -> str:
@@ -211,8 +269,6 @@ class Server:
             for name in coordinator.members:
                 (coordinator.revoke if name in revoked else coordinator.readmit)(name)
             coordinator.expire(coordinator.members.keys() - _usable_sites(self.authority) - revoked)
-            members = coordinator.members.items()
-            await transport.propose(name for name, member in members if member.sizes is None and name not in revoked)
             if (jump := clock.jump()) is not None:
                 coordinator.note("warning", "", jump)
             if broker is not None and not broker.is_held():
@@ -227,9 +283,23 @@ async def _until_ended(coordinator: Coordinator) -> None:
 
 
 async def keep_broker(
-    authority: Authority, log: Logger, *, port: int | None = None, metrics: str | None = None
+    authority: Authority,
+    log: Logger,
+    *,
+    port: int | None = None,
+    page_port: int | None = None,
+    metrics: str | None = None,
+    on_start: Callable[[list[str]], None] = lambda pages: None,
 ) -> None:
-    """Run the broker until this is cancel, so that sites stay connected between studies."""
+    """Run the broker and the web application until this is cancelled, so that sites stay connected between studies.
+
+    If server.toml names existing brokers, only the web application runs here. ``page_port`` is the port of the status
+    page on this machine; ``on_start`` receives the addresses of the page.
+    """
+    from dpadmm.federation.identity.join_service import join_routes
+    from dpadmm.federation.web.hosting import hosted
+    from dpadmm.federation.web.metrics import served_metrics
+    from dpadmm.federation.web.server_app import StatusPage, page_addresses, server_listeners
 
     repeats = RepeatLog(log)
 
@@ -239,47 +309,79 @@ async def keep_broker(
     def note_counted(level: str, site: str, text: str) -> None:
         repeats.write(getLevelNamesMapping()[level.upper()], text, site)
 
-    if authority.settings.brokers:
-        raise StudyError("server.toml names existing brokers, so there is no built-in broker to run")
+    existing = ",".join(authority.settings.brokers)
+    if existing and port is not None:
+        raise StudyError("--port is the port of the built-in broker, but server.toml names existing brokers")
     broker, clock = Broker(authority, port=port), Clock()
+    link: ServerLink | None = None
     async with AsyncExitStack() as resources:
         notifier = resources.enter_context(Notifier(authority.settings.notify, authority.folder, log, role="server"))
         resources.enter_context(broker.held_open())
-        _use(broker, resources, start=True)
+        authority.renew_certificates()
+        page = StatusPage.of(authority, lambda: link is not None and link.connected)
+        routes = [*page.routes(), *join_routes(authority, log)]
+        listeners = resources.enter_context(hosted(routes, *server_listeners(authority, page_port)))
+        pages = page_addresses(authority, listeners)
+        if not existing:
+            _use(broker, resources, start=True)
+        url = existing or broker.url
         leases = resources.enter_context(Leases(authority.folder, note_counted))
-        link = ServerLink(broker.url, authority.client_context, lambda *_: None, log, leases)
-        await resources.enter_async_context(link)
+        connection = ServerLink(url, authority.client_context, lambda *_: None, log, leases)
+        link = await resources.enter_async_context(connection)
+
+        deliveries = Deliveries(authority.folder, log)
 
         def live() -> Status:
             sites = {}
             for name in sorted(_usable_sites(authority)):
-                contact = link.seen.get(name)
+                contact = connection.seen.get(name)
                 sites[name] = contact_status(contact, math.inf if contact is None else time.monotonic() - contact.at)
-            return {"running": True, "connected": link.connected, "broker": broker.url, "sites": sites}
+            state = {"running": True, "connected": connection.connected, "broker": url, "pages": pages}
+            return {**state, "sites": sites, "decisions": deliveries.all_decisions()}
 
         resources.callback(lambda: write_status(authority.folder, live() | {"running": False}))
-        resources.enter_context(metrics_server(metrics, lambda: server_samples(live(), authority.folder)))
-        announcements = asyncio.create_task(announce(lambda: journals(authority.folder), link.publish))
+        if metrics is not None:
+            resources.enter_context(served_metrics(metrics, lambda: server_samples(live(), authority.folder)))
+        write_status(authority.folder, live())
+        on_start(pages)
+        announcements = asyncio.create_task(announce(lambda: journals(authority.folder), connection.publish))
         resources.push_async_callback(cancel, announcements)
+        deliveries.on_roster = partial(begin, authority)
+        delivering = asyncio.create_task(deliver(deliveries, connection))
+        resources.push_async_callback(cancel, delivering)
         while True:
             if (jump := clock.jump()) is not None:
                 note("warning", "", jump)
-            await _keep_alive(broker, note, note_counted)
+            if existing:
+                await asyncio.to_thread(authority.renew_certificates)
+            else:
+                await _keep_alive(broker, note, note_counted)
             write_status(authority.folder, live())
             notifier.update(lambda: alarms_of(authority, []))
             await asyncio.sleep(CHECK_EVERY)
 
 
+async def deliver(deliveries: Deliveries, link: ServerLink) -> None:
+    """Deliver proposals to connected sites, and take their replies, until cancelled."""
+
+    async def take(site: str, reply: ProposalReply) -> None:
+        for subject, message in deliveries.take(site, reply):
+            await link.publish(subject, message)
+
+    link.on_reply, refresh_at = take, 0.0
+    while True:
+        now = time.monotonic()
+        if now >= refresh_at:
+            await asyncio.to_thread(deliveries.refresh)
+            refresh_at = now + REFRESH_SECONDS
+        connected = {name for name, contact in link.seen.items() if now - contact.at < SILENT_AFTER}
+        for subject, message in deliveries.due(connected):
+            await link.publish(subject, message)
+        await asyncio.sleep(DELIVER_EVERY)
+
+
 IN_JOURNAL = ("changes", "events", "stalls")
 """Parts of a snapshot that the status file omits."""
-
-
-def _live_status(coordinator: Coordinator, transport: NatsTransport) -> Callable[[], Status]:
-    def live() -> Status:
-        snapshot = {key: value for key, value in coordinator.snapshot().items() if key not in IN_JOURNAL}
-        return _connection(transport) | {"snapshot": snapshot}
-
-    return live
 
 
 def _notices(coordinator: Coordinator) -> Iterator[StudyNotice]:
@@ -300,35 +402,6 @@ def _notices(coordinator: Coordinator) -> Iterator[StudyNotice]:
 
 def _connection(transport: NatsTransport) -> Status:
     return {"running": True, "connected": transport.connected, "broker": transport.url}
-
-
-def cached_for(seconds: float, read: Callable[[], list[T]]) -> Callable[[], list[T]]:
-    """Return a function that calls ``read`` at most once in ``seconds``. After an error it returns the last list."""
-    cached, due = list[T](), 0.0
-
-    def latest() -> list[T]:
-        nonlocal cached, due
-        if time.monotonic() >= due:
-            with suppress(DPADMMError, OSError):
-                cached = read()
-            due = time.monotonic() + seconds
-        return cached
-
-    return latest
-
-
-def page_snapshot(server: Server) -> Callable[[], Status]:
-    """Return a function that builds the data of the live page: the study, all studies of the folder, and alarms."""
-    authority = server.authority
-    studies = cached_for(5.0, lambda: overview(authority.folder))
-    folder_alarms = cached_for(5.0, lambda: list(server_alarms(authority.folder, certificates_of(authority))))
-
-    def snapshot() -> Status:
-        status = server.status()
-        alarms = [*study_alarms(status, authority.folder), *folder_alarms()]
-        return status | {"studies": studies(), "alarms": [alarm._asdict() for alarm in alarms]}
-
-    return snapshot
 
 
 Note = Callable[[str, str, str], None]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from dpadmm.accounting.gaussian import exact_epsilon
+from dpadmm.errors import StudyError
 from dpadmm.federation.health import (
     STATUS,
     Alarm,
@@ -49,6 +51,11 @@ def status_of(authority: Authority, journal: Path) -> Status:
     elif _is_proposed(status["state"], status["rounds_done"]):
         status |= {"state": str(StudyState.PROPOSED), "failing": False}
         status |= {"headline": headline(status)}
+    if not served:
+        broker = read_status(authority.folder / STATUS, ServerStatus)
+        replies = broker.get("decisions", {}) if broker is not None and is_live(broker) else {}
+        for site in status["sites"]:
+            site["decision"] = replies.get(status["study"]["hash"], {}).get(site["name"])
     for site in status["sites"]:
         site["certificate_days_left"] = days_left(expires[site["name"]]) if site["name"] in expires else None
     return status | {"served": served, "live": live}
@@ -83,6 +90,7 @@ def _summary(journal: Path) -> Status:
     n_rounds = study.training.planned_rounds
     finished, error = done == n_rounds, last.get("error") or ""
     state = study_state(finished=finished, ended=ended, error=error, served=False, stalled=False, started=done > 0)
+    planned = float(exact_epsilon(float(study.terms.plan.mu_squared()) ** 0.5, float(study.training.delta)))
     if live is None and _is_proposed(state, done):
         state = StudyState.PROPOSED
     return {
@@ -95,8 +103,21 @@ def _summary(journal: Path) -> Status:
         "n_sites": n_sites,
         "begun_at": begun_at,
         "last_round_at": last_round_at,
+        "served": bool(current),
         "seconds_left": current.get("seconds_left"),
+        "median_seconds": last.get("median_seconds"),
+        "epsilon": max((site["epsilon"] for site in last["sites"]), default=None) if last else None,
+        "planned_epsilon": planned,
     }
+
+
+def page_addresses(folder: Path) -> list[str]:
+    """Return the addresses of the status page of the running ``server start``, or else of a running ``server run``."""
+    for path in (folder / STATUS, *(journal.with_name(STATUS) for journal in journals(folder))):
+        status = read_status(path, ServerStatus)
+        if status is not None and is_live(status) and status.get("pages"):
+            return list(status["pages"])
+    raise StudyError("no status page is running; to start it: dpadmm server start")
 
 
 def certificates_of(authority: Authority) -> dict[str, datetime]:

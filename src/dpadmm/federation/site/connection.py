@@ -85,7 +85,8 @@ def _steps(identity: Identity, url: str, server_name: str) -> Iterator[Connectio
         identity.check_dates()
     except StudyError as problem:
         raise _FailedError(
-            "certificate", f"{problem}. To renew it, send network/request.json to the study coordinators again"
+            "certificate",
+            f"{problem}. To renew it, ask the study coordinators for a join token: dpadmm site join TOKEN",
         ) from None
     times, errors, clock = asyncio.run(_session(identity, url, server_name))
     days = days_left(identity.expires)

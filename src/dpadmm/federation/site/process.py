@@ -1,7 +1,8 @@
 """The long-running process of a site: connects to the broker and answers the studies that its owner accepted.
 
-It opens no port except, on request, one for metrics. A message can only make it answer or refuse a round. The only
-program that it runs is the owner's notification command, which receives public values and no rows.
+It opens no port except, on request, one for metrics and one on this machine for its owner's page. A message can only
+make it answer or refuse a round, or store a proposed study for its owner. The only program that it runs is the owner's
+notification command, which receives public values and no rows.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from dpadmm.errors import DPADMMError, StudyError
-from dpadmm.federation.health import Status, metrics_server, now_text, site_alarms, site_samples, write_status
+from dpadmm.federation.health import Status, now_text, site_alarms, site_samples, write_status
 from dpadmm.federation.identity.joining import Identity, site_identity
 from dpadmm.federation.identity.private_files import check_unchanged_by_others
+from dpadmm.federation.logs import RepeatLog
 from dpadmm.federation.notify import Notifier, StudyNotice
-from dpadmm.federation.protocol import SERVER, SILENT_AFTER
+from dpadmm.federation.protocol import SERVER, SILENT_AFTER, ProposalReply, ReplyCode
 from dpadmm.federation.site.decisions import Decision, decisions
 from dpadmm.federation.site.lease import Lease
 from dpadmm.federation.site.lifecycle import Participation, participation
+from dpadmm.federation.site.proposals import MAX_PROPOSALS, clear_decided, proposals, replies, store_proposal
 from dpadmm.federation.site.responder import Responder, refusal_of
 from dpadmm.federation.transport.link import SiteLink, until_one_ends
 from dpadmm.sites.site import Site
@@ -35,9 +39,6 @@ CHECK_EVERY = 1.0
 
 RENEW_EVERY = 10.0
 """Seconds between attempts to use a renewed certificate, which the broker may not have loaded yet."""
-
-MAX_PROPOSALS = 100
-"""Limit of reported proposals, so that a server cannot fill the log."""
 
 LOG = "site.log"
 
@@ -61,40 +62,76 @@ class SiteProcess:
         self._network_fingerprint: tuple[tuple[str, int, int], ...] = ()
         self._connection = False, now_text()
         """Whether the site is connected, and the time of the last change."""
+        self._pages: list[str] = []
+        """Addresses of the owner's page."""
         self._used_certificate = ""
         """The certificate of the current connection."""
         self._renew_at = 0.0
-        self._proposed: set[str] | None = None
-        """Proposed studies without a decision; None before the decisions are read."""
+        self._replies: dict[str, ProposalReply] | None = None
+        """The reply for each study of this site; None before the decisions are read."""
+        self._wanted: dict[str, None] = {}
+        """Proposed studies whose document was requested, the latest ones."""
+        self._repeats = RepeatLog(log)
+        self._proposed: dict[str, str] = {}
+        """Names of the proposed studies without a decision, by hash."""
         self._notifier = Notifier(site.notify, self._folder, log, role="site", site=self._identity.name)
         self._last_message: dict[str, datetime] = {}
         """Time of the last message of each study."""
 
-    async def run(self, stop: asyncio.Event, *, metrics: str | None = None) -> None:
+    async def run(
+        self,
+        stop: asyncio.Event,
+        *,
+        metrics: str | None = None,
+        page_port: int | None = None,
+        on_start: Callable[[list[str]], None] = lambda pages: None,
+    ) -> None:
         """Serve until ``stop`` is set.
 
-        Raises ``RefusalError`` if another process holds the ledger. ``metrics`` is a port for Prometheus.
+        Raises ``RefusalError`` if another process holds the ledger. ``metrics`` is a port for Prometheus, and
+        ``page_port`` the port of the owner's page on this machine, 0 for any. ``on_start`` receives its address.
         """
         for path in (self._folder, self._site.path) if self._site.notify is not None else ():
             check_unchanged_by_others(path)  # site.toml names a program to run
         with self._notifier:
-            await self._run(stop, metrics)
+            await self._run(stop, metrics, page_port, on_start)
 
-    async def _run(self, stop: asyncio.Event, metrics: str | None) -> None:
+    async def _run(
+        self, stop: asyncio.Event, metrics: str | None, page_port: int | None, on_start: Callable[[list[str]], None]
+    ) -> None:
         self._responder.open()
         identity, pool = self._identity, ThreadPoolExecutor(1, thread_name_prefix="responder")
         link = SiteLink(identity.name, identity.url, self._context, self._log, self._lease, identity.server_names)
-        link.on_proposal = self._take_proposal
+        link.on_proposal = partial(self._take_proposal, link)
         try:
             async with link:
                 tasks = self._follow_decisions(link, pool), link.answer(self._answer, pool), self._report_status(link)
                 self._latest = self._status(link) | {"at": now_text()}
-                with metrics_server(metrics, lambda: site_samples(self._latest, self._folder)):
+                with ExitStack() as resources:
+                    self._serve(resources, metrics, page_port)
+                    write_status(self._folder, self._latest)
+                    on_start(self._pages)
                     await until_one_ends(stop.wait(), *tasks)  # the tasks end only with an error
         finally:
             pool.shutdown(wait=True)
             self._responder.close()
             write_status(self._folder, self._status(None))
+
+    def _serve(self, resources: ExitStack, metrics: str | None, page_port: int | None) -> None:
+        """Serve metrics and page on request. A site without them does not load the web framework."""
+        if metrics is not None:
+            from dpadmm.federation.web.metrics import served_metrics
+
+            resources.enter_context(served_metrics(metrics, lambda: site_samples(self._latest, self._folder)))
+        if page_port is not None:
+            from dpadmm.federation.web.hosting import Listener, hosted
+            from dpadmm.federation.web.site_app import SitePage
+
+            page = SitePage(self._site, lambda: self._latest)
+            here = Listener("127.0.0.1", page_port, setting="--page-port")
+            (listener,) = resources.enter_context(hosted(page.routes(), here))
+            self._pages = [f"{listener.url}/"]
+            self._latest |= {"pages": self._pages}
 
     def _read_identity(self) -> Identity:
         return site_identity(self._folder, self._site.addresses)
@@ -106,8 +143,7 @@ class SiteProcess:
             identity.check_dates()
         except StudyError as problem:
             raise DPADMMError(
-                f"{problem}. To renew it, send network/request.json to the study coordinators again, and join with the "
-                "new invitation"
+                f"{problem}. To renew it, ask the study coordinators for a join token: dpadmm site join TOKEN"
             ) from None
         context = identity.client_context()
         self._used_certificate = identity.invitation.certificate_pem
@@ -118,9 +154,9 @@ class SiteProcess:
         while True:
             await loop.run_in_executor(pool, self._apply_decisions)
             if first and not any(decision.kind == "accepted" for decision in self._decided.values()):
-                self._log.info("no accepted study yet; to accept one: dpadmm site accept STUDY")
+                self._log.info("no accepted study yet; proposed studies: dpadmm site studies")
             first = False
-            self._proposed = set() if self._proposed is None else self._proposed
+            await self._report_replies(link)
             for hash, decision in self._decided.items():
                 if decision.kind != "declined":  # requests of a study that was left are refused
                     await link.follow(hash)
@@ -137,13 +173,46 @@ class SiteProcess:
             await self._use_renewed(link)
             await asyncio.sleep(CHECK_EVERY)
 
-    def _take_proposal(self, study: str) -> None:
-        """Store a proposed study that has no decision yet."""
-        if self._proposed is None or study in self._decided or study in self._proposed:
+    async def _report_replies(self, link: SiteLink) -> None:
+        """Send the owner's new decisions and offers to the server."""
+        replies, before = await asyncio.to_thread(self._read_replies), self._replies
+        for hash, reply in replies.items() if before is not None else ():
+            if before is not None and before.get(hash) != reply:
+                await link.reply(reply)
+        self._replies = replies
+
+    def _read_replies(self) -> dict[str, ProposalReply]:
+        clear_decided(self._folder)
+        replies_now = replies(self._folder, self._decided)
+        pending = {hash for hash, reply in replies_now.items() if reply.code is ReplyCode.RECEIVED}
+        if pending != self._proposed.keys():
+            with suppress(DPADMMError):
+                names = {proposal.study.hash: proposal.study.name for proposal in proposals(self._folder)}
+                self._proposed = {hash: name for hash, name in names.items() if hash in pending}
+        return replies_now
+
+    async def _take_proposal(self, link: SiteLink, study: str, text: bytes | None) -> None:
+        """Reply to a proposed study. Its document is stored if it was requested."""
+        if self._replies is None:
             return
-        if len(self._proposed) < MAX_PROPOSALS:
-            self._proposed.add(study)
-            self._log.info("%s: study proposed; ask the study coordinators for its file", study[:12])
+        if (reply := self._replies.get(study)) is not None:
+            await link.reply(reply)
+        elif text is None:
+            self._wanted[study] = None
+            if len(self._wanted) > MAX_PROPOSALS:
+                del self._wanted[next(iter(self._wanted))]
+            await link.reply(ProposalReply(study, ReplyCode.WANTED))
+        elif study in self._wanted:
+            del self._wanted[study]
+            try:
+                stored = await asyncio.to_thread(store_proposal, self._folder, study, text)
+            except (DPADMMError, OSError) as problem:  # such as another version of dpadmm, or a full disk
+                self._repeats.write(logging.WARNING, f"proposal refused: {problem}", study[:12])
+                return
+            self._replies[study] = ProposalReply(study, ReplyCode.RECEIVED)
+            self._proposed[study] = stored.name
+            self._log.info("%s: study %r proposed; next: dpadmm site review %s", study[:12], stored.name, study[:12])
+            await link.reply(self._replies[study])
 
     async def _use_renewed(self, link: SiteLink) -> None:
         """Switch to a renewed certificate while the old one is still valid, without an interruption."""
@@ -219,6 +288,7 @@ class SiteProcess:
             "contested": self._lease.contested,
             "site": self._identity.name,
             "broker": self._identity.url if link is None else link.url,
+            "pages": self._pages if link is not None else [],
             "certificate_expires": self._identity.expires.isoformat(timespec="seconds"),
             "problems": sorted(set(self._problems)),
             "studies": [
@@ -245,8 +315,8 @@ class SiteProcess:
 
     def _notices(self) -> Iterator[StudyNotice]:
         """Yield the state of each study, for notifications."""
-        for hash in (self._proposed or set()) - self._decided.keys():
-            yield StudyNotice("study-proposed", hash, None)
+        for hash, name in list(self._proposed.items()):
+            yield StudyNotice("study-proposed", hash, name)
         for study in self._latest["studies"]:
             about = study["hash"], study["name"]
             match Participation(study["state"]):

@@ -11,7 +11,7 @@ import random
 import ssl
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,22 +24,25 @@ from dpadmm.federation.protocol import (
     BEAT_EVERY,
     CLAIMS,
     LEASE_FREE_AFTER,
+    REPLIES,
     SERVER,
     BadMessageError,
     LastContact,
     MissingPackagesError,
+    ProposalReply,
     beat_subjects_of,
     clock_of_beat,
     grants_of,
     packed_beat,
     packed_claim,
     packed_grant,
-    packed_proposal,
+    packed_reply,
     proposals_of,
     requests_of,
     unpacked_claim,
     unpacked_grant,
     unpacked_proposal,
+    unpacked_reply,
 )
 from dpadmm.federation.transport.transports import dial
 from dpadmm.sites.addresses import endpoints
@@ -62,6 +65,8 @@ CHECK_EVERY = 0.5
 """Seconds between checks of the connection."""
 
 OnMessage = Callable[[str, bytes], None]
+OnProposal = Callable[[str, bytes | None], Awaitable[None]]
+OnReply = Callable[[str, ProposalReply], Awaitable[None]]
 OnError = Callable[[Exception], Awaitable[None]]
 OnLost = Callable[[], Awaitable[None]]
 Context = Callable[[], ssl.SSLContext]
@@ -138,8 +143,6 @@ class Link:
         self._subjects = {received_beats}
         self.seen: dict[str, LastContact] = {}
         """The last heartbeat of each site, or of ``SERVER``."""
-        self.on_proposal: Callable[[str], None] = lambda study: None
-        """Called with the hash of a proposed study."""
         self._client: Client | None = None
         self._closed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -181,14 +184,17 @@ class Link:
         elif message.subject.startswith("dpadmm.lease"):
             with suppress(BadMessageError):
                 await self._on_lease(message.subject, message.data)
-        elif message.subject.startswith("dpadmm.proposal-"):
+        elif message.subject.startswith("dpadmm.proposal"):
             with suppress(BadMessageError):
-                self.on_proposal(unpacked_proposal(message.data))
+                await self._on_delivery(message.subject, message.data)
         else:
             self._on_message(message.subject, message.data)
 
     async def _on_lease(self, subject: str, data: bytes) -> None:
         """Process a claim of a site, or a grant of the server."""
+
+    async def _on_delivery(self, subject: str, data: bytes) -> None:
+        """Process a proposal of the server, or a site's reply to it."""
 
     def _on_beat(self, subject: str, data: bytes) -> None:
         sender = subject.rpartition(".")[2]
@@ -375,6 +381,8 @@ class SiteLink(Link):
         server_names: Sequence[str] = (),
     ) -> None:  # fmt: skip
         super().__init__(url, context, self._put, log, name=name, server_names=server_names)
+        self.on_proposal: OnProposal = _ignore_proposal
+        """Called with the hash of a proposed study, and with its text if the message contains it."""
         self._subjects.add(proposals_of(name))
         self._mail = Mailbox(max_messages=2)  # the latest REQUEST and MASK of a study
         self._lease = lease
@@ -405,6 +413,13 @@ class SiteLink(Link):
     async def _on_lease(self, subject: str, data: bytes) -> None:
         if self._lease is not None and self._lease.apply(unpacked_grant(data)):
             await self._claim()
+
+    async def _on_delivery(self, subject: str, data: bytes) -> None:
+        await self.on_proposal(*unpacked_proposal(data))
+
+    async def reply(self, reply: ProposalReply) -> bool:
+        """Reply to a proposal; return whether the connection accepted it."""
+        return await self.publish(f"{REPLIES}.{self._name}", packed_reply(reply))
 
     def _put(self, subject: str, data: bytes) -> None:
         self._mail.put(subject.removeprefix("dpadmm.").removesuffix(".down"), data)
@@ -442,7 +457,12 @@ class ServerLink(Link):
     def __init__(self, url: str, context: Context, on_message: OnMessage, log: Logger, leases: Leases) -> None:
         super().__init__(url, context, on_message, log, name=SERVER)
         self._leases = leases
-        self._subjects.add(f"{CLAIMS}.*")
+        self.on_reply: OnReply = _ignore_reply
+        """Called with a site and its reply to a proposal. The broker guarantees the name of the site."""
+        self._subjects |= {f"{CLAIMS}.*", f"{REPLIES}.*"}
+
+    async def _on_delivery(self, subject: str, data: bytes) -> None:
+        await self.on_reply(subject.rpartition(".")[2], unpacked_reply(data))
 
     async def _on_lease(self, subject: str, data: bytes) -> None:
         site = subject.rpartition(".")[2]
@@ -465,13 +485,14 @@ class NatsTransport(ServerLink):
     async def send(self, data: bytes) -> None:
         await self.publish(self._down, data)
 
-    async def propose(self, sites: Iterable[str]) -> None:
-        """Send these sites the hash of the study, which needs a decision of their owners."""
-        for name in sites:
-            await self.publish(proposals_of(name), packed_proposal(self._study))
-
     async def receive(self, timeout: float) -> tuple[str, bytes] | None:
         return await self._mail.take(timeout)
+
+
+async def _ignore_proposal(study: str, text: bytes | None) -> None: ...
+
+
+async def _ignore_reply(site: str, reply: ProposalReply) -> None: ...
 
 
 async def until_one_ends(*work: Coroutine[Any, Any, Any]) -> None:

@@ -1,8 +1,9 @@
 """Drafts of studies from a public or dummy table. All inferred values must be confirmed.
 
 Columns become numbers, categories or booleans. Numbers get bounds rounded outwards, with mean and standard deviation as
-center and scale. Useless and invalid columns are left out, with the reason as a comment. Ambiguous columns, such as
-whole numbers that may be amounts or codes, get a question as a comment.
+center and scale, those of the logarithm for skewed amounts. Rare values of a category are grouped. Useless and invalid
+columns are left out, with the reason as a comment. Ambiguous columns, such as whole numbers that may be amounts or
+codes, get a question as a comment.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -24,16 +25,41 @@ import pyarrow.compute as pc
 
 from dpadmm.data.cells import MISSING, as_numbers, as_words, comma_hint
 from dpadmm.data.encoder import FALSE, TRUE
-from dpadmm.data.leakage import leaky_columns
-from dpadmm.data.reader import DATABASE, column_names, open_batches, open_table, repeated, table_format
+from dpadmm.data.labels import DROP_HINT
+from dpadmm.data.leakage import leaky_columns, sample_cells
+from dpadmm.data.reader import (
+    DATABASE,
+    Table,
+    column_names,
+    open_batches,
+    open_table,
+    path_of,
+    repeated,
+    table_format,
+)
 from dpadmm.data.schema import MAX_SCALE_RATIO, OTHER, OTHERS, Label
 from dpadmm.data.schema_file import is_identifier, is_label_like
-from dpadmm.errors import DataError
-from dpadmm.parameters.suggestions import unknown_name
-from dpadmm.studies.drafts.draft import Draft, DraftColumn, check_name
+from dpadmm.errors import DataError, StudyError
+from dpadmm.parameters.suggestions import first_of, unknown_name
+from dpadmm.studies.drafts.draft import Draft, DraftColumn, Question, check_name
+from dpadmm.studies.drafts.row_norm import choose_row_norm
+from dpadmm.studies.drafts.shapes import (
+    MAX_CODES,
+    MIN_AMOUNTS,
+    Moments,
+    Numbers,
+    is_unordered,
+    round_log_bounds,
+)
 from dpadmm.studies.public_rows import MIN_PUBLIC_ROWS, PublicRows
 
 MAX_CATEGORIES, MAX_CLASSES = 50, 20
+"""Limits of values that are drafted whatever their frequency."""
+
+MAX_GROUPED, MIN_VALUE_ROWS, MIN_COVERED = 300, 5, 0.5
+"""With more values, those with enough rows are drafted, if most rows have one of them. Others are grouped."""
+
+LabelKind = Literal["classes", "counts", "number"]
 MAX_DISTINCT = 10_000
 MAX_COLUMNS = 10_000
 MAX_STEPS = 10
@@ -87,8 +113,32 @@ _NUMBERED = re.compile(r"([^0-9]*?)([<>]?)=?\s*([0-9]+(?:\.[0-9]+)?)(?:\s*(?:-|â
 _SIGNS = ("<", "", ">")
 
 
-def draft_from_table(path: Path, label: str) -> Draft:
-    """Infer a draft from a public or dummy table, in one pass.
+@dataclass(frozen=True)
+class Answers:
+    """Kinds of columns that a table alone does not determine, as given by a person."""
+
+    categories: tuple[str, ...] = ()
+    """Columns of whole numbers that are codes."""
+    numbers: tuple[str, ...] = ()
+    """Columns of whole numbers that are amounts."""
+    label_kind: LabelKind | None = None
+    row_norm: float | None = None
+
+    def check(self, names: list[str], label: str, where: object) -> None:
+        """Raise an error for a column that does not exist, or that has two answers."""
+        for name in (*self.categories, *self.numbers):
+            if name not in names:
+                raise unknown_name("column", name, names, where)
+            if name == label:
+                raise StudyError(f"column {name!r} is the label; describe it with --label-kind (in Python label_kind=)")
+        if both := set(self.categories) & set(self.numbers):
+            raise StudyError(f"column {min(both)!r} cannot be both a category and a number")
+        if self.label_kind not in (None, *get_args(LabelKind)):
+            raise StudyError(f"label kind must be {' or '.join(get_args(LabelKind))}, not {self.label_kind!r:.40}")
+
+
+def draft_from_table(table: Table, label: str, answers: Answers | None = None) -> Draft:
+    """Infer a draft from a public or dummy table.
 
     Examples
     --------
@@ -103,44 +153,82 @@ def draft_from_table(path: Path, label: str) -> Draft:
     >>> draft.label
     {'column': 'ill', 'classes': ('no', 'yes')}
     """
-    names = column_names(path)
+    source, answers = open_table(table), answers or Answers()
+    path, where = path_of(source), source.location
+    names = column_names(source)
     if label not in names:
-        raise unknown_name("column", label, names, path)
+        raise unknown_name("column", label, names, where)
     if twice := repeated(names):
-        raise DataError(f"{path}: column {twice[0]!r} occurs more than once")
+        raise DataError(f"{where}: column {twice[0]!r} occurs more than once")
     if len(names) > MAX_COLUMNS:
         raise DataError(
-            f"{path} has {len(names):,} columns, but a draft has at most {MAX_COLUMNS:,}; "
+            f"{where} has {len(names):,} columns, but a draft has at most {MAX_COLUMNS:,}; "
             "remove the columns that the study does not need"
         )
     for name in names:
-        check_name(name, path)
+        check_name(name, where)
+    answers.check(names, label, where)
     seen = {name: CellSummary() for name in names}
-    types = open_table(path).column_types()
+    types = source.column_types()
     readable = [name for name, kind in types.items() if _is_readable(kind)]
     for name in names:
         seen[name].is_temporal = pa.types.is_temporal(types[name])
-    for batch in open_batches(path, readable):
+    floats = frozenset(name for name, kind in types.items() if pa.types.is_floating(kind))  # text would be inexact
+    for batch in open_batches(source, readable, numbers=floats):
         for name in readable:
             seen[name].add(batch.column(name), name)
     if not any(cells.rows for cells in seen.values()):
-        raise DataError(f"{path} has no rows")
-    columns = [_infer_column(name, seen[name], label, path) for name in names if name != label]
-    about, notes = _infer_label(label, seen[label], path)
+        raise DataError(f"{where} has no rows")
+    about, notes, loss, questions = _infer_label(label, seen[label], where, answers.label_kind)
+    numeric = [name for name in readable if seen[name].is_number and name != label]
+    wanted = [*dict.fromkeys([*(name for name in readable if not _exclusion_reason(name, seen[name], label)), label])]
+    cells = sample_cells(
+        source, wanted, numbers=[*numeric, *([label] if "bounds" in about else [])], n_rows=seen[label].rows
+    )
+    codes = {name for name in numeric if name in cells and _has_codes(seen[name], cells[name], cells[label], about)}
+    columns = []
+    for name in names:
+        if name == label:
+            continue
+        column, question = _infer_column(name, seen[name], label, where, answers, has_codes=name in codes)
+        columns.append(column)
+        questions += [question] if question else []
     kept = {column.name: column.about for column in columns if column.about} | {label: about}
     numbers = [name for name, about in kept.items() if "bounds" in about]
-    leaks = leaky_columns(path, list(kept), label, numbers=numbers, n_rows=seen[label].rows)
-    questions = {leak.name: leak.question for leak in leaks}
-    columns = [
-        column.with_question(questions[column.name]) if column.name in questions else column for column in columns
-    ]
-    draft = Draft(tuple(columns), about, path.name, confirm=True, comments=notes)
+    leaks = leaky_columns(cells, list(kept), label, numbers=numbers)
+    asked = {leak.name: leak.question for leak in leaks}
+    columns = [column.with_question(asked[column.name]) if column.name in asked else column for column in columns]
+    row_norm = answers.row_norm or choose_row_norm(source, columns, label)
+    draft = Draft(
+        tuple(columns),
+        about,
+        Path(str(where)).name,
+        is_inferred=True,
+        comments=notes,
+        loss=loss,
+        row_norm=row_norm,
+        questions=tuple(questions),
+        notes=tuple(source.notes()),
+    )
     reason = _not_public_reason(seen[label])
+    if path is None:
+        return draft
     if not reason and (path.is_dir() or table_format(path) == DATABASE):
         reason = "public rows must be a single file; export them as CSV or Parquet"
     if reason:
         return replace(draft, not_public=reason)
     return replace(draft, public_rows=PublicRows.of(path))
+
+
+def _has_codes(seen: CellSummary, values: Any, labels: Any, about: dict[str, Any]) -> bool:
+    """Return whether whole numbers are codes: few of them, with no order in the mean label."""
+    if not 3 <= len(seen.whole) <= MAX_CODES:
+        return False
+    if "bounds" in about:
+        return is_unordered(values, np.where(np.isfinite(labels), labels, np.nan))
+    known = labels[labels >= 0]
+    most_common = np.bincount(known).argmax() if len(known) else 0
+    return is_unordered(values, np.where(labels >= 0, labels == most_common, np.nan))
 
 
 def _not_public_reason(label: CellSummary) -> str:
@@ -149,33 +237,6 @@ def _not_public_reason(label: CellSummary) -> str:
     if unlabelled:
         return f"{unlabelled:,} of them have no label"
     return f"there are only {label.rows:,}, fewer than {MIN_PUBLIC_ROWS}" if label.rows < MIN_PUBLIC_ROWS else ""
-
-
-@dataclass
-class Numbers:
-    """Running count, mean, sum of squared deviations, and range."""
-
-    n: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-
-    @np.errstate(all="ignore")
-    def add(self, values: Any, counts: Any) -> None:
-        """Add values with their counts."""
-        more = int(np.sum(counts))
-        if not more:
-            return
-        mean = float(np.average(values, weights=counts))
-        total, apart = self.n + more, mean - self.mean
-        self.squares += float(np.sum(counts * (values - mean) ** 2)) + apart**2 * (self.n * more / total)
-        self.mean += apart * (more / total)
-        self.n, self.low, self.high = total, min(self.low, float(min(values))), max(self.high, float(max(values)))
-
-    @property
-    def span(self) -> float:
-        return self.high - self.low
 
 
 @dataclass
@@ -224,7 +285,7 @@ class CellSummary:
     @cached_property
     def numbers(self) -> tuple[Numbers, dict[str, int]]:
         """The numbers without codes for missing values, and the count of each code; valid after the last batch."""
-        numbers, codes = replace(self._usual), {}
+        numbers, codes = replace(self._usual, logs=replace(self._usual.logs or Moments())), {}
         for value, count in sorted(self._codes.items(), key=lambda pair: abs(pair[0])):
             low, high = numbers.low - numbers.span, numbers.high + numbers.span
             if numbers.span > 0.0 and (value < 0.0 <= numbers.low or not low <= value <= high):
@@ -251,24 +312,63 @@ class CellSummary:
         return fit > 0.95 * self.counts.total()
 
 
-def _infer_column(name: str, seen: CellSummary, label: str, path: Path) -> DraftColumn:
+def _infer_column(
+    name: str, seen: CellSummary, label: str, where: object, answers: Answers, *, has_codes: bool
+) -> tuple[DraftColumn, Question | None]:
+    """Return a column, and the question whose answer could change its kind."""
     if reason := _exclusion_reason(name, seen, label):
-        return DraftColumn(name, None, reason)
-    if is_boolean(seen):
-        return DraftColumn(name, {"kind": "boolean"})
-    if seen.is_number:
-        hints = (missing_codes(seen), record_hint(name, seen) or code_hint(name, seen) or grade_hint(seen.whole))
-        return DraftColumn(name, {"kind": "number", **_range(seen), **_usual(seen)}, "; ".join(filter(None, hints)))
-    _check_commas(name, seen, path)
+        return DraftColumn(name, None, reason), None
+    if is_boolean(seen) and name not in answers.categories:
+        return DraftColumn(name, {"kind": "boolean"}), None
+    if seen.is_number and name not in answers.categories:
+        hint = code_hint(name, seen)
+        if has_codes and name not in answers.numbers:
+            about = {"kind": "category", "values": tuple(map(str, seen.whole))}
+            about |= {} if seen.missing or seen.numbers[1] else {"unseen": (OTHER,)}
+            column = DraftColumn(name, about, f"codes: {NO_ORDER}. If these are amounts, draft with --numbers {name}")
+            return column, Question(name, _code_question(name, seen, NO_ORDER), "category")
+        hints = (
+            missing_codes(seen),
+            record_hint(name, seen) or ("" if name in answers.numbers else hint) or grade_hint(seen.whole),
+        )
+        column = DraftColumn(name, {"kind": "number", **_number(seen)}, "; ".join(filter(None, hints)))
+        is_open = bool(hint) and name not in answers.numbers and 0 < len(seen.whole) <= MAX_CODES
+        return column, Question(name, _code_question(name, seen), "number") if is_open else None
+    _check_commas(name, seen, where)
+    return _infer_category(name, seen, where), None
+
+
+NO_ORDER = "the label neither rises nor falls with these numbers"
+
+
+def _code_question(name: str, seen: CellSummary, reason: str = "") -> str:
+    numbers = first_of(list(map(str, seen.whole)), 6)
+    return f"column {name!r} has {len(seen.whole)} whole numbers ({numbers}){f'; {reason}' * bool(reason)}"
+
+
+def _infer_category(name: str, seen: CellSummary, where: object) -> DraftColumn:
+    """Return a category. If there are many values, rare ones are grouped into ``other``."""
     odd = f"; {seen.no_number!r} is not a number" if _is_mostly_numbers(seen) else ""
-    if seen.overflow or len(seen.counts) > MAX_CATEGORIES:
-        n = f"more than {MAX_DISTINCT:,}" if seen.overflow else f"{len(seen.counts):,}"
-        return DraftColumn(name, None, f"text with {n} different values{odd}")
-    values = tuple(value for value, _ in _by_frequency(seen.counts) if value not in OTHERS)
-    _check_values(name, values, path)
+    ranked = [(value, count) for value, count in _by_frequency(seen.counts) if value not in OTHERS]
+    n_values, grouped = len(seen.counts), ""
+    if seen.overflow or n_values > MAX_CATEGORIES:
+        frequent = [(value, count) for value, count in ranked[:MAX_GROUPED] if count >= MIN_VALUE_ROWS]
+        covered = sum(count for _, count in frequent)
+        if seen.overflow or covered < MIN_COVERED * (seen.rows - seen.missing):
+            n = f"more than {MAX_DISTINCT:,}" if seen.overflow else f"{n_values:,}"
+            return DraftColumn(name, None, f"text with {n} different values{odd}")
+        if len(frequent) < len(ranked):
+            grouped = (
+                f"{OTHER!r} stands for {len(ranked) - len(frequent):,} rare values, in "
+                f"{1.0 - covered / (seen.rows - seen.missing):.1%} of the rows"
+            )
+        ranked = frequent
+    values = tuple(value for value, _ in ranked)
+    _check_values(name, values, where)
     other = f"{OTHER!r} stands for all values that are not listed, including the table's value of that name"
-    hint = odd.removeprefix("; ") or order_hint(values) or other * (len(values) < len(seen.counts))
-    unseen = {} if seen.missing or len(values) < len(seen.counts) else {"unseen": (OTHER,)}
+    has_other = any(value in OTHERS for value in seen.counts)
+    hint = odd.removeprefix("; ") or grouped or order_hint(values) or other * has_other
+    unseen = {} if seen.missing or len(values) < n_values else {"unseen": (OTHER,)}
     return DraftColumn(name, {"kind": "category", "values": values, **unseen}, hint)
 
 
@@ -312,12 +412,25 @@ def _range(seen: CellSummary) -> dict[str, Any]:
     return {"bounds": round_bounds(numbers.low, numbers.high)}
 
 
-def _usual(seen: CellSummary) -> dict[str, float]:
+def _number(seen: CellSummary) -> dict[str, Any]:
+    """Return the bounds of a number with its center and scale; those of the logarithm for skewed amounts."""
+    numbers = seen.numbers[0]
+    is_amount = numbers.is_amount and (seen.overflow or len(seen.counts) >= MIN_AMOUNTS)
+    if is_amount and numbers.logs is not None:
+        bounds = round_log_bounds(numbers.low, numbers.high)
+        ends = math.log(bounds[0]), math.log(bounds[1])
+        return {"bounds": bounds, "transform": "log", **_usual(seen, numbers.logs, ends)}
+    bounds = round_bounds(numbers.low, numbers.high)
+    return {"bounds": bounds, **_usual(seen, numbers, bounds)}
+
+
+def _usual(seen: CellSummary, moments: Moments, ends: tuple[float, float]) -> dict[str, float]:
     """Return mean and standard deviation, to two digits of the latter; empty if (nearly) all numbers are equal."""
-    (numbers, codes), (low, high) = seen.numbers, _range(seen)["bounds"]
-    mean, std, missing = numbers.mean, math.sqrt(numbers.squares / numbers.n), {*MISSING, *codes}
+    low, high = ends
+    mean, std = moments.mean, math.sqrt(moments.squares / moments.n)
+    missing = {*MISSING, *seen.numbers[1]}
     mode_count = 0 if seen.overflow else max(n for text, n in seen.counts.items() if text not in missing)
-    is_constant = mode_count >= NEARLY_ALL * numbers.n
+    is_constant = mode_count >= NEARLY_ALL * moments.n
     if is_constant or not (high - low) / MAX_SCALE_RATIO < std < math.inf or not math.isfinite(mean):
         return {}
     digits = 1 - math.floor(math.log10(std))
@@ -325,40 +438,64 @@ def _usual(seen: CellSummary) -> dict[str, float]:
     return {name: int(value) if value.is_integer() and abs(value) < 1e15 else value for name, value in values.items()}
 
 
-def _infer_label(name: str, seen: CellSummary, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _infer_label(
+    name: str, seen: CellSummary, where: object, kind: LabelKind | None
+) -> tuple[dict[str, Any], tuple[str, ...], str, list[Question]]:
+    """Return the label, comments, the loss (empty: the usual one), and the question whose answer could change them."""
     if not seen.counts:
-        raise DataError(f"{path}: the label {name!r} has no value in any row")
+        raise DataError(f"{where}: the label {name!r} has no value in any row")
     if len(seen.counts) == 1:
         raise DataError(
-            f"{path}: the label {name!r} is {next(iter(seen.counts))[:40]!r} in every row; "
+            f"{where}: the label {name!r} is {next(iter(seen.counts))[:40]!r} in every row; "
             "use a table with at least two classes"
         )
-    notes = [f"{seen.missing:,} of {seen.rows:,} rows have no label; remove such rows"] if seen.missing else []
+    notes = []
+    if seen.missing:
+        notes.append(f"{seen.missing:,} of {seen.rows:,} rows have no label; remove such rows ({DROP_HINT})")
     notes += filter(None, [missing_codes(seen) if seen.is_number else ""])
     whole = all(map(_WHOLE.fullmatch, seen.counts))
-    if seen.is_number and (seen.overflow or not whole or len(seen.counts) > MAX_CLASSES):
-        return {"column": name, **_range(seen)}, tuple(notes)
-    _check_commas(name, seen, path)
+    may_count = seen.is_number and whole and seen.numbers[0].is_count
+    if kind in ("counts", "number") and not seen.is_number:
+        raise DataError(f"{where}: the label {name!r} is text, so it cannot be {kind}; use classes")
+    if kind == "counts" and (not whole or seen.numbers[0].low < 0.0):
+        raise DataError(f"{where}: the label {name!r} has fractions or negative numbers, so it cannot be counts")
+    has_many = seen.overflow or not whole or len(seen.counts) > MAX_CLASSES
+    if kind == "counts" or (kind is None and may_count):
+        high = round_bounds(0.0, seen.numbers[0].high)[1]
+        text = f"label {name!r} has whole numbers from {seen.numbers[0].low:.0f} to {seen.numbers[0].high:.0f}"
+        if kind is None:
+            notes.append(
+                "drafted as counts (loss poisson), because these are whole numbers with a long tail. If not, draft "
+                "with --label-kind number or classes"
+            )
+        questions = [] if kind else [Question(name, f"{text} with a long tail", "counts", is_label=True)]
+        return {"column": name, "bounds": (0, high)}, tuple(notes), "poisson", questions
+    if seen.is_number and (kind == "number" or (kind is None and has_many)):
+        return {"column": name, **_range(seen)}, tuple(notes), "", []
+    _check_commas(name, seen, where)
     if seen.overflow or len(seen.counts) > MAX_CLASSES:
         raise DataError(
-            f"{path}: the label {name!r} has {len(seen.counts):,} different values; "
+            f"{where}: the label {name!r} has {len(seen.counts):,} different values; "
             f"use a number, or at most {MAX_CLASSES} classes"
         )
+    questions = []
     if whole:
         classes: tuple[str | int, ...] = tuple(sorted(map(int, seen.counts)))
-        if len(classes) > 2 and seen.numbers[0].low >= 0.0:
+        if len(classes) > 2 and seen.numbers[0].low >= 0.0 and kind is None:
             low, high = _range(seen)["bounds"]
             notes.append(
                 "drafted as classes. If these are counts or measurements, replace classes with "
                 f'bounds = [{low}, {high}], and set name = "squared" under [loss]'
             )
+            text = f"label {name!r} has {len(classes)} whole numbers ({first_of(list(map(str, classes)), 6)})"
+            questions = [Question(name, text, "classes", is_label=True)]
     elif is_boolean(seen):
         classes = tuple(sorted(seen.counts, key=lambda word: str(word).lower() in TRUE))
     else:
         classes = tuple(value for value, _ in _by_frequency(seen.counts))
-    _check_values(name, tuple(map(str, classes)), path)
+    _check_values(name, tuple(map(str, classes)), where)
     Label(name, classes)  # raises if invalid
-    return {"column": name, "classes": classes}, tuple(notes)
+    return {"column": name, "classes": classes}, tuple(notes), "", questions
 
 
 def _is_number(word: str, name: str) -> bool:
@@ -421,21 +558,21 @@ def _is_readable(kind: Any) -> bool:
     return any(is_kind(inner) for is_kind in (*kinds, *more))
 
 
-def _check_commas(name: str, seen: CellSummary, path: Path) -> None:
+def _check_commas(name: str, seen: CellSummary, where: object) -> None:
     odd = seen.no_number or ""
     if _COMMA.fullmatch(odd) and all(_COMMA.fullmatch(x) or _WHOLE.fullmatch(x) for x in seen.counts):
-        raise DataError(f"{path}: column {name!r} holds {odd!r}{comma_hint(odd)}")
+        raise DataError(f"{where}: column {name!r} holds {odd!r}{comma_hint(odd)}; read the file with --decimal ,")
 
 
-def _check_values(name: str, values: tuple[str, ...], path: Path) -> None:
+def _check_values(name: str, values: tuple[str, ...], where: object) -> None:
     for value in values:
         if not value.isprintable() or len(value) > 200:
             raise DataError(
-                f"{path}: column {name!r} has a value that is not printable text of at most 200 characters, "
+                f"{where}: column {name!r} has a value that is not printable text of at most 200 characters, "
                 f"{value[:40]!r}; correct it, or remove the column"
             )
     if not values:
-        raise DataError(f"{path}: column {name!r} has no value but {OTHER!r}")
+        raise DataError(f"{where}: column {name!r} has no value but {OTHER!r}")
 
 
 def in_order(values: Iterable[str]) -> tuple[str, ...] | None:

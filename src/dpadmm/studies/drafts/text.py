@@ -16,8 +16,9 @@ from typing import Any
 
 from dpadmm.data.schema_file import problems
 from dpadmm.errors import StudyError
+from dpadmm.parameters.suggestions import unknown_name
 from dpadmm.studies.drafts.draft import Draft, DraftColumn
-from dpadmm.studies.reading import table_parameters
+from dpadmm.studies.reading import study_from, table_parameters
 from dpadmm.studies.study import FORMAT, Study
 
 CONFIRM = "# confirm: public?"
@@ -34,14 +35,45 @@ def study_text(draft: Draft, name: str, folder: Path = Path()) -> str:
 
     Names and values round-trip through TOML.
     """
-    lines = [*_head(draft, name), "", "[label]", *(line for note in draft.comments for line in _commented(note))]
-    lines += _entries(draft.label, confirm=draft.confirm)
-    lines += [*_columns(draft.columns, confirm=draft.confirm), "", *_public_rows(draft, folder), *_training(draft)]
+    lines = [
+        *_head(draft, name),
+        *_row_norm(draft),
+        "",
+        "[label]",
+        *(line for note in draft.comments for line in _commented(note)),
+    ]
+    lines += _entries(draft.label, confirm=draft.is_inferred)
+    lines += [*_columns(draft.columns, confirm=draft.is_inferred), "", *_public_rows(draft, folder), *_training(draft)]
     text = "\n".join(lines) + "\n"
     wrong = problems(tomllib.loads(text))
     if wrong:
         raise StudyError(f"{draft.source}: {wrong[0]}")
     return text
+
+
+def default_name(draft: Draft) -> str:
+    """Return the title of a study, from its label and the name of the table."""
+    return f"{draft.label['column']}, by {Path(draft.source).stem}"
+
+
+def confirmed_study(
+    draft: Draft, name: str | None, *, epsilon: float, delta: float, allow: Collection[str] = ()
+) -> Study:
+    """Return the study of a draft whose values are all public. ``allow``: columns known before the outcome."""
+    table = tomllib.loads(study_text(draft, name or default_name(draft), Path()))
+    columns = table["columns"]
+    for each in allow:
+        if each not in columns:
+            raise unknown_name("column", each, list(columns), "the draft")
+    if asked := [column for column in draft.columns if column.has_question and column.name not in allow]:
+        questions = "; ".join(f"column {column.name!r} {column.comment}" for column in asked)
+        raise StudyError(f"{questions}. Keep it with confirm(allow=[...]), or leave it out with drop(...)")
+    for each in allow:
+        columns[each]["allow"] = True
+    for entry in (table["label"], *columns.values(), *([table["public_rows"]] if "public_rows" in table else [])):
+        entry.pop("public", None)
+    table["privacy"] = {"epsilon": epsilon, "delta": delta}
+    return study_from(table, "draft")
 
 
 def statistics_text(columns: Sequence[DraftColumn], name: str, source: str) -> str:
@@ -151,13 +183,28 @@ def _heading(line: str) -> tuple[str, ...]:
 
 def _head(draft: Draft, name: str) -> Iterator[str]:
     yield f"# A study, drafted from {_quoted(draft.source)}."
-    if draft.confirm:
+    if draft.is_inferred:
         yield "# Bounds, centers, scales, values and classes were inferred from the data. They must be public"
         yield "# knowledge, never taken from private rows. Review and correct each one. Then set public = true by hand,"
         yield "# or confirm them in groups with: dpadmm study confirm FILE"
     yield "# Check it with: dpadmm study check FILE"
     yield f'format = "{FORMAT}"'
     yield f"name = {_quoted(name)}"
+    yield from ("", *MISSED_ROUNDS)
+
+
+MISSED_ROUNDS = (
+    "# Studies across sites: whether sites may miss rounds. A missed round is not charged.",
+    "# allow_missed_rounds = true",
+    "# quorum = 3             # minimum number of answers per round; default: all sites",
+    "# deadline = 60          # seconds after which a round closes if the quorum has answered",
+)
+
+
+def _row_norm(draft: Draft) -> Iterator[str]:
+    if draft.row_norm is not None:
+        yield "# Rows with a larger norm are clipped to it. Chosen so that few rows of the table are clipped."
+        yield f"row_norm = {_value(draft.row_norm)}"
 
 
 def _entries(about: Mapping[str, Any], *, confirm: bool) -> Iterator[str]:
@@ -203,7 +250,7 @@ def _public_rows(draft: Draft, folder: Path) -> Iterator[str]:
 def _training(draft: Draft) -> Iterator[str]:
     """Yield the template's training tables, with the loss for this label, and defaults as comments."""
     template = files("dpadmm.studies").joinpath("templates", "study.toml").read_text(encoding="utf-8")
-    loss = {0: "squared", 2: "logistic"}.get(len(draft.label.get("classes", ())), "softmax")
+    loss = draft.loss or {0: "squared", 2: "logistic"}.get(len(draft.label.get("classes", ())), "softmax")
     section = re.sub(r'(?m)^name = "logistic".*', f'name = "{loss}"', template[template.index("[method]") :].rstrip())
     tables = tomllib.loads(section)
     yield "# Uncomment a line to change a default."
