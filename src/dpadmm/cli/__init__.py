@@ -7,7 +7,7 @@ import inspect
 import io
 import re
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from typing import Any, get_args
 
@@ -339,6 +339,8 @@ def _is_transient_database_error(error: Exception) -> bool:
 
 def _missing_dependency(error: ModuleNotFoundError) -> str | None:
     """Return the missing package if dpadmm depends on it, else None."""
+    from importlib import metadata  # slow, and only needed after an error
+
     package = (error.name or "").partition(".")[0].replace("_", "-")
     required = (line for line in metadata.requires("dpadmm") or () if "extra ==" not in line)
     return package if package in {re.split("[^a-z0-9-]", line)[0] for line in required} else None
