@@ -412,7 +412,7 @@ def enrolment(megabytes: float = 600.0) -> bool:
         for asked in (
             "study new study.toml --from sample.csv --label y --dummy",
             "study confirm study.toml --all",
-            "site join --request bench",
+            "site join --manual bench",
         ):
             subprocess.run([command, *asked.split()], cwd=folder, check=True, capture_output=True)
         begun = subprocess.Popen([command, "site", "accept", "study.toml", "--site", "site.toml"], cwd=folder,

@@ -177,6 +177,6 @@ def test_method_is_one_round_at_the_optimum() -> None:
         ),
     )
     best = minimizer(problem, rows)
-    for each in (*state.released, *uploads):
-        np.testing.assert_array_equal(each, best)
+    for item in (*state.released, *uploads):
+        np.testing.assert_array_equal(item, best)
     assert method.plan(0, 1).at(1).noise_multiplier == 0.0

@@ -25,7 +25,7 @@ from dpadmm.trusted.unit import PrivacyUnit
 
 ROOT = Path(__file__).parents[2]
 # all but the one whose commands come with a patch
-GUIDES = sorted(each for each in (ROOT / "docs" / "how-to").glob("*.md") if each.stem != "extend")
+GUIDES = sorted(path for path in (ROOT / "docs" / "how-to").glob("*.md") if path.stem != "extend")
 RUNBOOK = ROOT / "docs" / "how-to" / "operations.md"
 EXAMPLES = ROOT / "examples" / "deployment"
 

@@ -51,8 +51,8 @@ def test_tutorial_leads_from_a_table_to_an_explained_model(shown: str) -> None:
         "predict",
         "explain",
     ]
-    assert [" ".join(re.findall(r"^[a-z]+", each)) for each in re.findall(r"\$ dpadmm (.+)", shown)] == [
-        each.split()[0] for each in steps
+    assert [" ".join(re.findall(r"^[a-z]+", item)) for item in re.findall(r"\$ dpadmm (.+)", shown)] == [
+        step.split()[0] for step in steps
     ]
     assert "20 columns, 5.0% of the cells are missing" in shown
     assert "study.toml: 17 unconfirmed values (the label, 8 numbers, 7 categories, the public rows)" in shown

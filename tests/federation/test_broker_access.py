@@ -54,8 +54,8 @@ def test_sites_and_server_can_exchange_messages(ground):
             await aggregator.say(DOWN, b"request")
             await a.say(up("site-a"), b"from a")
             await b.say(up("site-b"), b"from b")
-            for each in (aggregator, a, b):
-                await each.settled()
+            for item in (aggregator, a, b):
+                await item.settled()
             assert sorted(aggregator.heard) == [(up("site-a"), b"from a"), (up("site-b"), b"from b")]
             assert a.heard == b.heard == [(DOWN, b"request")]
             assert aggregator.refused == a.refused == b.refused == []

@@ -74,7 +74,7 @@ def test_an_eavesdropper_sees_no_plaintext(ground):
     seen = asyncio.run(talk())
     assert len(seen) > 3 * len(payload)
     words = [b"MARKER", b"INFO", b"CONNECT", b"PUB", b"PING", b"dpadmm", b"site-a", STUDY.encode()]
-    for secret in [*words, *(each.tobytes() for each in numbers[numbers != 0])]:
+    for secret in [*words, *(number.tobytes() for number in numbers[numbers != 0])]:
         assert secret not in seen
 
 

@@ -70,7 +70,7 @@ def test_each_certificate_has_one_purpose(authority, tmp_path):
     assert [str(name.value) for name in forms.names_in(server)] == ["localhost", "127.0.0.1"]
     assert [name.value for name in forms.names_in(aggregator)] == ["server@dpadmm"]
     assert [name.value for name in forms.names_in(client)] == [f"site-a.{client.serial_number:x}@dpadmm"]
-    serials = {each.serial_number for each in (ca, server, aggregator, client)}
+    serials = {item.serial_number for item in (ca, server, aggregator, client)}
     assert len(serials) == 4
     assert all(number.bit_length() == 128 for number in serials)
     assert client.not_valid_before_utc <= datetime.now(UTC) - timedelta(minutes=59)
@@ -251,7 +251,7 @@ def test_a_name_has_one_key_until_it_is_revoked(authority, tmp_path):
     assert len(authority.users()) == 2
     authority.revoke("site-a")
     assert authority.users() == []
-    assert [each.revoked for each in authority.sites()] == [True]
+    assert [item.revoked for item in authority.sites()] == [True]
     with pytest.raises(StudyError, match="the key in this request was revoked"):
         authority.approve(first)
     authority.approve(second)

@@ -252,7 +252,7 @@ def _declining_while_the_agent_runs(land: Land) -> None:
 
 
 def _states(land: Land, name: str) -> dict[str, str]:
-    return {each["hash"]: each["state"] for each in land.status(name)["studies"]}
+    return {study["hash"]: study["state"] for study in land.status(name)["studies"]}
 
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [

@@ -75,7 +75,7 @@ def test_working_connection_passes_every_check_over_tls_and_websocket(hub: Autho
         keeper.send_signal(15)
         keeper.wait(30)
     assert seen["reachable"]
-    assert [each["url"] for each in seen["brokers"]] == hub.url.split(",")
+    assert [item["url"] for item in seen["brokers"]] == hub.url.split(",")
     for broker in seen["brokers"]:
         assert {check["name"]: check["ok"] for check in broker["checks"]} == dict.fromkeys(CHECKS, True), broker
     said = cli("site", "check", "--site", folder / "site.toml", "--connect", columns=400)

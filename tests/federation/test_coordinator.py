@@ -81,8 +81,8 @@ def make(tmp_path: Path) -> Iterator[Any]:
         return made[-1]
 
     yield _make
-    for each in made:
-        each.journal.close()
+    for item in made:
+        item.journal.close()
 
 
 def mean(*values: float) -> Floats:

@@ -95,7 +95,7 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 proxy.hold()
                 await asyncio.to_thread(within, 20.0, lambda: status()["stalled"] == list(NAMES))
                 seen = await asyncio.to_thread(status)
-                assert [each["code"] for each in seen["alarms"] if each["level"] == "error"] == ["stalled"]
+                assert [alarm["code"] for alarm in seen["alarms"] if alarm["level"] == "error"] == ["stalled"]
                 assert [site["state"] for site in seen["sites"]] == ["silent"] * 3
                 where = f"Stalled in round {seen['round']} of 5000: a silent, b silent, c silent"
                 assert (seen["state"], seen["headline"]) == ("stalled", where)
@@ -113,7 +113,7 @@ def test_sites_that_are_cut_off_stall_a_study_which_is_said_and_heals(tmp_path: 
                 assert "dpadmm_alarm{" not in scraped(metrics).replace('code="disk-small"', "")
                 told = [json.loads(line) for line in all.output.splitlines() if line.startswith("{")]
                 for name in NAMES:
-                    start, end = [each for each in told if re.match(rf"{name}: .*stall", each["text"])]
+                    start, end = [item for item in told if re.match(rf"{name}: .*stall", item["text"])]
                     assert start["level"] == "error"
                     assert re.match(rf"{name}: round \d+ stalled: silent since 20", start["text"])
                     assert re.match(rf"{name}: stall of round \d+ ended after \d+ s", end["text"])
@@ -203,11 +203,11 @@ def test_every_alarm_of_an_agent_has_its_cause_and_is_an_error_where_nothing_can
         (agent_status(contested=True), [("cloned", "error")]),
         (agent_status(studies=[study_status()]), []),
         *(
-            (agent_status(studies=[study_status(state="blocked", reason=each)]), [("study-blocked", "error")])
-            for each in OF_A_STUDY
+            (agent_status(studies=[study_status(state="blocked", reason=item)]), [("study-blocked", "error")])
+            for item in OF_A_STUDY
         ),
-        *((agent_status(studies=[study_status(state="blocked", reason=each)]), []) for each in OF_THE_SITE),
-        *((agent_status(studies=[study_status(state=each)]), []) for each in ("finished", "ended", "left", "charged")),
+        *((agent_status(studies=[study_status(state="blocked", reason=item)]), []) for item in OF_THE_SITE),
+        *((agent_status(studies=[study_status(state=item)]), []) for item in ("finished", "ended", "left", "charged")),
         (agent_status(problems=["studies: others can change it"]), [("study-blocked", "error")]),
     ]
     for seen, expected in causes:
@@ -355,10 +355,10 @@ def test_several_studies_have_a_line_each_and_alarms_with_their_names(tmp_path: 
         assert "Proposed: no server has run this study yet" in proposed
         seen = json.loads(cli("server", "status", "--folder", folder, "--json").succeeded().out)
         assert seen["state"] == "several"
-        assert {each["study"]["name"]: each["begun_at"] for each in seen["studies"]}["kidney"] == begun
-        assert [each["name"] for each in overview(folder)] == ["kidney", "heart"]  # the latest first
+        assert {study["study"]["name"]: study["begun_at"] for study in seen["studies"]}["kidney"] == begun
+        assert [item["name"] for item in overview(folder)] == ["kidney", "heart"]  # the latest first
         data = ServerData(all.authority)
-        assert [each["state"] for each in data.snapshot()["studies"]] == ["stalled", "proposed"]
+        assert [study["state"] for study in data.snapshot()["studies"]] == ["stalled", "proposed"]
         path.write_bytes(b"no journal")
         time.sleep(FOLDER_SECONDS)
         assert len(data.snapshot()["studies"]) == 2, "the page keeps the last list"
@@ -374,7 +374,7 @@ def test_the_live_page_of_a_study_that_is_served_knows_the_others(tmp_path: Path
         get = visitor(said.read_text())
 
         def shown() -> dict[str, str]:
-            return {each["name"]: each["state"] for each in get("/snapshot")["studies"]}
+            return {study["name"]: study["state"] for study in get("/snapshot")["studies"]}
 
         wait_for(lambda: shown() == {"heart": "waiting", "kidney": "proposed"})
         page = get("/snapshot")

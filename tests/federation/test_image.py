@@ -63,13 +63,15 @@ def test_federation_of_images_equals_the_run_in_one_process(tmp_path: Path) -> N
             with Federation(folder, study, authority=authority) as all:
                 all.accept()
                 user, broker, serving = images.stages()["site"].user, None, None
-                for each in (hub, *(folder / name for name in NAMES)):
-                    give(each, user)
+                for entry in (hub, *(folder / name for name in NAMES)):
+                    give(entry, user)
                 try:
                     broker = Container("server", folder / "broker.txt", server=hub)
-                    for each in NAMES:
-                        all.agents[each] = Container("site", folder / each / "output.txt", site=folder / each)
-                        all._all.append(all.agents[each])
+                    for one_item in NAMES:
+                        all.agents[one_item] = Container(
+                            "site", folder / one_item / "output.txt", site=folder / one_item
+                        )
+                        all._all.append(all.agents[one_item])
                     words = ["server", "run", "--folder", "/server/folder", "--no-page"]
                     healthy = images.stages()["site"].health
                     all.all_connected()
@@ -86,14 +88,14 @@ def test_federation_of_images_equals_the_run_in_one_process(tmp_path: Path) -> N
                     assert serving.process.wait(90) == 0, serving.output
                     all.agents["a"].kill()
                 finally:
-                    for each in filter(None, (serving, broker)):
-                        each.end()
-                for each in NAMES[1:]:
-                    assert all.agents[each].end() == 0, all.agents[each].output
+                    for item in filter(None, (serving, broker)):
+                        item.end()
+                for member in NAMES[1:]:
+                    assert all.agents[member].end() == 0, all.agents[member].output
                 seen = run("site", healthy, site=folder / "b")
                 assert (seen.returncode, "was stopped at" in seen.stdout) == (1, True)
-                for each in (hub, *(folder / name for name in NAMES)):
-                    give(each, f"{os.getuid()}:{os.getgid()}")
+                for element in (hub, *(folder / name for name in NAMES)):
+                    give(element, f"{os.getuid()}:{os.getgid()}")
                 all.check()
 
 

@@ -158,7 +158,7 @@ def test_intervals_equal_those_of_one_process(sites: Sites, rows: Rows, tmp_path
     assert np.array_equal(model.covariance, released.matrix)
     assert set(model.conf_int()) == {*"vwxyz", "intercept"}
     (group,) = told.privacy.groups
-    assert [each.release.statistic for each in group.releases] == ["newton", "newton"]
+    assert [release.release.statistic for release in group.releases] == ["newton", "newton"]
 
 
 def test_site_that_misses_rounds_and_returns(sites: Sites, rows: Rows, tmp_path: Path) -> None:

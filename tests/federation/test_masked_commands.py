@@ -132,7 +132,7 @@ def _one_hash(land: Land) -> None:
     (land.folder / "swapped.toml").write_text(text.replace(agreed.roster[1].key, "ab" * 32))
     told = land.refused("site", "accept", "swapped.toml", *east, "--hash", agreed.hash)
     assert "the hash differs from --hash" in sentence(told)
-    mine = {each.name: each.key for each in agreed.roster}["east"]
+    mine = {item.name: item.key for item in agreed.roster}["east"]
     (land.folder / "without.toml").write_text(text.replace(mine, "ab" * 32))
     theirs = ("--hash", read_study(land.folder / "without.toml").hash)
     assert "roster" in sentence(land.refused("site", "accept", "without.toml", *east, *theirs))

@@ -59,7 +59,7 @@ def test_masked_run_with_a_killed_site_and_a_returning_site(tmp_path: Path) -> N
             sums, answered = journal.sums(), journal.answered()
             assert len(answered["d"]) < len(answered["a"])
             known = list(journal.consensus())
-            assert any(contains(in_memory, each.view(np.int64)) for each in known[10:20]), (
+            assert any(contains(in_memory, item.view(np.int64)) for item in known[10:20]), (
                 "this is not the server's memory"
             )
             assert {name for aborted in journal.aborted_rounds() for name in aborted.sites} <= {"b", "d"}
@@ -69,11 +69,11 @@ def test_masked_run_with_a_killed_site_and_a_returning_site(tmp_path: Path) -> N
             said = answers_of(site, all.study)
             assert said
             for round, (numbers, _) in said.items():  # x_i; and then y_i, as its ledger has it
-                assert not any(each.astype("<i8").tobytes() in on_disk for each in numbers.ravel())
+                assert not any(item.astype("<i8").tobytes() in on_disk for item in numbers.ravel())
                 assert round > 15 or not contains(in_memory, numbers)
             with Ledger.open(site.ledger, cap=site.policy.cap, collusion_cap=site.policy.collusion_cap) as ledger:
                 masked = [stored[:8] for _, stored in ledger.transcript(all.study.hash)]
-            assert not any(each in on_disk for each in masked), name
+            assert not any(item in on_disk for item in masked), name
 
 
 def memory_of(pid: int) -> bytes:
@@ -82,7 +82,7 @@ def memory_of(pid: int) -> bytes:
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in maps:
             span, rights, *_ = line.split()
-            start, stop = (int(each, 16) for each in span.split("-"))
+            start, stop = (int(part, 16) for part in span.split("-"))
             if rights.startswith("rw"):
                 memory.seek(start)
                 with contextlib.suppress(OSError):  # not there any more

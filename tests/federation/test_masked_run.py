@@ -104,7 +104,7 @@ OFFSETS = np.cumsum([0, *ROWS.values()])
 def all_rows() -> Rows:
     """Return the rows of all sites."""
     parts = [made_rows(ord(name), ROWS[name], D) for name in NAMES]
-    features, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+    features, labels = (np.concatenate(item) for item in zip(*parts, strict=True))
     return make_rows(clip_rows(features), labels, offsets=OFFSETS)
 
 
@@ -135,7 +135,7 @@ def check_same_bits(sites: Sites, rows: Rows, file: Path) -> bytes:
 def test_run_with_dropouts_and_aborted_rounds_equals_one_process(sites: Sites, tmp_path: Path) -> None:
     check_same_bits(sites, all_rows(), tmp_path / "s" / "journal.sqlite")
     with Journal.open(tmp_path / "s" / "journal.sqlite", read_only=True) as journal:
-        assert [(each.round, each.sites) for each in journal.aborted_rounds()] == [(3, ("c",))]
+        assert [(item.round, item.sites) for item in journal.aborted_rounds()] == [(3, ("c",))]
     assert [sites.ledger_rounds(name) for name in NAMES] == [
         [1, 2, 3, 4, 5], [1, 3, 4, 5], [1, 2, 3, 5], [1, 2, 3, 4, 5],
     ]  # fmt: skip
@@ -221,7 +221,7 @@ def request(study: Study, round: int = 1, value: float = 0.0) -> bytes:
 
 
 def mask(study: Study, asked: bytes, members: str, round: int = 1) -> bytes:
-    body = bitmap_of([NAMES.index(each) for each in members], len(NAMES))
+    body = bitmap_of([NAMES.index(member) for member in members], len(NAMES))
     return packed(Message(Kind.MASK, study.hash, round, digest=digest_of(asked), body=body))
 
 

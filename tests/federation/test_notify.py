@@ -97,7 +97,7 @@ def test_alarms_are_raised_and_cleared_once_despite_changing_numbers(
             [],
         ):
             notifier.update(lambda alarms=alarms: alarms)  # type: ignore[misc]
-    found = [(each["kind"], each["code"], each["level"], each["text"]) for each in events(target)]
+    found = [(event["kind"], event["code"], event["level"], event["text"]) for event in events(target)]
     assert found == [
         ("alarm-raised", *DISK[:3]),
         ("alarm-raised", *SILENT[:3]),
@@ -147,7 +147,9 @@ def test_only_changes_of_studies_are_reported(tmp_path: Path, monkeypatch: pytes
             notifier.update(tuple, lambda notices=notices: notices)  # type: ignore[misc]
         notifier.update(tuple, lambda: [StudyNotice("study-finished", "cd" * 32, "Old")])
         notifier.update(tuple, lambda: [refused._replace(code="data-changed")])
-    found = [(each["kind"], each["study"], each["study_name"], each["site"], each["code"]) for each in events(target)]
+    found = [
+        (event["kind"], event["study"], event["study_name"], event["site"], event["code"]) for event in events(target)
+    ]
     assert found == [
         ("study-refused", *about, "north", "budget-cap"),
         ("study-finished", *about, None, None),
@@ -162,7 +164,7 @@ def test_only_changes_of_studies_are_reported(tmp_path: Path, monkeypatch: pytes
         with Notifier(appending(target), tmp_path, LOG, role=role) as notifier:  # type: ignore[arg-type]
             for notice in (proposed, proposed, accepted):
                 notifier.update(tuple, lambda notice=notice: [notice])  # type: ignore[misc]
-        assert [each["text"] for each in events(target)] == sent
+        assert [event["text"] for event in events(target)] == sent
 
 
 def test_failures_are_logged_once_and_never_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

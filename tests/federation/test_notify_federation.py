@@ -29,7 +29,7 @@ def with_program(file: Path, *command: str) -> None:
 def events(folder: Path, *kinds: str, **fields: str) -> list[dict[str, Any]]:
     path = folder / "events"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [each for each in found if each["kind"] in kinds and fields.items() <= each.items()]
+    return [item for item in found if item["kind"] in kinds and fields.items() <= item.items()]
 
 
 def is_running(pid: int) -> bool:
@@ -77,7 +77,7 @@ def test_events_of_a_study_and_a_program_that_hangs(tmp_path: Path) -> None:
         wait_for(lambda: events(a, "alarm-cleared", level="error"))
         assert len(events(b, "study-proposed")) == 1
         assert events(hub, "study-accepted", site="b", study=all.study.hash)
-        assert [each["site"] for each in events(hub, "study-finished", study=all.study.hash)] == [None]
+        assert [event["site"] for event in events(hub, "study-finished", study=all.study.hash)] == [None]
         all.check()
         wait_for(lambda: not is_running(pid))
         assert len((c / "pids").read_text().split()) == 1

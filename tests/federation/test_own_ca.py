@@ -189,7 +189,7 @@ def test_which_sites_are_approved(tmp_path: Path, hub: Authority, ca: OwnCa) -> 
         make_request(tmp_path / "a", "a", ca.sign(csr_of(tmp_path / "b", "b"), mail))
     approve("a", mail, host, usage=BOTH)
     approve("b", host)
-    assert {each.user for each in hub.users()} == {"north@clinic.example", "north.clinic.example"}
+    assert {user.user for user in hub.users()} == {"north@clinic.example", "north.clinic.example"}
     with pytest.raises(StudyError, match=r"the name north@clinic.example in the certificate is that of a"):
         approve("c", mail)
     hub.revoke("a")
@@ -215,7 +215,7 @@ def test_the_broker_knows_sites_by_their_names_and_closes_revoked_ones(
             await a.say("dpadmm.alive.up.b", b"not mine")
             await boss.settled()
             assert [data for _, data in boss.heard] == [b"mine"]
-            assert any("permissions violation" in each.lower() for each in a.refused)
+            assert any("permissions violation" in item.lower() for item in a.refused)
             with pytest.raises((nats.errors.Error, ssl.SSLError, OSError)):
                 async with connected(site_identity(stranger)):
                     pass

@@ -146,7 +146,7 @@ def test_leases_have_subjects_that_the_broker_allows_and_no_study_can_have() -> 
 def test_verdicts_have_numbers_that_stay() -> None:
     """Agents and aggregators of different versions talk to each other by them."""
     numbers = {"GRANTED": 1, "PROVE": 2, "WAIT": 3, "CLONED": 4, "BEHIND": 5}
-    assert {each.name: each.value for each in LeaseReply} == numbers
+    assert {item.name: item.value for item in LeaseReply} == numbers
     assert not Grant(LeaseReply.GRANTED, "ab" * 16, 7, Mark()).contested
 
 

@@ -25,6 +25,7 @@ from dpadmm.federation.server.process import begin
 from dpadmm.federation.transport.broker import Broker
 from dpadmm.federation.transport.link import connect
 from dpadmm.federation.transport.transports import proxy_for
+from dpadmm.federation.web.server_data import ServerData
 
 ROUNDS = 400
 
@@ -45,6 +46,9 @@ def test_no_round_is_lost_when_cluster_servers_are_killed(tmp_path: Path) -> Non
         all.accept()
         all.start()
         all.all_connected()
+        all.keep_broker()  # the web application, with the brokers of the cluster
+        page = ServerData(authority)
+        wait_for(lambda: [site["state"] for site in page.snapshot()["sites"]] == ["connected"] * 3)
         begin(authority, all.study, list(NAMES))
         all.serve()
         for i in range(3):
@@ -122,12 +126,12 @@ def test_websocket_has_the_same_access_rules(tmp_path: Path) -> None:
         big = bytes(range(256)) * 2**14  # 4 MB
         await client.publish("dpadmm.x.up.b", b"not mine")
         await client.publish("dpadmm.x.up.a", big)
-        for each in (client, boss, client, boss):
-            await each.flush()
+        for item in (client, boss, client, boss):
+            await item.flush()
         await client.close()
         await boss.close()
         assert heard == [big]
-        assert ["permissions violation" in each.lower() for each in errors] == [True]
+        assert ["permissions violation" in error.lower() for error in errors] == [True]
 
     broker = Broker(authority)
     broker.start()
@@ -181,7 +185,7 @@ def test_addresses_of_a_server(tmp_path: Path, cli) -> None:
     words = ("--host", "a.example.org", "--broker", brokers[0], "--broker", brokers[1])
     assert cli("server", "init", cluster, *words).code == 0
     assert Authority.open(cluster).url == ",".join(brokers)
-    refused = cli("server", "start", "--folder", cluster, columns=300)
+    refused = cli("server", "start", "--port", 4333, "--folder", cluster, columns=300)
     assert (refused.code, "names existing brokers" in refused.err) == (2, True)
     for wrong, text in (
         (("--websocket-port", 4222), "must differ from port"),

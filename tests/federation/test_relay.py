@@ -61,7 +61,7 @@ def test_study_through_a_relay(tmp_path: Path, cli) -> None:
         all.accept()
         all.begin()
         seen = json.loads(cli("site", "check", "--site", all.sites["a"].path, "--connect", "--json").out)
-        assert [(each["url"], each["reachable"]) for each in seen["brokers"]] == [
+        assert [(broker["url"], broker["reachable"]) for broker in seen["brokers"]] == [
             ("tls://localhost:1", False),
             (url, True),
         ]

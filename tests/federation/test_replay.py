@@ -68,8 +68,8 @@ class Line(InProcess):
 
     async def send(self, data: bytes) -> None:
         held, self._held = self._held, []
-        for each in held:
-            self._answers.put_nowait(each)
+        for item in held:
+            self._answers.put_nowait(item)
         await super().send(data)
 
     def _answer(self, name: str, data: bytes) -> bytes | None:
@@ -165,8 +165,8 @@ def test_replay_with_public_rows_needs_no_file(tmp_path: Path, study: Study, lat
     with Journal.open(path, read_only=True) as journal:
         assert journal.study == study
         assert journal.prior is not None
-        for each in fields(Prior):
-            assert np.array_equal(getattr(journal.prior, each.name), getattr(prior, each.name))
+        for field in fields(Prior):
+            assert np.array_equal(getattr(journal.prior, field.name), getattr(prior, field.name))
         sent = PublicState.unpacked(next(journal.consensus()), study.shape)
     np.testing.assert_allclose(sent.weights, prior.weights)  # what every site hears in round 2
 

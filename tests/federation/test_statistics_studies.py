@@ -102,7 +102,7 @@ class Sites:
     def auc(self) -> float:
         """AUC of age among active rows."""
         cells = [line.split(",") for name in NAMES for line in self._lines(name)]
-        found = auc(np.array([each[3] == "yes" for each in cells]), np.array([float(each[1]) for each in cells]))
+        found = auc(np.array([cell[3] == "yes" for cell in cells]), np.array([float(cell[1]) for cell in cells]))
         assert found is not None
         return found
 
@@ -168,7 +168,7 @@ def test_statistics_count_the_rows_of_all_sites(sites: Sites) -> None:
             (crossed,) = found.tables
             np.testing.assert_allclose(crossed.counts.sum(axis=0), ill.counts, atol=1e-4)
             (group,) = result.privacy.groups
-            assert [each.release.statistic for each in group.releases] == ["column_sums"]
+            assert [release.release.statistic for release in group.releases] == ["column_sums"]
             said = sites.folder / "report.json"
             said.write_bytes(result.privacy.to_bytes())
             read_privacy_report(said)

@@ -35,7 +35,7 @@ class Table:
         self.run = Sums(self.journal)
 
     def masks(self, name: str) -> Masks:
-        return Masks(self.study.hash, key(name), [bytes.fromhex(each.key) for each in self.study.roster])
+        return Masks(self.study.hash, key(name), [bytes.fromhex(item.key) for item in self.study.roster])
 
     def say(self, name: str, kind: Kind, to: bytes, **more: Any) -> None:
         message = Message(kind, self.study.hash, self.run.round, None, digest_of(to), ROWS[name], 1)
@@ -51,7 +51,7 @@ class Table:
 
     def answer(self, name: str, members: str = "abcd", request: str = "00" * 32, value: int = 0) -> np.ndarray:
         """Send x = value, masked for the members, which are those of the round by default."""
-        over = bitmap_of([NAMES.index(each) for each in members], len(NAMES))
+        over = bitmap_of([NAMES.index(member) for member in members], len(NAMES))
         shape = self.study.upload_shape(self.run.round)
         mask = self.masks(name).for_round(self.run.round, request, over).numbers(int(np.prod(shape)))
         return (mask + value).reshape(shape)
@@ -98,8 +98,8 @@ def make(tmp_path: Path) -> Iterator[Any]:
         return made[-1]
 
     yield _make
-    for each in made:
-        each.journal.close()
+    for item in made:
+        item.journal.close()
 
 
 def test_round_is_ready_then_opened_then_summed(make: Any) -> None:
@@ -159,7 +159,7 @@ def test_journal_contains_the_sum_but_no_masked_answers(make: Any) -> None:
     files = b"".join(path.read_bytes() for path in table.file.parent.iterdir())
     for name in NAMES:
         numbers = (answers[name], np.full_like(answers[name], 12345 + NAMES.index(name)))  # y_i and x_i
-        assert not any(each.astype("<i8").tobytes()[:8] in files for each in numbers)
+        assert not any(number.astype("<i8").tobytes()[:8] in files for number in numbers)
     total = np.full_like(answers["a"], sum(12345 + i for i in range(4)))
     assert total.astype("<i8").tobytes() in files
 

@@ -132,7 +132,7 @@ def test_broadcast_contains_the_whole_state() -> None:
     weighted = replace(state, prior_weight=0.5)
     assert np.array_equal(PublicState.unpacked(weighted.packed(), (D, 3)).weights, weighted.weights)
     start, learnt = arrays[3], 0.7 * arrays[2] / 4.0
-    b = np.stack([shape.times(each) for each in np.eye(D)], axis=1)
+    b = np.stack([shape.times(item) for item in np.eye(D)], axis=1)
     known = np.eye(D) - 0.1 * b @ b.T + HYPERPARAMETERS.min_private * np.eye(D)  # M + fI
     kept = known @ np.linalg.solve(known + 0.5 * np.eye(D), learnt - start)
     np.testing.assert_allclose(weighted.weights, state.preconditioner.transposed_times(start + kept))
@@ -240,7 +240,7 @@ def test_answers_are_weighted_by_rows_and_budget_of_present_agents() -> None:
     training = Training(method="auto", epsilon=epsilons, n_rounds=9)
     method: Any = training.build(problem, PublicSizes(sizes, D), np.full(4, 9))
     rng = np.random.default_rng(1)
-    mus = np.array([float(mu_from_epsilon(each, 1e-5)) for each in epsilons])
+    mus = np.array([float(mu_from_epsilon(epsilon, 1e-5)) for epsilon in epsilons])
     for active in (None, np.array([1, 3]), np.array([2])):
         there = np.arange(4) if active is None else active
         state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), clip=0.3, step=1.0)
@@ -367,7 +367,7 @@ def test_wide_rows_get_a_diagonal_preconditioner() -> None:
     for width in (d, MAX_DIRECTION_FEATURES):
         problem = Problem(loss, L2(), 0.0)
         method = Pgd(problem=problem, n_features=width, n_rounds=9, first=np.full(1, 1e-3), later=np.full(1, 1e-3))
-        told = np.concatenate([each[:width] for each in np.split(moments, 3)])[None]
+        told = np.concatenate([part[:width] for part in np.split(moments, 3)])[None]
         packed = method.aggregate(RoundResult(told, method.start((width, 1)), 1, problem, np.array([10**6])))
         direction = PublicState.unpacked(packed, (width, 1)).preconditioner.direction
         assert direction.any() == (width == MAX_DIRECTION_FEATURES)
@@ -504,7 +504,7 @@ def test_result_does_not_depend_on_threads_or_order_of_agents() -> None:
         numba.set_num_threads(threads)
         found.append(simulate(data, **shared).weights)
     numba.set_num_threads(before)
-    assert all(np.array_equal(each, found[0]) for each in found)
+    assert all(np.array_equal(item, found[0]) for item in found)
     loss = Logistic()
     rows = cohort(loss)
     offsets, order = rows.offsets, rows.order
@@ -514,7 +514,7 @@ def test_result_does_not_depend_on_threads_or_order_of_agents() -> None:
         rows.features,
         labels,
         order=np.concatenate(turned),
-        offsets=np.concatenate([[0], np.cumsum([len(each) for each in turned])]),
+        offsets=np.concatenate([[0], np.cumsum([len(item) for item in turned])]),
     )
     models = []
     for held in (rows, other):

@@ -93,8 +93,8 @@ def test_sparse_rows_give_the_same_prior(loss: Loss) -> None:
     features = rows.features[rows.order]
     dense = prior_of(problem, make_rows(features, rows.labels))
     sparse = prior_of(problem, make_rows(csr_array(features), rows.labels))
-    for each in fields(dense):
-        np.testing.assert_allclose(getattr(sparse, each.name), getattr(dense, each.name), rtol=1e-6, atol=1e-9)
+    for field in fields(dense):
+        np.testing.assert_allclose(getattr(sparse, field.name), getattr(dense, field.name), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("loss", LOSSES[:2])
@@ -157,7 +157,7 @@ def test_public_rows_of_the_same_distribution_do_not_hurt(task: str, epsilon: fl
         world = World.of(task, n_public, seed)
         runs = world.trained(epsilon), world.trained(epsilon, world.public)
         public = prior_of(world.problem, world.public).weights
-        found.append([world.loss(each) for each in (*(each.weights for each in runs), public)])
+        found.append([world.loss(entry) for entry in (*(item.weights for item in runs), public)])
     without, together, alone = np.mean(found, axis=0)
     assert together <= 1.002 * without
     assert together <= 1.04 * alone
@@ -175,7 +175,7 @@ def test_public_model_remains_under_extreme_noise(task: str) -> None:
         features, labels = world.private.features[:90], world.private.labels[:90]
         few = replace(world, private=make_rows(features, labels, offsets=np.arange(0, 91, 30)))
         public = prior_of(world.problem, world.public).weights
-        found.append([world.loss(each) for each in (few.trained(0.3, world.public).weights, public)])
+        found.append([world.loss(item) for item in (few.trained(0.3, world.public).weights, public)])
     together, alone = np.mean(found, axis=0)
     assert together < 1.03 * alone
 
@@ -189,8 +189,8 @@ def test_public_rows_with_flipped_labels_are_down_weighted(task: str, epsilon: f
         world = World.of(task, 150, seed)
         without, same, turned = (world.trained(epsilon, rows) for rows in (None, world.public, world.turned))
         wrong = prior_of(world.problem, world.turned).weights
-        found.append([world.loss(each) for each in (without.weights, turned.weights, wrong)])
-        states = [PublicState.unpacked(each.outcome.broadcast, wrong.shape) for each in (without, same, turned)]
+        found.append([world.loss(item) for item in (without.weights, turned.weights, wrong)])
+        states = [PublicState.unpacked(item.outcome.broadcast, wrong.shape) for item in (without, same, turned)]
         assert states[0].prior_weight == 0.0
         aggregation.append(states[2].prior_weight / states[1].prior_weight)
     assert max(aggregation) < 0.5
@@ -204,7 +204,7 @@ def test_flipped_labels_with_much_noise_still_give_a_useful_model(task: str) -> 
     for seed in range(4):
         world = World.of(task, 150, seed)
         misled = world.trained(0.3, world.turned)
-        found.append([world.loss(each) for each in (misled.weights, np.zeros_like(misled.weights))])
+        found.append([world.loss(item) for item in (misled.weights, np.zeros_like(misled.weights))])
     misled_loss, nothing = np.mean(found, axis=0)
     assert misled_loss < 0.75 * nothing
 

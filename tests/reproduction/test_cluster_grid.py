@@ -96,7 +96,7 @@ def test_command_accepts_a_scheduler(workers: Any, reproduction: Any, tmp_path: 
     assert answer.succeeded().json["experiments"]["a"]["runs"] == 2
     for wrong, message in (
         (["--scheduler", "nonsense"], "'nonsense' is not the address of a Dask scheduler"),
-        (["--scheduler", workers.scheduler_address, "--workers", "2"], "leave --workers or --scheduler out"),
+        (["--scheduler", workers.scheduler_address, "--workers", "2"], "leave out --workers or --scheduler"),
     ):
         refused = reproduction(*words, "-o", tmp_path / "other", *wrong, columns=300)
         assert refused.code == 2

@@ -82,11 +82,11 @@ def test_hostile_file_name_and_reason_are_escaped(paper_results):
 def test_page_contains_required_statements(page):
     for words in (
         "The noise of these runs is simulated.",
-        "It protects nobody.",
+        "It shows the cost of privacy and protects no data.",
         "python -m reproduction run --grid small.toml",
         "python -m reproduction report runs/small -o report.html",
         "Methods that do not apply",
-        "choosing them on private rows is a leak",
+        "Choosing them on private rows leaks information.",
         "does not hold",
     ):
         assert words in page.text, words
@@ -121,7 +121,7 @@ def test_numbers_do_not_break_across_lines():
 
 @pytest.mark.usefixtures("sketched")
 def test_incomplete_results_are_marked(paper_results, page):
-    assert "not complete" not in page.text
+    assert "results are incomplete" not in page.text
     part = paper_results.select("fig4", seed=1)
     assert "These results are incomplete. 5 runs are missing." in ParsedPage(report_html(part)).text
 

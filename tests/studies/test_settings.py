@@ -81,7 +81,8 @@ def test_numbers_beyond_their_range(name: str, bad: float) -> None:
 
 
 def test_bad_whole_numbers() -> None:
-    assert set(WHOLE) == {"n_agents", "n_rounds", "metrics_every", "seed", "min_honest_sites"}
+    own = {"method.local_steps", "method.degree", "method.graph_seed", "method.max_delay", "method.delay_seed"}
+    assert set(WHOLE) == {"n_agents", "n_rounds", "metrics_every", "seed", "min_honest_sites"} | own
     for name in WHOLE:
         for bad in (1.5, "3", True, np.nan, -1):
             refused(name, bad)
@@ -98,7 +99,8 @@ def test_bad_flags() -> None:
 def test_bad_names() -> None:
     for name in NAMES:
         for bad in ("", "nonsense", 3, None, ["l2"]):
-            refused(name, bad)
+            if bad is not None or KNOWN[name].default is not None:
+                refused(name, bad)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_parameters_have_one_type_and_help() -> None:
     for name, each in KNOWN.items():
         assert each.help or name in CHOICES, name
         assert name in CHOICES or each.base in (bool, int, float, str), name
-        assert each.base is not str or choices(each.kind), name
+        assert each.base is not str or choices(each.kind) or name == "method.edges", name
 
 
 def test_an_own_loss_is_checked_when_it_is_given() -> None:

@@ -20,6 +20,7 @@ PRELOADED = [
     "dpadmm.cli.site",
     "dpadmm.cli.server",
     "dpadmm.federation.server.process",
+    "dpadmm.federation.web.server_app",
     "dpadmm.federation.site.process",
     "dpadmm.sites.table",
     "reproduction.runner",

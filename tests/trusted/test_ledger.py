@@ -383,15 +383,15 @@ def events(monkeypatch):
     """Record the files that this process writes and syncs through Python, in order."""
     calls = []
 
-    def telling(name, call):
-        def told_first(file, *more):
+    def recording(name, call):
+        def record_and_call(file, *more):
             calls.append((name, Path(os.readlink(f"/proc/self/fd/{file}"))))
             return call(file, *more)
 
-        return told_first
+        return record_and_call
 
     for name, call in (("write", os.write), ("fsync", os.fsync)):
-        monkeypatch.setattr(f"dpadmm.trusted.ledger.os.{name}", telling(name, call))
+        monkeypatch.setattr(f"dpadmm.trusted.ledger.os.{name}", recording(name, call))
     return calls
 
 

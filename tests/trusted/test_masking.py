@@ -109,11 +109,11 @@ def test_transcript_reveals_only_the_sum_of_honest_answers(
     Given the streams of colluding members, transcripts of honest members are equally likely for all answers with the
     same sum. Without one of the honest answers, they are equally likely for all answers.
     """
-    min_honest_sites = [i for i in range(n) if i not in colluding]
-    pairs = list(itertools.combinations(min_honest_sites, 2))
+    honest_sites = [i for i in range(n) if i not in colluding]
+    pairs = list(itertools.combinations(honest_sites, 2))
     choices = np.array(list(itertools.product(range(4), repeat=len(pairs)))).T
     streams = {f"{i} {j}".encode(): choices[k] for k, (i, j) in enumerate(pairs)}
-    shared = {f"{min(i, c)} {max(i, c)}".encode(): (3 * c + i) % 4 for i in min_honest_sites for c in colluding}
+    shared = {f"{min(i, c)} {max(i, c)}".encode(): (3 * c + i) % 4 for i in honest_sites for c in colluding}
 
     class Stream:
         def __init__(self, key: bytes, mode: object) -> None:
@@ -130,11 +130,9 @@ def test_transcript_reveals_only_the_sum_of_honest_answers(
     monkeypatch.setattr(Masks, "derive_key", lambda self, j, info: "{} {}".format(*sorted((self.me, j))).encode())
     monkeypatch.setattr(masking.algorithms, "AES256", lambda key: key)
     monkeypatch.setattr(masking, "Cipher", Stream)
-    masks = [
-        all_sites[i].for_round(1, REQUEST, bitmap_of(range(n), n)).numbers(choices.shape[1]) for i in min_honest_sites
-    ]
+    masks = [all_sites[i].for_round(1, REQUEST, bitmap_of(range(n), n)).numbers(choices.shape[1]) for i in honest_sites]
 
-    def told(answers: tuple[int, ...], missing: int | None = None) -> bytes:
+    def transcript_counts(answers: tuple[int, ...], missing: int | None = None) -> bytes:
         """How often each transcript is seen: a count for every possible one."""
         code, places = np.zeros(choices.shape[1], np.int64), 0
         for place, (answer, mask) in enumerate(zip(answers, masks, strict=True)):
@@ -142,32 +140,32 @@ def test_transcript_reveals_only_the_sum_of_honest_answers(
                 code, places = 4 * code + (answer + mask) % 4, places + 1
         return np.bincount(code, minlength=4**places).tobytes()
 
-    for missing in range(len(min_honest_sites)):
-        assert len({told(x, missing) for x in itertools.product(range(4), repeat=len(min_honest_sites))}) == 1
+    for missing in range(len(honest_sites)):
+        assert len({transcript_counts(x, missing) for x in itertools.product(range(4), repeat=len(honest_sites))}) == 1
     by_sum = {total: set() for total in range(4)}
-    for x in itertools.product(range(4), repeat=len(min_honest_sites)):
-        by_sum[sum(x) % 4].add(told(x))
+    for x in itertools.product(range(4), repeat=len(honest_sites)):
+        by_sum[sum(x) % 4].add(transcript_counts(x))
     assert all(len(item) == 1 for item in by_sum.values())
     assert len(set.union(*by_sum.values())) == 4
 
 
 def test_masks_do_not_cancel_if_the_server_sends_different_requests() -> None:
     """Sites 0 and 1 get different requests. Their shared stream does not cancel and looks uniform."""
-    told = (STUDY, 1, REQUEST, [0, 1])
-    stories = [
-        told,
-        ("5e" * 32, *told[1:]),
-        (STUDY, 2, *told[2:]),
-        (STUDY, 1, "e8" * 32, told[3]),
-        (*told[:3], [0, 1, 2]),
+    base = (STUDY, 1, REQUEST, [0, 1])
+    requests = [
+        base,
+        ("5e" * 32, *base[1:]),
+        (STUDY, 2, *base[2:]),
+        (STUDY, 1, "e8" * 32, base[3]),
+        (*base[:3], [0, 1, 2]),
     ]
     masks = {
         (i, k): sites(3, study)[i].for_round(round, request, bitmap_of(members, 3)).numbers(2**14)
         for i in (0, 1)
-        for k, (study, round, request, members) in enumerate(stories)
+        for k, (study, round, request, members) in enumerate(requests)
     }
     assert not (masks[0, 0] + masks[1, 0]).any()
-    for k, other in itertools.permutations(range(len(stories)), 2):
+    for k, other in itertools.permutations(range(len(requests)), 2):
         assert uniform(masks[0, k] + masks[1, other])
         assert uniform(masks[0, k] - masks[0, other])
 

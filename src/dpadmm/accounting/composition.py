@@ -57,9 +57,10 @@ def total_epsilon(release: AnyRelease, count: int, delta: float) -> float:
 def tally_epsilon(tally: Tally, delta: float) -> float:
     """Return the total ε at δ of releases that may differ; 0 for none, inf without noise.
 
-    Composition of Gaussian releases is exact for any noise multipliers. Each other mechanism is composed separately.
-    The totals are added by basic composition with equal shares of δ, which holds for rounds in any order (concurrent
-    composition: Vadhan and Zhang 2023).
+    Composition of Gaussian releases is exact for any noise multipliers. Rényi bounds of perturbed objectives are added
+    order by order, also if their noise or curvature changes between rounds. Each other mechanism is composed
+    separately. The totals are added by basic composition with equal shares of δ, which holds for rounds in any order
+    (concurrent composition: Vadhan and Zhang 2023).
 
     Examples
     --------
@@ -69,12 +70,14 @@ def tally_epsilon(tally: Tally, delta: float) -> float:
     """
     require_delta(delta)
     gaussian = tuple((release, n) for release, n in tally if n and isinstance(release, Release))
-    others = [(release, n) for release, n in tally if n and not isinstance(release, Release)]
-    n_parts = len(others) + bool(gaussian)
+    objective = tuple((release, n) for release, n in tally if n and isinstance(release, ObjectiveRelease))
+    others = [(release, n) for release, n in tally if n and not isinstance(release, Release | ObjectiveRelease)]
+    n_parts = len(others) + bool(gaussian) + bool(objective)
     if n_parts == 0:
         return 0.0
     share = delta / n_parts
     total = exact_epsilon(tally_mu(gaussian), share) if gaussian else 0.0
+    total += objective_epsilon(objective, share) if objective else 0.0
     total += sum(total_epsilon(each, n, share) for each, n in others)
     return total if n_parts == 1 else total * ROUND_UP
 
@@ -121,7 +124,7 @@ def _total(release: AnyRelease, count: int, delta: float) -> float:
             return unsampled
         return min(unsampled, sampled_epsilon(release, count, delta - slack))
     if isinstance(release, ObjectiveRelease):
-        return epsilon_from_renyi(count * objective_renyi(release, 1.0 + ORDERS), 1.0 + ORDERS, delta)
+        return objective_epsilon(((release, count),), delta)
     if isinstance(release, PureRelease):
         return pure_composition(release.epsilon, count, delta)
     if isinstance(release, UnpricedRelease):
@@ -183,6 +186,13 @@ def objective_renyi(release: ObjectiveRelease, orders: Floats) -> Floats:
     with np.errstate(over="ignore"):
         cost = argmin_renyi(1.0 / noise, release.curvature_ratio, np.asarray(orders, float) - 1.0)
         return cost + np.asarray(orders, float) / 2.0 / rounding / rounding
+
+
+def objective_epsilon(releases: tuple[tuple[ObjectiveRelease, int], ...], delta: float) -> float:
+    """Return the total ε of perturbed objectives. Rényi divergences of adaptive releases add up at every order."""
+    orders = 1.0 + ORDERS
+    divergences = sum((n * objective_renyi(release, orders) for release, n in releases), np.zeros(len(orders)))
+    return epsilon_from_renyi(divergences, orders, delta)
 
 
 def argmin_renyi(mu: float, curvature_ratio: float, s: Floats) -> Floats:

@@ -4,8 +4,15 @@
 """
 
 from dpadmm.baselines.admm import Admm
+from dpadmm.baselines.admm_asynchronous import AdmmAsynchronous
 from dpadmm.baselines.admm_dvp import AdmmDvp
+from dpadmm.baselines.admm_fixed_point import AdmmFixedPoint
+from dpadmm.baselines.admm_graph import AdmmGraph
+from dpadmm.baselines.admm_local_steps import AdmmLocalSteps
+from dpadmm.baselines.admm_minibatch import AdmmMinibatch
+from dpadmm.baselines.admm_penalty import AdmmPenalty
 from dpadmm.baselines.admm_pvp import AdmmPvp
+from dpadmm.baselines.admm_recycled import AdmmRecycled
 from dpadmm.baselines.centralized import Centralized
 from dpadmm.baselines.objective_perturbation import ObjectivePerturbation
 from dpadmm.baselines.output_perturbation import OutputPerturbation
@@ -17,6 +24,13 @@ BASELINES: dict[str, type[MethodChoice]] = registered(
     "admm",
     "admm_pvp",
     "admm_dvp",
+    "admm_penalty",
+    "admm_recycled",
+    "admm_minibatch",
+    "admm_local_steps",
+    "admm_graph",
+    "admm_asynchronous",
+    "admm_fixed_point",
     "output_perturbation",
     "objective_perturbation",
     "centralized",
@@ -36,8 +50,15 @@ __all__ = [
     "METHOD_TITLES",
     "ONE_MODEL",
     "Admm",
+    "AdmmAsynchronous",
     "AdmmDvp",
+    "AdmmFixedPoint",
+    "AdmmGraph",
+    "AdmmLocalSteps",
+    "AdmmMinibatch",
+    "AdmmPenalty",
     "AdmmPvp",
+    "AdmmRecycled",
     "Centralized",
     "ObjectivePerturbation",
     "OutputPerturbation",

@@ -18,7 +18,7 @@ from dpadmm.accounting.calibration import (
     smallest_that_holds,
     total_noise_multiplier,
 )
-from dpadmm.accounting.composition import ORDERS, argmin_renyi, epsilon_from_renyi, total_epsilon
+from dpadmm.accounting.composition import ORDERS, argmin_renyi, epsilon_from_renyi, tally_epsilon, total_epsilon
 from dpadmm.accounting.events import ObjectiveRelease, PureRelease
 from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.errors import StudyError
@@ -98,26 +98,57 @@ def objective_plan(
     >>> round(total_epsilon(plan.release, 100, 1e-3), 6)
     0.5
     """
-    _require_loss(lipschitz, smoothness, n_rows, strong_convexity)
+    require_whole("n_releases", n_releases, least=1)
+    return objective_schedule(
+        lipschitz=lipschitz, smoothness=smoothness, n_rows=n_rows, rounds=((strong_convexity, 1.0, n_releases),),
+        epsilon=epsilon, delta=delta, rounding_multiplier=rounding_multiplier,
+    )[0]  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def objective_schedule(
+    *,
+    lipschitz: float,
+    smoothness: float,
+    n_rows: int,
+    rounds: tuple[tuple[float, float, int], ...],
+    epsilon: float,
+    delta: float,
+    rounding_multiplier: float = math.inf,
+) -> tuple[ObjectivePlan, ...]:
+    """Return the same for noise that changes between rounds: one plan for each entry of ``rounds``.
+
+    An entry is (q, factor, number of rounds). The noise is ``factor`` times a common multiplier, which is minimised.
+    All rounds have the same Φ.
+    """
+    for q, _, _ in rounds:
+        _require_loss(lipschitz, smoothness, n_rows, q)
     require_epsilon("epsilon", epsilon)
     require_delta(delta)
-    require_whole("n_releases", n_releases, least=1)
     require("rounding_multiplier", rounding_multiplier, lambda r: r > 0.0, "a positive number")
+    n_releases = sum(count for _, _, count in rounds)
+
+    def ratios(ridge: float) -> list[float]:
+        return [curvature_ratio(smoothness, n_rows, q + ridge) for q, _, _ in rounds]
 
     def curvature_holds(ridge: float) -> bool:
-        ratio = curvature_ratio(smoothness, n_rows, strong_convexity + ridge)
-        cost = n_releases * argmin_renyi(0.0, ratio, ORDERS)
-        return epsilon_from_renyi(cost, 1.0 + ORDERS, delta) <= epsilon / 2.0
+        costs = (n * argmin_renyi(0.0, ratio, ORDERS) for (_, _, n), ratio in zip(rounds, ratios(ridge), strict=True))
+        return epsilon_from_renyi(sum(costs, np.zeros(len(ORDERS))), 1.0 + ORDERS, delta) <= epsilon / 2.0
 
     ridge = 0.0
     if not curvature_holds(ridge):
         # t·ln(1 + β) = ε/2 is enough, by basic composition
         enough = 1.001 * smoothness / (n_rows * math.expm1(epsilon / 2.0 / n_releases))
         ridge = smallest_that_holds(curvature_holds, guess=enough, enough=enough, precision=1e-9)
-    ratio = curvature_ratio(smoothness, n_rows, strong_convexity + ridge)
+    betas = ratios(ridge)
+
+    def releases(z: float) -> list[ObjectiveRelease]:
+        changing = zip(rounds, betas, strict=True)
+        return [ObjectiveRelease(z * factor, beta, rounding_multiplier) for (_, factor, _), beta in changing]
 
     def holds(z: float) -> bool:
-        return total_epsilon(ObjectiveRelease(z, ratio, rounding_multiplier), n_releases, delta) <= epsilon
+        tally = tuple((release, n) for release, (_, _, n) in zip(releases(z), rounds, strict=True))
+        return tally_epsilon(tally, delta) <= epsilon
 
     guess = enough = total_noise_multiplier(epsilon, delta, n_releases)
     while not holds(enough):
@@ -128,9 +159,11 @@ def objective_plan(
                 f"the noise for the solver's tolerance (multiplier {rounding_multiplier:g}) is too small, or "
                 "δ too large for the Rényi bound; use a smaller delta, or admm_pvp or dp_admm"
             )
-    z = smallest_that_holds(holds, guess=guess, enough=enough, precision=1e-9)
-    scale = z * mean_sensitivity(lipschitz, n_rows)
-    return ObjectivePlan(ObjectiveRelease(z, ratio, rounding_multiplier), scale, ridge)
+    z, unit = (
+        smallest_that_holds(holds, guess=guess, enough=enough, precision=1e-9),
+        mean_sensitivity(lipschitz, n_rows),
+    )
+    return tuple(ObjectivePlan(each, each.noise_multiplier * unit, ridge) for each in releases(z))
 
 
 @lru_cache(maxsize=8192)

@@ -91,9 +91,7 @@ class ObjectiveNoise:
 
     def check(self, problem: Problem, rows: Rows, penalty: float, method: str) -> None:
         """Raise StudyError if the proof or this plan does not apply to a problem; ``penalty`` is ρ."""
-        need_smooth(problem, method)
-        need_one_score(problem, method)
-        need_convex(problem, method, penalty)
+        need_perturbable(problem, method, penalty)
         need_monotone_slopes(problem, method)
         kinds = {type(plan.release) for plan in self.plans}
         if len(self.plans) != rows.n_agents or len(kinds) > 1:
@@ -111,6 +109,13 @@ class ObjectiveNoise:
     def release(self, agent: int) -> AnyRelease:
         plan = self.plans[agent]
         return plan.release if plan.noise_scale else Release(0.0)
+
+
+def need_perturbable(problem: Problem, method: str, penalty: float) -> None:
+    """Raise StudyError if noise in an objective with penalty ρ does not hide a row, whatever its amount."""
+    need_smooth(problem, method)
+    need_one_score(problem, method)
+    need_convex(problem, method, penalty)
 
 
 def objective_smoothness(problem: Problem) -> float:
@@ -141,9 +146,7 @@ def plan_objective_noise(
     problem: Problem, sizes: Sizes, budget: PrivacyBudget, method: str, *, rho: float = 0.0, pure: bool = False
 ) -> ObjectiveNoise:
     """Plan ξ and Φ of a perturbed objective with penalty ρ (0: none)."""
-    need_smooth(problem, method)
-    need_one_score(problem, method)
-    need_convex(problem, method, rho)
+    need_perturbable(problem, method, rho)
     own, delta = rho + problem.alpha * problem.regularizer.convexity, budget.delta
     constants = {"lipschitz": problem.loss.lipschitz, "smoothness": objective_smoothness(problem)}
 

@@ -100,6 +100,11 @@ class SolvedAdmm(SolvedRounds[SolverState]):
 
     rho: float
 
+    @property
+    def dual_steps(self) -> float | Floats:
+        """Length of the dual step: a number, or (n, 1, 1)."""
+        return self.rho
+
     @abstractmethod
     def problems(self, now: Round, dual: Floats) -> LocalProblems:
         """Return the local problems of a round."""
@@ -110,7 +115,7 @@ class SolvedAdmm(SolvedRounds[SolverState]):
         return SolverState(zeros, zeros, zeros, np.zeros(rows.n_agents, dtype=np.int64))
 
     def step(self, state: SolverState, now: Round) -> tuple[SolverState, Floats]:
-        dual = next_dual(state, now.consensus, self.rho)
+        dual = next_dual(state, now.consensus, self.dual_steps)
         problems = self.problems(now, dual)
         solved = solve(problems, problems.centers + state.offset, now.active)
         released = self.protected(solved.weights, problems, now)
@@ -120,7 +125,7 @@ class SolvedAdmm(SolvedRounds[SolverState]):
             keep_absent(solved.weights - problems.centers, state.offset, now.active),
             state.passes + solved.passes,
         )
-        return new, upload(released, dual, self.rho)
+        return new, upload(released, dual, self.dual_steps)
 
 
 class SingleSolve(SolvedRounds[SingleState]):

@@ -286,6 +286,8 @@ def run_app(app: typer.Typer) -> None:
         code = app(standalone_mode=False)
     except InterruptedRunError as error:
         _fail(str(error), INTERRUPTED)
+    except typer.Abort:  # Ctrl-C or end of input at a question
+        _fail("interrupted", INTERRUPTED)
     except typer.TyperException as error:
         _fail(error.format_message(), USER_ERROR)
     except TableError as error:

@@ -43,6 +43,7 @@ from dpadmm.training.run_folder import check_folder, write_text
 from dpadmm.training.simulate import settings_of
 
 COMPARED = "auto,dp_admm,dp_sgd,admm_pvp"
+COMPARABLE = ", ".join(name for name in ALL_METHODS if name != "centralized")
 NOT_PRIVATE = tuple(name for name, method in ALL_METHODS.items() if not method.private)
 LOCAL = {"aggregation": "plain", "min_honest_sites": None, "aborted_rounds": 0.0}
 MAX_RUNS = 20_000
@@ -58,8 +59,7 @@ def compare(
         COMPARED,
         "--methods",
         "-m",
-        help="Comma-separated list: auto, dp_admm, admm, admm_pvp, admm_dvp, dp_sgd, output_perturbation, "
-        "objective_perturbation. The non-private optimum is always added.",
+        help=f"Comma-separated list: {COMPARABLE}. The non-private optimum is always added.",
     ),
     epsilon: str | None = Option(
         None, "--epsilon", "-e", help="Total ε, the same for all methods; one or several: 0.5,1"

@@ -175,6 +175,7 @@ class NoState:
 
 
 S = TypeVar("S", bound=State)
+T = TypeVar("T", bound=Any)
 
 
 def prepared() -> Any:
@@ -296,7 +297,7 @@ class DeployableMethod(Method[S]):
 
     @abstractmethod
     def release(self, round: int) -> tuple[str, Floats]:
-        """Return the statistic of round k and every agent's noise multiplier z (n,)."""
+        """Return the statistic of round k and every agent's noise multiplier z (n,); inf: no release in this round."""
 
     @abstractmethod
     def parameters(self, state: S, consensus: Floats, *, round: int) -> Floats:
@@ -326,7 +327,9 @@ class DeployableMethod(Method[S]):
         return [plans[kind] for kind in which.tolist()]
 
     def _plan(self, agent: int, runs: list[tuple[str, Floats, int]]) -> ReleasePlan:
-        return ReleasePlan.from_runs((self.event(name, float(z[agent])), count) for name, z, count in runs)
+        return ReleasePlan.from_runs(
+            (None if np.isinf(z[agent]) else self.event(name, float(z[agent])), count) for name, z, count in runs
+        )
 
     def _runs(self, n_rounds: int) -> list[tuple[str, Floats, int]]:
         """Return runs of consecutive rounds with the same release: statistic, z (n,) and number of rounds."""
@@ -347,7 +350,7 @@ class DeployableMethod(Method[S]):
             return state, LazyAnswers(query, now.noise)
         answers = now.noise.answer(query)
         new, uploads = self.advance(state, answers, now.consensus, round=now.number, problem=now.problem)
-        return new if now.active is None else _merged(new, state, now.active), uploads
+        return merge_states(new, state, now.active), uploads
 
 
 class ServerSideMethod(DeployableMethod[NoState]):
@@ -384,7 +387,9 @@ def keep_absent(new: Floats, old: Floats, active: Integers | None) -> Floats:
     return out
 
 
-def _merged(new: Any, old: Any, active: Integers) -> Any:
+def merge_states(new: T, old: T, active: Integers | None) -> T:
     """Return a state with the new arrays (n, ...) for active agents and the old ones for the others."""
+    if active is None:
+        return new
     names = [field.name for field in fields(new) if isinstance(getattr(new, field.name), np.ndarray)]
     return replace(new, **{name: keep_absent(getattr(new, name), getattr(old, name), active) for name in names})

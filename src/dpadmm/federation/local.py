@@ -17,7 +17,7 @@ from pathlib import Path
 from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.federation.identity.authority import Authority
-from dpadmm.federation.identity.joining import join, make_request
+from dpadmm.federation.identity.joining import PendingJoin
 from dpadmm.sites.site import Site, read_site
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.studies.study import Study
@@ -66,10 +66,11 @@ def new_site(folder: Path, study: Study, *, table: str, epsilon: float) -> Site:
 
 
 def invite(authority: Authority, site: Site, name: str, *, url: str | None = None) -> None:
-    """Request, approve and join. The site connects to ``url`` if given."""
-    folder = site.path.parent
-    invitation = authority.approve(make_request(folder, name))
-    join(folder, invitation if url is None else replace(invitation, url=url))
+    """Join with a token, without the join service between them. The site connects to ``url`` if given."""
+    token, pending = authority.create_token(name), PendingJoin(site.path.parent)
+    request = pending.request(name)
+    invitation = authority.redeem(token.id, token.proof(request.public_key), request)
+    pending.finish(invitation if url is None else replace(invitation, url=url))
 
 
 def with_keys(draft: Study, sites: Mapping[str, Site]) -> Study:

@@ -31,15 +31,15 @@ class AdmmState:
     dual: Floats
 
 
-def dual_step(dual: Floats, *, released: Floats, consensus: Floats, rho: float) -> Floats:
-    """Return ``γ^k = γ^{k−1} − ρ (w̃^k − w^k)``. These duals of all agents sum to zero."""
+def dual_step(dual: Floats, *, released: Floats, consensus: Floats, rho: float | Floats) -> Floats:
+    """Return ``γ^k = γ^{k−1} − ρ (w̃^k − w^k)``. With equal ρ, these duals of all agents sum to zero."""
     out = consensus - released
     out *= rho
     out += dual
     return out
 
 
-def next_dual(state: AdmmState, consensus: Floats, rho: float) -> Floats:
+def next_dual(state: AdmmState, consensus: Floats, rho: float | Floats) -> Floats:
     """Return γ^{k−1}, which an agent computes when it receives w^{k−1}.
 
     An agent that missed rounds uses the first consensus it receives afterwards, so the duals still sum to zero.
@@ -72,7 +72,7 @@ def primal_step(
     return out
 
 
-def upload(released: Floats, dual: Floats, rho: float) -> Floats:
+def upload(released: Floats, dual: Floats, rho: float | Floats) -> Floats:
     """Return ``c^k = w̃^k − γ^{k−1}/ρ``. The aggregator needs nothing else of (w̃^k, γ^{k−1})."""
     out = dual * (-1.0 / rho)
     out += released
@@ -113,12 +113,18 @@ class DpAdmm(DeployableMethod[AdmmState]):
     )
 
     def build(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> Self:
-        z = budget.gaussian()
+        return self.with_noise(problem, sizes, z := budget.gaussian(), gradient_noise=z)
+
+    def with_noise(self, problem: Problem, sizes: Sizes, z: Floats, *, gradient_noise: Floats) -> Self:
+        """Return the method with noise multipliers z (n,).
+
+        ``gradient_noise`` (n,) is the error of an agent's gradient in the same unit: z, unless there are other errors.
+        """
         constants = constants_of(
             problem,
             n_features=sizes.n_features,
             n_rows=sizes.n_rows,
-            noise_multiplier=z,
+            noise_multiplier=gradient_noise,
             weight_radius=self.weight_radius,
         )
         theorem = self.schedule == "theorem"

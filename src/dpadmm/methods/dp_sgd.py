@@ -67,19 +67,8 @@ class DpSgd(ServerSideMethod):
     def step(self, state: NoState, now: Round) -> tuple[NoState, Floats | LazyAnswers]:
         if self.sampling == 1.0:
             return super().step(state, now)
-        return state, self._sampled_gradient(self.parameters(state, now.consensus, round=now.number), now)
-
-    def _sampled_gradient(self, points: Floats, now: Round) -> Floats:
-        rows, loss = now.rows, now.problem.loss
-        sample = rows.subsample(self.sampling, seed=now.seed, round=now.number)
-        # The kernel divides by the size of the sample, which is not public; the mechanism divides by q·m
-        mean = kernels.gradient(sample, points, loss, now.active)
-        mean = np.asarray(mean * (sample.n_rows / (self.sampling * rows.n_rows))[:, None, None])
-        if not np.any(self.noise_multiplier):
-            return mean
-        sensitivity = mean_sensitivity(loss.lipschitz, rows.n_rows) / self.sampling
-        noise_std = (self.noise_multiplier * sensitivity)[:, None, None]
-        return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number))
+        points = self.parameters(state, now.consensus, round=now.number)
+        return state, noisy_gradient(now, points, self.noise_multiplier, sampling=self.sampling)
 
     def aggregate(self, result: RoundResult) -> Floats:
         assert self.learning_rate is not None  # set by build
@@ -91,3 +80,22 @@ class DpSgd(ServerSideMethod):
         if self.sampling == 1.0:
             return super().event(statistic, noise_multiplier)
         return SampledRelease(noise_multiplier, self.sampling)
+
+
+def noisy_gradient(
+    now: Round, points: Floats, noise_multiplier: Floats, *, sampling: float = 1.0, stream: int = 0
+) -> Floats:
+    """Return noisy mean gradients (n, d, p) at these points, over a Poisson sample of every agent's rows.
+
+    The noise is drawn from a stream of the round, so a round may have several releases. A guard cannot check them.
+    """
+    rows, loss = now.rows, now.problem.loss
+    sample = rows if sampling == 1.0 else rows.subsample(sampling, seed=now.seed, round=now.number)
+    # The kernel divides by the size of the sample, which is not public; the mechanism divides by q·m
+    mean = kernels.gradient(sample, points, loss, now.active)
+    mean = np.asarray(mean * (sample.n_rows / (sampling * rows.n_rows))[:, None, None])
+    if not np.any(noise_multiplier):
+        return mean
+    sensitivity = mean_sensitivity(loss.lipschitz, rows.n_rows) / sampling
+    noise_std = (noise_multiplier * sensitivity)[:, None, None]
+    return release(mean, noise_std=noise_std, noise=now.noise.draw(now.number, stream))

@@ -20,8 +20,8 @@ from dpadmm.studies.study import Study
 ROWS_PER_PUBLIC_ROW = 10
 """Assumed number of private rows for each public row."""
 
-CLEAR = 2.0
-"""Number of standard deviations by which a forecast must be better."""
+CLEAR, MIN_GAIN = 2.0, 0.02
+"""Number of standard errors, and share of the loss, by which a forecast must be better."""
 
 MEASURES = ("log_loss", "rmse", "deviance")
 SEED = 1
@@ -85,7 +85,9 @@ def with_forecast_row_norm(draft: Draft, table: Table) -> Draft:
         own, other = (_forecast(each.confirm(allow=asked), table) for each in drafts)
     except DPADMMError:  # too few public rows for a forecast
         return draft
-    return replace(draft, row_norm=None) if np.mean(own - other) > CLEAR * _standard_error(own - other) else draft
+    gain = own - other
+    is_clear = float(np.mean(gain)) > max(CLEAR * _standard_error(gain), MIN_GAIN * float(np.mean(own)))
+    return replace(draft, row_norm=None) if is_clear else draft
 
 
 def _standard_error(values: Floats) -> float:

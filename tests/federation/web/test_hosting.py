@@ -158,7 +158,7 @@ def test_the_chain_ends_with_the_authority_and_a_renewed_certificate_is_used(aut
                 context.wrap_socket(line, server_hostname="localhost") as secured,
             ):
                 inner = secured._sslobj  # SSLSocket.get_unverified_chain needs Python 3.13
-                return [each.public_bytes(2) for each in inner.get_unverified_chain()]
+                return [item.public_bytes(2) for item in inner.get_unverified_chain()]
 
         chain = sent()
         ca = ssl.PEM_cert_to_DER_cert((authority.folder / "authority" / "ca.pem").read_text())

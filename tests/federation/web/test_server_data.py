@@ -42,12 +42,12 @@ def test_a_cached_value_is_computed_once_and_survives_an_error():
 
 def keys_of(value):
     if isinstance(value, dict):
-        for key, each in value.items():
+        for key, entry in value.items():
             yield key
-            yield from keys_of(each)
+            yield from keys_of(entry)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from keys_of(each)
+        for item in value:
+            yield from keys_of(item)
 
 
 def test_a_study_is_shown_while_it_runs_and_after_it(tmp_path):

@@ -66,12 +66,12 @@ def test_the_owner_sees_budget_studies_proposals_and_releases(site, page, sessio
     assert budget["history"][-1][1:3] == [budget["spent"], budget["promised"]]
     first, second = told["proposals"]
     assert {first["name"], second["name"]} == {"readmission", "length of stay"}
-    obstacles = {each["name"]: each["obstacles"] for each in told["proposals"]}
+    obstacles = {proposal["name"]: proposal["obstacles"] for proposal in told["proposals"]}
     assert obstacles["readmission"] == []
     assert "exceeds the owner's total ε" in obstacles["length of stay"][0]
-    states = {each["name"]: (each["state"], each["actions"]) for each in told["studies"]}
+    states = {study["name"]: (study["state"], study["actions"]) for study in told["studies"]}
     assert states == {"heart failure": ("active", ["leave"]), "<b>falls</b>": ("declined", ["accept"])}
-    assert [each["round"] for each in told["releases"]] == list(range(20, 0, -1))
+    assert [item["round"] for item in told["releases"]] == list(range(20, 0, -1))
     release(site, 21, 21)
     assert wait_for_round(page, session) == 21
 
@@ -85,7 +85,7 @@ def test_accepting_reserves_and_declining_does_not(site, page, session):
     status, told = send(page, session, PROPOSED.hash, "accept")
     assert (status, told["message"][:22]) == (200, "Accepted: readmission.")
     assert PROPOSED.hash in read_ledger(site.ledger).accounts
-    assert [each.study.hash for each in proposals(site.path.parent)] == [TOO_MUCH.hash]
+    assert [proposal.study.hash for proposal in proposals(site.path.parent)] == [TOO_MUCH.hash]
     assert send(page, session, TOO_MUCH.hash, "decline") == (200, {"message": "Declined: length of stay."})
     assert TOO_MUCH.hash not in read_ledger(site.ledger).accounts
     assert send(page, session, DECLINED.hash, "accept")[0] == 200  # declined first, then accepted
@@ -138,7 +138,7 @@ def test_secure_aggregation_needs_the_hash_from_the_other_owners(site, page, ses
     roster = tuple(RosterEntry(name, site.make_key().hex()) for name in ("a", "b", "c"))
     study = replace(masked, roster=roster)
     propose(site, masked, study)
-    drafts = {each["hash"]: each for each in shown(page, session)["proposals"]}
+    drafts = {proposal["hash"]: proposal for proposal in shown(page, session)["proposals"]}
     assert drafts[masked.hash]["is_draft"]
     assert drafts[study.hash]["needs_hash"]
     status, told = send(page, session, masked.hash, "accept")
