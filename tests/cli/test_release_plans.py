@@ -1,4 +1,4 @@
-"""Studies whose rounds differ: what every command says of their release plan, from the study to the privacy report."""
+"""Studies whose rounds differ: the release plan in every command, from the study to the privacy report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ losses = ["logistic"]
 max_rounds = 100
 min_rows = 100
 """
-N_ROUNDS, SHARE = 20, 0.15
+N_ROUNDS, SHARE, LAST_SHARE = 20, 0.15, 0.05
 
 
 @pytest.fixture
@@ -57,13 +57,14 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def planned(place):
-    """(statistic, z, rounds): 15% of μ² for moments, the rest for gradients in 19 equal parts."""
+    """(statistic, z, rounds): 15% of μ² for moments, 5% for the calibration, the rest for 18 equal gradients."""
     mu_squared = float(read_study(place / "study.toml").terms.plan.mu_squared())
     assert exact_epsilon(math.sqrt(mu_squared), 1e-5) == pytest.approx(1.0, rel=1e-9)
-    later = N_ROUNDS - 1
+    later = N_ROUNDS - 2
     return [
         ("moments", (SHARE * mu_squared) ** -0.5, 1),
-        ("preconditioned_gradient", ((1.0 - SHARE) * mu_squared / later) ** -0.5, later),
+        ("preconditioned_gradient", ((1.0 - SHARE - LAST_SHARE) * mu_squared / later) ** -0.5, later),
+        ("calibration", (LAST_SHARE * mu_squared) ** -0.5, 1),
     ]
 
 
@@ -78,15 +79,16 @@ def narrow(answer) -> str:
     return flat(answer.out)
 
 
-def test_study_review_and_training_say_what_is_released_with_which_noise(cli, place, planned):
-    (_, first, _), (_, later, _) = planned
+def test_study_review_and_training_show_releases_and_noise(cli, place, planned):
+    (_, first, _), (_, later, _), (_, last, _) = planned
     read_site("site.toml").begin()
-    noise = f"{first:.4f} in round 1 (moments), {later:.4f} from round 2 on (preconditioned_gradient)"
+    gradients = f"{later:.4f} in rounds 2 to 19 (preconditioned_gradient)"
+    noise = f"{first:.4f} in round 1 (moments), {gradients}, {last:.4f} in round 20 (calibration)"
     for words in (("study", "show", "study.toml"), ("site", "review", "study.toml")):
         text = narrow(cli(*words))
         assert noise in text
         assert "in one round the sum of the moments" in text
-        assert "once in each of 19 rounds the sum of the preconditioned_gradient" in text
+        assert "once in each of 18 rounds the sum of the preconditioned_gradient" in text
     train, plan = (
         ("train", "study.toml", "--data", "table.csv", "-o", "model"),
         ("plan", "study.toml", "--repeats", "2"),
@@ -94,7 +96,7 @@ def test_study_review_and_training_say_what_is_released_with_which_noise(cli, pl
     for words in (train, (*plan, "--agents", "2", "--rows", "100", "--rounds", "20")):
         text = narrow(cli(*words))
         assert f"{first:.4f} in round 1 (moments), {later:.4f}" in text
-        assert "from round 2 on (preconditioned_gradient)" in text
+        assert f"{last:.4f} in round 20 (calibration)" in text
 
 
 def test_the_privacy_report_of_a_training_lists_both_releases_and_is_verified(cli, place, planned):
@@ -105,7 +107,7 @@ def test_the_privacy_report_of_a_training_lists_both_releases_and_is_verified(cl
     assert stated == [(name, pytest.approx(z, rel=1e-9), n) for name, z, n in planned]
     assert agent["epsilon"] == pytest.approx(1.0, rel=1e-9)
     text = narrow(cli("verify", "model.privacy.json"))
-    for (name, z, n), share in zip(planned, ("15.0%", "85.0%"), strict=True):
+    for (name, z, n), share in zip(planned, ("15.0%", "80.0%", "5.0%"), strict=True):
         assert f"{name} {z:.4g} {n} of {n} {share}" in text
     answer = cli("verify", "model.privacy.json", "--json").succeeded().json
     assert answer["agents"][0]["releases"] == agent["releases"]
@@ -134,4 +136,5 @@ def test_the_ledger_shows_the_plan_and_the_report_agrees_with_it(cli, place, pla
     (place / "lie.json").write_text(lie)
     answer = cli("verify", "lie.json", "--ledger", "ledger")
     assert answer.code == 2
-    assert "it has statistic ['moments', 'gradient'], the ledger ['moments', 'preconditioned_gradient']" in answer.err
+    held = "the ledger ['moments', 'preconditioned_gradient', 'calibration']"
+    assert f"it has statistic ['moments', 'gradient', 'calibration'], {held}" in answer.err

@@ -26,7 +26,7 @@ def test_number_of_rounds_follows_from_public_sizes() -> None:
         found = training.resolved(problem, PublicSizes(np.full(4, m), 20))
         assert found.resolved(problem, PublicSizes(np.array([2]), 20)) is found
         rounds.append(found.n_rounds)
-    assert rounds[0] == 13 < rounds[1] < rounds[2] == 103
+    assert rounds[0] == 14 < rounds[1] < rounds[2] == 200
     options: dict[str, Any] = {
         "method": "auto",
         "epsilon": 3.0,
@@ -88,7 +88,7 @@ def test_plan_simulation_training_and_estimator_choose_the_same_rounds(n_agents:
         model.fit(X, y)
     n_rounds = planned.training.n_rounds
     assert n_rounds is not None
-    assert 13 < n_rounds < 103
+    assert 14 < n_rounds < 200
     assert model.n_iter_ == n_rounds
     for result in (trained, simulated):
         assert result.outcome.rounds == n_rounds

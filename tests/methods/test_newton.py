@@ -23,7 +23,7 @@ from dpadmm.losses import Poisson
 from dpadmm.losses.poisson import coded, decoded
 from dpadmm.matrices.clipping import INTERCEPT, clip_rows, with_intercept
 from dpadmm.methods.newton import MAX_FEATURES, Newton, NewtonState
-from dpadmm.methods.prior import CLIPS, Prior, default_shrink
+from dpadmm.methods.prior import Prior
 from dpadmm.models.run import run
 from dpadmm.queries.problem import make_rows
 from dpadmm.studies.settings import Settings, Training
@@ -343,7 +343,7 @@ def test_public_rows_start_the_run_without_biasing_the_estimate() -> None:
         simulate(dataset, n_agents=1, intercept=True, warm_start=start, metrics_every=0, **common)
         for start in (None, -true[:, None])
     ]
-    method, prior = found[0].method, Prior(-true[:, None], 100, np.zeros(6), np.zeros(6), default_shrink(CLIPS))
+    method, prior = found[0].method, Prior(-true[:, None], 100, np.zeros(6), np.zeros(6))
     assert np.array_equal(
         method.with_prior(prior).start((6, 1)), method.start((6, 1), -true[:, None])
     )  # as across sites

@@ -21,6 +21,7 @@ from dpadmm.accounting.calibration import mu_from_epsilon
 from dpadmm.accounting.release_plan import gaussian
 from dpadmm.data.datasets.synthetic import synthetic
 from dpadmm.engine.loop import tallies, train
+from dpadmm.engine.minimizer import minimizer
 from dpadmm.engine.noise import CohortQuery, ExactNoise, Noise, SimulatedNoise
 from dpadmm.errors import StudyError
 from dpadmm.kernels.compiler import numba
@@ -65,7 +66,7 @@ def made(rows: Rows, loss: Loss, n_rounds: int, *, alpha: float = 0.0, **budget:
 def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
     """The definition of the method with d × d matrices, for equal agents without noise."""
     features, labels, d, p = rows.features[rows.order], rows.labels, rows.n_features, loss.n_outputs
-    t, nu = n_rounds - 1, 1.0 / (math.sqrt(rows.n_agents) * rows.n_rows[0] * mu)
+    t, nu = max(n_rounds - 2, 1), 1.0 / (math.sqrt(rows.n_agents) * rows.n_rows[0] * mu)
     total = Moments(loss, d).means(rows, np.zeros((rows.n_agents, 0))).mean(axis=0)
     first, second, by_label, label_squares = Moments(loss, d).split(total)
     q = 0.0065 / (nu * math.sqrt(d * max(1, p - 1)))
@@ -80,7 +81,8 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
     top = along @ kernel @ along  # nearly the largest eigenvalue
     step *= min(1.0 + tau / top, 2.0)
     if loss.task == "multiclass":
-        clip, step, shrink = 0.35 * 2.0 * math.sqrt(1.0 - 1.0 / p) * rank, step * p / 4.0, 1.0
+        growth = max(1.0, math.sqrt(2.0 * q))
+        clip, step, shrink = 0.7 * math.sqrt(1.0 - 1.0 / p) * growth * rank, step * p / 4.0, min(1.0, 0.9 * growth)
         theta = 1.25 * p * b @ (by_label - by_label.mean(axis=1, keepdims=True))
     elif loss.task == "binary":
         growth = 0.35 * math.sqrt(max(np.clip(q, 0.7, 1.0), 0.6 * min(q, 16.0)))
@@ -89,7 +91,7 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
     else:
         clip, step, shrink = 0.6 * math.sqrt(label_squares) * math.sqrt(np.clip(q, 0.7, 9.0)) * rank, step / 4.0, 1.0
         theta = 0.625 * b @ by_label
-    turned = features @ b
+    turned, x, age = features @ b, theta, 0
     last, kept = np.zeros((d, p)), []
     for k in range(1, t + 1):
         each = turned[:, :, None] * slopes(loss, labels, turned @ theta)[:, None, :]
@@ -97,15 +99,38 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
         g = np.mean(each * np.minimum(1.0, clip / np.maximum(lengths, 1e-300))[:, None, None], axis=0)
         if loss.task == "multiclass":
             g = g - g.mean(axis=1, keepdims=True)
-        deviation = 2.0 * clip * nu * math.sqrt(t / 0.85)
+        deviation = 2.0 * clip * nu * math.sqrt(t / (0.85 if n_rounds == 2 else 0.8))
         free = d * max(1, p - 1)
         bound = 3.0 * deviation**2 * math.sqrt(free)
         bound += 0.25 * max(np.sum(last**2) - free * deviation**2, 0.0)
-        if k > 1 and np.sum(g * last) < -bound:
-            step /= 2.0
-        theta, last = theta - step * g, g
-        kept += [theta] if k > t / 2 else []
-    return np.asarray(shrink * b @ np.mean(kept, axis=0))
+        opposed = k > 1 and np.sum(g * last) < -bound
+        step = step / 2.0 if opposed else step
+        move = theta - step * g - x
+        age = 0 if opposed or np.sum(g * move) > 3.0 * deviation * np.linalg.norm(move) else age + 1
+        x, last = theta - step * g, g
+        theta = x + min(age / (age + 3.0), max(0.0, min(0.9, 1.0 - 4.0 / q))) * move
+        kept += [x] if k > t / 2 else []
+    theta = shrink * np.mean(kept, axis=0)
+    if n_rounds == 2:
+        return np.asarray(b @ theta)
+    along, size, reach = turned @ theta, np.linalg.norm(theta), max(1.0, math.sqrt(q))
+    bound = min(1.0, 2.0 * math.sqrt(label_squares)) if loss.task == "regression" else 1.0
+    curvature = 1.0 if loss.task == "regression" else 0.25
+    h = along / np.maximum(np.linalg.norm(along, axis=1), reach * size)[:, None]
+    one, half = (slopes(loss, labels, share * along) for share in (1.0, 0.5))
+    change, change_bound = one - half, min(curvature * size, 2.0 * bound)
+    one, change = (
+        each / np.maximum(1.0, np.linalg.norm(each, axis=1)[:, None] / limit)
+        for each, limit in ((one, bound), (change, change_bound))
+    )
+    gradient, hessian = (np.mean(np.sum(h * each, axis=1)) for each in (one, 2.0 * change))
+    error = 2.0 * nu / math.sqrt(0.05) * math.sqrt(1.25)
+    newton, variance = -gradient / hessian, (bound * error) ** 2
+    variance = (variance + (newton * 4.0 * change_bound * error) ** 2) / hessian**2
+    if hessian <= 2.0 * 4.0 * change_bound * error:
+        return np.asarray(b @ theta)
+    prior = 0.1**2 if loss.task == "regression" else 0.3**2
+    return np.asarray((1.0 + newton * prior / (prior + variance)) * b @ theta)
 
 
 @pytest.mark.parametrize("loss", [Logistic(), Softmax(n_outputs=3), Squared()])
@@ -120,19 +145,23 @@ def test_pgd_equals_its_definition_up_to_a_rotation(loss: Loss, mu: float, n_rou
 
 def test_broadcast_contains_the_whole_state() -> None:
     rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(D, 3)) for _ in range(4)]
+    arrays = [rng.normal(size=(D, 3)) for _ in range(5)]
     shape = Preconditioner(rng.uniform(1, 2, D), rng.normal(size=D))
-    state = PublicState(0.5, 2.0, 0.7, 4.0, 0.1, 0.0, 0.3, shape, *arrays)
+    state = PublicState(0.5, 2.0, 1.5, 0.4, 0.2, 0.7, 1.2, 0.3, 4.0, 5.0, 0.1, 0.0, 0.3, shape, *arrays)
     again = PublicState.unpacked(state.packed(), (D, 3))
     assert np.array_equal(again.packed(), state.packed())
     assert again.preconditioner.same(state.preconditioner)
     assert np.array_equal(again.weights, state.weights)
-    np.testing.assert_allclose(state.weights, 0.7 * state.preconditioner.transposed_times(arrays[2] / 4.0))
+    mean, level = 0.7 * state.preconditioner.transposed_times(arrays[3] / 4.0), np.zeros((D, 3))
+    level[-1] = 0.3
+    np.testing.assert_allclose(state.weights, level + 1.2 * (mean - level))
+    state = replace(state, scale=1.0)
+    np.testing.assert_allclose(state.weights, mean)
     np.testing.assert_allclose(replace(state, n_averaged=0.0).weights, state.preconditioner.transposed_times(arrays[0]))
     weighted = replace(state, prior_weight=0.5)
     assert np.array_equal(PublicState.unpacked(weighted.packed(), (D, 3)).weights, weighted.weights)
-    start, learnt = arrays[3], 0.7 * arrays[2] / 4.0
-    b = np.stack([shape.times(item) for item in np.eye(D)], axis=1)
+    start, learnt = arrays[4], 0.7 * arrays[3] / 4.0
+    b = np.stack([shape.times(each) for each in np.eye(D)], axis=1)
     known = np.eye(D) - 0.1 * b @ b.T + HYPERPARAMETERS.min_private * np.eye(D)  # M + fI
     kept = known @ np.linalg.solve(known + 0.5 * np.eye(D), learnt - start)
     np.testing.assert_allclose(weighted.weights, state.preconditioner.transposed_times(start + kept))
@@ -177,7 +206,8 @@ def test_releases_of_an_agent_add_up_to_its_budget(
     for i, epsilon in enumerate(epsilons):
         plan = method.plan(i, n_rounds)
         assert plan.n_rounds == plan.n_releases == n_rounds
-        assert [gaussian(each).statistic for each, _ in plan.runs] == ["moments", "preconditioned_gradient"]
+        names = ["moments", "preconditioned_gradient", *(["calibration"] if n_rounds > 2 else [])]
+        assert [gaussian(each).statistic for each, _ in plan.runs] == names
         spent = sum(n / gaussian(each).noise_multiplier ** 2 for each, n in plan.tally(np.flatnonzero(mask[:, i]) + 1))
         most = float(mu_from_epsilon(epsilon, delta)) ** 2
         assert spent <= most
@@ -186,7 +216,9 @@ def test_releases_of_an_agent_add_up_to_its_budget(
             assert spent == pytest.approx(most, rel=1e-9)
             assert gaussian(plan.at(1)).noise_multiplier ** -2 == pytest.approx(0.15 * spent, rel=1e-9)
         else:
-            assert spent >= 0.85 * most * (1.0 - 1.0 / mask[:, i].sum())
+            assert spent >= 0.8 * most * (1.0 - 2.0 / mask[:, i].sum())
+            if n_rounds > 2:
+                assert gaussian(plan.at(n_rounds)).noise_multiplier ** -2 <= 0.05 * most * (1.0 + 1e-9)
 
 
 def test_agent_without_planned_rounds_has_noise() -> None:
@@ -339,6 +371,7 @@ def test_run_that_ends_early_returns_the_last_point() -> None:
     np.testing.assert_allclose(outcome.consensus, state.preconditioner.transposed_times(state.point))
     whole = train(method, method.problem, rows, n_rounds=17, noise=noise)
     assert PublicState.unpacked(whole.broadcast, (D, 1)).n_averaged == 8.0
+    assert PublicState.unpacked(whole.broadcast, (D, 1)).scale != 1.0
 
 
 def test_noisy_moments_give_no_preconditioner() -> None:
@@ -365,9 +398,9 @@ def test_wide_rows_get_a_diagonal_preconditioner() -> None:
     rng = np.random.default_rng(0)
     moments = np.concatenate([rng.uniform(0, 0.1, d), rng.uniform(0, 0.01, d), rng.uniform(-0.1, 0.1, d)])
     for width in (d, MAX_DIRECTION_FEATURES):
-        problem = Problem(loss, L2(), 0.0)
-        method = Pgd(problem=problem, n_features=width, n_rounds=9, first=np.full(1, 1e-3), later=np.full(1, 1e-3))
-        told = np.concatenate([part[:width] for part in np.split(moments, 3)])[None]
+        problem, z = Problem(loss, L2(), 0.0), np.full(1, 1e-3)
+        method = Pgd(problem=problem, n_features=width, n_rounds=9, first=z, later=z, last=z)
+        told = np.concatenate([each[:width] for each in np.split(moments, 3)])[None]
         packed = method.aggregate(RoundResult(told, method.start((width, 1)), 1, problem, np.array([10**6])))
         direction = PublicState.unpacked(packed, (width, 1)).preconditioner.direction
         assert direction.any() == (width == MAX_DIRECTION_FEATURES)
@@ -389,9 +422,9 @@ def test_step_is_halved_when_gradients_oppose_each_other() -> None:
         for share, halved in ((0.99, False), (1.01, True), (-2.0, False)):
             with case(deviation, share):
                 gradient = -share * bound / square * last
-                assert method._take_step(state, gradient, deviation, 5).step == (2.0 if halved else 4.0)
-                assert method._take_step(state, gradient, deviation, 2).step == 4.0  # there is none before
-                after = method._take_step(state, gradient, deviation, 5)
+                assert method._take_step(state, gradient, deviation, 5, 1.0).step == (2.0 if halved else 4.0)
+                assert method._take_step(state, gradient, deviation, 2, 1.0).step == 4.0  # there is none before
+                after = method._take_step(state, gradient, deviation, 5, 1.0)
                 np.testing.assert_array_equal(after.point, -after.step * gradient)
                 np.testing.assert_array_equal(after.last_gradient, gradient)
 
@@ -403,7 +436,7 @@ def test_diverging_steps_converge_after_halving() -> None:
     method = made(rows, loss, 40, noise_multiplier=0.5)
     state = replace(PublicState.unpacked(method.start((D, 1)), (D, 1)), step=200.0, clip=50.0)
     packed, steps = state.packed(), []
-    for k in range(2, 41):
+    for k in range(2, 40):
         now = Round(k, method.problem, rows, packed, Noiseless())
         _, sent = method.step(method.init(method.problem, rows), now)
         packed = method.aggregate(RoundResult(sent, packed, k, method.problem, rows.n_rows))
@@ -417,6 +450,61 @@ def optimum(rows: Rows) -> Floats:
     """Least squares."""
     features = rows.features[rows.order]
     return np.linalg.lstsq(features, rows.labels[:, None], rcond=None)[0]
+
+
+# The calibration
+
+
+def calibration_of(rows: Rows, factor: float, noise_multiplier: float = 1e-3) -> tuple[float, float]:
+    """The scale that a factor of the optimum gets, and the loss that is left above that of the optimum."""
+    loss = Logistic()
+    method = made(rows, loss, 5, noise_multiplier=noise_multiplier)
+    best = minimizer(method.problem, rows)
+    state = PublicState.unpacked(method.start((D, 1), factor * best), (D, 1))
+    packed = replace(state, curvature=0.25, score_bound=2.0).packed()
+    now = Round(5, method.problem, rows, packed, SimulatedNoise(3, rows.n_agents, (D, 1)))
+    _, sent = method.step(method.init(method.problem, rows), now)
+    after = PublicState.unpacked(method.aggregate(RoundResult(sent, packed, 5, method.problem, rows.n_rows)), (D, 1))
+    excess = method.problem.objective(rows, after.weights) - method.problem.objective(rows, best)
+    return after.scale, excess
+
+
+def test_the_scale_of_a_model_is_corrected() -> None:
+    """One Newton step goes more than half of the way to the right scale, and stays where the scale is right."""
+    rows = cohort(Logistic(), sizes=(3000, 3000), seed=5)
+    assert calibration_of(rows, 1.0)[0] == pytest.approx(1.0, abs=0.02)
+    for factor in (1.6, 1.3, 1.15, 0.85):
+        with case(factor):
+            scale, excess = calibration_of(rows, factor)
+            assert abs(scale - 1.0 / factor) < 0.55 * abs(1.0 - 1.0 / factor)
+            assert excess < 3e-3
+
+
+def test_where_noise_hides_the_curvature_the_scale_stays() -> None:
+    """With as much noise as that, a step would be noise."""
+    rows = cohort(Logistic(), sizes=(3000, 3000), seed=5)
+    assert calibration_of(rows, 1.6, 10.0)[0] == 1.0
+    assert calibration_of(rows, 1.6, 0.1)[0] < 0.8
+
+
+def test_a_calibration_without_answers_of_some_agents_is_that_of_the_others() -> None:
+    rows = cohort(Logistic(), sizes=(3000, 3000), seed=5)
+    method = made(rows, Logistic(), 5, noise_multiplier=1e-3)
+    state = PublicState.unpacked(method.start((D, 1), 2.0 * minimizer(method.problem, rows)), (D, 1))
+    packed = replace(state, curvature=0.25).packed()
+    uploads = np.array([[0.1, 0.05], [np.nan, np.nan]])
+    result = RoundResult(uploads, packed, 5, method.problem, rows.n_rows, np.array([0]))
+    assert 0.0 <= PublicState.unpacked(method.aggregate(result), (D, 1)).scale < 1.0
+
+
+def test_two_rounds_have_no_calibration_and_any_more_have_one() -> None:
+    rows = cohort(Logistic(), sizes=(400, 400))
+    for n_rounds, names in ((2, 2), (3, 3), (9, 3)):
+        method = made(rows, Logistic(), n_rounds, noise_multiplier=1.0)
+        statistics = [method.release(k)[0] for k in range(1, n_rounds + 1)]
+        assert len(set(statistics)) == names
+        assert (statistics[-1] == "calibration") == (n_rounds > 2)
+        assert statistics.count("preconditioned_gradient") == method.n_steps
 
 
 # Everything that can be chosen

@@ -407,6 +407,7 @@ def test_names_bounds_and_shapes_are_stable() -> None:
         "gradient": (0.5, (4, 3), (4, 3)),
         "preconditioned_gradient": (1.0, (20,), (4, 3)),
         "moments": (2.0, (0,), (20,)),
+        "calibration": (1.0, (38,), (2,)),
     }
     problem = Problem(Softmax(n_outputs=3), L2(), 0.0)
     assert QUERIES.keys() == {*agreed, "newton", "column_sums", "score_histogram"}

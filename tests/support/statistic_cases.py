@@ -10,6 +10,7 @@ from neighbours import points_for
 from dpadmm.losses import Loss
 from dpadmm.matrices.arrays import Floats
 from dpadmm.queries import QUERIES, Query, make_query
+from dpadmm.queries.calibration import Calibration
 from dpadmm.queries.newton import LOSSES, NewtonQuery
 from dpadmm.queries.preconditioned_gradient import MAX_PARAMETER, PreconditionedGradient
 from dpadmm.queries.problem import Problem
@@ -35,6 +36,8 @@ def parameters_for(statistic: Query) -> list[Floats]:
     """Return public parameters that an agent accepts: ordinary and extreme ones."""
     if statistic.name == PreconditionedGradient.name:
         return preconditioners_and_points(*statistic.shape)
+    if statistic.name == Calibration.name:
+        return directions_and_bounds(*statistic.parameter_shape)  # type: ignore[misc]
     shape = statistic.parameter_shape
     if statistic.name == NewtonQuery.name:
         return points_and_clips(statistic.n_weights, shape[0])  # type: ignore[attr-defined]
@@ -49,6 +52,16 @@ def points_and_clips(d: int, size: int) -> list[Floats]:
     points = [0.0 * signs, signs, 0.4812 * np.eye(d)[0], 1e5 * np.eye(d)[-1], MAX_PARAMETER * signs, 1e-300 * signs]
     clips = [1.0, 0.1, 2.0, 1.0 / MAX_PARAMETER, MAX_PARAMETER, 1.0]
     return [np.append(point, clip)[:size] for point, clip in zip(points, clips, strict=True)]
+
+
+def directions_and_bounds(size: int) -> list[Floats]:
+    """Return directions and points near and far, with small and large clipping bounds."""
+    signs = np.where(np.arange(size - 2) % 2, -1.0, 1.0)
+    steps = np.repeat([1.0, -1.0, 0.5], (size - 2) // 3)
+    tiny, huge = 1.0 / MAX_PARAMETER, MAX_PARAMETER
+    weights = [0.0 * signs, signs, 4.0 * steps * signs, huge * signs, huge * steps, 1e-300 * signs, 30.0 * steps]
+    bounds = [(1.0, 1.0), (1.0, 0.2), (0.1, 2.0), (tiny, tiny), (huge, huge), (1.0, 1.0), (0.5, tiny)]
+    return [np.concatenate(each) for each in zip(weights, bounds, strict=True)]
 
 
 def preconditioners_and_points(d: int, p: int) -> list[Floats]:

@@ -65,6 +65,19 @@ def moments(features: Floats, labels: Floats, parameters: Floats) -> Floats:
     return np.asarray((terms * 2.0 / np.maximum(norms, 2.0)).sum(axis=0))
 
 
+def calibration(features: Floats, labels: Floats, parameters: Floats) -> Floats:
+    """``Σ_j h_j·(clip(r_j, C)/C, ½·clip(r_j − r'_j, E)/E)/√(5/4)`` of the squared loss, h_j = clip(a_jᵀD, 1): (2,).
+
+    r_j and r'_j are the slopes at Q and P, for the parameters D, P, Q, C and E.
+    """
+    direction, start, end = (features @ part for part in np.split(parameters[:-2], 3))
+    slope_bound, change_bound = parameters[-2:].tolist()
+    slopes = end - np.clip(labels, -1.0, 1.0)
+    derivative = np.clip(direction, -1.0, 1.0) @ np.clip(slopes / slope_bound, -1.0, 1.0)
+    change = np.clip(direction, -1.0, 1.0) @ np.clip((end - start) / change_bound, -1.0, 1.0)
+    return np.array([derivative, 0.5 * change]) / math.sqrt(1.25)
+
+
 def newton(features: Floats, labels: Floats, point: Floats) -> Floats:
     """``Σ_j (r_j·a_j, φ^{5/2}·|r_j|(1 − |r_j|)·a_j a_jᵀ)`` of the logistic loss, φ the golden ratio: ``d(d + 3)/2``.
 
@@ -91,13 +104,13 @@ def counts_pair(
     scaled = math.sqrt(2.0) - (math.sqrt(2.0) - 1.0) * np.eye(width)
     edges, out = [0.0, *cuts, 1.0], np.zeros(width * (width + 3) // 2)
     for row, label in zip(features, labels, strict=True):
-        count, seen = math.floor(label) / 2.0**26, 1.0 - (label - math.floor(label))
+        count, exposure = math.floor(label) / 2.0**26, 1.0 - (label - math.floor(label))
         intervals, planned = list[tuple[Floats, float, float]](), 0.0
         for h, (low, high) in enumerate(pairwise(edges)):
             vector = np.append(row[:-1], row[-1] * (np.arange(len(cuts) + 1) == h))
-            rate, spent = math.exp(min(float(vector @ point), 15.0)), min(max(seen - low, 0.0), high - low)
+            rate, spent = math.exp(min(float(vector @ point), 15.0)), min(max(exposure - low, 0.0), high - low)
             planned += rate * (high - low if cuts else spent)
-            intervals.append((vector, rate * spent, count if low < seen <= high else 0.0))
+            intervals.append((vector, rate * spent, count if low < exposure <= high else 0.0))
         weight = cap / max(planned, cap)
         slopes = np.array([weight * (mean - count) for _, mean, count in intervals])
         slopes *= bound / max(bound, abs(float(slopes.sum())), float(np.linalg.norm(slopes)))
@@ -126,6 +139,7 @@ def score_histogram(features: Floats, labels: Floats, point: Floats) -> Floats:
 FORMULAS: Mapping[str, Formula] = {
     "gradient": Formula(N_FEATURES, 1.0, gradient),
     "preconditioned_gradient": Formula(N_FEATURES, 1.0, preconditioned_gradient),
+    "calibration": Formula(2, 1.0, calibration),
     "moments": Formula(3 * N_FEATURES + 1, 2.0, moments),
     "newton": Formula(N_FEATURES * (N_FEATURES + 3) // 2, 1.0, newton),
     "newton of counts": Formula(

@@ -11,7 +11,7 @@ the first round of DP-ADMM, at 0.)
 - ``dp_admm``: the row is ``(±cos θ, sin θ)``. Its two gradients differ by ``2·cos θ``: 0.9988 of the sensitivity.
 - ``pgd``: the row is ±a with nine equal entries. Its two preconditioned gradients are opposite and differ by the
   whole sensitivity of 2. Of its moments ``(a, a∘a, √3·y·a, y²/2)``, the first and the third change their signs:
-  0.958 of 4.
+  0.958 of 4. Of the calibration, the derivatives are opposite and the changes equal: ``√0.8`` of 2.
 - ``newton``: the rows of ``dp_admm`` with the logistic loss at a distant point, where slopes are 1 and
   curvatures vanish: 0.9988 of the sensitivity (with the squared loss, at most 0.78).
 - ``newton_counts``, ``newton_times``: the same with the Poisson loss, for counts with an exposure and for survival
@@ -49,14 +49,14 @@ from dpadmm.studies.settings import Training, nest
 from dpadmm.studies.study import Study
 
 N_ROUNDS = 3
-"""Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
+"""Rounds of most games. Not 4: at μ = 2 the noise multiplier of DP-ADMM would be 1, and its square the same."""
 N_USED = 9
 IDLE = slice(N_USED, N_FEATURES - 1)
 """Columns that are 0 in all rows, so that uploads are only noise. The last column may be a constant."""
 LABEL = 8.0
 RHO, STEP_SIZE = 0.05, 20.0
 ANGLE = 0.05
-MOMENTS_SHARE = 0.15
+MOMENTS_SHARE, CALIBRATION_SHARE = 0.15, 0.05
 MAX_ROWS_PER_SITE = 64
 """With secure aggregation, the limit for which every agent's noise is computed."""
 
@@ -162,6 +162,10 @@ class Game:
         return f"{self.method}_{variant}" if variant else self.method
 
     @property
+    def n_rounds(self) -> int:
+        return len(self.rounds)
+
+    @property
     def aggregation(self) -> str:
         return "secure" if self.coalition else "plain"
 
@@ -208,10 +212,11 @@ class Game:
         return AttackedRounds(name, rounds, math.sqrt(share), math.sqrt(sharp / share))
 
     def study(self, name: str, *, mu: float, delta: float, keys: Mapping[str, bytes] | None = None) -> Study:
-        """Return a study of three rounds that costs μ in total. ``keys`` are the private keys of its sites."""
+        """Return a study that costs μ in total. ``keys`` are the private keys of its sites."""
         training: dict[str, Any] = {
             "method": self.method, "loss": self.loss, "regularizer": "none", **self.constants,
-            "noise_multiplier": math.sqrt(N_ROUNDS) * self.exposure / mu, "delta": delta, "n_rounds": N_ROUNDS,
+            "noise_multiplier": math.sqrt(self.n_rounds) * self.exposure / mu, "delta": delta,
+            "n_rounds": self.n_rounds,
         }  # fmt: skip
         options: dict[str, Any] = {}
         if self.method == "dp_admm":
@@ -288,7 +293,7 @@ DP_ADMM = Game(
 )
 
 
-# --- pgd: moments, then preconditioned gradients ----------------------------------------------------------------
+# --- pgd: moments, two preconditioned gradients, and the calibration --------------------------------------------
 
 
 class PgdDecoder:
@@ -298,21 +303,36 @@ class PgdDecoder:
         self.round = 0
 
     def decode(self, sent: Floats, upload: Floats) -> tuple[Floats, Floats]:
-        """Return ``s/C``, ``q`` and ``C·θ`` of the message for preconditioned gradients; nothing for moments."""
+        """Return the parameters of the message; nothing for moments.
+
+        Of gradients these are ``s/C``, ``q`` and ``C·θ``. The calibration has the direction ``w/‖θ‖`` of the weights
+        ``w = Bᵀθ``, the points ``w/2`` and w, and two clipping bounds.
+        """
         self.round += 1
         state = PublicState.unpacked(sent, (N_FEATURES, 1))
-        preconditioner, point = state.preconditioner, state.clip * state.point[:, 0]
-        parameters = np.concatenate([preconditioner.scale / state.clip, preconditioner.direction, point])
-        return parameters if self.round > 1 else np.zeros(0), upload.ravel()
+        preconditioner, point = state.preconditioner, state.point[:, 0]
+        parameters = np.zeros(0)
+        if self.round in (2, 3):
+            parts = preconditioner.scale / state.clip, preconditioner.direction, state.clip * point
+            parameters = np.concatenate(parts)
+        elif self.round == 4:
+            turn = 1.0 + float(np.sum(preconditioner.direction**2))
+            along = float(preconditioner.direction @ point) / (turn + math.sqrt(turn))
+            weights = preconditioner.scale * (point - along * preconditioner.direction)
+            size = float(np.linalg.norm(point))
+            bounds = [state.residual, min(state.curvature * size, 2.0 * state.residual)]
+            parameters = np.concatenate([weights / (state.score_bound * size), weights / 2.0, weights, bounds])
+        return parameters, upload.ravel()
 
 
 def _pgd_sent(clip: float, scale: tuple[float, ...], direction: tuple[float, ...], *point: float) -> Floats:
-    """Return a message with C, s, q and θ; fields that agents do not use are zero."""
+    """Return a message with C, s, q and θ, and the bounds of the calibration; agents do not use the other fields."""
     ones, none = (np.arange(N_FEATURES) >= len(scale)).astype(float), np.zeros((N_FEATURES, 1))
     return PublicState(
-        clip=clip, step=0.0, shrink=1.0, n_averaged=0.0, ridge=0.0, prior_weight=0.0, noise=0.0,
+        clip=clip, step=0.0, score_bound=1.5, residual=0.5, curvature=1.0, shrink=1.0, scale=1.0, level=0.0,
+        n_averaged=0.0, age=0.0, ridge=0.0, prior_weight=0.0, noise=0.0,
         preconditioner=Preconditioner(_padded(scale) + ones, _padded(direction)), point=_padded(point)[:, None],
-        last_gradient=none, total=none, origin=none,
+        momentum=none, last_gradient=none, total=none, origin=none,
     ).packed()  # fmt: skip
 
 
@@ -320,10 +340,14 @@ def _pgd_role(
     name: str, n_rows: int, others: tuple[tuple[int, int, float, float], ...],
     scale: tuple[float, ...], direction: tuple[float, ...], *point: float,
 ) -> Role:  # fmt: skip
-    """Return a role whose preconditioner changes between rounds, so that rows cached for an old one are detected."""
+    """Return a role whose preconditioner changes between rounds, so that rows cached for an old one are detected.
+
+    In the last round, scores of the row are far below its label.
+    """
     row = (1.0 / 3.0,) * N_USED
     sent = _pgd_sent(1.0, scale, direction, *point), _pgd_sent(1.25, scale, direction[::-1], *point)
-    return Role(name, n_rows, (row, tuple(-value for value in row)), others, (sent[0], *sent))
+    last = _pgd_sent(1.0, tuple(4.0 * value for value in scale), direction, *[0.01] * N_USED)
+    return Role(name, n_rows, (row, tuple(-value for value in row)), others, (sent[0], *sent, last))
 
 
 PGD = Game(
@@ -331,7 +355,8 @@ PGD = Game(
     {"loss.gradient_bound": 3.0},  # not used: preconditioned gradients are clipped to norm 1
     (
         GameRound("moments", MOMENTS_SHARE, math.sqrt(4.0 / (4.25 + 1.0 / N_USED))),
-        *(GameRound("preconditioned_gradient", (1.0 - MOMENTS_SHARE) / (N_ROUNDS - 1), 1.0),) * (N_ROUNDS - 1),
+        *(GameRound("preconditioned_gradient", (1.0 - MOMENTS_SHARE - CALIBRATION_SHARE) / 2.0, 1.0),) * 2,
+        GameRound("calibration", CALIBRATION_SHARE, math.sqrt(0.8)),
     ),
     (
         # A distant point, and a preconditioner that gives the row a large norm. The moments of 20 rows are clipped

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.audit.formulas import Formula
-from dpadmm.audit.game import GAMES, N_ROUNDS, Game, Role
+from dpadmm.audit.game import GAMES, Game, Role
 from dpadmm.errors import RefusalError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.sites.agent import Agent
@@ -145,7 +145,7 @@ class _Player:
             residuals=stacked("residuals", self.game.cuts[-1].stop),
             masked=stacked("masked", self.game.cuts[-1].stop if self.game.coalition else 0),
             scores=stacked("scores", len(self.game.parts)),
-            off_grid=stacked("off_grid", N_ROUNDS),
+            off_grid=stacked("off_grid", self.game.n_rounds),
             repeated=stacked("repeated").astype(np.int64),
             unrecorded=np.array([self.unrecorded]),
             inspected=np.array([self.inspected]),
@@ -159,14 +159,14 @@ class _Player:
         study = self.batch.study(f"study {number}")
         is_inspected = number % INSPECT_EVERY == 0
         members = [self._member(i, study, number) for i in (0, 1)]
-        for round in range(1, N_ROUNDS + 1):
+        for round in range(1, self.game.n_rounds + 1):
             for member in members:
                 member.request(round)
                 if is_inspected:
                     self.inspected += 1
                     self.unrecorded += not member.site.recorded(study, round)
         for member in members:
-            member.repeat(1 + number % N_ROUNDS, restart=is_inspected)
+            member.repeat(1 + number % self.game.n_rounds, restart=is_inspected)
         return [member.outcome() for member in members]
 
     def _site(self, role: Role, name: str) -> _Site:
@@ -216,7 +216,7 @@ class _Site:
             delta=delta,
             methods=frozenset({game.method}),
             losses=frozenset({game.loss}),
-            max_rounds=N_ROUNDS,
+            max_rounds=game.n_rounds,
             min_rows=2,
             masking=MaskingLimits(exact_epsilon(collusion_mu, delta), 2, 1) if game.coalition else None,
         )
@@ -237,7 +237,7 @@ class _Site:
         state, game = read_ledger(self.folder), self.batch.game
         cost = sum((game.exposure * round.noise_multiplier(self.batch.mu)) ** -2.0 for round in game.rounds)
         wrong = sum(
-            set(account.rounds) != set(range(1, N_ROUNDS + 1))
+            set(account.rounds) != set(range(1, game.n_rounds + 1))
             or not math.isclose(account.spent, cost, rel_tol=1e-13)
             or account.shares != game.shares
             for account in state.accounts.values()
@@ -270,7 +270,7 @@ class _Member:
 
     def request_beyond(self) -> None:
         """Request a round after the last one."""
-        self.agent.step(N_ROUNDS + 1, self.site.role.sent[-1])
+        self.agent.step(self.game.n_rounds + 1, self.site.role.sent[-1])
 
     def _step(self, round: int) -> Floats:
         return self.agent.step(round, self.site.role.sent[round - 1])
@@ -292,7 +292,7 @@ class _Member:
             toward = np.concatenate([shift[self.game.cuts[k]] for k in part.rounds])
             noise = np.concatenate([(released - by_world[0])[self.game.cuts[k]] for k in part.rounds])
             scores.append(float(noise @ toward / np.linalg.norm(toward)))
-        masked = np.concatenate(self.masked[:N_ROUNDS]) if self.masked else np.zeros(0)
+        masked = np.concatenate(self.masked[: self.game.n_rounds]) if self.masked else np.zeros(0)
         residuals, values = released - by_world[self.world], {"world": self.world, "repeated": self.repeated}
         return values | {"residuals": residuals, "masked": masked, "scores": scores, "off_grid": off_grid}
 
@@ -329,7 +329,7 @@ class _Masked(_Member):
                 self.repeated &= refusal.code == code
 
     def request_beyond(self) -> None:
-        self.agent.prepare(N_ROUNDS + 1, self.site.role.sent[-1])
+        self.agent.prepare(self.game.n_rounds + 1, self.site.role.sent[-1])
 
     def _step(self, round: int) -> Floats:
         """Return the honest sites' sum as a mean over the agent's rows: all answers without the colluders' masks."""

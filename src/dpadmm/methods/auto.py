@@ -13,9 +13,11 @@ from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.hyperparameters import HYPERPARAMETERS, noise_per_unit, signal_to_noise
 from dpadmm.methods.newton import Newton
 from dpadmm.methods.pgd import Pgd
+from dpadmm.parameters.fields import checked_parameters
 from dpadmm.queries.problem import Problem, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class Auto(MethodChoice):
     """Select ``pgd``, or ``newton`` for confidence intervals, and the number of rounds."""
@@ -39,7 +41,7 @@ class Auto(MethodChoice):
         return n_rounds is None and epsilon is not None and not self.inference
 
     def n_rounds(self, problem: Problem, sizes: Sizes, budget: PrivacyBudget) -> int:
-        """Return the number of rounds for public sizes and a budget: 13 to 103 of ``pgd``, more with less noise.
+        """Return the number of rounds for public sizes and a budget: 14 to 200 of ``pgd``, more with less noise.
 
         Correlated columns need many steps. If the noise is large, fewer steps are better.
         """
@@ -49,6 +51,5 @@ class Auto(MethodChoice):
             mu, n_rows = mu[:1] * math.sqrt(budget.min_honest_sites / len(n_rows)), n_rows.sum(keepdims=True)
         snr = signal_to_noise(problem.loss, sizes.n_features, noise_per_unit(n_rows, mu))
         hyper = HYPERPARAMETERS
-        return 1 + round(
-            hyper.rounds_scale * float(np.clip(snr, *hyper.rounds_signal) * np.clip(snr, *hyper.rounds_extra))
-        )
+        steps = hyper.rounds_scale * math.sqrt(snr) * min(snr, hyper.rounds_signal)
+        return 2 + round(float(np.clip(steps, *hyper.rounds_limits)))

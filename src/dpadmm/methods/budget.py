@@ -53,15 +53,16 @@ class PrivacyBudget:
 
         return by_distinct_agent(total, self.amounts, self.planned)
 
-    def gaussian_apart(self, share: float) -> tuple[Floats, Floats]:
-        """Return z (n,) of one round with this share of the budget, in μ², and of each of the other rounds.
+    def gaussian_apart(self, *shares: float) -> tuple[Floats, ...]:
+        """Return z (n,) of one round for each of these shares of the budget, in μ², and of each of the other rounds.
 
-        The total cost is that of t equal rounds: ``1/z_1² + (t − 1)/z_2² = t/z²``. If an agent is planned for fewer
-        rounds than the study has, these may be any rounds, and ``t`` replaces ``t − 1``.
+        The total cost is that of t equal rounds: for one share ``1/z_1² + (t − 1)/z_2² = t/z²``. If an agent is planned
+        for fewer rounds than the study has, these may be any rounds, and ``t`` replaces ``t − 1``.
         """
         z, t = self.gaussian(), np.maximum(self.planned, 1)  # t = 0 is treated as 1
-        others = np.maximum(np.where(t == self.n_rounds, t - 1, t), 1)
-        return z / np.sqrt(share * t), z * np.sqrt(others / ((1.0 - share) * t))
+        others = np.maximum(np.where(t == self.n_rounds, t - len(shares), t), 1)
+        apart = (z / np.sqrt(share * t) for share in shares)
+        return (*apart, z * np.sqrt(others / ((1.0 - sum(shares)) * t)))
 
     @property
     def amounts(self) -> Floats:

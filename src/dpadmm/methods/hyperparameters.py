@@ -35,10 +35,11 @@ class Hyperparameters:
 
     # Budget and number of rounds
     moments_share: float = 0.15  # budget of round 1; share of μ²; Adult
+    calibration_share: float = 0.05  # budget of the last round; share of μ²; all
     signal_scale: float = 0.0065  # numerator of q; noise per unit of sensitivity; unrecorded
-    rounds_scale: float = 16.0  # gradient rounds at q = 1; rounds; unrecorded
-    rounds_signal: tuple[float, float] = (0.75, 4.0)  # limits of q as a factor of the rounds; ratio; lower one: Adult
-    rounds_extra: tuple[float, float] = (1.0, 1.6)  # limits of q as a further factor; ratio; correlated
+    rounds_scale: float = 16.0  # gradient rounds at q = 1; times √q·min(q, rounds_signal); rounds; unrecorded
+    rounds_signal: float = 2.5  # q from which rounds increase with √q instead of q^1.5; ratio; adult, rodents
+    rounds_limits: tuple[float, float] = (12.0, 198.0)  # limits of their number; sites accept 200 rounds by default
 
     # Preconditioner
     max_noise: float = 0.6  # B = I if ν·d is larger; noise per unit of sensitivity; small
@@ -54,6 +55,7 @@ class Hyperparameters:
     binary_clip_slope: float = 0.6  # factor of q above these limits; ratio; all
     binary_clip_max_signal: float = 16.0  # upper limit of q with this factor; ratio; all
     multiclass_clip: float = 0.7  # several classes, times √(1 − 1/p); residual; unrecorded
+    multiclass_clip_signal: float = 2.0  # this·q is the square of a further factor, if it is above 1; ratio; multiclass
     number_clip: float = 0.6  # regression, times √q; root mean square label; unrecorded
     number_clip_signal: tuple[float, float] = (0.7, 9.0)  # limits of q there; ratio; upper one: large
     plain_clip: float = 0.5  # C itself if B = I; residual; unrecorded
@@ -82,13 +84,22 @@ class Hyperparameters:
     count_rate_deviations: float = 0.5  # bias of the mean count, since means fall faster; noise; unrecorded
     binary_residual: float = 1.4  # C over curvature for two classes; residual; unrecorded
 
-    # Shrink factor and prior
+    # Momentum
+    momentum_signal: float = 4.0  # largest momentum 1 − this/q; ratio; rodents, churn, adult, happy
+    max_momentum: float = 0.9  # upper limit of the momentum; ratio; rodents, churn, adult, happy
+
+    # Scale and prior
     shrink: tuple[float, float] = (0.5, 0.45)  # two classes: s = first + second·clip, at most 1; ratio; unrecorded
+    multiclass_shrink: float = 0.9  # several classes: s = this·clip over multiclass_clip, at most 1; ratio; multiclass
+    calibration_residual: float = 2.0  # clipping bound of slopes there; scale of the first residuals; all
+    clear_curvature: float = 2.0  # smallest curvature in the calibration; standard deviations; all
+    max_scale: float = 1.5  # largest t; ratio; all
+    class_scale_deviation: float = 0.3  # prior standard deviation of t for classes; ratio; all
+    number_scale_deviation: float = 0.1  # the same for numbers and counts, which clipping biases little; ratio; wages
     prior_noise: float = 8.0  # factor of the noise in c; ratio; prior
     min_private: float = 0.2  # f, which limits the prior in directions without private information; ratio; floor
     surprise_deviations: float = 2.0  # size of the first gradient that noise explains; standard deviations; cancer
-    multiclass_curvature: float = 0.15  # assumed curvature of softmax; second derivative; unrecorded
-    curvature_share: float = 0.6  # assumed curvature of other losses; share of its maximum; unrecorded
+    curvature_share: float = 0.6  # assumed curvature; share of its maximum; unrecorded
 
 
 HYPERPARAMETERS = Hyperparameters()
@@ -107,7 +118,7 @@ def signal_to_noise(loss: Loss, n_features: int, noise: float) -> float:
     return HYPERPARAMETERS.signal_scale / (noise * math.sqrt(n_features * max(1, loss.n_outputs - 1)))
 
 
-def default_shrink(clip: float | Floats) -> Floats:
-    """Return s for two classes and gradients clipped to ``clip·√rank``, if public rows give no better value."""
-    constant, slope = HYPERPARAMETERS.shrink
-    return np.minimum(1.0, constant + slope * np.asarray(clip))
+def max_momentum(snr: float) -> float:
+    """Return the largest momentum at the signal-to-noise ratio q. With much noise there is none."""
+    hyper = HYPERPARAMETERS
+    return min(max(1.0 - hyper.momentum_signal / snr, 0.0), hyper.max_momentum)

@@ -16,7 +16,7 @@ from dpadmm.accounting.sensitivity import mean_sensitivity
 from dpadmm.losses.poisson import Poisson
 from dpadmm.matrices.arrays import Floats
 from dpadmm.matrices.clipping import INTERCEPT
-from dpadmm.methods.hyperparameters import HYPERPARAMETERS, default_shrink, signal_to_noise
+from dpadmm.methods.hyperparameters import HYPERPARAMETERS, signal_to_noise
 from dpadmm.methods.prior import Prior
 from dpadmm.queries.moments import LABEL_WEIGHT, Moments
 from dpadmm.queries.preconditioner import MAX_DIRECTION_FEATURES, Preconditioner
@@ -24,14 +24,18 @@ from dpadmm.queries.problem import Problem
 
 
 class InitialValues(NamedTuple):
-    """Result of step 3: B and its τ, the start θ0, C, the step size and s."""
+    """Result of step 3: B and its τ, the start, θ0, C, the step size, the clipping bound of slopes, and s."""
 
     preconditioner: Preconditioner
     ridge: float
     point: Floats
     clip: float
     step: float
+    residual: float
+    curvature: float
+    score_bound: float = 1.0
     shrink: float = 1.0
+    level: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Task(ABC):
 
     problem: Problem
     n_features: int
-    n_rounds: int
+    n_steps: int
     prior: Prior | None = None
 
     def initial_values(self, released: Floats, noise: float, point: Floats) -> InitialValues:
@@ -67,14 +71,26 @@ class Task(ABC):
             start = preconditioner.times(self.start * self.centre(by_label))
         clip = self.clip(snr, label_squares)
         scaled = clip * math.sqrt(max(preconditioner.rank(ridge), hyper.min_rank) / weight)
-        return InitialValues(preconditioner, ridge, start, scaled, step, self.shrink(clip))
+        residual = self.slope_bound(label_squares)
+        return InitialValues(
+            preconditioner,
+            ridge,
+            start,
+            scaled,
+            step,
+            residual,
+            self.curvature / 4.0,
+            _score_bound(snr),
+            self.shrink(clip),
+        )
 
     def plain_values(self, label_squares: float, noise: float, point: Floats) -> InitialValues:
         """Return initial values with B = I. The noise limits the step size."""
         hyper, d = HYPERPARAMETERS, self.n_features
         step = min(hyper.plain_max_step, hyper.plain_step_noise / (noise * d), hyper.plain_step_total_noise / noise)
         clip = hyper.plain_clip * self.residual_scale(label_squares)
-        return InitialValues(Preconditioner(np.ones(d), np.zeros(d)), 0.0, point, clip, step / self.curvature)
+        plain, residual = Preconditioner(np.ones(d), np.zeros(d)), self.slope_bound(label_squares)
+        return InitialValues(plain, 0.0, point, clip, step / self.curvature, residual, self.curvature / 4.0)
 
     # Rules of the task
 
@@ -104,6 +120,11 @@ class Task(ABC):
         """Return the scale of the first residuals."""
         return 1.0
 
+    def slope_bound(self, label_squares: float) -> float:
+        """Return the clipping bound of slopes in the calibration: 1 for classes."""
+        bound = HYPERPARAMETERS.calibration_residual * self.residual_scale(label_squares)
+        return min(bound, self.problem.loss.lipschitz, 1.0)
+
     def centre(self, vectors: Floats) -> Floats:
         """Remove the part of gradients (d, p) that does not affect predictions."""
         return vectors
@@ -114,9 +135,13 @@ class Task(ABC):
         return 4.0 * (self.problem.loss.smoothness or 0.25)
 
     @property
-    def assumed_curvature(self) -> float:
-        """Typical second derivative of the loss, for the prior weight."""
-        return HYPERPARAMETERS.curvature_share * (self.problem.loss.smoothness or 0.25)
+    def scale_deviation(self) -> float:
+        """Prior standard deviation of the scale of the model."""
+        return HYPERPARAMETERS.number_scale_deviation
+
+    def dispersion(self, residual: float) -> float:
+        """Return the variance of slopes relative to the curvature, given the clipping bound of the calibration."""
+        return 1.0
 
     # Shared by the tasks
 
@@ -134,7 +159,7 @@ class Task(ABC):
     def common_step(self) -> float:
         """Step size for the curvature of the logistic loss and little noise."""
         hyper = HYPERPARAMETERS
-        return min(hyper.step * math.sqrt(hyper.step_rounds / (self.n_rounds - 1)), hyper.max_step)
+        return min(hyper.step * math.sqrt(hyper.step_rounds / self.n_steps), hyper.max_step)
 
     def _moments(self, released: Floats, noise: float) -> tuple[Floats, Floats, Floats, float]:
         """Run step 2: average the released and the public moments by precision."""
@@ -171,14 +196,31 @@ class Binary(Task):
     def step(self, snr: float) -> float:
         return self.common_step * _step_factor(snr) / self.curvature
 
+    @property
+    def scale_deviation(self) -> float:
+        return HYPERPARAMETERS.class_scale_deviation
+
     def shrink(self, clip: float) -> float:
-        return float(default_shrink(clip)) if self.prior is None else self.prior.shrink(clip)
+        constant, slope = HYPERPARAMETERS.shrink
+        return min(1.0, constant + slope * clip)
 
 
 class Multiclass(Task):
     """Several classes: adding the same to the weights of all classes changes only the noise."""
 
     def clip(self, snr: float, label_squares: float) -> float:
+        hyper = HYPERPARAMETERS
+        return self._base_clip * max(1.0, math.sqrt(hyper.multiclass_clip_signal * snr))
+
+    @property
+    def scale_deviation(self) -> float:
+        return HYPERPARAMETERS.class_scale_deviation
+
+    def shrink(self, clip: float) -> float:
+        return min(1.0, HYPERPARAMETERS.multiclass_shrink * clip / self._base_clip)
+
+    @property
+    def _base_clip(self) -> float:
         return HYPERPARAMETERS.multiclass_clip * math.sqrt(1.0 - 1.0 / self.n_classes)
 
     def ridge(self, noise: float) -> float:
@@ -203,10 +245,6 @@ class Multiclass(Task):
     def curvature(self) -> float:
         return 1.0
 
-    @property
-    def assumed_curvature(self) -> float:
-        return HYPERPARAMETERS.multiclass_curvature
-
 
 class Regression(Task):
     """Numeric labels: residuals are as large as the labels at first."""
@@ -214,6 +252,9 @@ class Regression(Task):
     def clip(self, snr: float, label_squares: float) -> float:
         clip = HYPERPARAMETERS.number_clip * math.sqrt(_limit(snr, HYPERPARAMETERS.number_clip_signal))
         return clip * self.residual_scale(label_squares)
+
+    def dispersion(self, residual: float) -> float:
+        return (residual / HYPERPARAMETERS.calibration_residual) ** 2
 
     def residual_scale(self, label_squares: float) -> float:
         return min(math.sqrt(min(max(label_squares, 1e-4), 1.0)), self.problem.loss.lipschitz)
@@ -242,22 +283,38 @@ class CountTask(Task):
         snr = signal_to_noise(loss, d, noise)
         ridge = self.ridge(noise) * exposure + hyper.ridge_regularizer * self.penalty_curvature / rate
         preconditioner = Preconditioner.of(*_covariance(means, squares, exposure), ridge)
-        constant = np.append(np.zeros(d - 1), math.log(rate) / INTERCEPT)[:, None]
+        level = math.log(rate) / INTERCEPT
+        constant = np.append(np.zeros(d - 1), level)[:, None]
         start = preconditioner.solve_transposed(point if np.any(point) else constant)
         if not np.any(point) and noise * d <= hyper.max_noise:
             start = start + hyper.count_start / rate * preconditioner.times(by_label - rate * means[:, None])
         rank = max(preconditioner.rank(ridge), hyper.min_rank)
         clip = residual * math.sqrt(rank) * self.clip(snr, label_squares)
-        return InitialValues(preconditioner, ridge, start, clip, self.step(snr) / rate)
+        bound = min(hyper.calibration_residual * residual, loss.lipschitz)
+        return InitialValues(
+            preconditioner,
+            ridge,
+            start,
+            clip,
+            self.step(snr) / rate,
+            bound,
+            rate * exposure,
+            _score_bound(snr),
+            level=level,
+        )
 
     def clip(self, snr: float, label_squares: float) -> float:
         """Return C, divided by the bound of residuals and the square root of the rank."""
         return _limit(math.sqrt(snr), HYPERPARAMETERS.count_clip_signal)
 
+    def dispersion(self, residual: float) -> float:
+        assert isinstance(self.problem.loss, Poisson)
+        return self.problem.loss.unit
+
     def step(self, snr: float) -> float:
         """Return the step size, times the rate."""
         hyper = HYPERPARAMETERS
-        step = min(math.sqrt(hyper.step_rounds / (self.n_rounds - 1)), hyper.count_max_step_factor)
+        step = min(math.sqrt(hyper.step_rounds / self.n_steps), hyper.count_max_step_factor)
         return step * hyper.count_step * _step_factor(snr)
 
 
@@ -283,3 +340,8 @@ def _limit(value: float, limits: tuple[float, float]) -> float:
 
 def _step_factor(snr: float) -> float:
     return _limit(math.sqrt(HYPERPARAMETERS.step_signal * snr), HYPERPARAMETERS.step_signal_limits)
+
+
+def _score_bound(snr: float) -> float:
+    """Return the clipping bound of scores in the calibration, over their root mean square: more with less noise."""
+    return max(1.0, math.sqrt(snr))

@@ -56,6 +56,7 @@ QUERIES: Mapping[str, Any] = registered(
     "gradient",
     "preconditioned_gradient",
     "moments",
+    "calibration",
     "newton",
     "column_sums",
     "score_histogram",
